@@ -1,0 +1,127 @@
+"""The records a user gets back: frozen, slotted, and cheap to make by the million."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+__all__ = ["Classification", "Neighbor", "Prediction", "Results", "Usage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the LLM said of one text."""
+
+    #: The label of the set that the answer means; None: the answer is outside the set, it abstains.
+    label: str | None
+    #: The LLM's own confidence in 0..1; None where it gave none.
+    confidence: float | None = None
+    #: The answer as it was given, where it differs from `label`.
+    said: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbor:
+    """An unlabeled text near the classified one, and what was predicted for it."""
+
+    text: str
+    #: Cosine of the two embeddings, 1 = same direction.
+    similarity: float
+    #: None: no prediction, or one outside the label set.
+    label: str | None
+    confidence: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """The label of one text, and all that led to it."""
+
+    #: Position of the text in the input.
+    index: int
+    text: str
+    #: The winner of the vote; None where nobody could say.
+    label: str | None
+    #: The winner's part of the vote's weight, 0..1.
+    share: float
+    #: Winner minus runner-up, as parts of the vote's weight, 0..1.
+    margin: float
+    #: How many voted, the text itself included.
+    voters: int
+    #: False where neighbors were left unasked because the winner was certain.
+    complete: bool
+    #: The text's own prediction; None where its call failed.
+    prediction: Prediction | None
+    #: The neighbors, most similar first.
+    neighbors: tuple[Neighbor, ...] = ()
+    #: label -> weight of its votes, heaviest first.
+    votes: Mapping[str, float] = field(default_factory=dict)
+    #: Why the text's own call failed, or why the text is invalid.
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What was spent. None means unknown, never 0."""
+
+    #: Calls that the provider answered.
+    calls: int = 0
+    #: Tokens sent, cached ones included.
+    input_tokens: int | None = 0
+    #: Tokens sent that the provider served from its prompt cache.
+    cached_tokens: int | None = 0
+    output_tokens: int | None = 0
+    #: US dollars by the price list; None where the model has no known price.
+    usd: float | None = 0.0
+    #: Predictions that were in the store already.
+    store_hits: int = 0
+    #: Predictions that another request in flight was already asking for.
+    coalesced: int = 0
+    #: Requests sent again after a failure.
+    retries: int = 0
+
+
+class Results(Sequence[Classification]):
+    """The classifications of `classify_many`, in the order of the texts.
+
+    Rows may be made only when they are looked at, so that a million results stay small.
+    """
+
+    def __init__(self, rows: Sequence[Classification], usage: Usage, seconds: float) -> None:
+        self._rows = rows
+        #: What these results cost, this run alone.
+        self.usage = usage
+        #: Wall-clock seconds of the run.
+        self.seconds = seconds
+
+    @property
+    def labels(self) -> list[str | None]:
+        """The label of each text."""
+        return [row.label for row in self._rows]
+
+    @property
+    def errors(self) -> list[Classification]:
+        """The results that carry an error."""
+        return [row for row in self._rows if row.error is not None]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Classification: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Classification]: ...
+
+    def __getitem__(self, index: int | slice) -> Classification | list[Classification]:
+        if isinstance(index, slice):
+            return [self._rows[i] for i in range(*index.indices(len(self._rows)))]
+        return self._rows[index]
+
+    def __iter__(self) -> Iterator[Classification]:
+        return iter(self._rows)
+
+    def __repr__(self) -> str:
+        failed = len(self.errors)
+        more = f", {failed} with an error" if failed else ""
+        return f"<Results of {len(self)} texts{more}, {self.usage.calls} calls>"
