@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from email.utils import formatdate
+from functools import partial
 from time import time
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,6 +59,17 @@ class Problem(Exception):  # noqa: N818 - a response, not an error of this progr
         self.code = code
         self.param = param
         self.headers = headers
+
+
+# of OpenAI, then of Anthropic, where a spent balance is no 429
+_QUOTA = (
+    partial(Problem, 429, "You exceeded your current quota.", code="insufficient_quota"),
+    partial(Problem, 400, "Your credit balance is too low to access the Anthropic API."),
+)
+_FILTERED = (
+    partial(Problem, 400, "The prompt triggered the content filter.", code="content_filter"),
+    partial(Problem, 400, "Output blocked by content filtering policy"),
+)
 
 
 class Gate:
@@ -136,15 +148,9 @@ def problem_of(kind: str, wire: Wire, retry_after: float) -> Problem | None:
         Seconds the client is told to wait.
     """
     if kind == "quota":
-        if wire is ANTHROPIC:
-            return Problem(400, "Your credit balance is too low to access the Anthropic API.")
-        message = "You exceeded your current quota, please check your plan and billing details."
-        return Problem(429, message, code="insufficient_quota")
+        return _QUOTA[wire is ANTHROPIC]()
     if kind == "content-filter":
-        if wire is ANTHROPIC:
-            return Problem(400, "Output blocked by content filtering policy")
-        message = "The response was filtered due to the prompt triggering the content filter."
-        return Problem(400, message, code="content_filter", param="prompt")
+        return _FILTERED[wire is ANTHROPIC]()
     if kind.startswith("429-"):
         line = {
             "429-retry-after": f"retry-after: {retry_after:g}",

@@ -91,7 +91,7 @@ class Listener:
             server.close()
         for connection in tuple(self._connections):
             connection.reset()
-        while self._connections:  # each leaves on one of the next turns of the loop
+        while self._connections:  # noqa: ASYNC110 - each leaves on one of the loop's next turns
             await asyncio.sleep(0)
         if server is not None:
             await server.wait_closed()

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 import orjson
 
 from testnuc.errors import InvalidInputError
+from testnuc.prompts import samples_in
 from testnuc.testing.answers import asker, delays
 from testnuc.testing.connection import Response
 from testnuc.testing.content import compose
 from testnuc.testing.faults import LOST_KINDS
 from testnuc.testing.gate import Gate, Problem, limit_problem, problem_of, quota_headers
 from testnuc.testing.listener import HOST, Listener
-from testnuc.testing.samples import samples_in
 from testnuc.testing.window import SlidingWindow
 from testnuc.testing.wire import ANTHROPIC, OPENAI, Tokens, count_tokens
 
