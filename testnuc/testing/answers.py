@@ -6,10 +6,11 @@ import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from zlib import crc32
 
 from testnuc.errors import InvalidInputError
 
-__all__ = ["AnswerOf", "Latency", "Told", "asker", "delays"]
+__all__ = ["AnswerOf", "Latency", "Told", "asker", "by_hash", "delays"]
 
 #: What the model says of a text: a label, or a label and how sure it is (0..1; None: not told).
 Told = str | Sequence[Any]
@@ -63,3 +64,27 @@ def delays(latency: Latency, seed: int) -> Callable[[], float]:
         raise InvalidInputError(f"latency is {latency}; it is in seconds, 0 or more")
     seconds = float(latency)
     return lambda: seconds
+
+
+def by_hash(labels: Sequence[str]) -> Callable[[str], tuple[str, float]]:
+    """Make a callable that gives every text one of the labels, the same in every process.
+
+    Parameters
+    ----------
+    labels : sequence of str
+        The labels to pick from.
+
+    Returns
+    -------
+    callable
+        Text -> (label, confidence); the confidence is between 0.5 and 1.
+    """
+    labels = tuple(labels)
+    if not labels:
+        raise InvalidInputError("labels is empty; there is none to answer with")
+
+    def answer(text: str) -> tuple[str, float]:
+        code = crc32(text.encode("utf-8", "surrogatepass"))
+        return labels[code % len(labels)], 0.5 + (code >> 20) / 8192
+
+    return answer
