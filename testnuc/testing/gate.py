@@ -129,7 +129,7 @@ class Gate:
             message = f"Invalid parameter: '{name}' is not supported with this model."
             raise Problem(400, message, param=name)
         for name in self._rejects:
-            if name in body:
+            if name in body or (name == "system" and prompt.system):
                 message = f"Unsupported parameter: '{name}' is not supported with this model."
                 raise Problem(400, message, code="unsupported_parameter", param=name)
         return prompt
