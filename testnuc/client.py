@@ -6,13 +6,12 @@ import asyncio
 import time
 import warnings
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from testnuc import embedders, providers, stores
 from testnuc.asking import Asker
 from testnuc.embedding import Embedding
-from testnuc.errors import ConfigurationError, InvalidInputError, TestNUCError
+from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.fanout import Fanout
 from testnuc.intake import (
     checked_choice,
@@ -24,7 +23,7 @@ from testnuc.intake import (
     labeled,
 )
 from testnuc.labels import LabelSet
-from testnuc.limits import Budget, Meter, Price, RateLimit, RetryPolicy
+from testnuc.limits import Budget, Meter, Price, RateLimit, RetryPolicy, require_price
 from testnuc.methods.standard import StandardPrompting
 from testnuc.pipeline import Pipeline
 from testnuc.pool import Pool
@@ -168,13 +167,9 @@ class TestNUC:
         self._pool = Pool()
         self._embedding = Embedding(self._embedder, self._store, self._pool)
         provider = self._provider(model, base_url, api_key)
-        price = Price.of(provider.name, provider.model)
-        if price is None and budget is not None and budget.usd is not None:
-            raise ConfigurationError(
-                f"a budget in usd needs a price, and {provider.name}/{provider.model} has none in "
-                "the price list: give Budget(tokens=..) or Budget(calls=..) instead"
-            )
-        self._meter = Meter(price=price)
+        price = Price.of(provider.name, provider.model, getattr(provider, "url", None))
+        require_price(budget, price, f"{provider.name}/{provider.model}")
+        self._meter = Meter()
         self._transport = Transport(
             rate_limit=rate_limit,
             max_concurrency=max_concurrency,
@@ -199,6 +194,7 @@ class TestNUC:
             asker.answer,
             self._store,
             asker.scope,
+            meter=self._meter,
             workers=max_concurrency,
             per_call=texts_per_call,
         )
@@ -258,10 +254,7 @@ class TestNUC:
     @property
     def usage(self) -> Usage:
         """What this client has spent so far."""
-        spent = self._meter.usage()
-        return replace(
-            spent, store_hits=self._fanout.store_hits, coalesced=self._fanout.coalesced
-        )
+        return self._meter.since()
 
     async def add(self, texts: Iterable[str], labels: Sequence[str] | None = None) -> None:
         """Embed unlabeled texts and add them to the pool; makes no LLM call.
@@ -359,7 +352,7 @@ class TestNUC:
         """
         given = await checked_texts(texts)
         await self._ready()
-        before, started = self.usage, time.perf_counter()
+        before, started = self._meter.mark(), time.perf_counter()
         entries, places = await distinct(given)
         bar = Progress(shown=progress, total=len(entries))
         try:
@@ -377,7 +370,7 @@ class TestNUC:
         finally:
             bar.close()
         rows = await asyncio.to_thread(Rows, window, given, places)
-        return Results(rows, _difference(self.usage, before), time.perf_counter() - started)
+        return Results(rows, self._meter.since(before), time.perf_counter() - started)
 
     async def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096
@@ -440,9 +433,3 @@ class TestNUC:
             stacklevel=3,
         )
 
-
-def _difference(after: Usage, before: Usage) -> Usage:
-    """Return what was spent in between; unknown stays unknown."""
-    names = [field.name for field in fields(Usage)]
-    pairs = [(getattr(after, name), getattr(before, name)) for name in names]
-    return Usage(*(None if a is None or b is None else a - b for a, b in pairs))
