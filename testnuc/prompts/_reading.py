@@ -32,9 +32,9 @@ def parse_reply(content: str, n: int) -> tuple[Answer | ReplyError, ...]:
 
     The JSON may stand in a code fence, after reasoning or before other prose. Answers to several
     texts are joined by their id, never by order: an id that is missing, or given twice with
-    different answers, fails for that text alone. Ids that show another way of counting (from 0, or
-    past the last sample), or unknown ids beside missing ones, fail for all, since any answer may
-    belong to another text.
+    different answers, fails for that text alone, and an unknown id concerns nobody. Only ids that
+    show another way of counting, from 0 or one past the last text, fail for all, since any answer
+    may then belong to the text before or after.
 
     Parameters
     ----------
@@ -101,8 +101,7 @@ def _joined(items: list[dict[str, Any]], content: str, n: int) -> tuple[Answer |
         if key in by_id and by_id[key] != answer:
             doubled.add(key)
         by_id[key] = answer
-    missing = n - len(by_id)
-    if foreign and (missing or 0 in foreign or n + 1 in foreign):
+    if 0 in foreign or n + 1 in foreign:
         return _all_failed(
             MismatchedReplyError, f"the reply's ids are not those of the {n} texts", content, n
         )

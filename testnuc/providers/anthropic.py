@@ -174,7 +174,7 @@ class Anthropic(Wire):
             usage,
             request_id,
             "" if reason == "refusal" else None,
-            truncated=reason in {"max_tokens", "model_context_window_exceeded"},
+            truncated=reason in ("max_tokens", "model_context_window_exceeded"),
         )
 
 
