@@ -49,7 +49,16 @@ class LabelSet:
     (0, None, None)
     """
 
-    __slots__ = ("_index", "_loose", "_meant", "_strict", "descriptions", "names", "none_label")
+    __slots__ = (
+        "_index",
+        "_loose",
+        "_meant",
+        "_strict",
+        "_too_long",
+        "descriptions",
+        "names",
+        "none_label",
+    )
 
     def __init__(
         self, labels: Sequence[str] | Mapping[str, str], none_label: str | None = None
@@ -74,6 +83,8 @@ class LabelSet:
         self._strict: dict[str, int] = {}
         self._loose: dict[str, int] = {}
         self._meant: dict[str, int | None] = {}
+        #: Longer replies are prose, whatever they hold.
+        self._too_long = 2 * max(map(len, self.names)) + 100
         for i, name in enumerate(self.names):
             folded = _fold_case(name)
             first = self._strict.setdefault(folded, i)
@@ -110,6 +121,8 @@ class LabelSet:
         exact = self._index.get(said)
         if exact is not None:
             return exact
+        if len(said) > self._too_long:
+            return None
         try:
             return self._meant[said]
         except KeyError:

@@ -101,7 +101,9 @@ def said_in(body: bytes) -> tuple[str, frozenset[str]]:
         message = next(
             (message[key] for key in ("error", "message", "detail", "msg") if message.get(key)), ""
         )
-    if not isinstance(message, str):
+    if message is None:
+        message = ""
+    elif not isinstance(message, str):
         message = orjson.dumps(message).decode()
     return " ".join(message.split()), frozenset(codes - {"error"})
 

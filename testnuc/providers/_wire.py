@@ -26,7 +26,7 @@ from testnuc.errors import (
     UnreadableReplyError,
 )
 from testnuc.prompts import parse_reply
-from testnuc.protocols import Reply, Request, Task, TokenUsage
+from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
 from testnuc.providers._dialect import (
     LIMITS,
     Dialect,
@@ -296,6 +296,10 @@ class Wire(ABC):
 
     def _read(self, request: Request, said: Said) -> Reply:
         content = said.content
+        answers = parse_reply(content, len(request.texts)) if content.strip() else ()
+        if said.refusal is None and any(isinstance(answer, Answer) for answer in answers):
+            self._readable = True
+            return Reply(answers, said.usage, said.request_id)
         facts: dict[str, Any] = {
             "content": content[:2000],
             "usage": said.usage,
@@ -307,10 +311,6 @@ class Wire(ABC):
             facts["content"] = words[:2000]
             why = words[:200] or "its provider's filter stopped it"
             raise RefusalError(f"{self._where} declined to answer: {why}", **facts)
-        answers = parse_reply(content, len(request.texts)) if content.strip() else ()
-        if any(not isinstance(answer, ReplyError) for answer in answers):
-            self._readable = True
-            return Reply(answers, said.usage, said.request_id)
         if said.truncated:
             raise TruncatedReplyError(
                 f"{self._where}: the answer was cut off by the output limit; give a larger one, "

@@ -112,7 +112,14 @@ def test_punctuation_and_symbols_may_carry_the_meaning():
 
 
 def test_labels_that_need_escaping():
-    labels = ['say "no"', "back\\slash", "comma, semi;", "emoji \U0001f600", "\u65e5\u672c\u8a9e", "it's"]
+    labels = [
+        'say "no"',
+        "back\\slash",
+        "comma, semi;",
+        "emoji \U0001f600",
+        "\u65e5\u672c\u8a9e",
+        "it's",
+    ]
     for label in labels:
         assert meant(labels, label) == label
     assert meant(labels, "say no") == 'say "no"'
@@ -127,6 +134,10 @@ def test_many_and_long_labels_are_quick():
     for i in range(100):
         assert labels.match(f"nothing like it {i}") is None
     assert time.perf_counter() - start < 5
+
+
+def test_prose_is_no_label():
+    assert meant(["a", "b"], "a" + " " * 1000) is None
 
 
 def test_memory_is_bounded(monkeypatch):

@@ -215,7 +215,9 @@ def test_unreadable(content):
 
 
 def packed(*items):
-    return json.dumps({"answers": [dict(zip(("id", "label", "confidence"), i)) for i in items]})
+    return json.dumps(
+        {"answers": [dict(zip(("id", "label", "confidence"), i, strict=True)) for i in items]}
+    )
 
 
 def kinds(content, n):
