@@ -43,8 +43,8 @@ def test_structure_is_stepped_down(message):
     "message",
     [
         (
-            "Invalid schema for response_format 'answer': Expected at most 500 enum values in total "
-            "within a single schema when using structured outputs, but received 520."
+            "Invalid schema for response_format 'answer': Expected at most 500 enum values in "
+            "total within a single schema when using structured outputs, but received 520."
         ),
         "The compiled grammar is too large, which would cause performance issues.",
     ],
