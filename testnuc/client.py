@@ -118,8 +118,10 @@ class TestNUC:
 
     Examples
     --------
-    >>> async with TestNUC(["refund", "delivery"], model="local/zero-shot") as nuc:  # doctest: +SKIP
-    ...     results = await nuc.classify_many(texts)
+    ::
+
+        async with TestNUC(["refund", "delivery"], model="openai/gpt-4o-mini") as nuc:
+            results = await nuc.classify_many(texts)
     """
 
     __test__ = False
@@ -277,9 +279,7 @@ class TestNUC:
         await self._ready()
         for start in range(0, len(entries), _TURN):
             part = entries[start : start + _TURN]
-            vectors = await self._embedding.vectors(
-                [e.text for e in part], [e.hash for e in part]
-            )
+            vectors = await self._embedding.vectors([e.text for e in part], [e.hash for e in part])
             await self._pool.add(part, vectors)
 
     async def predict_pool(self, *, progress: bool = False) -> None:
@@ -426,10 +426,11 @@ class TestNUC:
         who = f"at most {found} neighbors vote" if found else "nobody but the text itself votes"
         remedy = "add unlabeled texts with `await nuc.add(texts)`, or give a smaller k"
         if self._pipeline.neighbors == "stored":
-            remedy += "; with neighbors='stored' only texts with a prediction vote, see predict_pool"
+            remedy += (
+                "; with neighbors='stored' only texts with a prediction vote, see predict_pool"
+            )
         warnings.warn(
             f"k is {self.k}, but the pool holds {len(self)} texts: {who}; {remedy}",
             SmallPoolWarning,
             stacklevel=3,
         )
-

@@ -164,7 +164,8 @@ class Embedding:
             raise EmbeddingError(
                 f"the embedder returned NaN, infinity or a zero vector for the text {text[:80]!r}"
             )
-        return (vectors / norms[:, None]).astype(np.float16)
+        unit: NDArray[np.float16] = (vectors / norms[:, None]).astype(np.float16)
+        return unit
 
     async def close(self) -> None:
         """Stop embedding; whoever still waits gets a `CancelledError`."""

@@ -200,9 +200,7 @@ class NearestVectors:
 
     def _insert(self, start: int, end: int) -> None:
         rows = np.flatnonzero(self._alive[start:end]) + start
-        self._graph.add(
-            rows.astype(np.uint64), self._half[rows], threads=self._threads, copy=True
-        )
+        self._graph.add(rows.astype(np.uint64), self._half[rows], threads=self._threads, copy=True)
         if end > _WIDER_ABOVE:
             self._graph.expansion_search = 128
 

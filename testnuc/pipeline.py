@@ -6,7 +6,6 @@ the predictions that their votes need. Both work on a `Window`.
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -134,7 +133,11 @@ class Pipeline:
             await self._ask(window, range(len(texts)), lambda _: advance())
 
     async def _search(
-        self, texts: Sequence[PoolText], vectors: NDArray[np.float16], upto: int | None, *,
+        self,
+        texts: Sequence[PoolText],
+        vectors: NDArray[np.float16],
+        upto: int | None,
+        *,
         together: bool,
     ) -> Matches:
         from testnuc.protocols import Matches
@@ -170,7 +173,7 @@ class Pipeline:
         want = self.k
         while len(rows) and want:
             found = await self._pool.search(
-                vectors[rows], want, exclude=[hashes[i] for i in rows], upto=upto
+                vectors[rows], want, exclude=[hashes[i] for i in rows.tolist()], upto=upto
             )
             await self._note_usable(found.ids, batch, usable)
             missing = []
@@ -234,9 +237,7 @@ class Pipeline:
             filled = matches.ids >= 0
             neighbors[filled] = place_of[np.searchsorted(ids, matches.ids[filled])]
             similarities = matches.similarities
-        window = Window(
-            self.labels, self.policy, entries, len(texts), neighbors, similarities
-        )
+        window = Window(self.labels, self.policy, entries, len(texts), neighbors, similarities)
         if self.neighbors == "stored" and matches is not None:
             others = range(len(texts), len(entries))
             unknown = [place for place in others if not window.asked(place)]
