@@ -34,6 +34,10 @@ class LabelOptions(Protocol):
     def descriptions(self) -> Mapping[str, str]:
         """Label -> description, for those that have one."""
 
+    @property
+    def none_label(self) -> str | None:
+        """The label that means "none of these"."""
+
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
@@ -88,7 +92,7 @@ def system_prompt(
     instructions : str, optional
         The user's own guidelines.
     none_label : str, optional
-        The label for samples that no other label fits.
+        The label for samples that no other label fits. Default: that of `labels`.
     confidence : {"verbalized", "logprobs"}
         Whether the LLM is asked to state its confidence.
     texts_per_call : int
@@ -116,6 +120,7 @@ def system_prompt(
     ]
     if instructions and instructions.strip():
         parts.append(f"Guidelines:\n{instructions.strip()}")
+    none_label = labels.none_label if none_label is None else none_label
     if none_label is not None:
         parts.append(f"If no other label fits a sample, its label is {_quoted(none_label)}.")
     if labels.descriptions:

@@ -37,6 +37,11 @@ def test_system_prompt_holds_all_that_is_the_same():
     assert system == system_prompt(LABELS, instructions="Be strict.", none_label="refund")
 
 
+def test_the_none_label_is_that_of_the_set():
+    system = system_prompt(LabelSet(["a", "b"], none_label="neither"))
+    assert 'If no other label fits a sample, its label is "neither".' in system
+
+
 def test_system_prompt_for_several_texts_states_both_forms():
     system = system_prompt(LABELS, texts_per_call=5)
     assert '{"answers": [{"id": 1, "label": "<label>", "confidence": <number>}, ..]}' in system
