@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from testnuc import embedders, providers, stores
 from testnuc.asking import Asker
-from testnuc.embedding import Embedding
+from testnuc.embedding import Embedding, embedder_name
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.fanout import Fanout
 from testnuc.intake import (
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from types import TracebackType
 
-    from testnuc.protocols import Embedder, Method, Provider, Store
+    from testnuc.protocols import Embedder, Index, Method, Provider, Store
     from testnuc.window import Window
 
 __all__ = ["SmallPoolWarning", "TestNUC"]
@@ -166,7 +166,7 @@ class TestNUC:
             raise InvalidInputError(f"instructions is {instructions!r}; give a string or None")
         self._store = stores.resolve(store)
         self._embedder = embedders.resolve(embedder)
-        self._pool = Pool()
+        self._pool: Index = self._store.pool(embedder_name(self._embedder)) or Pool()
         self._embedding = Embedding(self._embedder, self._store, self._pool)
         provider = self._provider(model, base_url, api_key)
         price = Price.of(provider.name, provider.model, getattr(provider, "url", None))
@@ -192,6 +192,7 @@ class TestNUC:
             options=request_options or {},
             texts_per_call=texts_per_call,
         )
+        self._scope = asker.scope
         self._fanout = Fanout(
             asker.answer,
             self._store,
@@ -415,8 +416,15 @@ class TestNUC:
         if self._closed:
             raise TestNUCError("this client is closed; make a new one")
         if self._opening is None:
-            self._opening = asyncio.create_task(self._store.open())
+            self._opening = asyncio.create_task(self._open())
         await asyncio.shield(self._opening)
+
+    async def _open(self) -> None:
+        await self._store.open()
+        await self._store.describe(
+            self._scope, {"model": self.model, "labels": list(self.labels.names)}
+        )
+        await self._pool.open()
 
     def _warn_of_small_pool(self, window: Window) -> None:
         found = int((window.neighbors >= 0).sum(axis=1).max(initial=0))

@@ -43,6 +43,9 @@ class Pool:
     def __contains__(self, text_hash: bytes) -> bool:
         return text_hash in self._rows
 
+    async def open(self) -> None:
+        """Do nothing: a pool in memory starts empty."""
+
     async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
         """Add the texts that are not there yet; see `testnuc.protocols.Index.add`."""
         if self._nearest is None:

@@ -205,6 +205,18 @@ class Store(Protocol):
     async def close(self) -> None:
         """Write what is not written and let go of files and connections."""
 
+    def pool(self, embedder: str) -> Index | None:
+        """Return the pool that lives in this store; None: the client keeps one in memory."""
+
+    async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
+        """Note what a scope is: ``model``, ``labels``, ..; once is enough."""
+
+    async def count(self, scope: bytes) -> int:
+        """Return how many texts have a prediction of this scope."""
+
+    async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
+        """Drop the predictions of a model, or of a scope; returns how many."""
+
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
         """Return the stored prediction of each key."""
 
@@ -276,6 +288,12 @@ class Index(Protocol):
 
     async def close(self) -> None:
         """Let go of threads and connections."""
+
+    async def remove(self, hashes: Sequence[bytes]) -> int:
+        """Take texts out of the pool; returns how many were in it."""
+
+    async def open(self) -> None:
+        """Make ready: load or mend what is kept outside this process."""
 
     async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
         """Return the texts with these numbers, int64[n], none of them -1."""
