@@ -1,0 +1,141 @@
+"""The winners for every number of neighbors, and for several policies, in one pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc.errors import InvalidInputError
+from testnuc.voting.inputs import Ballots, whole
+from testnuc.voting.policy import PRESETS, VotePolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["vote_curve", "vote_curve_pool", "vote_curves", "vote_curves_pool"]
+
+
+def vote_curve(
+    labels: ArrayLike,
+    similarities: ArrayLike,
+    confidences: ArrayLike | None = None,
+    *,
+    n_classes: int,
+    ks: Sequence[int],
+    policy: str | VotePolicy = "weighted",
+) -> NDArray[np.int32]:
+    """Return the winners for every k of `ks`, int32[len(ks), B], in one pass over the neighbors.
+
+    Row i holds the labels that `vote` gives with the first ``1 + ks[i]`` columns; k = 0 leaves the
+    text's own prediction. The other parameters are those of `vote`.
+    """
+    ballots = Ballots.of_rows(labels, similarities, confidences, n_classes)
+    winners: NDArray[np.int32] = _curves(ballots, ks, (policy,))[0]
+    return winners
+
+
+def vote_curves(
+    labels: ArrayLike,
+    similarities: ArrayLike,
+    confidences: ArrayLike | None = None,
+    *,
+    n_classes: int,
+    ks: Sequence[int],
+    policies: Sequence[str | VotePolicy] = tuple(PRESETS),
+) -> NDArray[np.int32]:
+    """Return the winners for every policy and k, int32[len(policies), len(ks), B], in one pass."""
+    return _curves(Ballots.of_rows(labels, similarities, confidences, n_classes), ks, policies)
+
+
+def vote_curve_pool(
+    neighbor_ids: ArrayLike,
+    similarities: ArrayLike,
+    pool_labels: ArrayLike,
+    pool_confidences: ArrayLike | None,
+    own_labels: ArrayLike,
+    own_confidences: ArrayLike | None,
+    *,
+    n_classes: int,
+    ks: Sequence[int],
+    policy: str | VotePolicy = "weighted",
+) -> NDArray[np.int32]:
+    """Return the winners for every k, int32[len(ks), B], in one pass over the neighbors.
+
+    The other parameters are those of `vote_pool`.
+    """
+    winners = vote_curves_pool(
+        neighbor_ids,
+        similarities,
+        pool_labels,
+        pool_confidences,
+        own_labels,
+        own_confidences,
+        n_classes=n_classes,
+        ks=ks,
+        policies=(policy,),
+    )
+    first: NDArray[np.int32] = winners[0]
+    return first
+
+
+def vote_curves_pool(
+    neighbor_ids: ArrayLike,
+    similarities: ArrayLike,
+    pool_labels: ArrayLike,
+    pool_confidences: ArrayLike | None,
+    own_labels: ArrayLike,
+    own_confidences: ArrayLike | None,
+    *,
+    n_classes: int,
+    ks: Sequence[int],
+    policies: Sequence[str | VotePolicy] = tuple(PRESETS),
+) -> NDArray[np.int32]:
+    """Return the winners for every policy and k, int32[len(policies), len(ks), B], in one pass.
+
+    The parameters are those of `vote_pool`.
+    """
+    ballots = Ballots.of_pool(
+        neighbor_ids,
+        similarities,
+        pool_labels,
+        pool_confidences,
+        own_labels,
+        own_confidences,
+        n_classes,
+    )
+    return _curves(ballots, ks, policies)
+
+
+def _curves(
+    ballots: Ballots, ks: Sequence[int], policies: Sequence[str | VotePolicy]
+) -> NDArray[np.int32]:
+    from testnuc._kernels import vote as kernels
+
+    wanted = np.array([whole(k, "ks", 0) for k in ks], dtype=np.int64)
+    if wanted.size > 0 and wanted.max() > ballots.k:
+        raise InvalidInputError(
+            f"ks asks for {wanted.max()} neighbors, but a row has {ballots.k}; leave it out"
+        )
+    if isinstance(policies, (str, VotePolicy)):
+        policies = (policies,)
+    fields = np.empty((len(policies), 6), np.float64)
+    for i, policy in enumerate(policies):
+        fields[i] = VotePolicy.of(policy).fields
+    distinct, place = np.unique(wanted, return_inverse=True)
+    out = np.empty((len(policies), distinct.size, ballots.rows), np.int32)
+    bad = kernels.curve(ballots.variant)(
+        ballots.neighbors,
+        ballots.own,
+        fields,
+        ballots.n_classes,
+        ballots.layout,
+        (ballots.k + 1).bit_length(),
+        distinct,
+        out,
+    )
+    if bad >= 0:
+        raise ballots.refuse(bad)
+    return out if np.array_equal(distinct, wanted) else out[:, place]

@@ -1,0 +1,118 @@
+"""Whether a partly known vote can still change its winner: what saves calls, not time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc.errors import InvalidInputError
+from testnuc.voting.inputs import Ballots
+from testnuc.voting.policy import VotePolicy
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["decided", "deciding_prefix"]
+
+
+def decided(
+    labels: ArrayLike,
+    similarities: ArrayLike,
+    confidences: ArrayLike | None,
+    known: ArrayLike,
+    *,
+    n_classes: int,
+    policy: str | VotePolicy = "weighted",
+    columns: ArrayLike | None = None,
+) -> NDArray[np.bool_]:
+    """Tell in which rows the winner stays, whatever the neighbors say that are not known yet.
+
+    Neighbor i, if unknown, may yet give any label a weight up to w_i, what the policy gives its
+    similarity at confidence 1, and may as well abstain. With S the sum of these w_i, a winner x
+    with the weight v_x is certain when every other label y has ``v_y + S < v_x``, or ``= v_x``
+    where the first supporter of x comes before that of y; for a label nobody gave yet v_y = 0, and
+    its first supporter would come last. Exact: where this says False, some completion of the row
+    has another winner.
+
+    Parameters
+    ----------
+    labels, similarities, confidences : int32, float32, float32[B, 1 + K]
+        As for `vote`. Labels and confidences of unknown columns are not looked at.
+    known : int[B] or int
+        How many leading columns are known, the text itself included. 0: not even that.
+    n_classes, policy
+        As for `vote`.
+    columns : int[B], optional
+        How many leading columns of a row exist; by default all.
+
+    Returns
+    -------
+    bool[B]
+    """
+    prefix, last = _prefix(labels, similarities, confidences, known, n_classes, policy, columns)
+    return prefix <= last
+
+
+def deciding_prefix(
+    labels: ArrayLike,
+    similarities: ArrayLike,
+    confidences: ArrayLike | None,
+    known: ArrayLike | None = None,
+    *,
+    n_classes: int,
+    policy: str | VotePolicy = "weighted",
+    columns: ArrayLike | None = None,
+) -> NDArray[np.int64]:
+    """Return how few leading columns settle each row, int64[B]; -1: the known ones do not.
+
+    Those columns alone give the label of the whole row, whatever stands in the others. Takes what
+    `decided` takes; by default all columns are known, and then there always is an answer.
+    """
+    prefix, last = _prefix(labels, similarities, confidences, known, n_classes, policy, columns)
+    return np.where(prefix <= last, prefix, np.int64(-1))
+
+
+def _prefix(
+    labels: ArrayLike,
+    similarities: ArrayLike,
+    confidences: ArrayLike | None,
+    known: ArrayLike | None,
+    n_classes: int,
+    policy: str | VotePolicy,
+    columns: ArrayLike | None,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    from testnuc._kernels import vote as kernels
+
+    ballots = Ballots.of_rows(labels, similarities, confidences, n_classes)
+    width = ballots.layout[0]
+    exist = _counts(width if columns is None else columns, "columns", ballots.rows, width)
+    last = exist if known is None else _counts(known, "known", ballots.rows, width)
+    beyond = np.flatnonzero(last > exist)
+    if beyond.size > 0:
+        row = beyond[0]
+        raise InvalidInputError(f"row {row}: known is {last[row]} of {exist[row]} columns")
+    _, sim, lab, conf = ballots.neighbors
+    out = np.empty(ballots.rows, np.int64)
+    fields = VotePolicy.of(policy).fields
+    bad = kernels.decide()(sim, lab, conf, fields, ballots.n_classes, width, last, exist, out)
+    if bad >= 0:
+        raise ballots.refuse(bad)
+    return out, last
+
+
+def _counts(value: ArrayLike, name: str, n_rows: int, width: int) -> NDArray[np.int64]:
+    """Return `value`, one number or one for each row, as int64[B] in 0..width."""
+    array = np.asarray(value)
+    if array.shape not in {(), (n_rows,)} or (array.size > 0 and array.dtype.kind not in "iu"):
+        raise InvalidInputError(
+            f"{name} has the shape {array.shape} and the dtype {array.dtype}; give an integer, or"
+            f" one for each of the {n_rows} rows"
+        )
+    counts = np.empty(n_rows, np.int64)
+    counts[:] = array
+    wrong = np.flatnonzero((counts < 0) | (counts > width))
+    if wrong.size > 0:
+        row = wrong[0]
+        raise InvalidInputError(f"row {row}: {name} is {counts[row]}; give 0 to {width}")
+    return counts

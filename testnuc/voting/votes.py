@@ -1,0 +1,264 @@
+"""The vote itself."""
+
+from __future__ import annotations
+
+import functools
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from testnuc.errors import InvalidInputError
+from testnuc.voting.inputs import Ballots, whole
+from testnuc.voting.policy import VotePolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import ArrayLike, NDArray
+
+    Rows: TypeAlias = bool | ArrayLike
+
+__all__ = ["VoteResult", "vote", "vote_pool"]
+
+#: Votes below which a second thread costs more than it brings.
+_SERIAL = 100_000
+_MAX_THREADS = 8
+#: The pool is packed first where there are more votes than this part of it.
+_PACK = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VoteResult:
+    """The outcome of B votes."""
+
+    #: int32[B], the winner; -1: nobody could vote, and the text has no prediction of its own.
+    label: NDArray[np.int32]
+    #: float32[B], the winner's part of the vote's weight.
+    share: NDArray[np.float32]
+    #: float32[B], winner minus runner-up, as parts of the vote's weight.
+    margin: NDArray[np.float32]
+    #: float32[B], the sum of all weights.
+    weight: NDArray[np.float32]
+    #: int32[B], how many voted (with a weight above 0), the text itself included.
+    voters: NDArray[np.int32]
+    #: float64[rows, n_classes], the weight of every label in the rows asked for; else None.
+    votes: NDArray[np.float64] | None = None
+
+
+def vote(
+    labels: ArrayLike,
+    similarities: ArrayLike,
+    confidences: ArrayLike | None = None,
+    *,
+    n_classes: int,
+    policy: str | VotePolicy = "weighted",
+    threads: int | None = None,
+    votes: Rows | None = None,
+) -> VoteResult:
+    """Vote in rows that hold the text itself and its neighbors.
+
+    Parameters
+    ----------
+    labels : int32[B, 1 + K]
+        Predicted labels, -1 = no prediction. Column 0 is the text itself, columns 1.. its
+        neighbors, most similar first.
+    similarities : float32[B, 1 + K]
+        Cosines; 1.0 in column 0.
+    confidences : float32[B, 1 + K], optional
+        In 0..1, NaN = none given.
+    n_classes : int
+        Labels are below this.
+    policy : str or VotePolicy
+        "majority", "weighted", "confidence_weighted", "filtered", or your own.
+    threads : int, optional
+        The most threads to use; by default as many as there are processors, up to 8, and one for
+        a small vote. The result is the same, to the bit.
+    votes : bool or int[R], optional
+        True, or the rows, to have the weights of all labels too.
+
+    Returns
+    -------
+    VoteResult
+    """
+    ballots = Ballots.of_rows(labels, similarities, confidences, n_classes)
+    return _vote(ballots, VotePolicy.of(policy), threads, votes)
+
+
+def vote_pool(
+    neighbor_ids: ArrayLike,
+    similarities: ArrayLike,
+    pool_labels: ArrayLike,
+    pool_confidences: ArrayLike | None,
+    own_labels: ArrayLike,
+    own_confidences: ArrayLike | None,
+    *,
+    n_classes: int,
+    policy: str | VotePolicy = "weighted",
+    threads: int | None = None,
+    votes: Rows | None = None,
+) -> VoteResult:
+    """Vote in rows that point to their neighbors in a pool of predictions.
+
+    Parameters
+    ----------
+    neighbor_ids : int64, uint64 or uint32[B, K]
+        Positions in the pool, most similar first, without the text itself. A position outside
+        the pool (-1, the largest unsigned) is no neighbor; its similarity is not looked at.
+    similarities : float32[B, K]
+        Cosines.
+    pool_labels : int32[N]
+        Predicted labels, -1 = no prediction.
+    pool_confidences : float32[N], optional
+        In 0..1, NaN = none given.
+    own_labels : int32[B]
+        Predicted labels of the texts themselves, -1 = no prediction.
+    own_confidences : float32[B], optional
+        In 0..1, NaN = none given.
+    n_classes, policy, threads, votes
+        As for `vote`.
+
+    Returns
+    -------
+    VoteResult
+    """
+    ballots = Ballots.of_pool(
+        neighbor_ids,
+        similarities,
+        pool_labels,
+        pool_confidences,
+        own_labels,
+        own_confidences,
+        n_classes,
+    )
+    return _vote(ballots, VotePolicy.of(policy), threads, votes)
+
+
+def _vote(
+    ballots: Ballots, policy: VotePolicy, threads: int | None, votes: Rows | None
+) -> VoteResult:
+    from testnuc._kernels import vote as kernels
+
+    n_rows, k = ballots.rows, ballots.k
+    out = np.empty((5, n_rows), np.int32)
+    numbers = out.view(np.float32)
+    ids, similarities, labels, confidences = ballots.neighbors
+    run: Callable[[int, int], int]
+    if not ballots.gathered and labels.size <= _PACK * ids.size:
+        records = np.empty(2 * (labels.size + 1), np.int32)
+        weights = records.view(np.float32)
+        bad = kernels.pack()(
+            labels, confidences, policy.fields, ballots.n_classes, records, weights
+        )
+        if bad >= 0:
+            raise ballots.refuse_pool(bad)
+        packed = (ids, similarities, records, weights)
+        kernel = kernels.vote_packed(ballots.variant)
+
+        def run(start: int, stop: int) -> int:
+            found: int = kernel(
+                packed,
+                ballots.own,
+                policy.fields,
+                ballots.n_classes,
+                k,
+                start,
+                stop,
+                out,
+                numbers,
+            )
+            return found
+
+    else:
+        kernel = kernels.vote_direct(ballots.variant)
+
+        def run(start: int, stop: int) -> int:
+            found: int = kernel(
+                ballots.neighbors,
+                ballots.own,
+                policy.fields,
+                ballots.n_classes,
+                ballots.layout,
+                start,
+                stop,
+                out,
+                numbers,
+            )
+            return found
+
+    bad = _in_blocks(run, n_rows, n_rows * (k + 1), threads)
+    if bad >= 0:
+        raise ballots.refuse(bad)
+    return VoteResult(
+        label=out[0],
+        share=numbers[2],
+        margin=numbers[3],
+        weight=numbers[4],
+        voters=out[1],
+        votes=None if votes is None or votes is False else _tally(ballots, policy, votes),
+    )
+
+
+def _tally(ballots: Ballots, policy: VotePolicy, votes: Rows) -> NDArray[np.float64]:
+    from testnuc._kernels import vote as kernels
+
+    if votes is True:
+        rows = np.arange(ballots.rows)
+    else:
+        rows = np.asarray(votes)
+        if rows.ndim != 1 or (rows.size > 0 and rows.dtype.kind not in "iu"):
+            raise InvalidInputError(
+                f"votes has the shape {rows.shape} and the dtype {rows.dtype}; give True, or the"
+                " numbers of the rows"
+            )
+        rows = rows.astype(np.int64)
+        outside = rows[(rows < 0) | (rows >= ballots.rows)]
+        if outside.size > 0:
+            raise InvalidInputError(f"votes asks for row {outside[0]} of {ballots.rows}")
+    out = np.empty((rows.size, ballots.n_classes), np.float64)
+    kernels.tally(ballots.variant)(
+        ballots.neighbors,
+        ballots.own,
+        policy.fields,
+        ballots.n_classes,
+        ballots.layout,
+        rows,
+        out,
+    )
+    return out
+
+
+def _in_blocks(
+    run: Callable[[int, int], int], n_rows: int, n_votes: int, threads: int | None
+) -> int:
+    """Run a kernel over blocks of rows; each writes only its own. Returns the first bad row."""
+    if threads is None:
+        threads = 1 if n_votes < _SERIAL else _processors()
+    else:
+        threads = whole(threads, "threads", 1)
+    threads = min(threads, n_rows, _MAX_THREADS)
+    if threads <= 1:
+        return run(0, n_rows)
+    bounds = [n_rows * i // threads for i in range(threads + 1)]
+    executor = _executor()
+    others = [executor.submit(run, bounds[i], bounds[i + 1]) for i in range(1, threads)]
+    found = [run(bounds[0], bounds[1]), *(future.result() for future in others)]
+    return next((row for row in found if row >= 0), -1)
+
+
+@functools.cache
+def _processors() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+@functools.cache
+def _executor() -> ThreadPoolExecutor:
+    # threads do not survive a fork: a child starts its own
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_executor.cache_clear)
+    return ThreadPoolExecutor(_MAX_THREADS - 1, thread_name_prefix="testnuc-vote")

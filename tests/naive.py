@@ -1,0 +1,128 @@
+"""What the compiled code must compute, as plainly as possible: one loop after the other.
+
+Imports nothing of testnuc. A policy is (weight, min_confidence, min_similarity, own_weight); a
+voter is (label or -1, similarity, confidence or None), the text itself first.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from fractions import Fraction
+
+PRESETS = {
+    "majority": ("uniform", None, None, 1.0),
+    "weighted": ("similarity", None, None, 1.0),
+    "confidence_weighted": ("similarity*confidence", None, None, 1.0),
+    "filtered": ("similarity", 0.7, None, 1.0),
+}
+
+
+def as_float32(x):
+    return struct.unpack("f", struct.pack("f", x))[0]
+
+
+def voter(label, similarity, confidence=math.nan):
+    """Read one cell of each array."""
+    confidence = float(confidence)
+    return int(label), float(similarity), None if math.isnan(confidence) else confidence
+
+
+def weight(who, policy, *, own=False):
+    """Weight of one vote in units of 2^-32."""
+    label, similarity, confidence = who
+    kind, min_confidence, min_similarity, own_weight = policy
+    if label < 0:
+        return 0
+    if min_similarity is not None and similarity < as_float32(min_similarity):
+        return 0
+    if min_confidence is not None and (
+        confidence is None or confidence < as_float32(min_confidence)
+    ):
+        return 0
+    w = Fraction(1) if kind == "uniform" else Fraction(max(0.0, min(1.0, similarity)))
+    if kind == "similarity*confidence":
+        w *= 0 if confidence is None else Fraction(confidence)
+    if own:
+        w = Fraction(own_weight * float(w))
+    return round(w * 2**32)  # to even, where it is halfway
+
+
+def tally(voters, policy):
+    """Label -> summed weight, in the order of the labels' first supporters."""
+    sums = {}
+    for i, who in enumerate(voters):
+        w = weight(who, policy, own=i == 0)
+        if w > 0:
+            sums[who[0]] = sums.get(who[0], 0) + w
+    return sums
+
+
+def winner(voters, policy):
+    sums = tally(voters, policy)
+    best = max(sums.values(), default=0)
+    for label, w in sums.items():
+        if w == best:
+            return label
+    return voters[0][0]
+
+
+def vote(voters, policy):
+    """Return label, share, margin, weight, number of voters."""
+    sums = tally(voters, policy)
+    total = sum(sums.values())
+    count = sum(weight(who, policy, own=i == 0) > 0 for i, who in enumerate(voters))
+    if total == 0:
+        return voters[0][0], 0.0, 0.0, 0.0, 0
+    first, second = sorted([0, *sums.values()])[:-3:-1]
+    return (
+        winner(voters, policy),
+        as_float32(first / total),
+        as_float32((first - second) / total),
+        as_float32(total / 2**32),
+        count,
+    )
+
+
+def gather(ids, similarities, pool_labels, pool_confidences, own_label, own_confidence):
+    """Return the voters of one row of a pool vote; who is not in the pool is left out."""
+    voters = [voter(own_label, 1.0, own_confidence)]
+    for i, similarity in zip(ids, similarities, strict=True):
+        if 0 <= int(i) < len(pool_labels):
+            voters.append(voter(pool_labels[i], similarity, pool_confidences[i]))
+    return voters
+
+
+def completions(voters, known, n_classes, policy):
+    """Every completion that can be the worst for the winner: the unknown all say the same."""
+    for label in range(n_classes):
+        yield [who if i < known else (label, who[1], 1.0) for i, who in enumerate(voters)]
+    yield [who if i < known else (-1, who[1], None) for i, who in enumerate(voters)]
+
+
+def decided(voters, known, n_classes, policy):
+    """Whether all completions have the same winner."""
+    if known == 0:
+        return False
+    return len({winner(c, policy) for c in completions(voters, known, n_classes, policy)}) == 1
+
+
+def half(bits):
+    """Read the 16 bits of a float16."""
+    return struct.unpack("e", struct.pack("H", int(bits)))[0]
+
+
+def cosine(query, vector_bits):
+    """Dot product of unit vectors, the second given by its float16 bits."""
+    return math.fsum(float(a) * half(b) for a, b in zip(query, vector_bits, strict=True))
+
+
+def rank(ids, similarities, hashes, k):
+    """Return the k best (id, similarity), equal ones by hash, then by place."""
+    candidates = [
+        (-float(s), int(hashes[i]), place, int(i))
+        for place, (i, s) in enumerate(zip(ids, similarities, strict=True))
+        if 0 <= i < len(hashes) and not math.isnan(s)
+    ]
+    best = [(i, -s) for s, _, _, i in sorted(candidates)[:k]]
+    return best + [(-1, math.nan)] * (k - len(best))

@@ -1,0 +1,270 @@
+"""The compiled vote against its naive twin."""
+
+from __future__ import annotations
+
+import os
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from testnuc.voting import (
+    VotePolicy,
+    decided,
+    deciding_prefix,
+    vote,
+    vote_curve,
+    vote_curve_pool,
+    vote_curves,
+    vote_curves_pool,
+    vote_pool,
+)
+from tests import naive
+
+JIT = os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
+SETTINGS = settings(
+    max_examples=150 if JIT else 40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+#: Few distinct values make ties; the odd ones make rounding.
+SIMILARITIES = np.array(
+    [1.0, 1.0005, 0.9, 0.5, 0.5, 0.25, 0.1, 1e-6, 1e-10, 0.0, -0.0, -0.25, -1.0], np.float32
+)
+CONFIDENCES = np.array([1.0, 0.9, 0.7, 0.7, 0.5, 0.3, 1e-5, 0.0, np.nan, np.nan], np.float32)
+POLICIES = st.one_of(
+    st.sampled_from(list(naive.PRESETS.values())),
+    st.tuples(
+        st.sampled_from(["uniform", "similarity", "similarity*confidence"]),
+        st.sampled_from([None, 0.0, 0.3, 0.7, 1.0]),
+        st.sampled_from([None, -0.5, 0.0, 0.5, 0.9, 1.0]),
+        st.sampled_from([1.0, 0.0, 0.5, 3.7, 1000.0]),
+    ),
+)
+
+
+@st.composite
+def rows(draw, max_rows=5, max_k=30):
+    """Labels, similarities and confidences [B, 1 + K], and the number of classes."""
+    n_classes = draw(st.sampled_from([1, 2, 3, 5, 10_000]))
+    n_rows = draw(st.integers(0, max_rows))
+    width = 1 + draw(st.integers(0, max_k))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    pick = rng.integers(-1, min(n_classes, draw(st.integers(1, 6))), (n_rows, width))
+    labels = np.where((pick > 0) & (n_classes > 100), pick * 1999, pick).astype(np.int32)
+    if draw(st.booleans()):
+        similarities = rng.choice(SIMILARITIES, (n_rows, width))
+        confidences = rng.choice(CONFIDENCES, (n_rows, width))
+    else:
+        similarities = rng.uniform(-0.2, 1, (n_rows, width)).astype(np.float32)
+        confidences = rng.uniform(0, 1, (n_rows, width)).astype(np.float32)
+    similarities[:, 0] = 1.0
+    if draw(st.booleans()):
+        similarities = -np.sort(-similarities, axis=1)
+        similarities[:, 0] = 1.0
+    return labels, similarities, confidences, n_classes
+
+
+def voters_of(labels, similarities, confidences):
+    return [
+        [naive.voter(*cells) for cells in zip(*row, strict=True)]
+        for row in zip(labels, similarities, confidences, strict=True)
+    ]
+
+
+def assert_equals_naive(result, voters, policy):
+    expected = [naive.vote(row, policy) for row in voters]
+    got = list(
+        zip(
+            result.label.tolist(),
+            result.share.tolist(),
+            result.margin.tolist(),
+            result.weight.tolist(),
+            result.voters.tolist(),
+            strict=True,
+        )
+    )
+    assert got == expected
+
+
+@given(rows(), POLICIES, st.integers(1, 4))
+@SETTINGS
+def test_vote_equals_naive(case, policy, threads):
+    labels, similarities, confidences, n_classes = case
+    result = vote(
+        labels,
+        similarities,
+        confidences,
+        n_classes=n_classes,
+        policy=VotePolicy(*policy),
+        threads=threads,
+        votes=True,
+    )
+    voters = voters_of(labels, similarities, confidences)
+    assert_equals_naive(result, voters, policy)
+    for weights, row in zip(result.votes, voters, strict=True):
+        sums = naive.tally(row, policy)
+        assert {c: w for c, w in enumerate((weights * 2**32).tolist()) if w > 0} == sums
+
+
+@st.composite
+def pools(draw):
+    """Return ids, similarities, pool labels and confidences, own labels and confidences, C."""
+    labels, similarities, confidences, n_classes = draw(rows())
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    size = draw(st.sampled_from([0, 1, 7, 400]))
+    pool_labels = rng.choice(np.append(labels.ravel(), np.int32(0)), size)
+    pool_confidences = rng.choice(CONFIDENCES, size)
+    dtype = draw(st.sampled_from([np.int64, np.uint64, np.uint32, np.int32]))
+    ids = rng.integers(0, size + 2, labels[:, 1:].shape).astype(dtype)
+    absent = np.iinfo(dtype).max if np.dtype(dtype).kind == "u" else -1
+    ids[rng.random(ids.shape) < 0.1] = absent
+    similarities = similarities[:, 1:].copy()
+    similarities[(ids >= size) | (ids < 0)] = np.nan
+    return (
+        (ids, similarities, pool_labels, pool_confidences, labels[:, 0], confidences[:, 0]),
+        n_classes,
+    )
+
+
+@given(pools(), POLICIES, st.integers(1, 4))
+@SETTINGS
+def test_vote_pool_equals_naive(case, policy, threads):
+    arrays, n_classes = case
+    ids, similarities, pool_labels, pool_confidences, own_labels, own_confidences = arrays
+    voters = [
+        naive.gather(ids[r], similarities[r], pool_labels, pool_confidences, own_label, own)
+        for r, (own_label, own) in enumerate(zip(own_labels, own_confidences, strict=True))
+    ]
+    result = vote_pool(*arrays, n_classes=n_classes, policy=VotePolicy(*policy), threads=threads)
+    assert_equals_naive(result, voters, policy)
+    one_by_one = [
+        vote_pool(
+            ids[r : r + 1],
+            similarities[r : r + 1],
+            pool_labels,
+            pool_confidences,
+            own_labels[r : r + 1],
+            own_confidences[r : r + 1],
+            n_classes=n_classes,
+            policy=VotePolicy(*policy),
+        )
+        for r in range(len(ids))
+    ]
+    assert_equals_naive(result, voters, policy)
+    for field in ("label", "share", "margin", "weight", "voters"):
+        alone = [getattr(one, field).tobytes() for one in one_by_one]
+        assert b"".join(alone) == getattr(result, field).tobytes()
+
+
+@given(rows(), st.lists(POLICIES, min_size=0, max_size=4), st.data())
+@SETTINGS
+def test_curves_equal_separate_votes(case, policies, data):
+    labels, similarities, confidences, n_classes = case
+    ks = data.draw(st.lists(st.integers(0, labels.shape[1] - 1), max_size=6))
+    given_policies = tuple(VotePolicy(*policy) for policy in policies)
+    got = vote_curves(
+        labels, similarities, confidences, n_classes=n_classes, ks=ks, policies=given_policies
+    )
+    assert got.shape == (len(policies), len(ks), len(labels))
+    voters = voters_of(labels, similarities, confidences)
+    for (p, policy), (i, k) in product(enumerate(policies), enumerate(ks)):
+        assert got[p, i].tolist() == [naive.winner(row[: 1 + k], policy) for row in voters]
+    for p, policy in enumerate(given_policies):
+        alone = vote_curve(
+            labels, similarities, confidences, n_classes=n_classes, ks=ks, policy=policy
+        )
+        np.testing.assert_array_equal(alone, got[p])
+
+
+@given(pools(), st.lists(POLICIES, min_size=1, max_size=4), st.data())
+@SETTINGS
+def test_pool_curves_equal_separate_votes(case, policies, data):
+    arrays, n_classes = case
+    ids, similarities, *rest = arrays
+    ks = data.draw(st.lists(st.integers(0, ids.shape[1]), max_size=4))
+    given_policies = tuple(VotePolicy(*policy) for policy in policies)
+    got = vote_curves_pool(*arrays, n_classes=n_classes, ks=ks, policies=given_policies)
+    for (p, policy), (i, k) in product(enumerate(given_policies), enumerate(ks)):
+        alone = vote_pool(
+            ids[:, :k], similarities[:, :k], *rest, n_classes=n_classes, policy=policy
+        )
+        np.testing.assert_array_equal(got[p, i], alone.label)
+    np.testing.assert_array_equal(
+        vote_curve_pool(*arrays, n_classes=n_classes, ks=ks, policy=given_policies[0]), got[0]
+    )
+
+
+@given(rows(max_rows=3, max_k=8), POLICIES)
+@SETTINGS
+def test_decided_exactly_when_no_completion_changes_the_winner(case, policy):
+    labels, similarities, confidences, n_classes = case
+    # a label nobody gave stands for all such labels
+    few = min(n_classes, 7)
+    labels = labels % few if n_classes > few else labels
+    voters = voters_of(labels, similarities, confidences)
+    width = labels.shape[1]
+    for known in range(width + 1):
+        got = decided(
+            labels,
+            similarities,
+            confidences,
+            known,
+            n_classes=few,
+            policy=VotePolicy(*policy),
+        )
+        assert got.tolist() == [naive.decided(row, known, few, policy) for row in voters]
+    prefix = deciding_prefix(
+        labels, similarities, confidences, n_classes=few, policy=VotePolicy(*policy)
+    )
+    first = [
+        next(n for n in range(1, width + 1) if naive.decided(row, n, few, policy)) for row in voters
+    ]
+    assert prefix.tolist() == first
+
+
+@given(rows(max_rows=4, max_k=12), POLICIES, st.integers(0, 2**32 - 1))
+@SETTINGS
+def test_random_completions_never_change_a_decided_winner(case, policy, seed):
+    labels, similarities, confidences, n_classes = case
+    rng = np.random.default_rng(seed)
+    n_rows, width = labels.shape
+    known = rng.integers(1, width + 1, n_rows)
+    kind = VotePolicy(*policy)
+    settled = decided(labels, similarities, confidences, known, n_classes=n_classes, policy=kind)
+    winners = vote(labels, similarities, confidences, n_classes=n_classes, policy=kind).label
+    unknown = np.arange(width) >= known[:, None]
+    for _ in range(5):
+        others = np.where(
+            unknown, rng.integers(-1, min(n_classes, 6), labels.shape), labels
+        ).astype(np.int32)
+        sure = np.where(unknown, rng.choice(CONFIDENCES, labels.shape), confidences)
+        changed = vote(others, similarities, sure, n_classes=n_classes, policy=kind).label
+        np.testing.assert_array_equal(changed[settled], winners[settled])
+
+
+@pytest.mark.parametrize("policy", list(naive.PRESETS))
+def test_long_rows(policy):
+    rng = np.random.default_rng(5)
+    n_rows, k, n_classes = (8, 1000, 10_000) if JIT else (1, 1000, 10_000)
+    labels = (rng.zipf(1.3, (n_rows, 1 + k)) % n_classes).astype(np.int32)
+    similarities = np.sort(rng.uniform(-0.1, 1, (n_rows, 1 + k)).astype(np.float32))[:, ::-1]
+    similarities[:, 0] = 1
+    confidences = rng.choice(CONFIDENCES, labels.shape)
+    result = vote(labels, similarities, confidences, n_classes=n_classes, policy=policy)
+    voters = voters_of(labels, similarities, confidences)
+    assert_equals_naive(result, voters, naive.PRESETS[policy])
+    ids = np.arange(n_rows * k).reshape(n_rows, k)
+    pooled = vote_pool(
+        ids,
+        similarities[:, 1:],
+        labels[:, 1:].ravel(),
+        confidences[:, 1:].ravel(),
+        labels[:, 0],
+        confidences[:, 0],
+        n_classes=n_classes,
+        policy=policy,
+    )
+    assert_equals_naive(pooled, voters, naive.PRESETS[policy])
