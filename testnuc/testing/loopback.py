@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Collection, Sequence
 from functools import partial
 from time import process_time
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from types import TracebackType
+from typing import Any, Literal, Self, cast
 
 import orjson
 
 from testnuc.errors import InvalidInputError
 from testnuc.prompts import samples_in
-from testnuc.testing.answers import asker, delays
-from testnuc.testing.connection import Response
-from testnuc.testing.content import compose
-from testnuc.testing.faults import LOST_KINDS
+from testnuc.testing.answers import AnswerOf, Latency, asker, delays
+from testnuc.testing.connection import Call, Delivery, Response
+from testnuc.testing.content import Content, compose
+from testnuc.testing.faults import LOST_KINDS, Faults
 from testnuc.testing.gate import Gate, Problem, limit_problem, problem_of, quota_headers
 from testnuc.testing.listener import HOST, Listener
-from testnuc.testing.window import SlidingWindow
-from testnuc.testing.wire import ANTHROPIC, OPENAI, Tokens, count_tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from types import TracebackType
-
-    from testnuc.testing.answers import AnswerOf, Latency
-    from testnuc.testing.connection import Call, Delivery
-    from testnuc.testing.content import Content
-    from testnuc.testing.faults import Faults
-    from testnuc.testing.window import Violation
-    from testnuc.testing.wire import Prompt, Wire
+from testnuc.testing.window import SlidingWindow, Violation
+from testnuc.testing.wire import ANTHROPIC, OPENAI, Prompt, Tokens, Wire, count_tokens
 
 __all__ = ["LoopbackLLM"]
 

@@ -158,7 +158,7 @@ class _OpenAI:
     _CODES: ClassVar = {429: "rate_limit_exceeded", 401: "invalid_api_key", 404: "model_not_found"}
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> bytes:
-        kind = "server_error" if status >= 500 else "invalid_request_error"  # noqa: PLR2004
+        kind = "server_error" if status >= 500 else "invalid_request_error"
         kind = (
             "insufficient_quota" if code == "insufficient_quota" else self._TYPES.get(status, kind)
         )
