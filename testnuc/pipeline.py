@@ -6,6 +6,7 @@ the predictions that their votes need. Both work on a `Window`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -87,9 +88,13 @@ class Pipeline:
             True: the texts are each other's neighbors (they join the pool first). False: they see
             the pool as it is (and join it afterwards).
         """
-        vectors = await self._embedding.vectors(
-            [entry.text for entry in texts], [entry.hash for entry in texts]
-        )
+        hashes = [entry.hash for entry in texts]
+        vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
+        known = await self._pool.labels(hashes)
+        texts = [
+            entry if label is None else replace(entry, label=label)
+            for entry, label in zip(texts, known, strict=True)
+        ]
         together = together and self.join_pool
         upto = await self._pool.add(texts, vectors) if together else None
         matches = await self._search(texts, vectors, upto, together=together)

@@ -118,6 +118,11 @@ class Pool:
         ]
         return texts, end if end < len(self._texts) else None
 
+    async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
+        """Return the label that a person gave each text."""
+        rows = [self._rows.get(h) for h in hashes]
+        return [None if row is None else self._texts[row].label for row in rows]
+
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
         """Return the vector of each text that is in the pool."""
         nearest = self._nearest

@@ -283,6 +283,9 @@ class Index(Protocol):
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
         """Return at most `count` texts numbered from `start`, and where to go on; None: no more."""
 
+    async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
+        """Return the label that a person gave each text; None: none, or not in the pool."""
+
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
         """Return the vector of each text that is in the pool, float16[dim]."""
 
