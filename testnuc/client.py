@@ -357,7 +357,9 @@ class TestNUC:
         entries, places = await distinct(given)
         bar = Progress(shown=progress, total=len(entries))
         try:
+            bar.stage("embedding")
             window = await self._pipeline.prepare(entries, together=True)
+            bar.stage("asking")
             self._warn_of_small_pool(window)
             counted = bytearray(len(window.entries))
 

@@ -68,7 +68,7 @@ class LabelSet:
             _check_name(none_label, "none_label")
             if none_label not in names:
                 names.append(none_label)
-        if len(names) < 2:  # noqa: PLR2004 - two is what "at least two" means
+        if len(names) < 2:
             raise InvalidInputError(
                 f"labels needs at least two labels, got {names!r}. A text can only be labeled by "
                 'choosing between labels; to tell one label from all else, add none_label="other".'
@@ -166,7 +166,7 @@ class LabelSet:
 
     def __repr__(self) -> str:
         shown = ", ".join(repr(name) for name in self.names[:5])
-        more = f", .. {len(self.names) - 5} more" if len(self.names) > 5 else ""  # noqa: PLR2004
+        more = f", .. {len(self.names) - 5} more" if len(self.names) > 5 else ""
         return f"LabelSet([{shown}{more}])"
 
 

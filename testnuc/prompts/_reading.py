@@ -79,7 +79,7 @@ def _usual(content: str) -> Answer | None:
         value = orjson.loads(content)
     except ValueError:
         return None
-    if type(value) is not dict or len(value) != 2:  # noqa: PLR2004
+    if type(value) is not dict or len(value) != 2:
         return None
     label, confidence = value.get("label"), value.get("confidence")
     if type(label) is str and label.strip() and type(confidence) is float and 0 <= confidence <= 1:
@@ -220,7 +220,7 @@ def _confidence(value: Any) -> float | None:
         return None
     if not math.isfinite(number):
         return None
-    if percent or (10 < number <= 100 and number.is_integer()):  # noqa: PLR2004
+    if percent or (10 < number <= 100 and number.is_integer()):
         number /= 100
     return number if 0 <= number <= 1 else None
 

@@ -1,7 +1,5 @@
 """What providers say when they refuse a call, as testnuc's exceptions."""
 
-# ruff: noqa: PLR2004 - an HTTP status is known by its number
-
 from __future__ import annotations
 
 import re

@@ -61,7 +61,7 @@ def _tokens(logprobs: Any) -> list[tuple[bytes, float]]:
         value, raw, text = token.get("logprob"), token.get("bytes"), token.get("token")
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
             return []
-        if isinstance(raw, list) and all(type(b) is int and 0 <= b < 256 for b in raw):  # noqa: PLR2004
+        if isinstance(raw, list) and all(type(b) is int and 0 <= b < 256 for b in raw):
             tokens.append((bytes(raw), float(value)))
         elif isinstance(text, str):
             tokens.append((_utf8(text), float(value)))

@@ -36,10 +36,7 @@ def test_an_unknown_name_is_an_attribute_error():
     ],
 )
 def test_imports_stay_light(statement, heavy):
-    code = (
-        f"import sys; {statement}; "
-        f"print([m for m in {heavy.split()!r} if m in sys.modules])"
-    )
+    code = f"import sys; {statement}; print([m for m in {heavy.split()!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
