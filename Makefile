@@ -30,7 +30,7 @@ layers: $(VENV)/.test
 
 # the kernels' tests once more as plain Python: what the compiler makes of them must be the same
 tests: $(VENV)/.test
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q tests/property/test_voting.py tests/unit/test_voting.py
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q tests/property/test_voting.py tests/property/test_rescore.py
 	$(BIN)/python -m pytest -q
 
 $(VENV)/.made:

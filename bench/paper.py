@@ -13,7 +13,6 @@ import orjson
 
 from bench._report import Report
 from testnuc import TestNUC, vote_curve
-from testnuc.embedding import hash_text
 from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
 
@@ -134,7 +133,9 @@ async def _run(arguments: argparse.Namespace) -> Report:
             if (curve[-1] != np.array(winners)).any():
                 sys.exit("bench paper: the curve over k disagrees with the client's own labels")
         accuracies = (curve == truth).mean(axis=1)
-        report.row(policy=policy, **{f"k={n}": float(a) for n, a in zip(_KS, accuracies, strict=True)})
+        report.row(
+            policy=policy, **{f"k={n}": float(a) for n, a in zip(_KS, accuracies, strict=True)}
+        )
     return report
 
 

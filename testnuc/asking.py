@@ -60,13 +60,21 @@ class Asker:
         self.labels = labels
         self._transport = transport
         self.task = Task(
-            system=prompts.system_prompt(labels, instructions=instructions),
+            system=prompts.system_prompt(
+                labels,
+                instructions=instructions,
+                confidence=confidence,
+                texts_per_call=texts_per_call,
+            ),
             labels=labels.names,
             temperature=temperature,
             top_p=top_p,
             confidence=confidence,
             options=dict(options),
         )
+        validate = getattr(provider, "validate", None)
+        if validate is not None:
+            validate(self.task)
         try:
             constant = orjson.dumps(
                 [

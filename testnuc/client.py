@@ -6,13 +6,12 @@ import asyncio
 import time
 import warnings
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from testnuc import embedders, providers, stores
 from testnuc.asking import Asker
-from testnuc.embedding import Embedding
-from testnuc.errors import ConfigurationError, InvalidInputError, TestNUCError
+from testnuc.embedding import Embedding, embedder_name
+from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.fanout import Fanout
 from testnuc.intake import (
     checked_choice,
@@ -24,7 +23,7 @@ from testnuc.intake import (
     labeled,
 )
 from testnuc.labels import LabelSet
-from testnuc.limits import Budget, Meter, Price, RateLimit, RetryPolicy
+from testnuc.limits import Budget, Meter, Price, RateLimit, RetryPolicy, require_price
 from testnuc.methods.standard import StandardPrompting
 from testnuc.pipeline import Pipeline
 from testnuc.pool import Pool
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from types import TracebackType
 
-    from testnuc.protocols import Embedder, Method, Provider, Store
+    from testnuc.protocols import Embedder, Index, Method, Provider, Store
     from testnuc.window import Window
 
 __all__ = ["SmallPoolWarning", "TestNUC"]
@@ -119,8 +118,10 @@ class TestNUC:
 
     Examples
     --------
-    >>> async with TestNUC(["refund", "delivery"], model="local/zero-shot") as nuc:  # doctest: +SKIP
-    ...     results = await nuc.classify_many(texts)
+    ::
+
+        async with TestNUC(["refund", "delivery"], model="openai/gpt-4o-mini") as nuc:
+            results = await nuc.classify_many(texts)
     """
 
     __test__ = False
@@ -165,16 +166,12 @@ class TestNUC:
             raise InvalidInputError(f"instructions is {instructions!r}; give a string or None")
         self._store = stores.resolve(store)
         self._embedder = embedders.resolve(embedder)
-        self._pool = Pool()
+        self._pool: Index = self._store.pool(embedder_name(self._embedder)) or Pool()
         self._embedding = Embedding(self._embedder, self._store, self._pool)
         provider = self._provider(model, base_url, api_key)
-        price = Price.of(provider.name, provider.model)
-        if price is None and budget is not None and budget.usd is not None:
-            raise ConfigurationError(
-                f"a budget in usd needs a price, and {provider.name}/{provider.model} has none in "
-                "the price list: give Budget(tokens=..) or Budget(calls=..) instead"
-            )
-        self._meter = Meter(price=price)
+        price = Price.of(provider.name, provider.model, getattr(provider, "url", None))
+        require_price(budget, price, f"{provider.name}/{provider.model}")
+        self._meter = Meter()
         self._transport = Transport(
             rate_limit=rate_limit,
             max_concurrency=max_concurrency,
@@ -195,10 +192,12 @@ class TestNUC:
             options=request_options or {},
             texts_per_call=texts_per_call,
         )
+        self._scope = asker.scope
         self._fanout = Fanout(
             asker.answer,
             self._store,
             asker.scope,
+            meter=self._meter,
             workers=max_concurrency,
             per_call=texts_per_call,
         )
@@ -258,10 +257,7 @@ class TestNUC:
     @property
     def usage(self) -> Usage:
         """What this client has spent so far."""
-        spent = self._meter.usage()
-        return replace(
-            spent, store_hits=self._fanout.store_hits, coalesced=self._fanout.coalesced
-        )
+        return self._meter.since()
 
     async def add(self, texts: Iterable[str], labels: Sequence[str] | None = None) -> None:
         """Embed unlabeled texts and add them to the pool; makes no LLM call.
@@ -284,9 +280,7 @@ class TestNUC:
         await self._ready()
         for start in range(0, len(entries), _TURN):
             part = entries[start : start + _TURN]
-            vectors = await self._embedding.vectors(
-                [e.text for e in part], [e.hash for e in part]
-            )
+            vectors = await self._embedding.vectors([e.text for e in part], [e.hash for e in part])
             await self._pool.add(part, vectors)
 
     async def predict_pool(self, *, progress: bool = False) -> None:
@@ -359,11 +353,13 @@ class TestNUC:
         """
         given = await checked_texts(texts)
         await self._ready()
-        before, started = self.usage, time.perf_counter()
+        before, started = self._meter.mark(), time.perf_counter()
         entries, places = await distinct(given)
         bar = Progress(shown=progress, total=len(entries))
         try:
+            bar.stage("embedding")
             window = await self._pipeline.prepare(entries, together=True)
+            bar.stage("asking")
             self._warn_of_small_pool(window)
             counted = bytearray(len(window.entries))
 
@@ -377,7 +373,7 @@ class TestNUC:
         finally:
             bar.close()
         rows = await asyncio.to_thread(Rows, window, given, places)
-        return Results(rows, _difference(self.usage, before), time.perf_counter() - started)
+        return Results(rows, self._meter.since(before), time.perf_counter() - started)
 
     async def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096
@@ -422,8 +418,15 @@ class TestNUC:
         if self._closed:
             raise TestNUCError("this client is closed; make a new one")
         if self._opening is None:
-            self._opening = asyncio.create_task(self._store.open())
+            self._opening = asyncio.create_task(self._open())
         await asyncio.shield(self._opening)
+
+    async def _open(self) -> None:
+        await self._store.open()
+        await self._store.describe(
+            self._scope, {"model": self.model, "labels": list(self.labels.names)}
+        )
+        await self._pool.open()
 
     def _warn_of_small_pool(self, window: Window) -> None:
         found = int((window.neighbors >= 0).sum(axis=1).max(initial=0))
@@ -433,16 +436,11 @@ class TestNUC:
         who = f"at most {found} neighbors vote" if found else "nobody but the text itself votes"
         remedy = "add unlabeled texts with `await nuc.add(texts)`, or give a smaller k"
         if self._pipeline.neighbors == "stored":
-            remedy += "; with neighbors='stored' only texts with a prediction vote, see predict_pool"
+            remedy += (
+                "; with neighbors='stored' only texts with a prediction vote, see predict_pool"
+            )
         warnings.warn(
             f"k is {self.k}, but the pool holds {len(self)} texts: {who}; {remedy}",
             SmallPoolWarning,
             stacklevel=3,
         )
-
-
-def _difference(after: Usage, before: Usage) -> Usage:
-    """Return what was spent in between; unknown stays unknown."""
-    names = [field.name for field in fields(Usage)]
-    pairs = [(getattr(after, name), getattr(before, name)) for name in names]
-    return Usage(*(None if a is None or b is None else a - b for a, b in pairs))

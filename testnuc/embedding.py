@@ -21,12 +21,21 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import Embedder, Index, Store
 
-__all__ = ["Embedding"]
+__all__ = ["Embedding", "embedder_name"]
 
 #: Most texts given to the embedder at a time.
 _BATCH = 512
 #: Texts looked up and waited for at a time.
 _CHUNK = 2_048
+
+
+def embedder_name(embedder: Embedder) -> str:
+    """Return the identity of an embedder: its ``name``, else its class and dimension."""
+    given = getattr(embedder, "name", None)
+    if isinstance(given, str) and given:
+        return given
+    kind = type(embedder)
+    return f"{kind.__module__}.{kind.__qualname__}/{embedder.dim}"
 
 
 class Embedding:
@@ -60,11 +69,7 @@ class Embedding:
     @property
     def name(self) -> str:
         """Identity of the embedder in stores and keys."""
-        given = getattr(self._embedder, "name", None)
-        if isinstance(given, str) and given:
-            return given
-        kind = type(self._embedder)
-        return f"{kind.__module__}.{kind.__qualname__}/{self._embedder.dim}"
+        return embedder_name(self._embedder)
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return float32[len(texts), dim]; an `Embedder` like the one behind it."""
@@ -164,7 +169,8 @@ class Embedding:
             raise EmbeddingError(
                 f"the embedder returned NaN, infinity or a zero vector for the text {text[:80]!r}"
             )
-        return (vectors / norms[:, None]).astype(np.float16)
+        unit: NDArray[np.float16] = (vectors / norms[:, None]).astype(np.float16)
+        return unit
 
     async def close(self) -> None:
         """Stop embedding; whoever still waits gets a `CancelledError`."""

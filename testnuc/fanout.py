@@ -18,6 +18,7 @@ from testnuc.protocols import StoredPrediction
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from testnuc.limits import Meter
     from testnuc.prompts import Demonstration
     from testnuc.protocols import Store
     from testnuc.results import Prediction
@@ -101,6 +102,8 @@ class Fanout:
     store : Store
     scope : bytes
         Stored with each prediction.
+    meter : Meter
+        Counts predictions that were stored or already asked for.
     workers : int
         Most calls of `answer` at a time.
     per_call : int
@@ -115,6 +118,7 @@ class Fanout:
         store: Store,
         scope: bytes,
         *,
+        meter: Meter,
         workers: int,
         per_call: int = 1,
         drain: float = 5.0,
@@ -122,6 +126,7 @@ class Fanout:
         self._answer = answer
         self._store = store
         self._scope = scope
+        self._meter = meter
         self._limit = workers
         self._per_call = per_call
         self._low_water = workers * per_call
@@ -135,10 +140,6 @@ class Fanout:
         self._reading = 0
         self._fresh: dict[bytes, Prediction] = {}
         self._ever_answered = False
-        #: Predictions that were in the store already.
-        self.store_hits = 0
-        #: Predictions that somebody else was already asking for.
-        self.coalesced = 0
 
     async def run(self, asks: Iterable[Ask], done: Done) -> None:
         """Get an outcome for each ask and pass it to `done`, in the order they come.
@@ -189,7 +190,7 @@ class Fanout:
         for ask, hit in zip(asks, stored, strict=True):
             prediction = hit if hit is not None else fresh.get(ask.key)
             if prediction is not None:
-                self.store_hits += 1
+                self._meter.store_hits += 1
                 run.done(ask, prediction)
                 continue
             run.open += 1
@@ -198,7 +199,7 @@ class Fanout:
                 self._entries[ask.key] = entry = _Entry(ask, run)
                 run.queue.append(entry)
             else:
-                self.coalesced += 1
+                self._meter.coalesced += 1
                 entry.waiters.append((run, ask))
         if run.queue and run not in self._turns:
             self._turns.append(run)
@@ -212,11 +213,16 @@ class Fanout:
         while len(self._workers) < wanted:
             worker = asyncio.create_task(self._work(), name="testnuc-worker")
             self._workers.add(worker)
-            worker.add_done_callback(self._workers.discard)
 
     async def _work(self) -> None:
-        while bundle := self._take():
-            await self._serve(bundle)
+        try:
+            while bundle := self._take():
+                await self._serve(bundle)
+        finally:
+            # in the same step in which it found no work: else `_hire` would still count on it
+            worker = asyncio.current_task()
+            assert worker is not None
+            self._workers.discard(worker)
 
     def _take(self) -> list[_Entry]:
         """Return up to `per_call` queued entries of distinct texts that fit in one call."""

@@ -28,6 +28,9 @@ _WIDER_ABOVE = 100_000
 _ADD_CHUNK = 512
 #: Queries scored at a time by the exact search, to bound the score matrix.
 _QUERY_CHUNK = 256
+#: Vectors inserted by one thread before several are used: concurrent insertions into a small graph
+#: leave up to one in two hundred of them hard to find, and make the graph differ from run to run.
+_ALONE_BELOW = 20_000
 #: How far below the k-th best score a candidate still is re-scored: more than float32's error.
 _SCORE_SLACK = 1e-4
 #: Candidates fetched from the graph beyond k, so that re-scoring can change their order.
@@ -200,9 +203,8 @@ class NearestVectors:
 
     def _insert(self, start: int, end: int) -> None:
         rows = np.flatnonzero(self._alive[start:end]) + start
-        self._graph.add(
-            rows.astype(np.uint64), self._half[rows], threads=self._threads, copy=True
-        )
+        threads = 1 if end <= _ALONE_BELOW else self._threads
+        self._graph.add(rows.astype(np.uint64), self._half[rows], threads=threads, copy=True)
         if end > _WIDER_ABOVE:
             self._graph.expansion_search = 128
 

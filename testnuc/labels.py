@@ -49,7 +49,16 @@ class LabelSet:
     (0, None, None)
     """
 
-    __slots__ = ("_index", "_loose", "_meant", "_strict", "descriptions", "names", "none_label")
+    __slots__ = (
+        "_index",
+        "_loose",
+        "_meant",
+        "_strict",
+        "_too_long",
+        "descriptions",
+        "names",
+        "none_label",
+    )
 
     def __init__(
         self, labels: Sequence[str] | Mapping[str, str], none_label: str | None = None
@@ -59,7 +68,7 @@ class LabelSet:
             _check_name(none_label, "none_label")
             if none_label not in names:
                 names.append(none_label)
-        if len(names) < 2:  # noqa: PLR2004 - two is what "at least two" means
+        if len(names) < 2:
             raise InvalidInputError(
                 f"labels needs at least two labels, got {names!r}. A text can only be labeled by "
                 'choosing between labels; to tell one label from all else, add none_label="other".'
@@ -74,6 +83,8 @@ class LabelSet:
         self._strict: dict[str, int] = {}
         self._loose: dict[str, int] = {}
         self._meant: dict[str, int | None] = {}
+        #: Longer replies are prose, whatever they hold.
+        self._too_long = 2 * max(map(len, self.names)) + 100
         for i, name in enumerate(self.names):
             folded = _fold_case(name)
             first = self._strict.setdefault(folded, i)
@@ -110,6 +121,8 @@ class LabelSet:
         exact = self._index.get(said)
         if exact is not None:
             return exact
+        if len(said) > self._too_long:
+            return None
         try:
             return self._meant[said]
         except KeyError:
@@ -153,35 +166,17 @@ class LabelSet:
 
     def __repr__(self) -> str:
         shown = ", ".join(repr(name) for name in self.names[:5])
-        more = f", .. {len(self.names) - 5} more" if len(self.names) > 5 else ""  # noqa: PLR2004
+        more = f", .. {len(self.names) - 5} more" if len(self.names) > 5 else ""
         return f"LabelSet([{shown}{more}])"
 
 
 def _listed(labels: Sequence[str] | Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Names and descriptions, each one checked."""
+    """Return names and descriptions, each one checked."""
     if isinstance(labels, str | bytes):
         raise InvalidInputError(
             f"labels is one string, {labels!r:.80}; give a list of labels, such as "
             '["refund", "card lost"].'
         )
-    descriptions: dict[str, str] = {}
-    if isinstance(labels, Mapping):
-        for name, description in labels.items():
-            _check_name(name, "label")
-            if description is None:
-                continue
-            if not isinstance(description, str):
-                raise InvalidInputError(
-                    f"the description of label {name!r} is {description!r:.80}, not a string; "
-                    "labels as a mapping is label -> description."
-                )
-            if _surrogate(description):
-                raise InvalidInputError(
-                    f"the description of label {name!r} holds a lone surrogate, which is half a "
-                    "character; decode the text it came from correctly."
-                )
-            if description.strip():
-                descriptions[name] = " ".join(description.split())
     try:
         names = list(labels)
     except TypeError:
@@ -192,7 +187,28 @@ def _listed(labels: Sequence[str] | Mapping[str, str]) -> tuple[list[str], dict[
         if name in seen:
             raise InvalidInputError(f"label {name!r} is given twice; remove one of them.")
         seen.add(name)
-    return names, descriptions
+    return names, _described(labels) if isinstance(labels, Mapping) else {}
+
+
+def _described(labels: Mapping[str, object]) -> dict[str, str]:
+    """Return the descriptions on one line each, without the blank ones."""
+    descriptions: dict[str, str] = {}
+    for name, description in labels.items():
+        if description is None:
+            continue
+        if not isinstance(description, str):
+            raise InvalidInputError(
+                f"the description of label {name!r} is {description!r:.80}, not a string; "
+                "labels as a mapping is label -> description."
+            )
+        if any("\ud800" <= character <= "\udfff" for character in description):
+            raise InvalidInputError(
+                f"the description of label {name!r} holds a lone surrogate, which is half a "
+                "character; decode the text it came from correctly."
+            )
+        if description.strip():
+            descriptions[name] = " ".join(description.split())
+    return descriptions
 
 
 def _check_name(name: object, what: str) -> None:
@@ -209,18 +225,14 @@ def _check_name(name: object, what: str) -> None:
             )
 
 
-def _surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
-
-
 def _fold_case(text: str) -> str:
-    """One form for all that differ in case, white space or Unicode composition only."""
+    """Return one form for all that differ in case, white space or Unicode composition only."""
     text = unicodedata.normalize("NFKC", text).casefold()
     return " ".join(unicodedata.normalize("NFKC", text).split())
 
 
 def _fold_punctuation(folded: str) -> str:
-    """The same without punctuation; symbols such as ``+`` and emoji carry meaning and stay."""
+    """Return it without punctuation; symbols such as ``+`` and emoji mean something and stay."""
     if folded.isalnum():
         return folded
     return " ".join(

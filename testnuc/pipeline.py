@@ -6,7 +6,7 @@ the predictions that their votes need. Both work on a `Window`.
 
 from __future__ import annotations
 
-from itertools import islice
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -88,9 +88,13 @@ class Pipeline:
             True: the texts are each other's neighbors (they join the pool first). False: they see
             the pool as it is (and join it afterwards).
         """
-        vectors = await self._embedding.vectors(
-            [entry.text for entry in texts], [entry.hash for entry in texts]
-        )
+        hashes = [entry.hash for entry in texts]
+        vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
+        known = await self._pool.labels(hashes)
+        texts = [
+            entry if label is None else replace(entry, label=label)
+            for entry, label in zip(texts, known, strict=True)
+        ]
         together = together and self.join_pool
         upto = await self._pool.add(texts, vectors) if together else None
         matches = await self._search(texts, vectors, upto, together=together)
@@ -134,7 +138,11 @@ class Pipeline:
             await self._ask(window, range(len(texts)), lambda _: advance())
 
     async def _search(
-        self, texts: Sequence[PoolText], vectors: NDArray[np.float16], upto: int | None, *,
+        self,
+        texts: Sequence[PoolText],
+        vectors: NDArray[np.float16],
+        upto: int | None,
+        *,
         together: bool,
     ) -> Matches:
         from testnuc.protocols import Matches
@@ -170,7 +178,7 @@ class Pipeline:
         want = self.k
         while len(rows) and want:
             found = await self._pool.search(
-                vectors[rows], want, exclude=[hashes[i] for i in rows], upto=upto
+                vectors[rows], want, exclude=[hashes[i] for i in rows.tolist()], upto=upto
             )
             await self._note_usable(found.ids, batch, usable)
             missing = []
@@ -234,9 +242,7 @@ class Pipeline:
             filled = matches.ids >= 0
             neighbors[filled] = place_of[np.searchsorted(ids, matches.ids[filled])]
             similarities = matches.similarities
-        window = Window(
-            self.labels, self.policy, entries, len(texts), neighbors, similarities
-        )
+        window = Window(self.labels, self.policy, entries, len(texts), neighbors, similarities)
         if self.neighbors == "stored" and matches is not None:
             others = range(len(texts), len(entries))
             unknown = [place for place in others if not window.asked(place)]

@@ -43,6 +43,9 @@ class Pool:
     def __contains__(self, text_hash: bytes) -> bool:
         return text_hash in self._rows
 
+    async def open(self) -> None:
+        """Do nothing: a pool in memory starts empty."""
+
     async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
         """Add the texts that are not there yet; see `testnuc.protocols.Index.add`."""
         if self._nearest is None:
@@ -114,6 +117,11 @@ class Pool:
             if self._rows.get(entry.hash) == row
         ]
         return texts, end if end < len(self._texts) else None
+
+    async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
+        """Return the label that a person gave each text."""
+        rows = [self._rows.get(h) for h in hashes]
+        return [None if row is None else self._texts[row].label for row in rows]
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
         """Return the vector of each text that is in the pool."""

@@ -25,6 +25,11 @@ class Progress:
 
             self._bar = tqdm(total=total, unit=" texts", dynamic_ncols=True)
 
+    def stage(self, name: str) -> None:
+        """Say what is being done."""
+        if self._bar is not None:
+            self._bar.set_description(name)
+
     def advance(self, texts: int = 1) -> None:
         """Count texts that are done."""
         if self._bar is not None:

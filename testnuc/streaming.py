@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Iterable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from testnuc.errors import InvalidInputError
 from testnuc.intake import distinct
@@ -65,15 +63,14 @@ async def _produce(
 ) -> None:
     """Put the results of all windows on the queue, then None, or the exception that ended it."""
     try:
-        async with asyncio.TaskGroup() as tasks:
-            async with aclosing(_batches(texts, size)) as batches:
-                async for start, batch in batches:
-                    await slots.acquire()
-                    window = _StreamedWindow(pipeline, start, batch, ready)
-                    # the pool grows in the order of the windows
-                    predict = await window.prepare()
-                    if predict is not None:
-                        tasks.create_task(predict, name="testnuc-window")
+        async with asyncio.TaskGroup() as tasks, aclosing(_batches(texts, size)) as batches:
+            async for start, batch in batches:
+                await slots.acquire()
+                window = _StreamedWindow(pipeline, start, batch, ready)
+                # the pool grows in the order of the windows
+                predict = await window.prepare()
+                if predict is not None:
+                    tasks.create_task(predict, name="testnuc-window")
     except BaseExceptionGroup as group:
         ready.put_nowait(_first(group))
     except Exception as exc:  # noqa: BLE001 - raised where the results are taken
@@ -122,13 +119,7 @@ class _StreamedWindow:
         return self._predict(window, indices)
 
     async def _predict(self, window: Window, indices: list[list[int]]) -> None:
-        neighbors = window.neighbors
-        waits = np.ones(window.n_own, dtype=np.int64) + (neighbors >= 0).sum(axis=1)
-        waits_for: list[list[int]] = [[] for _ in window.entries]
-        for place in range(window.n_own):
-            for other in (place, *neighbors[place].tolist()):
-                if other >= 0:
-                    waits_for[other].append(place)
+        waits, waits_for = _waiting(window)
         if self._pipeline.neighbors == "stored":
             # neighbors outside the window have what they have
             for other in range(window.n_own, len(window.entries)):
@@ -154,9 +145,7 @@ class _StreamedWindow:
         for position in indices:
             text = self._batch[position]
             index = self._start + position
-            self._ready.put_nowait(
-                (self, classification(window, place, result, 0, index, text))
-            )
+            self._ready.put_nowait((self, classification(window, place, result, 0, index, text)))
 
     def _invalid(self, position: int, text: Any, problem: str) -> Classification:
         return Classification(
@@ -172,9 +161,21 @@ class _StreamedWindow:
         )
 
 
+def _waiting(window: Window) -> tuple[list[int], list[list[int]]]:
+    """Return how many predictions each own text waits for, and which texts wait for each."""
+    waits = [0] * window.n_own
+    waits_for: list[list[int]] = [[] for _ in window.entries]
+    for place in range(window.n_own):
+        for other in (place, *window.neighbors[place].tolist()):
+            if other >= 0:
+                waits[place] += 1
+                waits_for[other].append(place)
+    return waits, waits_for
+
+
 async def _batches(
     texts: Iterable[str] | AsyncIterable[str], size: int
-) -> AsyncIterator[tuple[int, list[str]]]:
+) -> AsyncGenerator[tuple[int, list[str]], None]:
     start = 0
     batch: list[str] = []
     if isinstance(texts, AsyncIterable):

@@ -105,3 +105,24 @@ def decided(voters, known, n_classes, policy):
     if known == 0:
         return False
     return len({winner(c, policy) for c in completions(voters, known, n_classes, policy)}) == 1
+
+
+def half(bits):
+    """Read the 16 bits of a float16."""
+    return struct.unpack("e", struct.pack("H", int(bits)))[0]
+
+
+def cosine(query, vector_bits):
+    """Dot product of unit vectors, the second given by its float16 bits."""
+    return math.fsum(float(a) * half(b) for a, b in zip(query, vector_bits, strict=True))
+
+
+def rank(ids, similarities, hashes, k):
+    """Return the k best (id, similarity), equal ones by hash, then by place."""
+    candidates = [
+        (-float(s), int(hashes[i]), place, int(i))
+        for place, (i, s) in enumerate(zip(ids, similarities, strict=True))
+        if 0 <= i < len(hashes) and not math.isnan(s)
+    ]
+    best = [(i, -s) for s, _, _, i in sorted(candidates)[:k]]
+    return best + [(-1, math.nan)] * (k - len(best))

@@ -22,20 +22,13 @@ cosine, a label or a confidence out of range), or -1; what is wrong there is for
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numba
 import numpy as np
-from numba import njit
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from testnuc._kernels.compile import given, inline, kernel, made, types
 
 __all__ = ["curve", "decide", "pack", "tally", "vote_direct", "vote_packed"]
-
-types: Any = numba.types  # only partly typed
-config: Any = numba.config
 
 #: One unit of weight.
 ONE = 4294967296.0
@@ -50,61 +43,17 @@ MIN_CONFIDENCE = 3
 MIN_SIMILARITY = 4
 OWN_WEIGHT = 5
 
-
-def _jit(function: Callable[..., Any]) -> Any:
-    """Compile with a cache on disk, or without one where no directory can be written."""
-    try:
-        return njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError:  # "cannot cache function: no locator available"
-        return njit(nogil=True, error_model="numpy")(function)
-
-
-def _kernel(*signatures: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a getter of the kernel, compiled (or loaded from the cache) at its first use.
-
-    The signatures take read-only arrays, which writable ones match too; left to itself, numba
-    would compile once more for each combination of the two. With several signatures, the getter's
-    argument chooses one.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.cache
-        def get(variant: int = 0) -> Any:
-            kernel = _jit(function)
-            if not config.DISABLE_JIT:
-                try:
-                    kernel.compile(signatures[variant])
-                except OSError:  # compiled, but the cache could not be written
-                    if not kernel.overloads:
-                        raise
-                kernel.disable_compile()
-            return kernel
-
-        return get
-
-    return decorate
-
-
-def _in(dtype: Any, ndim: int = 1) -> Any:
-    return types.Array(dtype, ndim, "C", readonly=True)
-
-
-def _out(dtype: Any, ndim: int = 1) -> Any:
-    return types.Array(dtype, ndim, "C")
-
-
 _I4, _I8, _F4, _F8 = types.int32, types.int64, types.float32, types.float64
 _NEIGHBORS = [
-    types.Tuple((_in(ids), _in(_F4), _in(_I4), _in(_F4))) for ids in (types.uint64, types.uint32)
+    types.Tuple((given(ids), given(_F4), given(_I4), given(_F4)))
+    for ids in (types.uint64, types.uint32)
 ]
-_OWN = types.Tuple((_in(_I4), _in(_F4), _in(_F4)))
+_OWN = types.Tuple((given(_I4), given(_F4), given(_F4)))
 _LAYOUT = types.UniTuple(_I8, 2)
-_VOTES = (_out(_I4, 2), _out(_F4, 2))
-
-_inline = njit(nogil=True, error_model="numpy")
+_VOTES = (made(_I4, 2), made(_F4, 2))
 
 
-@_inline
+@inline
 def _gate(confidence: Any, policy: Any) -> Any:
     """Return c_i, times conf_i where the policy says so."""
     if confidence >= policy[MIN_CONFIDENCE]:
@@ -113,7 +62,7 @@ def _gate(confidence: Any, policy: Any) -> Any:
     return 0.0 if policy[NEEDS_CONFIDENCE] > 0 else 1.0
 
 
-@_inline
+@inline
 def _base(similarity: Any, policy: Any) -> Any:
     """Return what a similarity weighs."""
     if similarity >= policy[MIN_SIMILARITY]:
@@ -121,12 +70,12 @@ def _base(similarity: Any, policy: Any) -> Any:
     return 0.0
 
 
-@_inline
+@inline
 def _fixed(weight: Any) -> Any:
     return np.int64(np.rint(weight * ONE))
 
 
-@_inline
+@inline
 def _valid(similarity: Any, label: Any, confidence: Any, n_classes: Any) -> Any:
     return (
         abs(similarity) <= LIMIT
@@ -135,7 +84,7 @@ def _valid(similarity: Any, label: Any, confidence: Any, n_classes: Any) -> Any:
     )
 
 
-@_inline
+@inline
 def _own_vote(row: Any, own: Any, policy: Any, n_classes: Any) -> Any:
     """Return the label, the weight and the validity of the text's own vote."""
     labels, similarities, confidences = own
@@ -150,7 +99,7 @@ def _own_vote(row: Any, own: Any, policy: Any, n_classes: Any) -> Any:
     return label, _fixed(weight), True
 
 
-@_inline
+@inline
 def _neighbor_vote(at: Any, offset: Any, neighbors: Any, policy: Any, n_classes: Any) -> Any:
     """Return the label, the weight and the validity of one neighbor's vote.
 
@@ -172,7 +121,7 @@ def _neighbor_vote(at: Any, offset: Any, neighbors: Any, policy: Any, n_classes:
     return label, _fixed(_base(similarity, policy) * _gate(confidence, policy)), True
 
 
-@_inline
+@inline
 def _count(
     row: Any, own_label: Any, n: Any, lab: Any, wt: Any, acc: Any, out_i: Any, out_f: Any
 ) -> Any:
@@ -204,7 +153,7 @@ def _count(
     out_f[4, row] = total / ONE
 
 
-@_kernel(*(_I8(n, _OWN, _in(_F8), _I8, _LAYOUT, _I8, _I8, *_VOTES) for n in _NEIGHBORS))
+@kernel(*(_I8(n, _OWN, given(_F8), _I8, _LAYOUT, _I8, _I8, *_VOTES) for n in _NEIGHBORS))
 def vote_direct(
     neighbors: Any,
     own: Any,
@@ -249,7 +198,7 @@ def vote_direct(
     return -1
 
 
-@_kernel(_I8(_in(_I4), _in(_F4), _in(_F8), _I8, _out(_I4), _out(_F4)))
+@kernel(_I8(given(_I4), given(_F4), given(_F8), _I8, made(_I4), made(_F4)))
 def pack(
     labels: Any, confidences: Any, policy: Any, n_classes: Any, records: Any, weights: Any
 ) -> Any:
@@ -271,7 +220,7 @@ def pack(
     return -1
 
 
-@_kernel(*(_I8(n, _OWN, _in(_F8), _I8, _I8, _I8, _I8, *_VOTES) for n in _NEIGHBORS))
+@kernel(*(_I8(n, _OWN, given(_F8), _I8, _I8, _I8, _I8, *_VOTES) for n in _NEIGHBORS))
 def vote_packed(
     neighbors: Any,
     own: Any,
@@ -318,7 +267,7 @@ def vote_packed(
     return -1
 
 
-@_kernel(*(_I8(n, _OWN, _in(_F8), _I8, _LAYOUT, _in(_I8), _out(_F8, 2)) for n in _NEIGHBORS))
+@kernel(*(_I8(n, _OWN, given(_F8), _I8, _LAYOUT, given(_I8), made(_F8, 2)) for n in _NEIGHBORS))
 def tally(
     neighbors: Any, own: Any, policy: Any, n_classes: Any, layout: Any, rows: Any, out: Any
 ) -> Any:
@@ -345,7 +294,7 @@ def tally(
     return -1
 
 
-@_inline
+@inline
 def _add(
     p: Any, label: Any, weight: Any, rank: Any, shift: Any, acc: Any, best: Any, winner: Any
 ) -> Any:
@@ -366,8 +315,8 @@ def _add(
             winner[p] = label
 
 
-@_kernel(
-    *(_I8(n, _OWN, _in(_F8, 2), _I8, _LAYOUT, _I8, _in(_I8), _out(_I4, 3)) for n in _NEIGHBORS)
+@kernel(
+    *(_I8(n, _OWN, given(_F8, 2), _I8, _LAYOUT, _I8, given(_I8), made(_I4, 3)) for n in _NEIGHBORS)
 )
 def curve(
     neighbors: Any,
@@ -425,8 +374,8 @@ def curve(
     return -1
 
 
-@_kernel(
-    _I8(*map(_in, (_F4, _I4, _F4, _F8)), _I8, _I8, _in(_I8), _in(_I8), _out(_I8)),
+@kernel(
+    _I8(*map(given, (_F4, _I4, _F4, _F8)), _I8, _I8, given(_I8), given(_I8), made(_I8)),
 )
 def decide(
     similarities: Any,
@@ -482,7 +431,7 @@ def decide(
     return -1
 
 
-@_inline
+@inline
 def _settled(order: Any, n: Any, acc: Any, rest: Any, n_classes: Any, own_label: Any) -> Any:
     """Return whether votes of the weight `rest`, in any split, leave the winner as it is."""
     if rest == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -79,6 +80,8 @@ def classify(
 
 def main() -> None:
     """Run the command line; a mistake of the user is one line and exit code 2."""
+    # one bar is enough: that of the texts, not those of a model's weights
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app()
     except (InvalidInputError, ConfigurationError) as exc:

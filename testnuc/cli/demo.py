@@ -49,7 +49,9 @@ def _report(console: Console, results: Results, gold: list[str]) -> None:
     pairs = list(zip(results, gold, strict=True))
     alone = [_own(result) == label for result, label in pairs]
     voted = [result.label == label for result, label in pairs]
-    corrected = [p for p, before, now in zip(pairs, alone, voted, strict=True) if now and not before]
+    corrected = [
+        p for p, before, now in zip(pairs, alone, voted, strict=True) if now and not before
+    ]
     spoiled = sum(before and not now for before, now in zip(alone, voted, strict=True))
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("accuracy of the labeler alone", f"{sum(alone) / len(alone):.3f}")
@@ -68,7 +70,7 @@ def _report(console: Console, results: Results, gold: list[str]) -> None:
         )
         for neighbor in result.neighbors[:_NEIGHBORS_SHOWN]:
             console.print(
-                f"    {neighbor.similarity:.2f}  {str(neighbor.label):<24} {escape(neighbor.text)}",
+                f"    {neighbor.similarity:.2f}  {neighbor.label!s:<24} {escape(neighbor.text)}",
                 overflow="ellipsis",
                 no_wrap=True,
             )

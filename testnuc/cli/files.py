@@ -118,7 +118,10 @@ def check_output(output: str | None, file: str) -> None:
 
 
 def write_results(
-    output: str | None, table: Table, results: Mapping[int, Classification], problems: Mapping[int, str]
+    output: str | None,
+    table: Table,
+    results: Mapping[int, Classification],
+    problems: Mapping[int, str],
 ) -> None:
     """Write each row with its label; JSON Lines to the terminal where no file is named."""
     rows = [

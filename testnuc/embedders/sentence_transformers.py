@@ -37,9 +37,7 @@ class SentenceTransformersEmbedder:
         Texts in one forward pass.
     """
 
-    def __init__(
-        self, model: str, *, device: str | None = None, batch_size: int = 64
-    ) -> None:
+    def __init__(self, model: str, *, device: str | None = None, batch_size: int = 64) -> None:
         self.name = model
         self._device = device
         self._batch_size = batch_size

@@ -1,4 +1,4 @@
-"""Where calls go and with which key: base URLs, environment variables, secrets kept out of sight."""
+"""Where calls go and with which key: base URLs, environment variables, hidden secrets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECRET_NAME = re.compile(r"key|token|secret|passw|pwd|sig|auth|credential|^code
 #: What looks like a key: the known prefixes, bearer tokens, long runs that no word has.
 _SECRET = re.compile(
     r"(?i:bearer|basic)\s+[\w.~+/=*-]{6,}"
-    r"|\b(?:sk|pk|rk|gsk|xai|hf|AIza|key|api)[-_][\w*.-]{6,}"
+    r"|\b(?:sk|pk|rk|gsk|xai|hf)[-_][\w*.-]{6,}"
     r"|\bAIza[\w-]{10,}"
     r"|\beyJ[\w-]{10,}(?:\.[\w-]+)*"
     r"|\b(?=[\w*-]*\d)(?=[\w*-]*[A-Za-z])[\w*-]{32,}"
@@ -100,7 +100,7 @@ def checked_key(given: str | None, variables: tuple[str, ...]) -> str | None:
     """
     source, key = "api_key", given
     if key is None:
-        for source in variables:  # noqa: B007 - used after the loop
+        for source in variables:
             key = os.environ.get(source) or None
             if key is not None:
                 break
@@ -118,6 +118,6 @@ def checked_key(given: str | None, variables: tuple[str, ...]) -> str | None:
 
 def redacted(text: str, key: str | None = None) -> str:
     """Return `text` without anything that looks like a key, nor the key itself."""
-    if key and len(key) >= 4:  # noqa: PLR2004 - shorter ones would black out words
+    if key and len(key) >= 4:
         text = text.replace(key, "[key]")
     return _SECRET.sub("[key]", text)

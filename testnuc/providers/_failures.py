@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -19,6 +18,9 @@ from testnuc.errors import (
     UnknownModelError,
 )
 from testnuc.providers._endpoint import redacted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["as_error", "said_in"]
 
@@ -54,16 +56,18 @@ _QUOTA_CODES = {
     "billing_not_active",
     "access_terminated",
 }
-_QUOTA = re.compile(r"credit balance is too low|reached your specified .{0,40}usage limit", re.I)
+_QUOTA = re.compile(
+    r"credit balance is too low|reached your specified .{0,40}usage limit", re.IGNORECASE
+)
 _FILTERED = re.compile(
     r"content[ _-]?(management|filter|policy)|responsible ?ai|safety (system|polic)"
     r"|flagged|moderation",
-    re.I,
+    re.IGNORECASE,
 )
 _TOO_LONG = re.compile(
     r"context.{0,10}(length|window|size)|prompt is too long|input is too long|too many tokens"
     r"|request too large|maximum (prompt|input) length|exceed.{0,30}context",
-    re.I,
+    re.IGNORECASE,
 )
 
 
@@ -95,7 +99,9 @@ def said_in(body: bytes) -> tuple[str, frozenset[str]]:
         message = next(
             (message[key] for key in ("error", "message", "detail", "msg") if message.get(key)), ""
         )
-    if not isinstance(message, str):
+    if message is None:
+        message = ""
+    elif not isinstance(message, str):
         message = orjson.dumps(message).decode()
     return " ".join(message.split()), frozenset(codes - {"error"})
 
@@ -130,9 +136,9 @@ def as_error(
     message = redacted(said, key)
     if len(message) > _QUOTED:
         message = message[: _QUOTED - 2] + ".."
-    if status == 200:  # noqa: PLR2004
+    if status == 200:
         status = next((_STATUS[code] for code in codes if code in _STATUS), 0) or next(
-            (int(code) for code in codes if code.isdecimal() and 400 <= int(code) < 600),  # noqa: PLR2004
+            (int(code) for code in codes if code.isdecimal() and 400 <= int(code) < 600),
             500,
         )
     kind, remedy, alone = _kind(status, said, codes)
@@ -156,7 +162,7 @@ def _kind(  # noqa: PLR0911 - one return for each kind
 ) -> tuple[type[ProviderError], str, bool]:
     """Exception, remedy, and whether it concerns this call alone."""
     lowered = {code.lower() for code in codes}
-    if status == 402 or lowered & _QUOTA_CODES or _QUOTA.search(said):  # noqa: PLR2004
+    if status == 402 or lowered & _QUOTA_CODES or _QUOTA.search(said):
         return QuotaExceededError, "Check the account's plan and billing.", False
     if status in {400, 403, 422} and (
         "content_filter" in lowered
@@ -166,20 +172,18 @@ def _kind(  # noqa: PLR0911 - one return for each kind
         return ContentRefusedError, "", True
     if status in {401, 403}:
         return AuthenticationError, "", False
-    if status == 404:  # noqa: PLR2004
+    if status == 404:
         return UnknownModelError, "Check the model's name and the base_url.", False
     if (
         status == 413
         or "context_length_exceeded" in lowered
-        or (  # noqa: PLR2004
-            status in {400, 422, 429} and _TOO_LONG.search(said)
-        )
+        or (status in {400, 422, 429} and _TOO_LONG.search(said))
     ):
         remedy = "The text is too long for the model: shorten it, or lower texts_per_call."
         return BadRequestError, remedy, True
-    if status == 429:  # noqa: PLR2004
+    if status == 429:
         return RateLimitedError, "", False
-    if status in {408, 409, 425} or status >= 500:  # noqa: PLR2004
+    if status in {408, 409, 425} or status >= 500:
         return ServerError, "", False
     return BadRequestError, "", False
 

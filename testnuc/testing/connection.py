@@ -129,33 +129,37 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Collect bytes until a request is whole."""
         self._buffer += data
-        if not self.busy and len(self._buffer) >= self._need:
-            self._read()
+        while self._buffer and not self.busy and len(self._buffer) >= self._need:
+            if not self._read():
+                break
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Answer the first request in the buffer; False if it is not whole."""
         buffer = self._buffer
         end = buffer.find(b"\r\n\r\n")
         if end < 0:
             if len(buffer) > _MAX_HEAD:
                 self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-            return
+            return False
         line, _, rest = bytes(buffer[:end]).partition(b"\r\n")
         head = b"\r\n" + rest
         start = end + 4
         try:
-            method, target, _ = line.decode("latin-1").split(" ")
+            method, target, version = line.decode("latin-1").split(" ")
             if header(head, b"transfer-encoding") == b"chunked":
                 found = _dechunk(buffer, start)
             else:
-                stop = start + int(header(head, b"content-length") or 0)
+                stop = start + _size(header(head, b"content-length") or b"0", 10)
                 found = (bytes(buffer[start:stop]), stop) if len(buffer) >= stop else None
                 self._need = stop
         except ValueError:
+            version = ""
+        if not version.startswith("HTTP/1."):
             self._refuse(HTTPStatus.BAD_REQUEST)
-            return
+            return False
         if found is None:
             self._invite(head)
-            return
+            return False
         body, stop = found
         del buffer[:stop]
         self._need = 0
@@ -168,6 +172,7 @@ class Connection(asyncio.Protocol):
             self._later(response.delay, self._send, response)
         else:
             self._send(response)
+        return True
 
     def _invite(self, head: bytes) -> None:
         """Let a client that waits for permission send its body."""
@@ -176,24 +181,28 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _refuse(self, status: HTTPStatus) -> None:
+        self._buffer.clear()
         if self._transport:
             self._transport.write(_start(Response(status, b"")))
             self._transport.close()
 
     def _later(self, delay: float, step: Callable[..., None], *args: object) -> None:
-        self._timer = asyncio.get_running_loop().call_later(delay, step, *args)
+        self._timer = asyncio.get_running_loop().call_later(delay, self._resume, step, *args)
+
+    def _resume(self, step: Callable[..., None], *args: object) -> None:
+        self._timer = None
+        step(*args)
+        self.data_received(b"")  # what came meanwhile
 
     def _send(self, response: Response) -> None:
         transport = self._transport
         if transport is None:
             return
-        self._timer = None
         start, body = _start(response), response.body
         half = len(body) // 2
         match response.delivery:
             case "whole":
-                transport.write(start + body)
-                self._done(response)
+                self._finish(response, start + body)
             case "slow":
                 step = max(1, -(-len(body) // _SLOW_PIECES))
                 pieces = [body[i : i + step] for i in range(0, len(body), step)]
@@ -208,48 +217,47 @@ class Connection(asyncio.Protocol):
                 transport.write(start + body[:half])
                 self.reset()
             case "reset-after":
-                transport.write(start + body)
-                self._done(response)
+                self._finish(response, start + body)
                 self.reset()
 
     def _dribble(self, response: Response, pieces: list[bytes]) -> None:
         if self._transport is None:
             return
-        self._transport.write(pieces.pop(0))
+        piece = pieces.pop(0)
         if pieces:
+            self._transport.write(piece)
             self._later(response.duration / _SLOW_PIECES, self._dribble, response, pieces)
         else:
-            self._done(response)
+            self._finish(response, piece)
 
-    def _done(self, response: Response) -> None:
-        """Count the response and turn to the next request."""
-        self._timer = None
-        if response.delivered is not None and not self._transport_closing():
+    def _finish(self, response: Response, rest: bytes) -> None:
+        """Count the response, then write the rest: who has seen it shall find it counted."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if response.delivered is not None:
             response.delivered()
+        self._idle()
+        self._transport.write(rest)
+        if self._close:
+            self.close()
+
+    def _idle(self) -> None:
         if self.busy:
             self.busy = False
             self._site.left()
-        if self._close:
-            self.close()
-        elif self._buffer:
-            # whatever came meanwhile waits its turn on the loop, not on this stack
-            asyncio.get_running_loop().call_soon(self.data_received, b"")
-
-    def _transport_closing(self) -> bool:
-        return self._transport is None or self._transport.is_closing()
 
     def close(self) -> None:
         """Close the connection in good order."""
+        self._buffer.clear()
         if self._transport is not None:
             self._transport.close()
 
     def reset(self) -> None:
         """Close the connection with RST."""
+        self._buffer.clear()
         if self._timer is not None:
             self._timer.cancel()
-        if self.busy:
-            self.busy = False
-            self._site.left()
+        self._idle()
         if self._transport is not None:
             sock = self._transport.get_extra_info("socket")
             if sock is not None:
@@ -277,6 +285,13 @@ def _status_line(status: int) -> bytes:
 _STATUS_LINES = {200: _status_line(200)}
 
 
+def _size(digits: bytes, base: int) -> int:
+    size = int(digits, base)
+    if size < 0:
+        raise ValueError
+    return size
+
+
 def _dechunk(buffer: bytearray, start: int) -> tuple[bytes, int] | None:
     """Body of a chunked request and where it ends; None while it is not whole."""
     parts: list[bytes] = []
@@ -284,7 +299,7 @@ def _dechunk(buffer: bytearray, start: int) -> tuple[bytes, int] | None:
         end = buffer.find(b"\r\n", start)
         if end < 0:
             return None
-        size = int(bytes(buffer[start:end]).partition(b";")[0], 16)
+        size = _size(bytes(buffer[start:end]).partition(b";")[0], 16)
         start = end + 2
         if size == 0:
             end = buffer.find(b"\r\n", start)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testnuc.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 __all__ = ["HashEmbedder"]
 
@@ -43,7 +39,7 @@ class HashEmbedder:
     """
 
     def __init__(self, dim: int = 64, *, seed: int = 0) -> None:
-        if dim < 2:  # noqa: PLR2004
+        if dim < 2:
             raise InvalidInputError(f"dim is {dim}; a vector needs at least 2 dimensions")
         self.dim = dim
         self._seed = seed

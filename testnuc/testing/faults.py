@@ -187,7 +187,7 @@ class Faults:
 
 def status_of(kind: str) -> int | None:
     """HTTP status of a kind that is one, such as ``"503"``."""
-    return int(kind) if kind.isdecimal() and len(kind) == 3 and kind[0] in "45" else None  # noqa: PLR2004
+    return int(kind) if kind.isdecimal() and len(kind) == 3 and kind[0] in "45" else None
 
 
 def _check(kind: str | None) -> None:

@@ -61,6 +61,8 @@ class Problem(Exception):  # noqa: N818 - a response, not an error of this progr
         self.headers = headers
 
 
+_NO_SYSTEM = "Unsupported value: 'messages[0].role' does not support 'system' with this model."
+
 # of OpenAI, then of Anthropic, where a spent balance is no 429
 _QUOTA = (
     partial(Problem, 429, "You exceeded your current quota.", code="insufficient_quota"),
@@ -129,6 +131,8 @@ class Gate:
             message = f"Invalid parameter: '{name}' is not supported with this model."
             raise Problem(400, message, param=name)
         for name in self._rejects:
+            if name == "system" and prompt.system:
+                raise Problem(400, _NO_SYSTEM, code="unsupported_value", param="messages[0].role")
             if name in body:
                 message = f"Unsupported parameter: '{name}' is not supported with this model."
                 raise Problem(400, message, code="unsupported_parameter", param=name)

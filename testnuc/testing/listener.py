@@ -19,6 +19,7 @@ __all__ = ["Listener"]
 
 HOST = "127.0.0.1"
 _BACKLOG = 4096
+_ACCEPTED_AT_ONCE = 100
 
 
 class Listener:
@@ -39,10 +40,10 @@ class Listener:
         self.peak = 0
         self.abandoned = 0
         self._connections: set[Connection] = set()
-        self._server: asyncio.Server | None = None
+        self._socket: socket.socket | None = None
         self._reserved: socket.socket | None = None
         self._reopening: asyncio.TimerHandle | None = None
-        self._reopened: asyncio.Task[None] | None = None
+        self._arriving: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
         # the loop of the thread; None where the server lives on the loop of its user
         self._home: asyncio.AbstractEventLoop | None = None
@@ -72,9 +73,9 @@ class Listener:
 
     async def start(self) -> None:
         """Listen; again on the same port after a `stop`."""
-        if not await self._at_home(self.start) and self._server is None:
+        if not await self._at_home(self.start) and self._socket is None:
             self._reserve()
-            await self._listen()
+            self._listen()
 
     async def stop(self) -> None:
         """Stop listening and reset all connections, as a killed server would."""
@@ -83,18 +84,13 @@ class Listener:
         if self._reopening is not None:
             self._reopening.cancel()
             self._reopening = None
-        if self._reopened is not None:
-            await self._reopened
-            self._reopened = None
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
+        self._close()
+        while self._arriving:
+            await asyncio.wait(self._arriving)
         for connection in tuple(self._connections):
             connection.reset()
         while self._connections:  # noqa: ASYNC110 - each leaves on one of the loop's next turns
             await asyncio.sleep(0)
-        if server is not None:
-            await server.wait_closed()
 
     async def close(self) -> None:
         """Stop, and give the port back."""
@@ -105,20 +101,13 @@ class Listener:
 
     def refuse(self, seconds: float) -> None:
         """Refuse connections for a while, and close those that are idle."""
-        if self._server is None:
-            return
-        self._server.close()
+        self._close()
         for connection in tuple(self._connections):
             if not connection.busy:
                 connection.close()
         if self._reopening is not None:
             self._reopening.cancel()
-        self._reopening = asyncio.get_running_loop().call_later(seconds, self._reopen)
-
-    def _reopen(self) -> None:
-        self._reopening = None
-        if self._reopened is None or self._reopened.done():
-            self._reopened = asyncio.get_running_loop().create_task(self._listen())
+        self._reopening = asyncio.get_running_loop().call_later(seconds, self._listen)
 
     def _reserve(self) -> None:
         """Bind the port without listening.
@@ -137,10 +126,35 @@ class Listener:
             reserved.close()
             self._reserved = None
 
-    async def _listen(self) -> None:
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self), sock=self._bound(), backlog=_BACKLOG
-        )
+    # Connections are accepted here and not by `loop.create_server`: one that arrives in the moment
+    # an `asyncio.Server` is closed is leaked by Python 3.11, and its client waits for ever.
+
+    def _listen(self) -> None:
+        self._reopening = None
+        self._socket = self._bound()
+        self._socket.listen(_BACKLOG)
+        asyncio.get_running_loop().add_reader(self._socket, self._accept, self._socket)
+
+    def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, _address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            accepted.setblocking(False)  # noqa: FBT003
+            task = loop.create_task(
+                loop.connect_accepted_socket(lambda: Connection(self), accepted)
+            )
+            self._arriving.add(task)
+            task.add_done_callback(self._arriving.discard)
+
+    def _close(self) -> None:
+        """Stop listening; what has been accepted stays."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
 
     def _bound(self) -> socket.socket:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Collection, Sequence
 from functools import partial
 from time import process_time
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from types import TracebackType
+from typing import Any, Literal, Self, cast
 
 import orjson
 
 from testnuc.errors import InvalidInputError
 from testnuc.prompts import samples_in
-from testnuc.testing.answers import asker, delays
-from testnuc.testing.connection import Response
-from testnuc.testing.content import compose
-from testnuc.testing.faults import LOST_KINDS
+from testnuc.testing.answers import AnswerOf, Latency, asker, delays
+from testnuc.testing.connection import Call, Delivery, Response
+from testnuc.testing.content import Content, compose
+from testnuc.testing.faults import LOST_KINDS, Faults
 from testnuc.testing.gate import Gate, Problem, limit_problem, problem_of, quota_headers
 from testnuc.testing.listener import HOST, Listener
-from testnuc.testing.window import SlidingWindow
-from testnuc.testing.wire import ANTHROPIC, OPENAI, Tokens, count_tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from types import TracebackType
-
-    from testnuc.testing.answers import AnswerOf, Latency
-    from testnuc.testing.connection import Call, Delivery
-    from testnuc.testing.content import Content
-    from testnuc.testing.faults import Faults
-    from testnuc.testing.window import Violation
-    from testnuc.testing.wire import Prompt, Wire
+from testnuc.testing.window import SlidingWindow, Violation
+from testnuc.testing.wire import ANTHROPIC, OPENAI, Prompt, Tokens, Wire, count_tokens
 
 __all__ = ["LoopbackLLM"]
 
@@ -76,11 +67,13 @@ class LoopbackLLM:
         False: a request for structured output gets a 400. "ignore": it is answered with prose
         around fenced JSON.
     rejects : collection of str
-        Other parameters of a request that get a 400, such as ``temperature``.
+        Other parameters of a request that get a 400, such as ``temperature``; ``system`` stands for
+        a system message.
     usage : bool
         False: tokens are never told.
     cache : bool
-        Whether system messages of 1,024 tokens or more are told as cached once they were seen.
+        Whether system messages of 1,024 tokens or more are told as cached once they were seen; at
+        Anthropic's format only those marked with ``cache_control``.
     record : int
         How many of the last requests `bodies` and `headers` keep.
     port : int
@@ -254,15 +247,14 @@ class LoopbackLLM:
     def _answer(self, wire: Wire, call: Call) -> Response:
         prompt, texts = self._texts(wire, call)
         told = self._told(texts)
-        confidence = prompt.wants_confidence
-        said = compose(told, confidence=confidence, prose=self._prose)
+        said = compose(told, confidence=prompt.confidence, prose=self._prose)
         limits = self._admit(wire, prompt.tokens + count_tokens(len(said.text)))
         fault = self._draw(texts)
         problem = None
         if fault is not None and self._faults is not None:
             self.faults[fault] += 1
             problem = problem_of(fault, wire, self._faults.retry_after)
-            said = compose(told, fault=fault, confidence=confidence, prose=self._prose)
+            said = compose(told, fault=fault, confidence=prompt.confidence, prose=self._prose)
         if problem is not None:
             problem.headers += limits
             raise problem
@@ -294,7 +286,15 @@ class LoopbackLLM:
             response.duration = self._faults.slow if fault == "slow" else self._faults.stall
 
     def _tokens(self, prompt: Prompt, said: Content) -> Tokens:
-        return Tokens(prompt.tokens, count_tokens(len(said.text)), self._cached(prompt))
+        output = count_tokens(len(said.text))
+        system = count_tokens(len(prompt.system))
+        if not (self._cache and prompt.cached) or system < _CACHE_MINIMUM:
+            return Tokens(prompt.tokens, output)
+        system -= system % _CACHE_STEP
+        if prompt.system in self._seen:
+            return Tokens(prompt.tokens, output, cached=system)
+        self._seen.add(prompt.system)
+        return Tokens(prompt.tokens, output, written=system)
 
     def _delivered(self, texts: Sequence[str], tokens: Tokens | None) -> None:
         self.calls += 1
@@ -334,6 +334,8 @@ class LoopbackLLM:
                     told.append((found, None))
                 elif found is not None:
                     label, confidence = found
+                    if not isinstance(label, str):
+                        raise TypeError(f"{label!r} is no label")  # noqa: TRY301
                     told.append((label, confidence))
             except Exception as exc:
                 shown = _cut(text)
@@ -360,15 +362,6 @@ class LoopbackLLM:
         self._attempts[key] = attempt + 1
         self._drawn += 1
         return self._faults.draw(key, attempt, self._drawn - 1)
-
-    def _cached(self, prompt: Prompt) -> int:
-        tokens = count_tokens(len(prompt.system))
-        if not self._cache or tokens < _CACHE_MINIMUM:
-            return 0
-        if prompt.system not in self._seen:
-            self._seen.add(prompt.system)
-            return 0
-        return tokens - tokens % _CACHE_STEP
 
 
 def _cut(text: str) -> str:

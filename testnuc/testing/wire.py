@@ -26,32 +26,24 @@ class Prompt:
     model: str
     #: The last message of the user.
     user: str
-    #: Characters of the system message: what a provider's prompt cache may hold.
+    #: The system message: what the provider's prompt cache may hold.
     system: str
     #: All characters of all messages.
     chars: int
     #: The parameter that asks for structured output, or None.
     structured: str | None = None
-    #: Its JSON schema, if it has one.
-    schema: dict[str, Any] | None = None
+    #: Whether the answers have the field ``confidence``.
+    confidence: bool = True
     #: Name of the tool the answer is to be given to, if any.
     tool: str | None = None
     logprobs: bool = False
+    #: Whether the prompt cache is used; Anthropic wants to be asked.
+    cached: bool = True
 
     @property
     def tokens(self) -> int:
         """Estimated input tokens."""
         return count_tokens(self.chars)
-
-    @property
-    def wants_confidence(self) -> bool:
-        """Whether the answers have the field ``confidence``."""
-        if self.schema is None:
-            return not self.logprobs
-        fields = self.schema.get("properties", {})
-        if "answers" in fields:
-            fields = fields["answers"].get("items", {}).get("properties", {})
-        return "confidence" in fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +53,9 @@ class Tokens:
     #: All of them, the cached ones included.
     input: int
     output: int
+    #: Of these, read from the prompt cache, and written to it.
     cached: int = 0
+    written: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +121,7 @@ class _OpenAI:
             system=system,
             chars=chars,
             structured=None if asked is None else "response_format",
-            schema=schema,
+            confidence=_has_confidence(schema) if schema else not body.get("logprobs"),
             logprobs=bool(body.get("logprobs")),
         )
 
@@ -164,7 +158,7 @@ class _OpenAI:
     _CODES: ClassVar = {429: "rate_limit_exceeded", 401: "invalid_api_key", 404: "model_not_found"}
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> bytes:
-        kind = "server_error" if status >= 500 else "invalid_request_error"  # noqa: PLR2004
+        kind = "server_error" if status >= 500 else "invalid_request_error"
         kind = (
             "insufficient_quota" if code == "insufficient_quota" else self._TYPES.get(status, kind)
         )
@@ -222,8 +216,10 @@ class _Anthropic:
             system=system,
             chars=chars + len(system),
             structured=structured,
-            schema=schema,
+            confidence=not schema or _has_confidence(schema),
             tool=tool,
+            cached=isinstance(body.get("system"), list)
+            and any("cache_control" in block for block in body["system"]),
         )
 
     _STOPS: ClassVar = {"length": "max_tokens", "refusal": "refusal"}
@@ -247,8 +243,8 @@ class _Anthropic:
         }
         if tokens is not None:
             body["usage"] = {
-                "input_tokens": tokens.input - tokens.cached,
-                "cache_creation_input_tokens": 0,
+                "input_tokens": tokens.input - tokens.cached - tokens.written,
+                "cache_creation_input_tokens": tokens.written,
                 "cache_read_input_tokens": tokens.cached,
                 "output_tokens": tokens.output,
             }
@@ -307,6 +303,17 @@ def _messages(messages: list[dict[str, Any]]) -> tuple[str, str, int]:
         elif message["role"] in {"system", "developer"} and not system:
             system = text
     return system, user, chars
+
+
+def _has_confidence(schema: dict[str, Any]) -> bool:
+    """Tell whether a schema of one or of many answers has the field; of another form: it has."""
+    try:
+        fields = schema["properties"]
+        if "answers" in fields:
+            fields = fields["answers"]["items"]["properties"]
+    except (KeyError, TypeError):
+        return True
+    return "confidence" in fields
 
 
 def _text(content: Any) -> str:
