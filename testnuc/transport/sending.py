@@ -61,6 +61,8 @@ _MOST_ADAPTATIONS = 4
 #: Jitter on top of a server's wait: part of it, and its bounds in seconds.
 _SPREAD, _LEAST_SPREAD, _MOST_SPREAD = 0.1, 0.05, 5.0
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
+#: More doublings would overflow.
+_MOST_DOUBLINGS = 30
 #: Characters of a token, for providers that do not estimate; most texts have four.
 _CHARACTERS_PER_TOKEN = 3
 
@@ -134,13 +136,16 @@ class Transport:
         self._price = price
         self._trust_env = trust_env
         #: Counts what is spent.
-        self.meter = Meter() if meter is None else meter
+        self.meter = Meter(price) if meter is None else meter
+        if self.meter.price is None:
+            self.meter.price = price
         self._clock = clock
         self._wall = wall
         self._sleep = sleep
         self._sessions: dict[int, _Session] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        self._reached = False
 
     @property
     def admission(self) -> Admission:
@@ -231,7 +236,7 @@ class Transport:
         """Go on after a first failure; tenacity keeps state, so every call has its own."""
         retrying = AsyncRetrying(
             sleep=self._sleep,
-            retry=retry_if_exception(is_retryable),
+            retry=retry_if_exception(lambda error: _may_help(call, error)),
             wait=lambda state: self._wait(call, state.attempt_number),
             stop=lambda state: self._gives_up(call, state),
             reraise=True,
@@ -242,6 +247,7 @@ class Transport:
     async def _next(self, call: Call) -> Reply:
         """Deal with the pending failure or make the next try; new encodings are tried at once."""
         error, call.pending = call.pending, None
+        call.again = error is None
         while True:
             if error is None:
                 try:
@@ -249,7 +255,7 @@ class Transport:
                 except ProviderError as raised:
                     error = raised
             if not self._adapts(call, error):
-                error.attempts = max(call.sends, error.attempts)
+                error.attempts = call.sends
                 call.error = error
                 raise error
             error = None
@@ -260,8 +266,11 @@ class Transport:
         if error is None or isinstance(error, ReplyError):
             return 0.0  # the server is well; only the answer was not
         policy = self._retry
-        longest = min(policy.max_wait, policy.initial_wait * 2.0 ** min(failures - 1, 30))
-        wait = self._rng.uniform(0.0, longest)
+        if isinstance(error.__cause__, aiohttp.ClientConnectorError):
+            # nothing was sent, so nobody is kept busy; the pause of all calls does the rest
+            return self._rng.uniform(policy.initial_wait / 2, policy.initial_wait)
+        doublings = min(max(0, failures - call.refusals - 1), _MOST_DOUBLINGS)
+        wait = self._rng.uniform(0.0, min(policy.max_wait, policy.initial_wait * 2.0**doublings))
         if error.retry_after is None:
             return wait
         # a server's wait obeyed to the letter wakes everybody in the same moment
@@ -269,8 +278,13 @@ class Transport:
         return max(wait, error.retry_after) + self._rng.uniform(0.0, spread)
 
     def _gives_up(self, call: Call, state: RetryCallState) -> bool:
-        over = self._clock() - call.started + state.upcoming_sleep >= self._retry.deadline
-        return over or state.attempt_number >= self._retry.attempts
+        since = self._clock() - call.started if call.sends else 0.0
+        if since + state.upcoming_sleep >= self._retry.deadline:
+            return True
+        # A server that was there before is being restarted: nothing is sent meanwhile, and the
+        # deadline bounds the waiting. One that never was there is likely a wrong base_url.
+        tries = state.attempt_number - (call.refusals if self._reached else 0)
+        return tries >= self._retry.attempts
 
     def _adapts(self, call: Call, error: ProviderError) -> bool:
         """Whether the call is worth sending again because its encoding has changed."""
@@ -278,10 +292,12 @@ class Transport:
             return False
         if not isinstance(error, (BadRequestError, UnknownModelError, ReplyError)):
             return False
-        changed = call.wire.adapt(error)
         body = call.wire.encode(call.request)
-        if not changed and body == call.body:
-            return False  # else another call, failing the same way, has adapted the provider before
+        if body == call.body:
+            # no other call, failing the same way, has adapted the provider meanwhile
+            if not call.wire.adapt(error):
+                return False
+            body = call.wire.encode(call.request)
         call.adaptations += 1
         call.body = body
         call.size = call.wire.reserve(call.request)
@@ -299,8 +315,9 @@ class Transport:
         # queue is no fault of the call: its deadline starts with the first permit.
         if call.sends == 0:
             call.started = permit.sent_at
-        elif call.error is not None:
+        elif call.again:
             self.meter.retries += 1
+            call.again = False
         call.sends += 1
         left = call.started + self._retry.deadline - permit.sent_at
         timer = Timer(max(0.0, min(self._retry.timeout, left)))
@@ -386,21 +403,29 @@ class Transport:
         """Turn an HTTP answer into a reply or an error."""
         wire = call.wire
         assert wire is not None
+        self._reached = True
         self._admission.observe(permit, answer.headers)
         if answer.status == _OK:
             try:
                 reply = wire.decode(call.request, answer.data)
             except BaseException as error:
-                # billed all the same; a decoder may have found the usage nevertheless
-                self._book(call, permit, getattr(error, "usage", None))
+                if isinstance(error, ProviderError) and not isinstance(error, ReplyError):
+                    self._fail(permit, error)  # an error dressed as a 200, as proxies send them
+                else:
+                    # billed all the same
+                    self._book(call, permit, getattr(error, "usage", None))
                 raise
             return self._accept(call, permit, reply)
+        failure: Exception | None = None
         wait = retry_after(answer.headers, self._wall())
-        if answer.status in _BUSY:
-            self._admission.refused(permit, wait)
-        else:
-            self._admission.failed(permit)
-        failure = wire.error(answer.status, answer.headers, answer.data)
+        try:
+            failure = wire.error(answer.status, answer.headers, answer.data)
+        finally:
+            # an exhausted quota is a 429 too, but no reason for anybody to wait
+            if answer.status in _BUSY and (failure is None or is_retryable(failure)):
+                self._admission.refused(permit, wait)
+            else:
+                self._admission.failed(permit)
         if isinstance(failure, ProviderError) and failure.retry_after is None:
             failure.retry_after = wait
         raise failure
@@ -415,14 +440,11 @@ class Transport:
 
     def _book(self, call: Call, permit: Permit, usage: TokenUsage | None) -> None:
         """Count an answered call, and settle what was reserved for it."""
-        price = self._price
+        pico_usd = self.meter.add(usage)
         if usage is None:
-            self.meter.add(None, 0 if price is not None and price.is_free else None)
             self._admission.answered(permit)
             self._spend(call)
             return
-        pico_usd = None if price is None else price.pico(usage)
-        self.meter.add(usage, pico_usd)
         self._admission.answered(permit, usage.input_tokens, usage.output_tokens)
         if call.reservation is not None and self._account is not None:
             tokens = usage.input_tokens + usage.output_tokens
@@ -443,22 +465,29 @@ class Transport:
             self._book(call, permit, getattr(raised, "usage", None))
             return raised
         if isinstance(raised, ProviderError):
-            if isinstance(raised, RateLimitedError):
-                self._admission.refused(permit, raised.retry_after)
-            else:
-                self._admission.failed(permit)
+            self._fail(permit, raised)
             return raised
         error = raised if call.wire is None else translate(raised, call.wire)
         if timed_out:
             error = self._timeout(call)
         if isinstance(raised, aiohttp.ClientConnectorError) and not timed_out:
             # never sent, so never billed: the reservation serves the next try
-            self._admission.refused(permit)
+            call.refusals += 1
+            if is_retryable(error):
+                self._admission.refused(permit, load=False)
+            else:
+                self._admission.failed(permit)
             return error
         self._admission.failed(permit)
         if not isinstance(error, ConfigurationError):
             self._spend(call)
         return error
+
+    def _fail(self, permit: Permit, error: ProviderError) -> None:
+        if isinstance(error, RateLimitedError) and error.retryable:
+            self._admission.refused(permit, error.retry_after)
+        else:
+            self._admission.failed(permit)
 
     def _timeout(self, call: Call) -> CallTimeoutError:
         name = call.other.name if call.wire is None and call.other is not None else ""
@@ -479,3 +508,10 @@ class Transport:
             return 0, 0
         characters = len(request.task.system) + len(request.user)
         return characters // _CHARACTERS_PER_TOKEN + 1, 0
+
+
+def _may_help(call: Call, error: BaseException) -> bool:
+    """Whether to send again; what a packed call lacks, the caller asks for in smaller ones."""
+    return is_retryable(error) and not (
+        isinstance(error, ReplyError) and len(call.request.texts) > 1
+    )
