@@ -155,7 +155,7 @@ def _vote(
         if bad >= 0:
             raise ballots.refuse_pool(bad)
         packed = (ids, similarities, records, weights)
-        kernel = kernels.vote_packed(ballots.variant)
+        kernel = kernels.packed(k)(ballots.variant)
 
         def run(start: int, stop: int) -> int:
             found: int = kernel(
