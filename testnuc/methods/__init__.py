@@ -1,1 +1,1 @@
-"""."""
+"""Methods: how one text gets its own prediction."""

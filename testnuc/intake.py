@@ -1,0 +1,135 @@
+"""What users hand in: checked whole before anything is spent, then made distinct."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Iterable, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from testnuc.errors import InvalidInputError
+from testnuc.prompts import valid_text
+from testnuc.protocols import PoolText
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from testnuc.labels import LabelSet
+
+__all__ = [
+    "checked_choice",
+    "checked_number",
+    "checked_texts",
+    "checked_whole",
+    "distinct",
+    "hash_text",
+    "labeled",
+]
+
+#: Texts looked at between two turns of the event loop.
+_TURN = 1_024
+
+
+def hash_text(text: str) -> bytes:
+    """Return the 16 bytes by which a text is known: BLAKE2b of its UTF-8 form."""
+    return blake2b(text.encode(), digest_size=16).digest()
+
+
+async def checked_texts(texts: Iterable[str]) -> list[str]:
+    """Return the texts as a list.
+
+    Raises
+    ------
+    InvalidInputError
+        `texts` is no iterable of texts, or one of them cannot be labeled.
+    """
+    if isinstance(texts, str | bytes):
+        raise InvalidInputError(
+            f"texts is one string ({texts[:40]!r}); give a list of texts, or use classify(text)"
+        )
+    if isinstance(texts, AsyncIterable):
+        raise InvalidInputError("texts is an async iterable; use stream(texts)")
+    if not isinstance(texts, Iterable):
+        raise InvalidInputError(f"texts is {texts!r}; give a list of strings")
+    given = list(texts)
+    for position, text in enumerate(given):
+        problem = valid_text(text)
+        if problem is not None:
+            raise InvalidInputError(f"text {position} {problem}")
+        if position % _TURN == _TURN - 1:
+            await asyncio.sleep(0)
+    return given
+
+
+async def distinct(texts: Sequence[str]) -> tuple[list[PoolText], NDArray[np.int64]]:
+    """Return each distinct text once, and the place of every text among them, int64[len(texts)]."""
+    entries: list[PoolText] = []
+    place_of: dict[bytes, int] = {}
+    places = np.empty(len(texts), dtype=np.int64)
+    for position, text in enumerate(texts):
+        key = hash_text(text)
+        place = place_of.setdefault(key, len(entries))
+        if place == len(entries):
+            entries.append(PoolText(text, key))
+        places[position] = place
+        if position % _TURN == _TURN - 1:
+            await asyncio.sleep(0)
+    return entries, places
+
+
+def labeled(
+    entries: Sequence[PoolText],
+    places: NDArray[np.int64],
+    labels: Sequence[str],
+    allowed: LabelSet,
+) -> list[PoolText]:
+    """Return the entries with the labels that people gave their texts.
+
+    Raises
+    ------
+    InvalidInputError
+        There is not one label for each text, a label is not in the set, or one text has two.
+    """
+    if isinstance(labels, str) or len(labels) != len(places):
+        raise InvalidInputError(
+            f"{len(places)} texts need {len(places)} labels, got "
+            f"{'one string' if isinstance(labels, str) else len(labels)}"
+        )
+    known: dict[int, str] = {}
+    for position, (place, label) in enumerate(zip(places.tolist(), labels, strict=True)):
+        if not isinstance(label, str) or allowed.index(label) is None:
+            raise InvalidInputError(
+                f"label {position} is {label!r}, which is not in the label set; "
+                "correct it, or leave the text out"
+            )
+        if known.setdefault(place, label) != label:
+            raise InvalidInputError(
+                f"text {position} is given the label {label!r} and, in another place, "
+                f"{known[place]!r}; one text has one label"
+            )
+    return [PoolText(e.text, e.hash, known[place]) for place, e in enumerate(entries)]
+
+
+def checked_whole(name: str, value: Any, *, least: int) -> int:
+    """Return `value` if it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InvalidInputError(f"{name} is {value!r}; give a whole number of at least {least}")
+    return int(value)
+
+
+def checked_number(name: str, value: Any, low: float, high: float) -> float | None:
+    """Return `value` if it is None or a number from `low` to `high`."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise InvalidInputError(f"{name} is {value!r}; give a number from {low} to {high}, or None")
+    return float(value)
+
+
+def checked_choice(name: str, value: Any, choices: Sequence[str]) -> str:
+    """Return `value` if it is one of `choices`."""
+    if value not in choices:
+        raise InvalidInputError(f"{name} is {value!r}; choose from {', '.join(choices)}")
+    return str(value)

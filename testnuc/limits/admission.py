@@ -1,0 +1,454 @@
+"""The one queue in which calls wait for everything that can hold them back.
+
+Strictly first in, first out: only the head of the queue is looked at, so a large request waits
+until it fits and is never overtaken. Calls that are sent again stand before those never sent,
+because their deadline is running. Whoever waits is woken by one timer that ticks at most every
+`TICK` seconds, or by a call that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from random import Random
+from typing import TYPE_CHECKING, Protocol
+
+from testnuc.errors import InvalidInputError, RateLimitedError
+from testnuc.limits.concurrency import Concurrency
+from testnuc.limits.gates import gates
+from testnuc.limits.policies import RateLimit, RetryPolicy
+from testnuc.limits.rates import Entry, Forecast, SlidingWindow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["TICK", "Admission", "Permit"]
+
+#: Shortest time in seconds between two looks at the queue; shorter timers spin a whole core.
+TICK = 0.005
+_FOREVER = float("inf")
+
+
+class _Timer(Protocol):
+    def cancel(self) -> object: ...
+
+
+class Permit:
+    """Leave to send one request; to be given back exactly once."""
+
+    __slots__ = ("_request", "_tokens", "input_tokens", "output_tokens", "sent_at", "tokens")
+
+    def __init__(
+        self,
+        sent_at: float,
+        tokens: int,
+        input_tokens: int,
+        output_tokens: int,
+        entries: tuple[Entry | None, Entry | None],
+    ) -> None:
+        #: Moment of the clock.
+        self.sent_at = sent_at
+        #: Charged to the token rate.
+        self.tokens = tokens
+        self.input_tokens = input_tokens
+        self.output_tokens = output_tokens
+        self._request, self._tokens = entries
+
+
+class _Waiter:
+    __slots__ = ("future", "input_tokens", "output_tokens")
+
+    def __init__(self, future: asyncio.Future[Permit], size: tuple[int, int]) -> None:
+        self.future = future
+        self.input_tokens, self.output_tokens = size
+
+
+class Admission:
+    """Admits calls: requests and tokens per minute, concurrency, pauses, the provider's headers.
+
+    Belongs to one event loop; nothing here is thread-safe.
+
+    Parameters
+    ----------
+    rate_limit : RateLimit, optional
+        The user's own limit.
+    max_concurrency : int
+        Most calls in flight.
+    retry : RetryPolicy, optional
+        Whose waits bound the pauses, and whose deadline says which pause is too long to wait for.
+    clock : callable
+        Monotonic seconds.
+    wall : callable
+        Seconds since 1970, to read the dates in headers with.
+    call_later : callable, optional
+        Default: that of the running loop.
+    rng : random.Random, optional
+        Source of jitter.
+    """
+
+    def __init__(
+        self,
+        rate_limit: RateLimit | None = None,
+        max_concurrency: int = 64,
+        retry: RetryPolicy | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        call_later: Callable[[float, Callable[[], None]], _Timer] | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        if (
+            isinstance(max_concurrency, bool)
+            or not isinstance(max_concurrency, int)
+            or max_concurrency < 1
+        ):
+            raise InvalidInputError(
+                f"max_concurrency must be a whole number of at least 1, not {max_concurrency!r}"
+            )
+        rate_limit = rate_limit or RateLimit()
+        retry = retry or RetryPolicy()
+        requests, tokens = rate_limit.requests_per_minute, rate_limit.tokens_per_minute
+        self._requests = None if requests is None else SlidingWindow(requests)
+        self._tokens = None if tokens is None else SlidingWindow(tokens)
+        self._forecast = Forecast()
+        self._max_concurrency = max_concurrency
+        self._concurrency = Concurrency(
+            max_concurrency,
+            initial_wait=retry.initial_wait,
+            max_wait=retry.max_wait,
+            rng=rng or Random(),  # noqa: S311 - jitter, no secret
+        )
+        self._longest_hold = retry.max_wait
+        self._longest_pause = retry.deadline
+        self._gates = gates()
+        self._closed_gates = 0
+        self._clock = clock
+        self._wall = wall
+        self._call_later = call_later
+        self._again: deque[_Waiter] = deque()
+        self._queue: deque[_Waiter] = deque()
+        self._timer: _Timer | None = None
+        self._timer_at = _FOREVER
+        #: Calls in flight, and their tokens by the estimates.
+        self.in_flight = 0
+        self._input_in_flight = 0
+        self._output_in_flight = 0
+
+    @property
+    def concurrency(self) -> int:
+        """How many calls may be in flight at the moment."""
+        return self._concurrency.cap
+
+    @property
+    def waiting(self) -> int:
+        """How many calls stand in the queue."""
+        return sum(not w.future.done() for q in (self._again, self._queue) for w in q)
+
+    def try_acquire(self, input_tokens: int = 0, max_output_tokens: int = 0) -> Permit | None:
+        """Admit a call at once, or return None where it must wait.
+
+        Parameters
+        ----------
+        input_tokens, max_output_tokens : int
+            Estimated tokens of the prompt, and the most the answer can have.
+
+        Returns
+        -------
+        Permit or None
+            None also while others wait: nobody is overtaken.
+
+        Raises
+        ------
+        InvalidInputError
+            The prompt alone exceeds the tokens of a whole minute.
+        """
+        if self._queue or self._again:
+            return None
+        now = self._clock()
+        tokens = self._expected(input_tokens, max_output_tokens)
+        if self._delay(now, tokens, input_tokens, max_output_tokens) > 0:
+            return None
+        return self._admit(now, tokens, input_tokens, max_output_tokens)
+
+    async def acquire(
+        self, input_tokens: int = 0, max_output_tokens: int = 0, *, again: bool = False
+    ) -> Permit:
+        """Wait until a call may be sent.
+
+        Parameters
+        ----------
+        input_tokens, max_output_tokens : int
+            As for `try_acquire`.
+        again : bool
+            Whether the call was sent before; it then stands before those never sent.
+
+        Returns
+        -------
+        Permit
+            To be given back by `answered`, `refused`, `failed` or `abandoned`.
+
+        Raises
+        ------
+        InvalidInputError
+            The prompt alone exceeds the tokens of a whole minute.
+        RateLimitedError
+            The server asked everybody to wait longer than a call may take.
+        """
+        self._expected(input_tokens, max_output_tokens)
+        self._refuse_long_pause()
+        future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(future, (input_tokens, max_output_tokens))
+        (self._again if again else self._queue).append(waiter)
+        self._drain()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # The permit may have been granted in the same turn of the loop as the cancellation;
+            # then nobody else knows of it. A waiter without one is skipped once it is the head.
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self.abandoned(future.result())
+            else:
+                future.cancel()
+                self._drain()
+            raise
+
+    def answered(
+        self, permit: Permit, input_tokens: int | None = None, output_tokens: int | None = None
+    ) -> None:
+        """Give a permit back after an answer, with the tokens the provider counted.
+
+        Parameters
+        ----------
+        permit : Permit
+            From `acquire`.
+        input_tokens, output_tokens : int or None
+            None: unknown, the estimate stays charged.
+        """
+        now = self._clock()
+        self._land(permit)
+        self._concurrency.answered(permit.sent_at, now)
+        if input_tokens is not None and output_tokens is not None:
+            self._forecast.learn(permit.input_tokens, input_tokens, output_tokens)
+            if self._tokens is not None and permit._tokens is not None:  # noqa: SLF001
+                difference = input_tokens + output_tokens - permit.tokens
+                self._tokens.settle(permit._tokens, difference, now)  # noqa: SLF001
+        self._wake()
+
+    def refused(self, permit: Permit, wait: float | None = None) -> None:
+        """Give a permit back after the server was too busy (429, 503, 529, no connection).
+
+        Parameters
+        ----------
+        permit : Permit
+            From `acquire`.
+        wait : float or None
+            Seconds the server asked to wait.
+        """
+        now = self._clock()
+        self._land(permit)
+        self._concurrency.refused(permit.sent_at, now, wait)
+        self._wake()
+
+    def failed(self, permit: Permit) -> None:
+        """Give a permit back after any other failure; what it charged stays charged.
+
+        Parameters
+        ----------
+        permit : Permit
+            From `acquire`.
+        """
+        self._land(permit)
+        self._concurrency.failed(self._clock())
+        self._wake()
+
+    def abandoned(self, permit: Permit) -> None:
+        """Give a permit back whose request was never sent.
+
+        Parameters
+        ----------
+        permit : Permit
+            From `acquire`.
+        """
+        now = self._clock()
+        self._land(permit)
+        if self._requests is not None and permit._request is not None:  # noqa: SLF001
+            self._requests.settle(permit._request, -1, now)  # noqa: SLF001
+        if self._tokens is not None and permit._tokens is not None:  # noqa: SLF001
+            self._tokens.settle(permit._tokens, -permit.tokens, now)  # noqa: SLF001
+        self._wake()
+
+    def observe(self, permit: Permit, headers: Mapping[str, str]) -> None:
+        """Learn from an answer's headers how much the provider lets through.
+
+        To be called before its permit is given back.
+
+        Parameters
+        ----------
+        permit : Permit
+            Of the request that was answered.
+        headers : mapping
+            Of the answer, whatever its status.
+        """
+        closed = 0
+        for gate in self._gates:
+            flying, amount = self._amounts(gate.kind, permit)
+            closed += gate.observe(
+                headers,
+                flying=flying - amount,
+                plenty=self._max_concurrency * amount,
+                longest=self._longest_hold,
+                now=self._clock(),
+                wall=self._wall(),
+            )
+        self._closed_gates = closed
+
+    def _amounts(self, kind: str, permit: Permit | _Waiter) -> tuple[float, float]:
+        """Return the amount in flight and that of one request, in the unit of a gate."""
+        if kind == "requests":
+            return self.in_flight, 1
+        if kind == "input-tokens":
+            return self._input_in_flight, permit.input_tokens
+        if kind == "output-tokens":
+            return self._output_in_flight, permit.output_tokens
+        return (
+            self._input_in_flight + self._output_in_flight,
+            permit.input_tokens + permit.output_tokens,
+        )
+
+    def _expected(self, input_tokens: int, max_output_tokens: int) -> int:
+        if self._tokens is None:
+            return 0
+        limit = self._tokens.limit
+        if input_tokens > limit:
+            raise InvalidInputError(
+                f"one request needs about {input_tokens} input tokens, but the rate limit is "
+                f"{limit} tokens per minute; shorten the text, pack fewer texts in one call, or "
+                f"raise tokens_per_minute"
+            )
+        # the most output tokens are a bound, not a need: with an empty minute anything may go
+        return min(limit, self._forecast.tokens(input_tokens, max_output_tokens))
+
+    def _delay(self, now: float, tokens: int, input_tokens: int, output_tokens: int) -> float:
+        """Seconds until a call fits; infinite: not before another one ends."""
+        concurrency = self._concurrency
+        if concurrency.paused_until > now:
+            return concurrency.paused_until - now
+        if self.in_flight >= concurrency.cap:
+            return _FOREVER
+        delay = 0.0
+        if self._closed_gates:
+            delay = self._gate_delay(now, input_tokens, output_tokens)
+        if self._requests is not None:
+            delay = max(delay, self._requests.delay(1, now))
+        if self._tokens is not None:
+            delay = max(delay, self._tokens.delay(tokens, now))
+        return delay
+
+    def _gate_delay(self, now: float, input_tokens: int, output_tokens: int) -> float:
+        delay = 0.0
+        for gate in self._gates:
+            if not gate.closed:
+                continue
+            if now >= gate.until:
+                gate.closed = False
+                self._closed_gates -= 1
+                continue
+            if gate.left < _amount(gate.kind, input_tokens, output_tokens):
+                delay = max(delay, gate.until - now)
+        return delay
+
+    def _admit(self, now: float, tokens: int, input_tokens: int, output_tokens: int) -> Permit:
+        self.in_flight += 1
+        self._input_in_flight += input_tokens
+        self._output_in_flight += output_tokens
+        if self._closed_gates:
+            for gate in self._gates:
+                gate.left -= _amount(gate.kind, input_tokens, output_tokens)
+        request = None if self._requests is None else self._requests.take(1, now)
+        charged = None if self._tokens is None else self._tokens.take(tokens, now)
+        return Permit(now, tokens, input_tokens, output_tokens, (request, charged))
+
+    def _land(self, permit: Permit) -> None:
+        self.in_flight -= 1
+        self._input_in_flight -= permit.input_tokens
+        self._output_in_flight -= permit.output_tokens
+
+    def _wake(self) -> None:
+        if self._queue or self._again:
+            self._drain()
+
+    def _head(self) -> tuple[deque[_Waiter], _Waiter] | None:
+        for queue in (self._again, self._queue):
+            while queue:
+                if not queue[0].future.done():
+                    return queue, queue[0]
+                queue.popleft()
+        return None
+
+    def _drain(self) -> None:
+        """Admit from the head on, as many as fit, and set the timer for the first that does not."""
+        now = self._clock()
+        if self._concurrency.paused_until - now > self._longest_pause:
+            self._dismiss_all()
+            return
+        while (head := self._head()) is not None:
+            queue, waiter = head
+            size = waiter.input_tokens, waiter.output_tokens
+            tokens = self._expected(*size)
+            delay = self._delay(now, tokens, *size)
+            if delay > 0:
+                self._arm(now, delay)
+                return
+            queue.popleft()
+            waiter.future.set_result(self._admit(now, tokens, *size))
+
+    def _arm(self, now: float, delay: float) -> None:
+        if delay == _FOREVER:
+            return  # whichever call ends next looks again
+        at = now + max(delay, TICK)
+        if self._timer is not None:
+            if self._timer_at <= at + TICK:
+                return  # wakes early enough; if too early, it is set anew then
+            self._timer.cancel()
+        if self._call_later is None:
+            self._call_later = asyncio.get_running_loop().call_later
+        self._timer_at = at
+        self._timer = self._call_later(at - now, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._timer_at = _FOREVER
+        self._drain()
+
+    def _refuse_long_pause(self) -> None:
+        left = self._concurrency.paused_until - self._clock()
+        if left > self._longest_pause:
+            raise _too_long(left, self._longest_pause)
+
+    def _dismiss_all(self) -> None:
+        """Fail everybody who waits: the server asked for more patience than a call may have."""
+        left = self._concurrency.paused_until - self._clock()
+        while (head := self._head()) is not None:
+            queue, waiter = head
+            queue.popleft()
+            waiter.future.set_exception(_too_long(left, self._longest_pause))
+
+
+def _amount(kind: str, input_tokens: int, output_tokens: int) -> int:
+    if kind == "requests":
+        return 1
+    if kind == "input-tokens":
+        return input_tokens
+    if kind == "output-tokens":
+        return output_tokens
+    return input_tokens + output_tokens
+
+
+def _too_long(left: float, deadline: float) -> RateLimitedError:
+    return RateLimitedError(
+        f"the provider asked to wait another {left:.0f} s, longer than the deadline of a call "
+        f"({deadline:.0f} s); try again later, or raise RetryPolicy(deadline=..)",
+        retry_after=left,
+        attempts=0,
+    )

@@ -1,0 +1,113 @@
+"""Counts what is spent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from testnuc.limits.prices import PICO
+from testnuc.results import Usage
+
+if TYPE_CHECKING:
+    from testnuc.protocols import TokenUsage
+
+__all__ = ["Mark", "Meter"]
+
+#: The meter's counters at one moment.
+Mark = tuple[int, ...]
+
+
+class Meter:
+    """Adds up calls, tokens and money.
+
+    What is unknown of one call is unknown of every sum that it is part of.
+    """
+
+    __slots__ = (
+        "cached_tokens",
+        "calls",
+        "coalesced",
+        "input_tokens",
+        "output_tokens",
+        "pico_usd",
+        "retries",
+        "store_hits",
+        "unmeasured",
+        "unpriced",
+    )
+
+    def __init__(self) -> None:
+        #: Calls that the provider answered with 200, readable or not: they are billed.
+        self.calls = 0
+        self.input_tokens = 0
+        self.cached_tokens = 0
+        self.output_tokens = 0
+        #: In 1e-12 US dollars.
+        self.pico_usd = 0
+        #: Calls whose tokens, and whose price, nobody told.
+        self.unmeasured = 0
+        self.unpriced = 0
+        #: Counted by the client.
+        self.store_hits = 0
+        self.coalesced = 0
+        #: Requests sent again after a failure.
+        self.retries = 0
+
+    def add(self, usage: TokenUsage | None, pico_usd: int | None) -> None:
+        """Count one answered call.
+
+        Parameters
+        ----------
+        usage : TokenUsage or None
+            None: the provider did not say.
+        pico_usd : int or None
+            In 1e-12 US dollars; None: unknown.
+        """
+        self.calls += 1
+        if usage is None:
+            self.unmeasured += 1
+        else:
+            self.input_tokens += usage.input_tokens
+            self.cached_tokens += usage.cached_tokens
+            self.output_tokens += usage.output_tokens
+        if pico_usd is None:
+            self.unpriced += 1
+        else:
+            self.pico_usd += pico_usd
+
+    def mark(self) -> Mark:
+        """Return the counters as they are now, for `since`.
+
+        Returns
+        -------
+        Mark
+            Opaque.
+        """
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+    def since(self, mark: Mark | None = None) -> Usage:
+        """Return what was counted after a mark.
+
+        Parameters
+        ----------
+        mark : Mark, optional
+            From `mark`; None: from the beginning.
+
+        Returns
+        -------
+        Usage
+            With None where a call in between did not tell.
+        """
+        names = self.__slots__
+        before = mark or (0,) * len(names)
+        n = {name: getattr(self, name) - old for name, old in zip(names, before, strict=True)}
+        known = n["unmeasured"] == 0
+        return Usage(
+            calls=n["calls"],
+            input_tokens=n["input_tokens"] if known else None,
+            cached_tokens=n["cached_tokens"] if known else None,
+            output_tokens=n["output_tokens"] if known else None,
+            usd=n["pico_usd"] / PICO if n["unpriced"] == 0 else None,
+            store_hits=n["store_hits"],
+            coalesced=n["coalesced"],
+            retries=n["retries"],
+        )

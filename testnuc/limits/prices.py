@@ -1,0 +1,246 @@
+"""What tokens cost, from the price list that comes with genai-prices; never from the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from testnuc.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from testnuc.limits.policies import Budget
+    from testnuc.protocols import TokenUsage
+
+__all__ = ["PICO", "Price", "require_price"]
+
+#: Parts of a US dollar in which money is counted: whole numbers, so that sums are exact.
+PICO = 10**12
+_MEGA = 10**6
+#: Names that say which protocol is spoken, not who serves it: for them the URL decides.
+_PROTOCOLS = frozenset({"anthropic", "openai"})
+#: Runs on this machine.
+_FREE = frozenset({"local"})
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Price of one token of each kind, in 1e-12 US dollars."""
+
+    input: int
+    cached: int
+    cache_write: int
+    output: int
+
+    @property
+    def dearest_input(self) -> int:
+        """The most that a token of the prompt can cost."""
+        return max(self.input, self.cached, self.cache_write)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The price of a model.
+
+    Parameters
+    ----------
+    rates : Rates
+        For calls below every tier.
+    tiers : tuple of (int, Rates)
+        Calls with more input tokens than the number pay these rates, for all their tokens;
+        ascending.
+    """
+
+    rates: Rates
+    tiers: tuple[tuple[int, Rates], ...] = ()
+
+    @classmethod
+    def per_million(
+        cls,
+        input: float,  # noqa: A002 - what it is called everywhere
+        output: float,
+        *,
+        cached: float | None = None,
+        cache_write: float | None = None,
+    ) -> Price:
+        """Make a price out of US dollars per million tokens.
+
+        Parameters
+        ----------
+        input, output : float
+            Per million tokens of the prompt and of the answer.
+        cached, cache_write : float, optional
+            Per million tokens read from and written to the prompt cache; default: as `input`.
+
+        Returns
+        -------
+        Price
+            Without tiers.
+        """
+        return cls(
+            Rates(
+                input=_pico(input),
+                cached=_pico(input if cached is None else cached),
+                cache_write=_pico(input if cache_write is None else cache_write),
+                output=_pico(output),
+            )
+        )
+
+    @classmethod
+    def of(cls, provider: str, model: str, url: str | None = None) -> Price | None:
+        """Look a model up in the price list.
+
+        Parameters
+        ----------
+        provider : str
+            Such as ``"openai"``.
+        model : str
+            As the provider calls it.
+        url : str, optional
+            Where calls are sent. A URL of another known provider has that one's prices; under an
+            unknown URL, ``"openai"`` and ``"anthropic"`` say only which protocol is spoken, so
+            that there is no price.
+
+        Returns
+        -------
+        Price or None
+            None: unknown.
+        """
+        if provider in _FREE:
+            return cls.per_million(0, 0)
+        # takes 0.3 s to import
+        from genai_prices.data_snapshot import get_snapshot
+
+        snapshot = get_snapshot()
+        found = None
+        if url is not None:
+            try:
+                found = snapshot.find_provider(None, None, url).id
+            except LookupError:
+                if provider in _PROTOCOLS:
+                    return None
+        try:
+            _, info = snapshot.find_provider_model(model, None, found or provider, None)
+            return _read(info.get_prices(datetime.now(UTC)))
+        except LookupError:
+            return None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether every token costs nothing."""
+        return not self.tiers and self.rates == Rates(0, 0, 0, 0)
+
+    def _rates(self, input_tokens: int) -> Rates:
+        rates = self.rates
+        for above, dearer in self.tiers:
+            if input_tokens <= above:
+                break
+            rates = dearer
+        return rates
+
+    def pico(self, usage: TokenUsage) -> int:
+        """Price of a call in 1e-12 US dollars.
+
+        Parameters
+        ----------
+        usage : TokenUsage
+            As the provider counted it.
+
+        Returns
+        -------
+        int
+            At least 0.
+        """
+        rates = self._rates(usage.input_tokens) if self.tiers else self.rates
+        cached, written = usage.cached_tokens, usage.cache_write_tokens
+        plain = max(0, usage.input_tokens - cached - written)
+        return (
+            plain * rates.input
+            + cached * rates.cached
+            + written * rates.cache_write
+            + usage.output_tokens * rates.output
+        )
+
+    def usd(self, usage: TokenUsage) -> float:
+        """Price of a call in US dollars.
+
+        Parameters
+        ----------
+        usage : TokenUsage
+            As the provider counted it.
+
+        Returns
+        -------
+        float
+            At least 0.
+        """
+        return self.pico(usage) / PICO
+
+    def worst(self, input_tokens: int, max_output_tokens: int) -> int:
+        """Return the most that a call can cost, in 1e-12 US dollars.
+
+        Parameters
+        ----------
+        input_tokens, max_output_tokens : int
+            Upper bounds.
+
+        Returns
+        -------
+        int
+            Every token of the prompt at its dearest.
+        """
+        rates = self._rates(input_tokens)
+        return input_tokens * rates.dearest_input + max_output_tokens * rates.output
+
+
+def require_price(budget: Budget | None, price: Price | None, model: str) -> None:
+    """Refuse a budget in US dollars for a model without a price.
+
+    Parameters
+    ----------
+    budget : Budget or None
+        The user's.
+    price : Price or None
+        The model's.
+    model : str
+        For the message.
+
+    Raises
+    ------
+    ConfigurationError
+        The budget could not be kept.
+    """
+    if budget is not None and budget.usd is not None and price is None:
+        raise ConfigurationError(
+            f"the price of {model!r} is unknown, so a budget in usd cannot be kept; "
+            f"use Budget(tokens=..) or Budget(calls=..)"
+        )
+
+
+def _pico(usd_per_million: float) -> int:
+    return round(usd_per_million * PICO / _MEGA)
+
+
+def _read(prices: Any) -> Price | None:
+    """Take over the prices of a text model from a genai-prices record."""
+    given = [
+        getattr(prices, name)
+        for name in ("input_mtok", "cache_read_mtok", "cache_write_mtok", "output_mtok")
+    ]
+    if given[0] is None or given[3] is None:
+        return None
+    starts = sorted({tier.start for price in given for tier in getattr(price, "tiers", ())})
+
+    def at(price: Any, start: int) -> float | None:
+        if not hasattr(price, "tiers"):
+            return None if price is None else float(price)
+        reached = [tier.price for tier in price.tiers if tier.start <= start]
+        return float(reached[-1] if reached else price.base)
+
+    def rates(start: int) -> Rates:
+        each = [at(price, start) for price in given]
+        return Price.per_million(
+            each[0] or 0.0, each[3] or 0.0, cached=each[1], cache_write=each[2]
+        ).rates
+
+    return Price(rates(-1), tuple((start, rates(start)) for start in starts))

@@ -1,0 +1,213 @@
+"""How much was sent in the last minute, and when the next request fits in.
+
+A bucket that holds a minute's worth and refills all the time lets twice the limit through within
+one minute: a full bucket at once, and what flows in after it. So there are two conditions here. A
+sliding log adds up what was sent within the window and keeps that sum at or below the limit,
+exactly. On top of it the sending is paced: credit flows in evenly, and never more than a second's
+worth piles up, because providers enforce a limit per minute in shorter spans too.
+
+What counts is the minute in which the requests *arrive*. One that was delayed on its way can share
+a minute with one sent more than 60 s after it. The window is therefore `GUARD` seconds longer than
+a minute, which costs 1.6 % of the rate and covers delays that differ by up to a second.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+__all__ = ["GUARD", "Entry", "Forecast", "SlidingWindow"]
+
+#: Seconds by which two requests may be delayed differently on their way.
+GUARD = 1.0
+_MINUTE = 60.0
+#: What is sent within this part of the window shares an entry of the log, which bounds its size.
+_CELLS = 256
+#: Rounding of sums of floats must not cost another turn of the timer.
+_EPSILON = 1e-6
+
+
+class Entry:
+    """What was sent at about one moment; it leaves the window all at once."""
+
+    __slots__ = ("amount", "last", "start")
+
+    def __init__(self, start: float, amount: float) -> None:
+        self.start = start
+        #: When the last of it was sent.
+        self.last = start
+        self.amount = amount
+
+
+class SlidingWindow:
+    """Keeps the sum of amounts within any window of time at or below a limit, and paces them.
+
+    Parameters
+    ----------
+    limit : int
+        Amount per minute.
+    window : float
+        Seconds over which the amounts are summed.
+    """
+
+    __slots__ = (
+        "_burst",
+        "_cell",
+        "_credit",
+        "_credit_at",
+        "_log",
+        "_rate",
+        "_sum",
+        "limit",
+        "window",
+    )
+
+    def __init__(self, limit: int, window: float = _MINUTE + GUARD) -> None:
+        self.limit = limit
+        self.window = window
+        self._rate = limit / window
+        self._burst = max(1.0, limit / _MINUTE)
+        self._credit = self._burst
+        self._credit_at = float("-inf")
+        self._cell = window / _CELLS
+        self._log: deque[Entry] = deque()
+        self._sum = 0.0
+
+    @property
+    def used(self) -> float:
+        """The sum within the window, as of the last look."""
+        return self._sum
+
+    def delay(self, amount: float, now: float) -> float:
+        """Seconds until `amount` fits; 0: now.
+
+        Parameters
+        ----------
+        amount : float
+            At most the limit.
+        now : float
+            Seconds of the clock.
+
+        Returns
+        -------
+        float
+            A lower bound: what is given back or charged meanwhile can change it.
+        """
+        log = self._log
+        while log and log[0].last + self.window <= now:
+            self._sum -= log.popleft().amount
+        if not log:
+            self._sum = 0.0  # drops what rounding left
+        credit = self._credit
+        if credit < self._burst:
+            credit = min(self._burst, credit + (now - self._credit_at) * self._rate)
+            self._credit = credit
+        self._credit_at = now
+        # an amount above the burst goes as soon as the credit is full, and leaves a debt
+        missing = min(amount, self._burst) - credit
+        wait = missing / self._rate if missing > _EPSILON else 0.0
+        over = self._sum + amount - self.limit
+        if over > 0:
+            for entry in log:
+                over -= entry.amount
+                if over <= 0:
+                    return max(wait, entry.last + self.window - now)
+        return wait
+
+    def take(self, amount: float, now: float) -> Entry:
+        """Charge `amount` as sent now; to be called after `delay` returned 0.
+
+        Parameters
+        ----------
+        amount : float
+            What is sent.
+        now : float
+            Seconds of the clock, the same as for `delay`.
+
+        Returns
+        -------
+        Entry
+            To be handed to `settle`.
+        """
+        self._credit -= amount
+        self._sum += amount
+        log = self._log
+        if log:
+            entry = log[-1]
+            if now - entry.start < self._cell:
+                entry.amount += amount
+                entry.last = now
+                return entry
+        entry = Entry(now, amount)
+        log.append(entry)
+        return entry
+
+    def settle(self, entry: Entry, difference: float, now: float) -> None:
+        """Charge `difference` on top of what was taken, or give it back where it is negative.
+
+        Parameters
+        ----------
+        entry : Entry
+            What `take` returned.
+        difference : float
+            Actual minus reserved amount.
+        now : float
+            Seconds of the clock.
+        """
+        self._credit = min(self._burst, self._credit - difference)
+        if entry.last + self.window <= now:
+            return
+        entry.amount += difference
+        self._sum += difference
+
+
+class Forecast:
+    """Learns how the tokens of calls compare to their worst case, for the token rate alone.
+
+    The most output tokens of a call are often a hundred times what a label needs; a rate that
+    reserves them all would send a handful of calls at a time. Until `_ENOUGH` calls are known the
+    worst case counts; then the largest recent one, which fades slowly.
+    """
+
+    __slots__ = ("_calls", "_output", "_scale")
+
+    _ENOUGH = 4
+    _FADE = 0.995
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._scale = 0.0
+        self._output = 0.0
+
+    def tokens(self, input_tokens: int, max_output_tokens: int) -> int:
+        """Tokens a call is expected to use at most.
+
+        Parameters
+        ----------
+        input_tokens : int
+            The estimate for the prompt.
+        max_output_tokens : int
+            The most the answer can have.
+
+        Returns
+        -------
+        int
+            Input and output tokens together, at least 1.
+        """
+        if self._calls < self._ENOUGH:
+            return max(1, input_tokens + max_output_tokens)
+        output = min(float(max_output_tokens), self._output)
+        return max(1, int(input_tokens * self._scale + output) + 1)
+
+    def learn(self, estimated: int, input_tokens: int, output_tokens: int) -> None:
+        """Remember a call.
+
+        Parameters
+        ----------
+        estimated : int
+            What was estimated for its input.
+        input_tokens, output_tokens : int
+            What the provider counted.
+        """
+        self._calls += 1
+        self._scale = max(input_tokens / max(1, estimated), self._scale * self._FADE)
+        self._output = max(float(output_tokens), self._output * self._FADE)

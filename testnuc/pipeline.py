@@ -1,0 +1,302 @@
+"""The way of a text: embed, find neighbors, ask, vote.
+
+`Pipeline.prepare` finds the neighbors of texts in one snapshot of the pool, `Pipeline.predict` gets
+the predictions that their votes need. Both work on a `Window`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from testnuc.protocols import PoolText
+from testnuc.window import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from testnuc.asking import Asker
+    from testnuc.embedding import Embedding
+    from testnuc.fanout import Ask, Fanout
+    from testnuc.labels import LabelSet
+    from testnuc.protocols import Index, Matches, Method, Store
+    from testnuc.results import Prediction
+    from testnuc.voting import VotePolicy
+
+__all__ = ["Pipeline"]
+
+#: Queries searched at a time, so that other searches wait milliseconds.
+_SEARCH = 1_024
+#: How many times more neighbors are fetched when too few of them have a prediction.
+_WIDEN = 4
+
+
+class Pipeline:
+    """Embeds, retrieves and asks for one client.
+
+    Parameters
+    ----------
+    labels, policy, k, method
+        What to vote on, how, with how many neighbors, on which predictions.
+    neighbors : {"predict", "stored"}
+        Whether neighbors without a prediction are asked about, or not considered.
+    asker, fanout, embedding, pool, store
+        The steps.
+    join_pool : bool
+        Whether texts that are classified become neighbors of later ones.
+    """
+
+    def __init__(
+        self,
+        labels: LabelSet,
+        policy: VotePolicy,
+        k: int,
+        method: Method,
+        neighbors: Literal["predict", "stored"],
+        *,
+        asker: Asker,
+        fanout: Fanout,
+        embedding: Embedding,
+        pool: Index,
+        store: Store,
+        join_pool: bool,
+    ) -> None:
+        self.labels = labels
+        self.policy = policy
+        self.k = k
+        self.method = method
+        self.neighbors = neighbors
+        self.join_pool = join_pool
+        self._asker = asker
+        self._fanout = fanout
+        self._embedding = embedding
+        self._pool = pool
+        self._store = store
+
+    async def prepare(self, texts: Sequence[PoolText], *, together: bool) -> Window:
+        """Find the neighbors of distinct texts.
+
+        Parameters
+        ----------
+        texts : sequence of PoolText
+            Distinct.
+        together : bool
+            True: the texts are each other's neighbors (they join the pool first). False: they see
+            the pool as it is (and join it afterwards).
+        """
+        hashes = [entry.hash for entry in texts]
+        vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
+        known = await self._pool.labels(hashes)
+        texts = [
+            entry if label is None else replace(entry, label=label)
+            for entry, label in zip(texts, known, strict=True)
+        ]
+        together = together and self.join_pool
+        upto = await self._pool.add(texts, vectors) if together else None
+        matches = await self._search(texts, vectors, upto, together=together)
+        if self.join_pool and not together:
+            await self._pool.add(texts, vectors)
+        return await self._window(texts, matches)
+
+    async def predict(
+        self, window: Window, *, waves: bool, done: Callable[[int], None] | None = None
+    ) -> None:
+        """Get the predictions that the votes of a window need.
+
+        Parameters
+        ----------
+        window : Window
+        waves : bool
+            Ask neighbors in waves and stop where the winner is certain.
+        done : callable, optional
+            Told each place whose prediction is in or failed.
+        """
+        own = range(window.n_own)
+        if self.neighbors == "stored":
+            # neighbors have theirs already, but for those that are asked about here
+            await self._ask(window, own, done)
+        elif not waves or window.neighbors.shape[1] == 0:
+            await self._ask(window, _in_order(window, np.arange(window.n_own), None), done)
+        else:
+            rows = np.arange(window.n_own)
+            for known in window.waves():
+                await self._ask(window, _in_order(window, rows, known), done)
+                rows = rows[~window.cut(rows, known)]
+                if not len(rows):
+                    break
+
+    async def predict_pool(self, advance: Callable[[], None]) -> None:
+        """Get a prediction of every text of the pool that has none."""
+        start: int | None = 0
+        while start is not None:
+            texts, start = await self._pool.scan(start, _SEARCH)
+            window = await self._window(texts, None)
+            await self._ask(window, range(len(texts)), lambda _: advance())
+
+    async def _search(
+        self,
+        texts: Sequence[PoolText],
+        vectors: NDArray[np.float16],
+        upto: int | None,
+        *,
+        together: bool,
+    ) -> Matches:
+        from testnuc.protocols import Matches
+
+        batch = {entry.hash for entry in texts} if together else set()
+        parts = []
+        for start in range(0, len(texts), _SEARCH):
+            part = slice(start, start + _SEARCH)
+            hashes = [entry.hash for entry in texts[part]]
+            if self.neighbors == "stored":
+                found = await self._search_stored(vectors[part], hashes, upto, batch)
+            else:
+                found = await self._pool.search(vectors[part], self.k, exclude=hashes, upto=upto)
+            parts.append(found)
+        return Matches(
+            np.concatenate([p.ids for p in parts]), np.concatenate([p.similarities for p in parts])
+        )
+
+    async def _search_stored(
+        self,
+        vectors: NDArray[np.float16],
+        hashes: Sequence[bytes],
+        upto: int | None,
+        batch: set[bytes],
+    ) -> Matches:
+        """Find the k nearest texts that have a prediction, or will have one with this batch."""
+        from testnuc.protocols import Matches
+
+        ids = np.full((len(vectors), self.k), -1, dtype=np.int64)
+        similarities = np.zeros((len(vectors), self.k), dtype=np.float32)
+        usable: dict[int, bool] = {}
+        rows = np.arange(len(vectors))
+        want = self.k
+        while len(rows) and want:
+            found = await self._pool.search(
+                vectors[rows], want, exclude=[hashes[i] for i in rows.tolist()], upto=upto
+            )
+            await self._note_usable(found.ids, batch, usable)
+            missing = []
+            for at, row in enumerate(rows.tolist()):
+                good = [j for j, i in enumerate(found.ids[at].tolist()) if i >= 0 and usable[i]]
+                good = good[: self.k]
+                ids[row, : len(good)] = found.ids[at, good]
+                similarities[row, : len(good)] = found.similarities[at, good]
+                if len(good) < self.k and found.ids[at, -1] >= 0:
+                    missing.append(row)
+            rows = np.array(missing, dtype=np.int64)
+            want *= _WIDEN
+        return Matches(ids, similarities)
+
+    async def _note_usable(
+        self, ids: NDArray[np.int64], batch: set[bytes], usable: dict[int, bool]
+    ) -> None:
+        new = np.array([i for i in np.unique(ids).tolist() if i >= 0 and i not in usable], np.int64)
+        entries = await self._pool.fetch(new)
+        asked = [i for i, e in enumerate(entries) if e.label is None and e.hash not in batch]
+        stored = await self._stored([entries[i] for i in asked])
+        have = dict(zip(asked, stored, strict=True))
+        for at, row in enumerate(new.tolist()):
+            usable[row] = at not in have or have[at] is not None
+
+    async def _stored(self, entries: Sequence[PoolText]) -> list[Prediction | None]:
+        """Return the prediction of each text if all of its samples are stored."""
+        n = self.method.samples
+        keys = [
+            self._asker.ask(entry.text, entry.hash, 0, sample).key
+            for entry in entries
+            for sample in range(n)
+        ]
+        found = await self._store.get_predictions(keys)
+        predictions: list[Prediction | None] = []
+        for start in range(0, len(found), n):
+            samples = [p for p in found[start : start + n] if p is not None]
+            predictions.append(self.method.reduce(samples) if len(samples) == n else None)
+        return predictions
+
+    async def _window(self, texts: Sequence[PoolText], matches: Matches | None) -> Window:
+        """Give each text a place: own texts first, then the neighbors that are none of them."""
+        entries = list(texts)
+        places = {entry.hash: place for place, entry in enumerate(entries)}
+        if matches is None:
+            neighbors = np.empty((len(entries), 0), dtype=np.int64)
+            similarities = np.empty((len(entries), 0), dtype=np.float32)
+        else:
+            ids = np.unique(matches.ids)
+            ids = ids[ids >= 0]
+            place_of = np.empty(len(ids), dtype=np.int64)
+            for at, entry in enumerate(await self._pool.fetch(ids)):
+                place = places.get(entry.hash)
+                if place is None:
+                    place = len(entries)
+                    entries.append(entry)
+                elif entry.label is not None:
+                    entries[place] = entry
+                place_of[at] = place
+            neighbors = np.full(matches.ids.shape, -1, dtype=np.int64)
+            filled = matches.ids >= 0
+            neighbors[filled] = place_of[np.searchsorted(ids, matches.ids[filled])]
+            similarities = matches.similarities
+        window = Window(self.labels, self.policy, entries, len(texts), neighbors, similarities)
+        if self.neighbors == "stored" and matches is not None:
+            others = range(len(texts), len(entries))
+            unknown = [place for place in others if not window.asked(place)]
+            for place, prediction in zip(
+                unknown, await self._stored([entries[p] for p in unknown]), strict=True
+            ):
+                if prediction is not None:
+                    window.put(place, prediction)
+        return window
+
+    async def _ask(
+        self, window: Window, places: Iterable[int], done: Callable[[int], None] | None
+    ) -> None:
+        """Ask about the texts at distinct places that have no outcome yet."""
+        samples = self.method.samples
+        collected: dict[int, dict[int, Prediction | Exception]] = {}
+
+        def settle(ask: Ask, outcome: Prediction | Exception) -> None:
+            if samples > 1:
+                got = collected.setdefault(ask.place, {})
+                got[ask.sample] = outcome
+                if len(got) < samples:
+                    return
+                del collected[ask.place]
+                outcome = self._reduced([got[i] for i in range(samples)])
+            window.put(ask.place, outcome)
+            if done is not None:
+                done(ask.place)
+
+        def asks() -> Iterator[Ask]:
+            for place in places:
+                entry = window.entries[place]
+                if window.asked(place):
+                    if done is not None:
+                        done(place)
+                    continue
+                for sample in range(samples):
+                    yield self._asker.ask(entry.text, entry.hash, place, sample)
+
+        await self._fanout.run(asks(), settle)
+
+    def _reduced(self, outcomes: Sequence[Prediction | Exception]) -> Prediction | Exception:
+        answered = [o for o in outcomes if not isinstance(o, Exception)]
+        if answered:
+            return self.method.reduce(answered)
+        return next(o for o in outcomes if isinstance(o, Exception))
+
+
+def _in_order(window: Window, rows: NDArray[np.int64], known: int | None) -> Iterator[int]:
+    """Yield each place once: own texts, each followed by its (first `known`) neighbors."""
+    seen = bytearray(len(window.entries))
+    neighbors = window.neighbors
+    for row in rows.tolist():
+        for place in (row, *neighbors[row, :known].tolist()):
+            if place >= 0 and not seen[place]:
+                seen[place] = 1
+                yield place

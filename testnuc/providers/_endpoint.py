@@ -1,0 +1,123 @@
+"""Where calls go and with which key: base URLs, environment variables, hidden secrets."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from testnuc.errors import ConfigurationError, InvalidInputError
+
+__all__ = ["Endpoint", "checked_key", "redacted"]
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+#: Query parameters that would carry a secret into logs and keys.
+_SECRET_NAME = re.compile(r"key|token|secret|passw|pwd|sig|auth|credential|^code$", re.IGNORECASE)
+
+#: What looks like a key: the known prefixes, bearer tokens, long runs that no word has.
+_SECRET = re.compile(
+    r"(?i:bearer|basic)\s+[\w.~+/=*-]{6,}"
+    r"|\b(?:sk|pk|rk|gsk|xai|hf)[-_][\w*.-]{6,}"
+    r"|\bAIza[\w-]{10,}"
+    r"|\beyJ[\w-]{10,}(?:\.[\w-]+)*"
+    r"|\b(?=[\w*-]*\d)(?=[\w*-]*[A-Za-z])[\w*-]{32,}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A base URL, taken apart."""
+
+    scheme: str
+    host: str
+    #: Host, and the port where it is not the scheme's own.
+    netloc: str
+    #: Without a slash at its end.
+    path: str
+    query: str
+
+    @classmethod
+    def parse(cls, base_url: str, *, source: str = "base_url") -> Endpoint:
+        """Read a base URL; refuses what is not http(s) or would carry a secret.
+
+        Parameters
+        ----------
+        base_url : str
+            As the user gave it.
+        source : str
+            What the user knows it as, for messages.
+        """
+        if not isinstance(base_url, str) or not base_url.strip():
+            raise InvalidInputError(f"{source} is empty; give a URL, or leave it out.")
+        try:
+            parts: SplitResult = urlsplit(base_url.strip())
+            port = parts.port
+        except ValueError:
+            raise InvalidInputError(f"{source} is not a URL (bad host or port).") from None
+        if parts.username is not None or parts.password is not None:
+            raise InvalidInputError(
+                f"{source} holds a user name or password, which would end up in logs; "
+                "take it out and give the key as api_key."
+            )
+        for name, _ in parse_qsl(parts.query, keep_blank_values=True):
+            if _SECRET_NAME.search(name):
+                raise InvalidInputError(
+                    f"{source} holds the query parameter {name!r}, which looks like a secret and "
+                    "would end up in logs; take it out and give the key as api_key."
+                )
+        if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+            raise InvalidInputError(
+                f"{source} must be a URL such as http://localhost:8000/v1, "
+                f"got {redacted(base_url)!r:.200}."
+            )
+        host = parts.hostname
+        netloc = f"[{host}]" if ":" in host else host
+        if port is not None and port != _DEFAULT_PORTS[parts.scheme]:
+            netloc += f":{port}"
+        return cls(parts.scheme, host, netloc, parts.path.rstrip("/"), parts.query)
+
+    def at(self, path: str) -> str:
+        """Return the URL of another path of this endpoint, the query kept."""
+        return f"{self.scheme}://{self.netloc}{path}" + (f"?{self.query}" if self.query else "")
+
+
+def checked_key(given: str | None, variables: tuple[str, ...]) -> str | None:
+    """Return the key given, or that of the first environment variable that is set, or None.
+
+    Parameters
+    ----------
+    given : str, optional
+        The user's ``api_key``.
+    variables : tuple[str, ...]
+        Environment variables to look at, in order.
+
+    Raises
+    ------
+    ConfigurationError
+        The key could not be sent in a header. The message does not show it.
+    """
+    source, key = "api_key", given
+    if key is None:
+        for source in variables:
+            key = os.environ.get(source) or None
+            if key is not None:
+                break
+        else:
+            return None
+    if not isinstance(key, str) or not key:
+        raise ConfigurationError(f"{source} is not a non-empty string.")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigurationError(
+            f"{source} holds a character that no key has (a space, a line break, a quote mark of a "
+            "word processor, ..). Copy it again, without anything around it."
+        )
+    return key
+
+
+def redacted(text: str, key: str | None = None) -> str:
+    """Return `text` without anything that looks like a key, nor the key itself."""
+    if key and len(key) >= 4:
+        text = text.replace(key, "[key]")
+    return _SECRET.sub("[key]", text)

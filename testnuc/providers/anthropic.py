@@ -1,0 +1,190 @@
+"""Messages: Anthropic, and every server that speaks the same protocol."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, ClassVar
+
+import orjson
+
+from testnuc.errors import ConfigurationError, EmptyReplyError
+from testnuc.protocols import Task, TokenUsage
+from testnuc.providers._answers import answer_schema, count, output_limit
+from testnuc.providers._dialect import Dialect, Structure
+from testnuc.providers._endpoint import Endpoint, checked_key
+from testnuc.providers._wire import Body, Said, Wire
+
+__all__ = ["Anthropic"]
+
+_DEFAULT = "https://api.anthropic.com"
+_VERSION = "2023-06-01"
+
+#: Room for thoughts before the answer; every model since Claude 3.5 can say as much.
+_THOUGHTS = 8_192
+
+#: ``claude-<family>-<major>-<minor>``; a date is no minor version.
+_MODEL = re.compile(r"claude-[a-z]+-(\d{1,2})(?:[-.](\d{1,2})(?!\d))?(?!\d)", re.IGNORECASE)
+#: From this version on models take no temperature.
+_NO_SAMPLING = (4, 7)
+
+
+class Anthropic(Wire):
+    """A model behind a Messages endpoint.
+
+    Anthropic refuses ``temperature`` together with ``top_p``, so a `top_p` of 1, its default, is
+    not sent; models from Claude 4.7 on take neither.
+
+    Parameters
+    ----------
+    model : str
+        Such as ``claude-haiku-4-5``.
+    base_url : str, optional
+        Default: ``ANTHROPIC_BASE_URL``, or Anthropic's own. With or without ``/v1``.
+    api_key : str, optional
+        Default: ``ANTHROPIC_API_KEY``. Only Anthropic's own host needs one.
+
+    Raises
+    ------
+    ConfigurationError
+        No key, or one that cannot be sent.
+    InvalidInputError
+        No usable URL or model.
+    """
+
+    name = "anthropic"
+    structures: ClassVar[tuple[Structure, ...]] = (
+        Structure.ENUM,
+        Structure.SCHEMA,
+        Structure.NONE,
+    )
+
+    def __init__(
+        self, model: str, *, base_url: str | None = None, api_key: str | None = None
+    ) -> None:
+        source = "base_url"
+        if base_url is None and os.environ.get("ANTHROPIC_BASE_URL"):
+            base_url, source = os.environ["ANTHROPIC_BASE_URL"], "ANTHROPIC_BASE_URL"
+        endpoint = Endpoint.parse(_DEFAULT if base_url is None else base_url, source=source)
+        key = checked_key(api_key, ("ANTHROPIC_API_KEY",))
+        if key is None and endpoint.host == "api.anthropic.com":
+            raise ConfigurationError(
+                f"no key for {endpoint.host}: set ANTHROPIC_API_KEY in the environment, or give "
+                'api_key="..".'
+            )
+        path = endpoint.path.removesuffix("/messages").rstrip("/")
+        headers = {"anthropic-version": _VERSION}
+        super().__init__(
+            model,
+            endpoint=endpoint,
+            base_path=path if path.endswith("/v1") else f"{path}/v1",
+            call_path="/messages",
+            headers=headers if key is None else headers | {"x-api-key": key},
+            key=key,
+            hint="Check the key in ANTHROPIC_API_KEY, or give another api_key.",
+            dialect=Dialect(),
+        )
+        version = _MODEL.search(model)
+        self._samples = version is None or ((int(version[1]), int(version[2] or 0)) < _NO_SAMPLING)
+
+    def validate(self, task: Task) -> None:
+        """Refuse a task that this provider cannot serve; see `Wire.validate`."""
+        super().validate(task)
+        if task.confidence == "logprobs":
+            raise ConfigurationError(
+                "Anthropic gives no token log-probabilities; use the verbalized confidence."
+            )
+
+    def body(self, task: Task, n: int, dialect: Dialect) -> Body:
+        """Return the parts of the body for `n` texts.
+
+        Parameters
+        ----------
+        task : Task
+            What the calls have in common.
+        n : int
+            How many texts are asked about.
+        dialect : Dialect
+            How the server wants to be spoken to.
+        """
+        options = dict(task.options)
+        thinking = options.get("thinking")
+        thinks = isinstance(thinking, dict) and thinking.get("type") != "disabled"
+        parameters: dict[str, Any] = {}
+        if self._samples and not thinks:
+            if task.temperature is not None:
+                parameters["temperature"] = task.temperature
+            if task.top_p is not None and task.top_p != 1.0:
+                parameters["top_p"] = task.top_p
+        limit = options.pop("max_tokens", None)
+        if limit is None:
+            limit = output_limit(task, n, dialect.structure)
+            if thinks:
+                assert isinstance(thinking, dict)
+                limit += count(thinking.get("budget_tokens")) or _THOUGHTS
+            elif not dialect.tight:
+                limit += _THOUGHTS
+        parameters["max_tokens"] = limit
+        config = options.pop("output_config", None)
+        config = dict(config) if isinstance(config, dict) else {}
+        if dialect.structure <= Structure.SCHEMA:
+            schema = answer_schema(task, n, dialect.structure)
+            config = {"format": {"type": "json_schema", "schema": schema}, **config}
+        if config:
+            parameters["output_config"] = config
+        parameters |= options
+        system: dict[str, Any] = {"type": "text", "text": task.system}
+        if "cache_control" not in dialect.dropped:
+            system["cache_control"] = {"type": "ephemeral"}
+        head = orjson.dumps({"model": self.model, "system": [system]})[:-1]
+        return Body(
+            head + b',"messages":[{"role":"user","content":"',
+            b'"}]',
+            parameters,
+            limit if type(limit) is int else None,
+        )
+
+    def said(self, answer: dict[str, Any]) -> Said:
+        """Return what a message holds.
+
+        Parameters
+        ----------
+        answer : dict
+            A message.
+        """
+        usage = _usage(answer.get("usage"))
+        request_id = answer["id"] if isinstance(answer.get("id"), str) else None
+        reason, blocks = answer.get("stop_reason"), answer.get("content")
+        if not isinstance(blocks, list):
+            raise EmptyReplyError(
+                f"{self._where}: the answer has no content",
+                usage=usage,
+                request_id=request_id,
+                status_code=200,
+            )
+        texts = [
+            block["text"]
+            for block in blocks
+            if isinstance(block, dict)
+            and block.get("type") == "text"
+            and isinstance(block.get("text"), str)
+        ]
+        return Said(
+            "".join(texts),
+            usage,
+            request_id,
+            "" if reason == "refusal" else None,
+            truncated=reason in ("max_tokens", "model_context_window_exceeded"),
+        )
+
+
+def _usage(value: Any) -> TokenUsage | None:
+    """Tokens of a message; its ``input_tokens`` leave out what went through the cache."""
+    if not isinstance(value, dict):
+        return None
+    sent, received = count(value.get("input_tokens")), count(value.get("output_tokens"))
+    if sent is None or received is None:
+        return None
+    cached = count(value.get("cache_read_input_tokens")) or 0
+    written = count(value.get("cache_creation_input_tokens")) or 0
+    return TokenUsage(sent + cached + written, received, cached, written)

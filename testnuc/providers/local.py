@@ -1,0 +1,75 @@
+"""``local/zero-shot``: a labeler inside the process, without network or key.
+
+It compares the embedding of a text with the embedding of each label (or of its description) and
+takes the nearest; the confidence is the softmax of the cosines at temperature 0.05. It is a real
+classifier of moderate accuracy: right for trying testnuc out, for tests, and where no text may
+leave the machine; an LLM is a better labeler wherever one may be asked.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from testnuc.protocols import Answer, Reply
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from testnuc.labels import LabelSet
+    from testnuc.protocols import Embedder, Request
+
+__all__ = ["ZeroShot"]
+
+_TEMPERATURE = 0.05
+
+
+class ZeroShot:
+    """Labels by the cosine of text and label embeddings; a `Provider`.
+
+    Parameters
+    ----------
+    embedder : Embedder
+        The one that embeds the texts, too; its ``name`` is part of the identity.
+    labels : LabelSet
+        A label's description is embedded where there is one, else its name.
+    """
+
+    name = "local"
+    model = "zero-shot"
+
+    def __init__(self, embedder: Embedder, labels: LabelSet) -> None:
+        self._embedder = embedder
+        self._labels = labels
+        self._prototypes: NDArray[np.float32] | None = None
+        described = "\n".join(self._descriptions())
+        digest = blake2b(described.encode(), digest_size=8).hexdigest()
+        name = getattr(embedder, "name", type(embedder).__qualname__)
+        self.identity = f"{name}/{_TEMPERATURE}/{digest}"
+
+    def __repr__(self) -> str:
+        return "ZeroShot()"
+
+    def _descriptions(self) -> list[str]:
+        given = self._labels.descriptions
+        return [given.get(name) or name for name in self._labels.names]
+
+    async def answer(self, request: Request) -> Reply:
+        """Label all texts of the request; makes no call and uses no tokens."""
+        import numpy as np
+
+        from testnuc.protocols import TokenUsage
+
+        if self._prototypes is None:
+            self._prototypes = await self._embedder.embed(self._descriptions())
+        vectors = await self._embedder.embed(request.texts)
+        answers = []
+        for vector in vectors:
+            # one text at a time: a matrix product over many could round otherwise
+            cosines = (self._prototypes @ vector).astype(np.float64)
+            weights = np.exp((cosines - cosines.max()) / _TEMPERATURE)
+            best = int(cosines.argmax())
+            confidence = float(weights[best] / weights.sum())
+            answers.append(Answer(self._labels.names[best], confidence))
+        return Reply(tuple(answers), TokenUsage(0, 0))

@@ -1,0 +1,213 @@
+"""Chat completions: OpenAI, Azure OpenAI, and every server that speaks the same protocol."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from testnuc.errors import ConfigurationError, EmptyReplyError, InvalidInputError
+from testnuc.protocols import Reply, Request, Task, TokenUsage
+from testnuc.providers._answers import answer_schema, count, output_limit
+from testnuc.providers._dialect import Dialect, Structure
+from testnuc.providers._endpoint import Endpoint, checked_key
+from testnuc.providers._logprobs import with_logprobs
+from testnuc.providers._wire import Body, Said, Wire
+
+__all__ = ["OpenAI"]
+
+_DEFAULT = "https://api.openai.com/v1"
+_AZURE = (
+    ".openai.azure.com",
+    ".openai.azure.us",
+    ".cognitiveservices.azure.com",
+    ".services.ai.azure.com",
+)
+
+#: Models that think before they answer, and take no temperature while they do.
+_REASONING = re.compile(r"(o\d|gpt-([5-9]|\d\d)|codex)(?!.*-chat)", re.IGNORECASE)
+#: Models that think before they answer, but take a temperature.
+_THINKING = re.compile(r"gpt-oss|deepseek-?r\d|reason|think|qwq|magistral", re.IGNORECASE)
+
+
+class OpenAI(Wire):
+    """A model behind a chat completions endpoint.
+
+    Parameters
+    ----------
+    model : str
+        The provider's name of it; on Azure the name of the deployment.
+    base_url : str, optional
+        Such as ``http://localhost:8000/v1``. Default: ``OPENAI_BASE_URL``, or OpenAI's own. A URL
+        without a path gets ``/v1``; Azure's query (``?api-version=..``) is kept.
+    api_key : str, optional
+        Default: ``OPENAI_API_KEY``; on Azure's hosts ``AZURE_OPENAI_API_KEY`` before it. Only
+        OpenAI's and Azure's own hosts need one.
+
+    Raises
+    ------
+    ConfigurationError
+        No key, or one that cannot be sent.
+    InvalidInputError
+        No usable URL or model.
+    """
+
+    name = "openai"
+
+    def __init__(
+        self, model: str, *, base_url: str | None = None, api_key: str | None = None
+    ) -> None:
+        source = "base_url"
+        if base_url is None and os.environ.get("OPENAI_BASE_URL"):
+            base_url, source = os.environ["OPENAI_BASE_URL"], "OPENAI_BASE_URL"
+        endpoint = Endpoint.parse(_DEFAULT if base_url is None else base_url, source=source)
+        azure = endpoint.host.endswith(_AZURE)
+        own = azure or endpoint.host == "api.openai.com"
+        variable = "AZURE_OPENAI_API_KEY" if azure else "OPENAI_API_KEY"
+        key = checked_key(api_key, (variable, "OPENAI_API_KEY"))
+        if key is None and own:
+            raise ConfigurationError(
+                f"no key for {endpoint.host}: set {variable} in the environment, or give "
+                'api_key="..".'
+            )
+        headers = {}
+        if key is not None:
+            headers = {"api-key": key} if azure else {"Authorization": f"Bearer {key}"}
+        super().__init__(
+            model,
+            endpoint=endpoint,
+            base_path=_base_path(endpoint, azure=azure, source=source),
+            call_path="/chat/completions",
+            headers=headers,
+            key=key,
+            hint=f"Check the key in {variable}, or give another api_key.",
+            dialect=Dialect(limit="max_completion_tokens" if own else "max_tokens"),
+        )
+        short = model.rpartition("/")[2]
+        self._reasons = _REASONING.match(short) is not None
+        self._thinks = self._reasons or _THINKING.search(short) is not None
+
+    def body(self, task: Task, n: int, dialect: Dialect) -> Body:
+        """Return the parts of the body for `n` texts.
+
+        Parameters
+        ----------
+        task : Task
+            What the calls have in common.
+        n : int
+            How many texts are asked about.
+        dialect : Dialect
+            How the server wants to be spoken to.
+        """
+        options = dict(task.options)
+        thinks = options.get("reasoning_effort") != "none"
+        parameters: dict[str, Any] = {}
+        if not (self._reasons and thinks):
+            if task.temperature is not None:
+                parameters["temperature"] = task.temperature
+            if task.top_p is not None:
+                parameters["top_p"] = task.top_p
+        if task.confidence == "logprobs":
+            parameters["logprobs"] = True
+        form = _response_format(task, n, dialect.structure)
+        if form is not None:
+            parameters["response_format"] = form
+        old, new = options.pop("max_tokens", None), options.pop("max_completion_tokens", None)
+        limit = old if new is None else new
+        if limit is None and dialect.tight and not (self._thinks and thinks):
+            limit = output_limit(task, n, dialect.structure)
+        if limit is not None:
+            parameters[dialect.limit] = limit
+        parameters |= options
+        opening = b'{"model":' + orjson.dumps(self.model) + b',"messages":[{"role":'
+        system = orjson.dumps(task.system)
+        if dialect.system_role:
+            opening += b'"system","content":' + system + b'},{"role":"user","content":"'
+        else:
+            opening += b'"user","content":' + system[:-1] + rb"\n\n"
+        return Body(opening, b'"}]', parameters, limit if type(limit) is int else None)
+
+    def decode(self, request: Request, body: bytes) -> Reply:
+        """Read a 200 answer; see `Wire.decode`."""
+        reply = super().decode(request, body)
+        if request.task.confidence == "logprobs":
+            choice = orjson.loads(body)["choices"][0]
+            content = _text(choice["message"].get("content"))
+            answers = with_logprobs(reply.answers, content, choice.get("logprobs"))
+            return replace(reply, answers=answers)
+        return reply
+
+    def said(self, answer: dict[str, Any]) -> Said:
+        """Return what an answer's first choice holds.
+
+        Parameters
+        ----------
+        answer : dict
+            A chat completion.
+        """
+        usage = _usage(answer.get("usage"))
+        request_id = answer["id"] if isinstance(answer.get("id"), str) else None
+        choices = answer.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        message = choice.get("message") if isinstance(choice, dict) else None
+        if not isinstance(choice, dict) or not isinstance(message, dict):
+            raise EmptyReplyError(
+                f"{self._where}: the answer has no choice",
+                usage=usage,
+                request_id=request_id,
+                status_code=200,
+            )
+        finish, refusal = choice.get("finish_reason"), message.get("refusal")
+        if not isinstance(refusal, str) or not refusal:
+            refusal = "" if finish == "content_filter" else None
+        content = _text(message.get("content"))
+        return Said(content, usage, request_id, refusal, truncated=finish == "length")
+
+
+def _base_path(endpoint: Endpoint, *, azure: bool, source: str) -> str:
+    """Return the path that the paths of calls are put behind."""
+    path = endpoint.path.removesuffix("/chat/completions").rstrip("/")
+    if not path:
+        path = "/openai/v1" if azure else "/v1"
+    if azure and "/deployments/" in path and "api-version=" not in endpoint.query:
+        raise InvalidInputError(
+            f"{source} names an Azure deployment without a version: put ?api-version=2024-10-21 "
+            "(or a later one) behind it, or use https://<resource>.openai.azure.com/openai/v1."
+        )
+    return path
+
+
+def _response_format(task: Task, n: int, structure: Structure) -> dict[str, Any] | None:
+    if structure is Structure.NONE:
+        return None
+    if structure is Structure.OBJECT:
+        return {"type": "json_object"}
+    schema = answer_schema(task, n, structure)
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "strict": True, "schema": schema},
+    }
+
+
+def _usage(value: Any) -> TokenUsage | None:
+    if not isinstance(value, dict):
+        return None
+    sent, received = count(value.get("prompt_tokens")), count(value.get("completion_tokens"))
+    if sent is None or received is None:
+        return None
+    details = value.get("prompt_tokens_details")
+    cached = count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    return TokenUsage(sent, received, min(cached or 0, sent))
+
+
+def _text(content: Any) -> str:
+    """Return the text of a message, be it a string or a list of parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    parts = [part.get("text") for part in content if isinstance(part, dict)]
+    return "".join(part for part in parts if isinstance(part, str))

@@ -1,0 +1,28 @@
+"""Public test doubles: an LLM provider that runs on this machine, and an embedder made of hashes.
+
+Nothing here is needed to label texts. See docs/testing.md.
+"""
+
+from __future__ import annotations
+
+from testnuc.testing.answers import AnswerOf, Latency, Told, by_hash
+from testnuc.testing.embedder import HashEmbedder
+from testnuc.testing.faults import CURABLE_KINDS, FAULT_KINDS, Faults
+from testnuc.testing.loopback import LoopbackLLM
+from testnuc.testing.process import ServerProcess, serve_in_process
+from testnuc.testing.window import Violation
+
+__all__ = [
+    "CURABLE_KINDS",
+    "FAULT_KINDS",
+    "AnswerOf",
+    "Faults",
+    "HashEmbedder",
+    "Latency",
+    "LoopbackLLM",
+    "ServerProcess",
+    "Told",
+    "Violation",
+    "by_hash",
+    "serve_in_process",
+]

@@ -1,0 +1,42 @@
+"""``python -m testnuc.testing``: a test server on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import orjson
+
+from testnuc.testing.process import serve
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serve until interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="python -m testnuc.testing",
+        description="Run an LLM provider of canned answers on 127.0.0.1 and print its address.",
+    )
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--answers", help="JSON file: text -> label or [label, confidence]")
+    given.add_argument("--labels", help="comma-separated; each text gets one by its hash")
+    given.add_argument("--stdin", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help="default: a free one")
+    parser.add_argument("--latency", type=float, default=0.0, help="seconds until an answer")
+    parser.add_argument("--fault-rate", type=float, default=0.0, help="share of failing requests")
+    options = parser.parse_args(arguments)
+    if options.stdin:
+        serve(orjson.loads(sys.stdin.buffer.readline()), until_eof=True)
+        return
+    config: dict[str, Any] = {"port": options.port, "latency": options.latency}
+    if options.fault_rate:
+        config["faults"] = {"rate": options.fault_rate}
+    if options.labels is not None:
+        config["labels"] = [label.strip() for label in options.labels.split(",")]
+    else:
+        config["path"] = options.answers
+    serve(config, until_eof=False)
+
+
+if __name__ == "__main__":
+    main()

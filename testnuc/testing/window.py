@@ -1,0 +1,98 @@
+"""A provider's rate limit, enforced in a true sliding window."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["SlidingWindow", "Violation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A request that came although the limit was reached."""
+
+    #: Seconds on the server's monotonic clock.
+    time: float
+    what: Literal["requests", "tokens"]
+    #: Requests or tokens of the last minute, this request included.
+    used: int
+    limit: int
+
+
+class SlidingWindow:
+    """Requests and tokens of the last minute, and whether one more request fits.
+
+    Parameters
+    ----------
+    limit : object or mapping
+        ``requests_per_minute`` and ``tokens_per_minute``, each a number or None.
+    seconds : float
+        Length of the window.
+    clock : callable
+        Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        limit: object,
+        *,
+        seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.requests_limit: float | None = _field(limit, "requests_per_minute")
+        self.tokens_limit: float | None = _field(limit, "tokens_per_minute")
+        self.tokens = 0
+        self._seconds = seconds
+        self._clock = clock
+        self._admitted: deque[tuple[float, int]] = deque()
+
+    @property
+    def requests(self) -> int:
+        """Requests in the window."""
+        return len(self._admitted)
+
+    def admit(self, tokens: int) -> Violation | None:
+        """Count a request of `tokens` in, or say which limit it breaks."""
+        now = self._clock()
+        self._forget(now)
+        if self.requests_limit is not None and self.requests + 1 > self.requests_limit:
+            return Violation(now, "requests", self.requests + 1, int(self.requests_limit))
+        if self.tokens_limit is not None and self.tokens + tokens > self.tokens_limit:
+            return Violation(now, "tokens", self.tokens + tokens, int(self.tokens_limit))
+        self._admitted.append((now, tokens))
+        self.tokens += tokens
+        return None
+
+    def wait(self, tokens: int) -> float:
+        """Seconds until a request of `tokens` fits; at most the window."""
+        now = self._clock()
+        self._forget(now)
+        requests, used = self.requests, self.tokens
+        until = 0.0
+        for then, spent in self._admitted:
+            fits = self.requests_limit is None or requests + 1 <= self.requests_limit
+            if fits and (self.tokens_limit is None or used + tokens <= self.tokens_limit):
+                break
+            until = then + self._seconds - now
+            requests, used = requests - 1, used - spent
+        return until
+
+    def reset(self) -> float:
+        """Seconds until the window is empty again."""
+        return (
+            max(0.0, self._admitted[-1][0] + self._seconds - self._clock())
+            if self._admitted
+            else 0.0
+        )
+
+    def _forget(self, now: float) -> None:
+        while self._admitted and self._admitted[0][0] <= now - self._seconds:
+            self.tokens -= self._admitted.popleft()[1]
+
+
+def _field(limit: object, name: str) -> Any:
+    return limit.get(name) if isinstance(limit, Mapping) else getattr(limit, name, None)

@@ -1,0 +1,351 @@
+"""The two wire formats, from the provider's side: reading requests, writing responses."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import orjson
+
+if TYPE_CHECKING:
+    from testnuc.testing.content import Content
+
+__all__ = ["ANTHROPIC", "OPENAI", "Prompt", "Quota", "Tokens", "Wire", "count_tokens"]
+
+_PIECE = re.compile(r"\s+|\w+|[^\w\s]")
+_CHARS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a request asks, whatever its wire format."""
+
+    model: str
+    #: The last message of the user.
+    user: str
+    #: The system message: what the provider's prompt cache may hold.
+    system: str
+    #: All characters of all messages.
+    chars: int
+    #: The parameter that asks for structured output, or None.
+    structured: str | None = None
+    #: Whether the answers have the field ``confidence``.
+    confidence: bool = True
+    #: Name of the tool the answer is to be given to, if any.
+    tool: str | None = None
+    logprobs: bool = False
+    #: Whether the prompt cache is used; Anthropic wants to be asked.
+    cached: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Estimated input tokens."""
+        return count_tokens(self.chars)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens of a call, as reported."""
+
+    #: All of them, the cached ones included.
+    input: int
+    output: int
+    #: Of these, read from the prompt cache, and written to it.
+    cached: int = 0
+    written: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """One rate limit, as told in headers."""
+
+    what: str
+    limit: int
+    remaining: int
+    #: Seconds until all of it is there again.
+    reset: float
+
+
+class Wire(Protocol):
+    """A provider's wire format."""
+
+    #: Name of the header with the request's id.
+    request_id: str
+
+    def invalid(self, body: dict[str, Any], version: bytes | None) -> str | None:
+        """Say what the request lacks, if anything."""
+
+    def prompt(self, body: dict[str, Any]) -> Prompt:
+        """Read a request."""
+
+    def success(self, number: int, prompt: Prompt, said: Content, tokens: Tokens | None) -> bytes:
+        """Body of a 200."""
+
+    def error(self, status: int, message: str, code: str | None, param: str | None) -> bytes:
+        """Body of anything else."""
+
+    def quota_headers(self, quotas: list[Quota]) -> bytes:
+        """Tell the rate limits, as header lines."""
+
+    def retry_headers(self, seconds: float) -> bytes:
+        """Tell how long to wait, as header lines."""
+
+
+def count_tokens(chars: int) -> int:
+    """Estimate the tokens of a text: one for four characters."""
+    return -(-chars // _CHARS_PER_TOKEN)
+
+
+class _OpenAI:
+    """``POST /v1/chat/completions``."""
+
+    request_id = "x-request-id"
+
+    def invalid(self, body: dict[str, Any], version: bytes | None) -> str | None:  # noqa: ARG002
+        if not isinstance(body.get("model"), str):
+            return "you must provide a model parameter"
+        return _invalid_messages(body)
+
+    def prompt(self, body: dict[str, Any]) -> Prompt:
+        system, user, chars = _messages(body["messages"])
+        asked = body.get("response_format")
+        schema = None
+        if asked is not None:
+            schema = (asked.get("json_schema") or {}).get("schema")
+        return Prompt(
+            model=body["model"],
+            user=user,
+            system=system,
+            chars=chars,
+            structured=None if asked is None else "response_format",
+            confidence=_has_confidence(schema) if schema else not body.get("logprobs"),
+            logprobs=bool(body.get("logprobs")),
+        )
+
+    def success(self, number: int, prompt: Prompt, said: Content, tokens: Tokens | None) -> bytes:
+        refused = said.finish == "refusal"
+        choice = {
+            "index": 0,
+            "message": {
+                "role": "assistant",
+                "content": None if refused else said.text,
+                "refusal": said.text if refused else None,
+            },
+            "logprobs": {"content": _logprobs(said), "refusal": None} if prompt.logprobs else None,
+            "finish_reason": "length" if said.finish == "length" else "stop",
+        }
+        body: dict[str, Any] = {
+            "id": f"chatcmpl-loopback{number}",
+            "object": "chat.completion",
+            "created": 1_700_000_000 + number,
+            "model": prompt.model,
+            "choices": [] if said.finish == "empty" else [choice],
+        }
+        if tokens is not None:
+            body["usage"] = {
+                "prompt_tokens": tokens.input,
+                "completion_tokens": tokens.output,
+                "total_tokens": tokens.input + tokens.output,
+                "prompt_tokens_details": {"cached_tokens": tokens.cached},
+                "completion_tokens_details": {"reasoning_tokens": 0},
+            }
+        return orjson.dumps(body)
+
+    _TYPES: ClassVar = {429: "requests", 401: "invalid_request_error"}
+    _CODES: ClassVar = {429: "rate_limit_exceeded", 401: "invalid_api_key", 404: "model_not_found"}
+
+    def error(self, status: int, message: str, code: str | None, param: str | None) -> bytes:
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        kind = (
+            "insufficient_quota" if code == "insufficient_quota" else self._TYPES.get(status, kind)
+        )
+        error = {
+            "message": message,
+            "type": kind,
+            "param": param,
+            "code": code or self._CODES.get(status),
+        }
+        return orjson.dumps({"error": error})
+
+    def quota_headers(self, quotas: list[Quota]) -> bytes:
+        return "".join(
+            f"x-ratelimit-limit-{quota.what}: {quota.limit}\r\n"
+            f"x-ratelimit-remaining-{quota.what}: {quota.remaining}\r\n"
+            f"x-ratelimit-reset-{quota.what}: {_duration(quota.reset)}\r\n"
+            for quota in quotas
+        ).encode()
+
+    def retry_headers(self, seconds: float) -> bytes:
+        milliseconds = math.ceil(seconds * 1000)
+        return b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (math.ceil(seconds), milliseconds)
+
+
+class _Anthropic:
+    """``POST /v1/messages``."""
+
+    request_id = "request-id"
+
+    def invalid(self, body: dict[str, Any], version: bytes | None) -> str | None:
+        if version is None:
+            return "anthropic-version: header is required"
+        for name in ("model", "max_tokens"):
+            if name not in body:
+                return f"{name}: Field required"
+        return _invalid_messages(body)
+
+    def prompt(self, body: dict[str, Any]) -> Prompt:
+        _, user, chars = _messages(body["messages"])
+        system = _text(body.get("system"))
+        structured = schema = tool = None
+        for name, asked in (
+            ("output_config", (body.get("output_config") or {}).get("format")),
+            ("output_format", body.get("output_format")),
+        ):
+            if asked:
+                structured, schema = name, asked.get("schema")
+        choice = body.get("tool_choice") or {}
+        if choice.get("type") == "tool":
+            structured, tool = "tools", choice["name"]
+            schema = next(t.get("input_schema") for t in body["tools"] if t["name"] == tool)
+        return Prompt(
+            model=body["model"],
+            user=user,
+            system=system,
+            chars=chars + len(system),
+            structured=structured,
+            confidence=not schema or _has_confidence(schema),
+            tool=tool,
+            cached=isinstance(body.get("system"), list)
+            and any("cache_control" in block for block in body["system"]),
+        )
+
+    _STOPS: ClassVar = {"length": "max_tokens", "refusal": "refusal"}
+
+    def success(self, number: int, prompt: Prompt, said: Content, tokens: Tokens | None) -> bytes:
+        block: dict[str, Any] = {"type": "text", "text": said.text}
+        stop = self._STOPS.get(said.finish, "end_turn")
+        if prompt.tool and said.text.startswith("{") and stop == "end_turn":
+            given = orjson.loads(said.text)
+            name = prompt.tool
+            block = {"type": "tool_use", "id": f"toolu_{number}", "name": name, "input": given}
+            stop = "tool_use"
+        body: dict[str, Any] = {
+            "id": f"msg_loopback{number}",
+            "type": "message",
+            "role": "assistant",
+            "model": prompt.model,
+            "content": [] if said.finish in {"empty", "refusal"} else [block],
+            "stop_reason": stop,
+            "stop_sequence": None,
+        }
+        if tokens is not None:
+            body["usage"] = {
+                "input_tokens": tokens.input - tokens.cached - tokens.written,
+                "cache_creation_input_tokens": tokens.written,
+                "cache_read_input_tokens": tokens.cached,
+                "output_tokens": tokens.output,
+            }
+        return orjson.dumps(body)
+
+    _TYPES: ClassVar = {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        529: "overloaded_error",
+    }
+
+    def error(self, status: int, message: str, code: str | None, param: str | None) -> bytes:  # noqa: ARG002
+        kind = self._TYPES.get(status, "api_error")
+        return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
+
+    def quota_headers(self, quotas: list[Quota]) -> bytes:
+        now = datetime.now(UTC)
+        lines = []
+        for quota in quotas:
+            reset = (now + timedelta(seconds=math.ceil(quota.reset))).strftime("%Y-%m-%dT%H:%M:%SZ")
+            lines.append(
+                f"anthropic-ratelimit-{quota.what}-limit: {quota.limit}\r\n"
+                f"anthropic-ratelimit-{quota.what}-remaining: {quota.remaining}\r\n"
+                f"anthropic-ratelimit-{quota.what}-reset: {reset}\r\n"
+            )
+        return "".join(lines).encode()
+
+    def retry_headers(self, seconds: float) -> bytes:
+        return b"retry-after: %d\r\n" % math.ceil(seconds)
+
+
+OPENAI: Wire = _OpenAI()
+ANTHROPIC: Wire = _Anthropic()
+
+
+def _invalid_messages(body: dict[str, Any]) -> str | None:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not any(m.get("role") == "user" for m in messages):
+        return "messages: at least one message of the user is required"
+    return None
+
+
+def _messages(messages: list[dict[str, Any]]) -> tuple[str, str, int]:
+    """Return the first system message, the last user message, and the characters of all."""
+    system = user = ""
+    chars = 0
+    for message in messages:
+        text = _text(message.get("content"))
+        chars += len(text)
+        if message["role"] == "user":
+            user = text
+        elif message["role"] in {"system", "developer"} and not system:
+            system = text
+    return system, user, chars
+
+
+def _has_confidence(schema: dict[str, Any]) -> bool:
+    """Tell whether a schema of one or of many answers has the field; of another form: it has."""
+    try:
+        fields = schema["properties"]
+        if "answers" in fields:
+            fields = fields["answers"]["items"]["properties"]
+    except (KeyError, TypeError):
+        return True
+    return "confidence" in fields
+
+
+def _text(content: Any) -> str:
+    """Text of a message, which may be given in parts."""
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content)
+    return content if isinstance(content, str) else ""
+
+
+def _duration(seconds: float) -> str:
+    """Write a duration the way OpenAI does: ``6m0s``, ``1.5s``, ``20ms``."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds * 1000) / 1000, 60)
+    return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"
+
+
+def _logprobs(said: Content) -> list[dict[str, Any]]:
+    """Cut the answer in tokens; those of a label have together the label's probability."""
+    tokens: list[tuple[str, float]] = []
+    at = 0
+    for label, probability in said.labels:
+        start = said.text.find(label, at)
+        if start < 0:
+            continue
+        tokens += [(piece, 0.0) for piece in _PIECE.findall(said.text[at:start])]
+        pieces = _PIECE.findall(label)
+        share = math.log(max(probability, 1e-30)) / len(pieces)
+        tokens += [(piece, share) for piece in pieces]
+        at = start + len(label)
+    tokens += [(piece, 0.0) for piece in _PIECE.findall(said.text[at:])]
+    return [
+        {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}
+        for token, logprob in tokens
+    ]

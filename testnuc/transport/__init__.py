@@ -1,0 +1,14 @@
+"""The HTTP side of calls: one session, one layer of retries.
+
+::
+
+    sending   Transport: budget, limits, POST, status to error, retry
+    calls     one call on its way, and its timer
+    failures  what went wrong on the way, said in our own terms
+"""
+
+from __future__ import annotations
+
+from testnuc.transport.sending import Transport
+
+__all__ = ["Transport"]

@@ -1,0 +1,481 @@
+"""The way of a call: budget, limits, POST, status to error, retry.
+
+::
+
+    call ─ reserve budget ─ permit ─ POST ─ 200 ─ decode ─ settle ─ Reply
+             ^                         └ else ─ error ─┐
+             └───────── wait, once tenacity says so ───┘
+
+The first try is made without tenacity, whose wrapper costs more than everything else here; it is
+entered with the first failure. Retries are made in this one place and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+import aiohttp
+from tenacity import AsyncRetrying, retry_if_exception
+
+from testnuc.errors import (
+    BadRequestError,
+    CallTimeoutError,
+    ConfigurationError,
+    ProviderError,
+    RateLimitedError,
+    ReplyError,
+    UnknownModelError,
+)
+from testnuc.limits import (
+    Admission,
+    Budget,
+    BudgetAccount,
+    Meter,
+    Price,
+    RateLimit,
+    RetryPolicy,
+    require_price,
+    retry_after,
+)
+from testnuc.transport.calls import Call, Timer
+from testnuc.transport.failures import host, is_retryable, translate
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from tenacity import RetryCallState
+
+    from testnuc.limits import Permit
+    from testnuc.protocols import Provider, Reply, Request, TokenUsage, WireProvider
+
+__all__ = ["Transport"]
+
+_OK = 200
+#: The server is too busy for anybody.
+_BUSY = frozenset({429, 503, 529})
+#: How often a provider may change its encoding within one call.
+_MOST_ADAPTATIONS = 4
+#: Jitter on top of a server's wait: part of it, and its bounds in seconds.
+_SPREAD, _LEAST_SPREAD, _MOST_SPREAD = 0.1, 0.05, 5.0
+_NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
+#: Characters of a token, for providers that do not estimate; most texts have four.
+_CHARACTERS_PER_TOKEN = 3
+
+
+class _Session(NamedTuple):
+    """The connections to one provider, which is held so that its id stays its own."""
+
+    provider: WireProvider
+    http: aiohttp.ClientSession
+
+
+class _Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
+
+
+class Transport:
+    """Sends calls within limits and budget, and sends them again where that can help.
+
+    Belongs to one event loop, from its first call on; `aclose` it there.
+
+    Parameters
+    ----------
+    rate_limit : RateLimit, optional
+        The user's own limit per minute; the provider's headers are heeded in any case.
+    max_concurrency : int
+        Most calls in flight, and most connections.
+    retry : RetryPolicy, optional
+        How long a call is tried.
+    budget : Budget, optional
+        What may be spent.
+    price : Price, optional
+        Of the model; None makes usd unknown.
+    trust_env : bool
+        Whether the proxies of the environment are used; triples the CPU time of a call.
+    meter : Meter, optional
+        Where usage is counted; a new one if None.
+    clock, wall : callable
+        Monotonic seconds, and seconds since 1970.
+    sleep : callable
+        Waits between tries.
+    rng : random.Random, optional
+        Source of jitter.
+    """
+
+    def __init__(
+        self,
+        *,
+        rate_limit: RateLimit | None = None,
+        max_concurrency: int = 64,
+        retry: RetryPolicy | None = None,
+        budget: Budget | None = None,
+        price: Price | None = None,
+        trust_env: bool = False,
+        meter: Meter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        rng: Random | None = None,
+    ) -> None:
+        require_price(budget, price, "the model")
+        self._retry = retry or RetryPolicy()
+        self._rng = rng or Random()  # noqa: S311 - jitter, no secret
+        self._admission = Admission(
+            rate_limit, max_concurrency, self._retry, clock=clock, wall=wall, rng=self._rng
+        )
+        self._by_tokens = rate_limit is not None and rate_limit.tokens_per_minute is not None
+        self._max_concurrency = max_concurrency
+        self._account = None if budget is None else BudgetAccount(budget)
+        self._price = price
+        self._trust_env = trust_env
+        #: Counts what is spent.
+        self.meter = Meter() if meter is None else meter
+        self._clock = clock
+        self._wall = wall
+        self._sleep = sleep
+        self._sessions: dict[int, _Session] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    @property
+    def admission(self) -> Admission:
+        """What holds calls back at the moment."""
+        return self._admission
+
+    @property
+    def account(self) -> BudgetAccount | None:
+        """The budget's accountant."""
+        return self._account
+
+    async def call(self, provider: WireProvider, request: Request) -> Reply:
+        """Make a call over HTTP.
+
+        Parameters
+        ----------
+        provider : WireProvider
+            Encodes and decodes it.
+        request : Request
+            What is asked.
+
+        Returns
+        -------
+        Reply
+            Of the first try that gave one. Where it holds several texts, some of its answers may be
+            errors; asking for those again is left to the caller.
+
+        Raises
+        ------
+        ProviderError
+            The last failure, with the number of tries in `attempts`.
+        BudgetExceededError
+            The next try could exceed the budget; it was not sent.
+        InvalidInputError
+            The request can never fit into the rate limit.
+        """
+        return await self._run(Call(request, provider.reserve(request), provider, None))
+
+    async def answer(self, provider: Provider, request: Request) -> Reply:
+        """Make a call to a provider that is not spoken to over HTTP.
+
+        Goes through budget, concurrency, retry and meter, and through the rates where the user set
+        any. A provider with a method ``reserve`` is asked for its estimate of tokens.
+
+        Parameters
+        ----------
+        provider : Provider
+            Answers the request.
+        request : Request
+            What is asked.
+
+        Returns
+        -------
+        Reply
+            As the provider gave it.
+
+        Raises
+        ------
+        ProviderError
+            As for `call`. What else the provider raises is passed on and not retried.
+        BudgetExceededError
+            As for `call`.
+        """
+        return await self._run(Call(request, self._estimate(provider, request), None, provider))
+
+    async def aclose(self) -> None:
+        """Close all connections. No call may follow."""
+        self._closed = True
+        sessions = list(self._sessions.values())
+        self._sessions.clear()
+        for session in sessions:
+            await session.http.close()
+
+    async def _run(self, call: Call) -> Reply:
+        try:
+            try:
+                return await self._try(call)
+            except ProviderError as error:
+                call.pending = error
+            # outside of the handler: the failures of later tries are not caused by this one
+            return await self._persist(call)
+        finally:
+            # still here only if no try used it up: nothing was sent, or surely nothing billed
+            if call.reservation is not None and self._account is not None:
+                self._account.release(call.reservation)
+
+    async def _persist(self, call: Call) -> Reply:
+        """Go on after a first failure; tenacity keeps state, so every call has its own."""
+        retrying = AsyncRetrying(
+            sleep=self._sleep,
+            retry=retry_if_exception(is_retryable),
+            wait=lambda state: self._wait(call, state.attempt_number),
+            stop=lambda state: self._gives_up(call, state),
+            reraise=True,
+        )
+        reply: Reply = await retrying(self._next, call)
+        return reply
+
+    async def _next(self, call: Call) -> Reply:
+        """Deal with the pending failure or make the next try; new encodings are tried at once."""
+        error, call.pending = call.pending, None
+        while True:
+            if error is None:
+                try:
+                    return await self._try(call)
+                except ProviderError as raised:
+                    error = raised
+            if not self._adapts(call, error):
+                error.attempts = max(call.sends, error.attempts)
+                call.error = error
+                raise error
+            error = None
+
+    def _wait(self, call: Call, failures: int) -> float:
+        """Seconds until the next try."""
+        error = call.error
+        if error is None or isinstance(error, ReplyError):
+            return 0.0  # the server is well; only the answer was not
+        policy = self._retry
+        longest = min(policy.max_wait, policy.initial_wait * 2.0 ** min(failures - 1, 30))
+        wait = self._rng.uniform(0.0, longest)
+        if error.retry_after is None:
+            return wait
+        # a server's wait obeyed to the letter wakes everybody in the same moment
+        spread = min(_MOST_SPREAD, max(_LEAST_SPREAD, _SPREAD * error.retry_after))
+        return max(wait, error.retry_after) + self._rng.uniform(0.0, spread)
+
+    def _gives_up(self, call: Call, state: RetryCallState) -> bool:
+        over = self._clock() - call.started + state.upcoming_sleep >= self._retry.deadline
+        return over or state.attempt_number >= self._retry.attempts
+
+    def _adapts(self, call: Call, error: ProviderError) -> bool:
+        """Whether the call is worth sending again because its encoding has changed."""
+        if call.wire is None or call.adaptations >= _MOST_ADAPTATIONS:
+            return False
+        if not isinstance(error, (BadRequestError, UnknownModelError, ReplyError)):
+            return False
+        changed = call.wire.adapt(error)
+        body = call.wire.encode(call.request)
+        if not changed and body == call.body:
+            return False  # else another call, failing the same way, has adapted the provider before
+        call.adaptations += 1
+        call.body = body
+        call.size = call.wire.reserve(call.request)
+        if call.reservation is not None and self._account is not None:
+            self._account.release(call.reservation)  # of the old size
+            call.reservation = None
+        return True
+
+    async def _try(self, call: Call) -> Reply:
+        """Make one try, and give back all that it took."""
+        permit = self._admission.try_acquire(*call.size) if self._account is None else None
+        if permit is None:
+            permit = await self._admit(call)
+        # Nothing awaits between the permit and the `try`, so a cancellation cannot lose it. A slow
+        # queue is no fault of the call: its deadline starts with the first permit.
+        if call.sends == 0:
+            call.started = permit.sent_at
+        elif call.error is not None:
+            self.meter.retries += 1
+        call.sends += 1
+        left = call.started + self._retry.deadline - permit.sent_at
+        timer = Timer(max(0.0, min(self._retry.timeout, left)))
+        try:
+            if call.other is None:
+                answer = await self._post(call)
+            else:
+                reply = await call.other.answer(call.request)
+        except BaseException as raised:  # whatever it is, the permit goes back
+            error = self._broken(call, permit, raised, timed_out=timer.stop())
+            if error is raised:
+                raise
+            # aiohttp keeps the request's headers, and so the key, in this kind of error
+            cause = None if isinstance(raised, aiohttp.ClientResponseError) else raised
+        else:
+            # nothing awaits from here on, so all is booked whatever happens to the task
+            timer.stop()
+            if call.other is None:
+                return self._read(call, permit, answer)
+            return self._accept(call, permit, reply)
+        raise error from cause
+
+    async def _admit(self, call: Call) -> Permit:
+        """Wait for the budget, then for a permit: whoever holds a permit never waits for money."""
+        if call.error is None:
+            return await self._reserve_and_acquire(call)
+        left = call.started + self._retry.deadline - self._clock()
+        if left > 0:
+            try:
+                async with asyncio.timeout(left):
+                    return await self._reserve_and_acquire(call)
+            except TimeoutError:
+                pass
+        raise call.error
+
+    async def _reserve_and_acquire(self, call: Call) -> Permit:
+        input_tokens, output_tokens = call.size
+        if self._account is not None and call.reservation is None:
+            price = self._price
+            worst = 0 if price is None else price.worst(input_tokens, output_tokens)
+            # kept on the call before anything else can await, so that _run releases it in any case
+            call.reservation = await self._account.reserve(worst, input_tokens + output_tokens)
+        permit = self._admission.try_acquire(input_tokens, output_tokens)
+        if permit is None:
+            permit = await self._admission.acquire(
+                input_tokens, output_tokens, again=call.sends > 0
+            )
+        return permit
+
+    async def _post(self, call: Call) -> _Answer:
+        wire = call.wire
+        assert wire is not None
+        session = self._sessions.get(id(wire)) or self._open(wire)
+        if self._loop is not asyncio.get_running_loop():
+            raise ConfigurationError(
+                "a client belongs to the event loop of its first call; make one for each loop"
+            )
+        # a redirect would carry the key elsewhere; leaving it to the provider's error is safer
+        response = await session.http.post(wire.url, data=call.body, allow_redirects=False)
+        # read() releases the connection at the end, and closes it if it is cut short
+        return _Answer(response.status, response.headers, await response.read())
+
+    def _open(self, provider: WireProvider) -> _Session:
+        if self._closed:
+            raise ConfigurationError("the client is closed; make a new one")
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        # each provider has a session of its own: headers of the session must not go elsewhere
+        session = _Session(
+            provider,
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._max_concurrency),
+                headers={"Content-Type": "application/json", **provider.headers},
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=_NO_TIMEOUT,
+                trust_env=self._trust_env,
+            ),
+        )
+        self._sessions[id(provider)] = session
+        return session
+
+    def _read(self, call: Call, permit: Permit, answer: _Answer) -> Reply:
+        """Turn an HTTP answer into a reply or an error."""
+        wire = call.wire
+        assert wire is not None
+        self._admission.observe(permit, answer.headers)
+        if answer.status == _OK:
+            try:
+                reply = wire.decode(call.request, answer.data)
+            except BaseException as error:
+                # billed all the same; a decoder may have found the usage nevertheless
+                self._book(call, permit, getattr(error, "usage", None))
+                raise
+            return self._accept(call, permit, reply)
+        wait = retry_after(answer.headers, self._wall())
+        if answer.status in _BUSY:
+            self._admission.refused(permit, wait)
+        else:
+            self._admission.failed(permit)
+        failure = wire.error(answer.status, answer.headers, answer.data)
+        if isinstance(failure, ProviderError) and failure.retry_after is None:
+            failure.retry_after = wait
+        raise failure
+
+    def _accept(self, call: Call, permit: Permit, reply: Reply) -> Reply:
+        self._book(call, permit, reply.usage)
+        if len(call.request.texts) == 1 and len(reply.answers) == 1:
+            answer = reply.answers[0]
+            if isinstance(answer, ReplyError):
+                raise answer
+        return reply
+
+    def _book(self, call: Call, permit: Permit, usage: TokenUsage | None) -> None:
+        """Count an answered call, and settle what was reserved for it."""
+        price = self._price
+        if usage is None:
+            self.meter.add(None, 0 if price is not None and price.is_free else None)
+            self._admission.answered(permit)
+            self._spend(call)
+            return
+        pico_usd = None if price is None else price.pico(usage)
+        self.meter.add(usage, pico_usd)
+        self._admission.answered(permit, usage.input_tokens, usage.output_tokens)
+        if call.reservation is not None and self._account is not None:
+            tokens = usage.input_tokens + usage.output_tokens
+            self._account.settle(call.reservation, pico_usd or 0, tokens)
+            call.reservation = None
+
+    def _spend(self, call: Call) -> None:
+        """Book the whole reservation: the try may have been billed, and nobody says for what."""
+        if call.reservation is not None and self._account is not None:
+            self._account.keep(call.reservation)
+            call.reservation = None
+
+    def _broken(
+        self, call: Call, permit: Permit, raised: BaseException, *, timed_out: bool
+    ) -> BaseException:
+        """Settle a try that gave no answer, and say what to raise."""
+        if isinstance(raised, ReplyError):  # a provider of the user's own answered uselessly
+            self._book(call, permit, getattr(raised, "usage", None))
+            return raised
+        if isinstance(raised, ProviderError):
+            if isinstance(raised, RateLimitedError):
+                self._admission.refused(permit, raised.retry_after)
+            else:
+                self._admission.failed(permit)
+            return raised
+        error = raised if call.wire is None else translate(raised, call.wire)
+        if timed_out:
+            error = self._timeout(call)
+        if isinstance(raised, aiohttp.ClientConnectorError) and not timed_out:
+            # never sent, so never billed: the reservation serves the next try
+            self._admission.refused(permit)
+            return error
+        self._admission.failed(permit)
+        if not isinstance(error, ConfigurationError):
+            self._spend(call)
+        return error
+
+    def _timeout(self, call: Call) -> CallTimeoutError:
+        name = call.other.name if call.wire is None and call.other is not None else ""
+        where = name if call.wire is None else host(call.wire)
+        return CallTimeoutError(
+            f"no whole answer from {where} within {self._retry.timeout:g} s for this try "
+            f"({self._retry.deadline:g} s for all); raise RetryPolicy(timeout=.., deadline=..) if "
+            f"the model is that slow"
+        )
+
+    def _estimate(self, provider: Provider, request: Request) -> tuple[int, int]:
+        """Tokens of a call that is not made over HTTP, as far as anybody needs to know."""
+        reserve = getattr(provider, "reserve", None)
+        if reserve is not None:
+            input_tokens, output_tokens = reserve(request)
+            return int(input_tokens), int(output_tokens)
+        if not self._by_tokens and (self._account is None or not self._account.bounds_tokens):
+            return 0, 0
+        characters = len(request.task.system) + len(request.user)
+        return characters // _CHARACTERS_PER_TOKEN + 1, 0

@@ -1,0 +1,208 @@
+"""Texts that are classified together: who is whose neighbor, what was said, who wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+
+from testnuc.results import Classification, Neighbor, Prediction
+from testnuc.voting import VotePolicy, VoteResult, decided, vote_pool
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from testnuc.labels import LabelSet
+    from testnuc.protocols import PoolText
+
+__all__ = ["Rows", "Window"]
+
+#: Neighbors asked before the first look whether the winner is certain; doubled from then on.
+_FIRST_WAVE = 5
+
+
+class Window:
+    """The distinct texts of one snapshot, by place: own texts first, then their neighbors.
+
+    Parameters
+    ----------
+    labels : LabelSet
+    policy : VotePolicy
+    entries : list of PoolText
+        The text at each place; the first `n_own` are the texts to classify.
+    n_own : int
+    neighbors : int64[n_own, K]
+        Places of the neighbors of each own text, most similar first; -1 = none.
+    similarities : float32[n_own, K]
+    """
+
+    def __init__(
+        self,
+        labels: LabelSet,
+        policy: VotePolicy,
+        entries: list[PoolText],
+        n_own: int,
+        neighbors: NDArray[np.int64],
+        similarities: NDArray[np.float32],
+    ) -> None:
+        self.labels = labels
+        self.policy = policy
+        self.entries = entries
+        self.n_own = n_own
+        self.neighbors = neighbors
+        self.similarities = similarities
+        #: How many of the neighbors vote: all, until the winner is certain earlier.
+        self.counted = (neighbors >= 0).sum(axis=1)
+        self.complete = np.ones(n_own, dtype=np.bool_)
+        self.predictions: list[Prediction | None] = [None] * len(entries)
+        self.errors: dict[int, Exception] = {}
+        self._winners = np.full(len(entries), -1, dtype=np.int32)
+        self._confidences = np.full(len(entries), np.nan, dtype=np.float32)
+        for place, entry in enumerate(entries):
+            if entry.label is not None:
+                self.put(place, Prediction(entry.label, 1.0))
+
+    def put(self, place: int, outcome: Prediction | Exception) -> None:
+        """Note what was said of the text at a place, or why nothing was."""
+        if isinstance(outcome, Exception):
+            self.errors[place] = outcome
+            return
+        self.predictions[place] = outcome
+        if outcome.label is not None:
+            index = self.labels.index(outcome.label)
+            self._winners[place] = -1 if index is None else index
+        if outcome.confidence is not None:
+            self._confidences[place] = outcome.confidence
+
+    def asked(self, place: int) -> bool:
+        """Whether the text at a place has an outcome."""
+        return self.predictions[place] is not None or place in self.errors
+
+    def vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
+        """Vote on some of the own texts."""
+        return vote_pool(
+            self.neighbors[rows],
+            self.similarities[rows],
+            self._winners,
+            self._confidences,
+            self._winners[: self.n_own][rows],
+            self._confidences[: self.n_own][rows],
+            n_classes=len(self.labels.names),
+            policy=self.policy,
+            votes=votes or None,
+        )
+
+    def cut(self, rows: NDArray[np.int64], known: int) -> NDArray[np.bool_]:
+        """Stop the votes that are certain after `known` neighbors; returns which of `rows` are.
+
+        Only the first `known` neighbors count then, whatever else is known, so that the result
+        does not depend on what happens to be stored.
+        """
+        ids = self.neighbors[rows]
+        own = self._winners[rows][:, None]
+        labels = np.where(ids >= 0, self._winners[ids], -1).astype(np.int32)
+        confidences = np.where(ids >= 0, self._confidences[ids], np.nan).astype(np.float32)
+        similarities = np.where(ids >= 0, self.similarities[rows], 0).astype(np.float32)
+        certain = decided(
+            np.concatenate([own, labels], axis=1),
+            np.concatenate([np.ones_like(own, dtype=np.float32), similarities], axis=1),
+            np.concatenate([self._confidences[rows][:, None], confidences], axis=1),
+            np.full(len(rows), 1 + known, dtype=np.int64),
+            n_classes=len(self.labels.names),
+            policy=self.policy,
+        )
+        stopped = rows[certain & (self.counted[rows] > known)]
+        self.complete[stopped] = False
+        self.counted[stopped] = known
+        self.neighbors[stopped, known:] = -1
+        return certain
+
+    def waves(self) -> list[int]:
+        """Return the numbers of neighbors after which to look: 5, 10, 20, .., all."""
+        width = self.neighbors.shape[1]
+        ends = [_FIRST_WAVE]
+        while ends[-1] < width:
+            ends.append(ends[-1] * 2)
+        return [*ends[:-1], width]
+
+
+class Rows(Sequence[Classification]):
+    """The classifications of a window's input texts, each made when it is looked at.
+
+    Parameters
+    ----------
+    window : Window
+    texts : sequence of str
+        The input, duplicates and all.
+    places : int64[len(texts)]
+        The place of each input text.
+    start : int
+        Index of the first text in the whole input.
+    """
+
+    def __init__(
+        self, window: Window, texts: Sequence[str], places: NDArray[np.int64], start: int = 0
+    ) -> None:
+        self._window = window
+        self._texts = texts
+        self._places = places
+        self._start = start
+        self._result = window.vote(slice(0, window.n_own))
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    @overload
+    def __getitem__(self, index: int) -> Classification: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Classification]: ...
+
+    def __getitem__(self, index: int | slice) -> Classification | list[Classification]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        place = int(self._places[at])
+        return classification(
+            self._window, place, self._result, place, self._start + at, self._texts[at]
+        )
+
+
+def classification(
+    window: Window, place: int, result: VoteResult, row: int, index: int, text: str
+) -> Classification:
+    """Return the record of the own text at `place`, whose vote is row `row` of `result`."""
+    names = window.labels.names
+    winner = int(result.label[row])
+    single = window.vote(np.array([place]), votes=True)
+    assert single.votes is not None
+    weights = single.votes[0]
+    heaviest = sorted(np.flatnonzero(weights).tolist(), key=lambda c: (-weights[c], c != winner))
+    neighbors = []
+    for other, similarity in zip(
+        window.neighbors[place].tolist(), window.similarities[place].tolist(), strict=True
+    ):
+        if other >= 0:
+            said = window.predictions[other]
+            neighbors.append(
+                Neighbor(
+                    window.entries[other].text,
+                    similarity,
+                    said.label if said is not None else None,
+                    said.confidence if said is not None else None,
+                )
+            )
+    return Classification(
+        index=index,
+        text=text,
+        label=names[winner] if winner >= 0 else None,
+        share=float(result.share[row]),
+        margin=float(result.margin[row]),
+        voters=int(result.voters[row]),
+        complete=bool(window.complete[place]),
+        prediction=window.predictions[place],
+        neighbors=tuple(neighbors),
+        votes={names[c]: float(weights[c]) for c in heaviest},
+        error=window.errors.get(place),
+    )

@@ -1,0 +1,509 @@
+"""The main job over real sockets: `TestNUC` against the loopback server."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+
+import testnuc
+from testnuc import SmallPoolWarning, TestNUC
+from testnuc.testing import HashEmbedder, LoopbackLLM
+from tests.conftest import LABELS, confident, gold, messages
+from tests.naive import PRESETS, as_float32
+from tests.naive import vote as naive_vote
+
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+
+
+async def test_a_batch_is_its_own_pool_and_asks_once_a_text(client_of):
+    texts = messages(60)
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+        results = await nuc.classify_many([*texts, *texts[:5]])
+        assert llm.calls == 60
+        assert llm.texts == 60
+        assert nuc.usage.calls == 60
+        again = await nuc.classify_many(texts)
+        assert llm.calls == 60
+    assert [r.prediction.label for r in results] == [gold(t) for t in [*texts, *texts[:5]]]
+    assert [r.index for r in results] == list(range(65))
+    assert all(len(r.neighbors) == 10 for r in results)
+    assert again.usage.calls == 0
+    assert again.usage.store_hits == 60
+    assert again.labels == results.labels[:60]
+
+
+async def test_the_vote_is_that_of_the_reference(client_of):
+    # every third answer is wrong, so that the vote has something to do
+    texts = messages(90)
+    wrong = {t: LABELS[(LABELS.index(gold(t)) + 1) % 3] for t in texts[::4]}
+
+    def answer(text: str) -> tuple[str, float]:
+        return wrong.get(text, gold(text)), confident(text)[1]
+
+    for policy in ("majority", "weighted", "confidence_weighted", "filtered"):
+        async with (
+            LoopbackLLM(answer) as llm,
+            TestNUC(**client_of(llm, policy=policy, k=7)) as nuc,
+        ):
+            results = await nuc.classify_many(texts)
+        for result in results:
+            own = result.prediction
+            voters = [(LABELS.index(own.label), 1.0, as_float32(own.confidence))]
+            voters += [
+                (LABELS.index(n.label), n.similarity, as_float32(n.confidence))
+                for n in result.neighbors
+            ]
+            label, share, margin, _, count = naive_vote(voters, PRESETS[policy])
+            assert (LABELS.index(result.label), result.voters) == (label, count)
+            assert (result.share, result.margin) == (share, margin)
+        for result in results:
+            total = sum(result.votes.values())
+            if total:
+                assert result.share == pytest.approx(result.votes[result.label] / total, abs=1e-6)
+
+
+async def test_neighbors_are_the_most_similar_texts_and_never_the_text_itself(client_of):
+    texts = messages(40)
+    vectors = await HashEmbedder().embed(texts)
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, k=5)) as nuc:
+        results = await nuc.classify_many(texts)
+    for i, result in enumerate(results):
+        cosines = vectors @ vectors[i]
+        cosines[i] = -9
+        nearest = np.sort(cosines)[::-1][:5]
+        found = [n.similarity for n in result.neighbors]
+        assert found == pytest.approx(nearest.tolist(), abs=2e-3)
+        assert found == sorted(found, reverse=True)
+        assert result.text not in [n.text for n in result.neighbors]
+
+
+async def test_classify_asks_in_waves_and_stops_when_the_winner_is_certain(client_of):
+    query = "refund please number 1000"
+    async with LoopbackLLM(lambda _: ("refund", 0.9)) as llm:
+        async with TestNUC(**client_of(llm, k=40)) as nuc:
+            await nuc.add(messages(120))
+            assert llm.calls == 0
+            result = await nuc.classify(query)
+            # waves end after 5, 10, 20: then the own vote and 20 neighbors outweigh any 20 others
+            assert llm.calls == result.voters == 21
+            assert len(result.neighbors) == 20
+            assert not result.complete
+            # whatever is stored by now, the same prefix counts
+            await nuc.predict_pool()
+            again = await nuc.classify(query)
+            assert (again.label, again.share, again.voters) == ("refund", result.share, 21)
+        async with TestNUC(**client_of(llm, k=40, neighbors="stored")) as nuc:
+            await nuc.add(messages(120))
+            await nuc.predict_pool()
+            full = await nuc.classify(query)
+            assert (full.label, full.voters, full.complete) == ("refund", 41, True)
+
+
+async def test_stored_neighbors_vote_without_a_call(client_of):
+    texts = messages(50)
+    async with (
+        LoopbackLLM(confident) as llm,
+        TestNUC(**client_of(llm, neighbors="stored", k=5)) as nuc,
+    ):
+        await nuc.add(texts)
+        with_nobody = await nuc.classify("courier lost it again")
+        assert llm.calls == 1
+        assert with_nobody.voters == 1
+        await nuc.predict_pool()
+        # the classified text has joined the pool with the prediction that it has
+        assert llm.calls == 51
+        result = await nuc.classify("courier lost it twice")
+        assert llm.calls == 52
+        assert result.voters == 6
+        assert result.complete
+        assert len(nuc) == 52
+
+
+async def test_stored_takes_the_k_nearest_that_have_a_prediction(client_of):
+    texts = messages(200)
+    async with (
+        LoopbackLLM(confident) as llm,
+        TestNUC(**client_of(llm, neighbors="stored", k=4)) as nuc,
+    ):
+        some = texts[::20]
+        await nuc.classify_many(some)
+        await nuc.add(texts)
+        result = await nuc.classify("account locked number 7")
+        assert result.voters == 5
+        assert {n.text for n in result.neighbors} <= set(some)
+
+
+async def test_texts_with_known_labels_are_never_asked_about(client_of):
+    texts = messages(30)
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+        await nuc.add(texts, labels=["login"] * 30)
+        result = await nuc.classify("where is my parcel number 77")
+        assert llm.calls == 1
+        assert result.prediction.label == "delivery"
+        assert result.label == "login"
+        assert all((n.label, n.confidence) == ("login", 1.0) for n in result.neighbors)
+        known = await nuc.classify(texts[0])
+        assert llm.calls == 1
+        assert known.prediction.confidence == 1.0
+
+
+async def test_a_test_set_kept_out_of_the_pool(client_of):
+    pool, test = messages(60)[:50], messages(60)[50:]
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, join_pool=False)) as nuc:
+        await nuc.add(pool)
+        results = await nuc.classify_many(test)
+        assert len(nuc) == 50
+        assert all({n.text for n in r.neighbors} <= set(pool) for r in results)
+        # asked in waves: no neighbor without need
+        assert llm.calls <= 60
+
+
+async def test_a_failed_text_is_voted_on_by_its_neighbors(client_of):
+    texts = messages(30)
+
+    def answer(text: str) -> tuple[str, float]:
+        return ("nonsense label that nobody knows", 0.9) if text == texts[3] else confident(text)
+
+    async with LoopbackLLM(answer) as llm, TestNUC(**client_of(llm)) as nuc:
+        results = await nuc.classify_many(texts)
+    assert results[3].prediction.label is None
+    assert results[3].prediction.said == "nonsense label that nobody knows"
+    assert results[3].label == gold(texts[3])
+    assert results[3].voters == len(results[3].neighbors)
+
+
+async def test_a_wrong_key_stops_the_run_at_once(client_of):
+    async with LoopbackLLM(confident, api_key="right") as llm:
+        async with TestNUC(**client_of(llm, max_concurrency=4)) as nuc:
+            with pytest.raises(testnuc.AuthenticationError) as caught:
+                await nuc.classify_many(messages(200))
+        assert "secret-key-123" not in f"{caught.value!r} {caught.value}"
+        assert llm.requests <= 8
+
+
+async def test_an_unknown_model_stops_the_run_at_once(client_of):
+    async with LoopbackLLM(confident, model="other") as llm, TestNUC(**client_of(llm)) as nuc:
+        with pytest.raises(testnuc.UnknownModelError):
+            await nuc.classify_many(messages(300))
+        assert llm.requests <= 64
+
+
+async def test_concurrent_runs_share_their_calls(client_of):
+    texts = messages(40)
+    async with LoopbackLLM(confident, latency=0.01) as llm, TestNUC(**client_of(llm)) as nuc:
+        first, second = await asyncio.gather(nuc.classify_many(texts), nuc.classify_many(texts))
+        assert llm.calls == 40
+        assert first.labels == second.labels
+        assert nuc.usage.coalesced + nuc.usage.store_hits == 40
+
+
+async def test_many_concurrent_classify_calls_share_embedding_batches(client_of):
+    class Counting(HashEmbedder):
+        batches = 0
+
+        async def embed(self, texts):
+            Counting.batches += 1
+            await asyncio.sleep(0.001)
+            return await super().embed(texts)
+
+    async with (
+        LoopbackLLM(confident) as llm,
+        TestNUC(**client_of(llm, embedder=Counting(), neighbors="stored")) as nuc,
+    ):
+        results = await asyncio.gather(*(nuc.classify(t) for t in messages(300)))
+        assert [r.prediction.label for r in results] == [gold(t) for t in messages(300)]
+        assert Counting.batches < 30
+        assert llm.calls == 300
+
+
+async def test_stream_gives_the_results_of_classify_many(client_of):
+    texts = [*messages(80), messages(80)[7]]
+    async with LoopbackLLM(confident) as llm:
+        async with TestNUC(**client_of(llm)) as nuc:
+            whole = await nuc.classify_many(texts)
+        async with TestNUC(**client_of(llm)) as nuc:
+            streamed = [r async for r in nuc.stream(iter(texts), window=len(texts))]
+    streamed.sort(key=lambda r: r.index)
+    assert len(streamed) == len(texts)
+    for one, other in zip(streamed, whole, strict=True):
+        assert (one.label, one.share, one.margin) == (other.label, other.share, other.margin)
+        assert one.neighbors == other.neighbors
+
+
+async def test_stream_of_an_async_iterable_with_invalid_texts_in_small_windows(client_of):
+    async def source():
+        for i, text in enumerate(messages(50)):
+            yield 7 if i == 20 else " " if i == 30 else text
+
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+        results = {r.index: r async for r in nuc.stream(source(), window=8)}
+        assert llm.calls == 48
+    assert sorted(results) == list(range(50))
+    assert isinstance(results[20].error, testnuc.InvalidInputError)
+    assert isinstance(results[30].error, testnuc.InvalidInputError)
+    assert "30" in str(results[30].error)
+    assert sum(r.error is not None for r in results.values()) == 2
+
+
+async def test_leaving_a_stream_early_leaves_nothing_behind(client_of):
+    async with LoopbackLLM(confident, latency=0.005) as llm:
+        async with TestNUC(**client_of(llm, max_concurrency=8)) as nuc:
+            stream = nuc.stream(messages(400), window=50)
+            async for _ in stream:
+                break
+            await stream.aclose()
+        ours = [t for t in asyncio.all_tasks() if t.get_name().startswith("testnuc")]
+        assert not ours
+        assert llm.calls < 400
+
+
+async def test_a_fatal_error_in_a_stream_is_raised(client_of):
+    async with LoopbackLLM(confident, api_key="right") as llm, TestNUC(**client_of(llm)) as nuc:
+        with pytest.raises(testnuc.AuthenticationError):
+            [r async for r in nuc.stream(messages(30), window=10)]
+
+
+async def test_cancelling_loses_nothing_that_was_paid_for(client_of):
+    texts = messages(100)
+    async with LoopbackLLM(confident, latency=0.05) as llm:
+        async with TestNUC(**client_of(llm, max_concurrency=10)) as nuc:
+            run = asyncio.create_task(nuc.classify_many(texts))
+            while llm.calls < 20:  # noqa: ASYNC110 - the server tells nobody
+                await asyncio.sleep(0.005)
+            run.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await run
+            results = await nuc.classify_many(texts)
+            assert [r.prediction.label for r in results] == [gold(t) for t in texts]
+        assert llm.calls == 100
+        assert max(llm.asked.values()) == 1
+        assert not [t for t in asyncio.all_tasks() if t.get_name().startswith("testnuc")]
+
+
+async def test_a_shared_call_goes_on_while_anyone_waits_for_it(client_of):
+    texts = messages(30)
+    async with (
+        LoopbackLLM(confident, latency=0.03) as llm,
+        TestNUC(**client_of(llm, max_concurrency=5)) as nuc,
+    ):
+        first = asyncio.create_task(nuc.classify_many(texts))
+        second = asyncio.create_task(nuc.classify_many(texts))
+        await asyncio.sleep(0.04)
+        first.cancel()
+        results = await second
+        assert [r.prediction.label for r in results] == [gold(t) for t in texts]
+        assert llm.calls == 30
+
+
+async def test_same_answer_at_any_concurrency(client_of):
+    texts = messages(120)
+    seen = []
+    for concurrency in (1, 7, 64):
+        async with (
+            LoopbackLLM(confident) as llm,
+            TestNUC(**client_of(llm, max_concurrency=concurrency)) as nuc,
+        ):
+            results = await nuc.classify_many(texts)
+        seen.append([(r.label, r.share, r.margin) for r in results])
+    assert seen[0] == seen[1] == seen[2]
+
+
+async def test_packed_texts_get_their_own_answers(client_of):
+    texts = messages(95)
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, texts_per_call=10)) as nuc:
+        results = await nuc.classify_many(texts)
+        assert llm.texts == 95
+        assert llm.calls == 10
+        assert [r.prediction.label for r in results] == [gold(t) for t in texts]
+
+
+async def test_a_thousand_labels_and_a_very_long_text(client_of):
+    labels = [f"label number {i}" for i in range(1_000)]
+    long = "a very long complaint, " * 900
+    assert len(long) > 20_000
+    async with (
+        LoopbackLLM(lambda text: (labels[len(text) % 1_000], 0.5)) as llm,
+        TestNUC(**client_of(llm, labels=labels)) as nuc,
+    ):
+        results = await nuc.classify_many([long, "short one", "another one"])
+    assert results[0].prediction.label == labels[len(long) % 1_000]
+    assert results[1].prediction.label == labels[9]
+
+
+async def test_none_label_and_descriptions_reach_the_prompt(client_of):
+    described = {"refund": "wants money", "delivery": "wants a parcel"}
+    async with (
+        LoopbackLLM(lambda _: ("other", 0.4), record=5) as llm,
+        TestNUC(
+            **client_of(llm, labels=described, none_label="other", instructions="Be strict & fair.")
+        ) as nuc,
+    ):
+        result = (await nuc.classify_many(["hello there", "hi you"]))[0]
+        assert result.label == "other"
+        body = str(llm.bodies[0])
+    for part in ("wants money", "wants a parcel", "other", "Be strict & fair."):
+        assert part in body
+
+
+async def test_missing_confidence_stays_missing(client_of):
+    async with LoopbackLLM(lambda t: (gold(t), None)) as llm:
+        async with TestNUC(**client_of(llm, policy="confidence_weighted")) as nuc:
+            results = await nuc.classify_many(messages(12))
+        assert results[0].prediction.confidence is None
+        assert results[0].voters == 0
+        assert (results[0].label, results[0].share) == (gold(messages(1)[0]), 0.0)
+
+
+async def test_unknown_usage_is_not_zero(client_of):
+    async with LoopbackLLM(confident, usage=False) as llm, TestNUC(**client_of(llm)) as nuc:
+        await nuc.classify_many(messages(3))
+        assert nuc.usage.calls == 3
+        assert nuc.usage.input_tokens is None
+        assert nuc.usage.usd is None
+
+
+# -- mistakes people make ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (["fine", ""], "text 1"),
+        (["fine", "  \n"], "text 1"),
+        (["fine", None], "text 1"),
+        ([3, "fine"], "text 0"),
+        ("one string", "list"),
+        (5, "list"),
+    ],
+)
+async def test_bad_texts_are_refused_before_any_call(client_of, texts, says):
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+        with pytest.raises(testnuc.InvalidInputError, match=says):
+            await nuc.classify_many(texts)
+        assert llm.requests == 0
+        assert len(nuc) == 0
+
+
+async def test_bad_single_texts_are_refused(client_of):
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+        for text in ("", 7, None):
+            with pytest.raises(testnuc.InvalidInputError):
+                await nuc.classify(text)
+        assert llm.requests == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"labels": ["a", "a"]}, "a"),
+        ({"labels": ["only"]}, "two"),
+        ({"labels": "refund"}, "list"),
+        ({"labels": []}, "two"),
+        ({"k": -1}, "k is -1"),
+        ({"k": 2.5}, "k is 2.5"),
+        ({"policy": "wieghted"}, "weighted"),
+        ({"neighbors": "maybe"}, "stored"),
+        ({"temperature": 9}, "temperature is 9"),
+        ({"max_concurrency": 0}, "max_concurrency is 0"),
+        ({"texts_per_call": 0}, "texts_per_call is 0"),
+        ({"model": "gpt-4o-mini"}, "openai/"),
+        ({"model": 7}, "model is 7"),
+        ({"embedder": 7}, "embedder is 7"),
+        ({"store": 7}, "store is 7"),
+        ({"request_options": {"f": object()}}, "request_options"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong, says):
+    arguments = {
+        "labels": LABELS,
+        "model": "openai/test",
+        "api_key": "k",
+        "embedder": HashEmbedder(),
+        **wrong,
+    }
+    with pytest.raises(testnuc.InvalidInputError, match=says):
+        TestNUC(**arguments)
+
+
+def test_a_missing_key_names_the_environment_variable():
+    with pytest.raises(testnuc.ConfigurationError, match="OPENAI_API_KEY"):
+        TestNUC(LABELS, embedder=HashEmbedder())
+
+
+@pytest.mark.filterwarnings("default::testnuc.client.SmallPoolWarning")
+async def test_k_larger_than_the_pool_says_what_to_do(client_of):
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, k=10)) as nuc:
+        with pytest.warns(SmallPoolWarning, match=r"k is 10.*at most 3 neighbors.*nuc.add"):
+            results = await nuc.classify_many(messages(4))
+        assert all(r.voters == 4 for r in results)
+
+
+@pytest.mark.filterwarnings("default::testnuc.client.SmallPoolWarning")
+async def test_a_pool_of_one_keeps_the_own_label_and_says_so(client_of):
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+        with pytest.warns(SmallPoolWarning, match="nobody but the text itself"):
+            results = await nuc.classify_many(["refund please"])
+        assert (results[0].label, results[0].voters, results[0].share) == ("refund", 1, 1.0)
+
+
+async def test_known_labels_must_fit(client_of):
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+        with pytest.raises(testnuc.InvalidInputError, match="not in the label set"):
+            await nuc.add(["a text"], labels=["weather"])
+        with pytest.raises(testnuc.InvalidInputError, match="2 texts need 2 labels"):
+            await nuc.add(["a text", "b text"], labels=["refund"])
+        with pytest.raises(testnuc.InvalidInputError, match="one text has one label"):
+            await nuc.add(["a text", "a text"], labels=["refund", "login"])
+        assert len(nuc) == 0
+
+
+async def test_a_broken_embedder_is_named(client_of):
+    class Broken:
+        dim = 3
+
+        async def embed(self, texts):
+            return np.full((len(texts), 3), math.nan, dtype=np.float32)
+
+    class Wrong:
+        dim = 3
+
+        async def embed(self, texts):
+            return np.ones((len(texts), 4), dtype=np.float32)
+
+    for embedder, says in ((Broken(), "NaN"), (Wrong(), "shape")):
+        async with (
+            LoopbackLLM(confident) as llm,
+            TestNUC(**client_of(llm, embedder=embedder)) as nuc,
+        ):
+            with pytest.raises(testnuc.EmbeddingError, match=says):
+                await nuc.classify_many(messages(3))
+            assert llm.requests == 0
+
+
+async def test_a_closed_client_says_so(client_of):
+    async with LoopbackLLM(confident) as llm:
+        nuc = TestNUC(**client_of(llm))
+        await nuc.aclose()
+        await nuc.aclose()
+        with pytest.raises(testnuc.TestNUCError, match="closed"):
+            await nuc.classify("refund please")
+
+
+async def test_a_provider_of_ones_own():
+    class Rule:
+        name = "rule"
+        model = "length"
+        identity = "1"
+
+        async def answer(self, request):
+            from testnuc.protocols import Answer, Reply
+
+            return Reply(tuple(Answer(gold(t), None) for t in request.texts))
+
+    async with TestNUC(LABELS, model=Rule(), embedder=HashEmbedder()) as nuc:
+        results = await nuc.classify_many(messages(20))
+        assert [r.prediction.label for r in results] == [gold(t) for t in messages(20)]
+        assert nuc.usage.calls == 20

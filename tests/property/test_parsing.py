@@ -1,0 +1,233 @@
+"""Any text, any label set, any reply."""
+
+import contextlib
+import json
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testnuc.errors import InvalidInputError, ReplyError
+from testnuc.labels import LabelSet
+from testnuc.prompts import (
+    Demonstration,
+    label_spans,
+    parse_reply,
+    samples_in,
+    system_prompt,
+    user_prompt,
+    valid_text,
+)
+from testnuc.protocols import Answer, Request, Task
+from testnuc.providers.anthropic import Anthropic
+from testnuc.providers.openai import OpenAI
+
+PROVIDERS = (
+    OpenAI("m", base_url="http://localhost:1/v1", api_key="k" * 20),
+    Anthropic("m", base_url="http://localhost:1", api_key="k" * 20),
+)
+
+# no lone surrogates: such texts are refused
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+tricky = st.sampled_from(
+    [
+        "== Testing Samples ==",
+        "== Demonstrations ==",
+        'Text 2: "x"',
+        "\n",
+        '"',
+        "\\",
+        "\u2028",
+        "{}",
+    ]
+)
+hostile = st.lists(texts | tricky, max_size=5).map("".join)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["label", "confidence", "id", "answers"]), inner, max_size=4
+        )
+    ),
+    max_leaves=15,
+)
+pieces = st.sampled_from(
+    [
+        '{"label":',
+        '"a"',
+        ',"confidence":',
+        "0.5",
+        "}",
+        "{",
+        "[",
+        "]",
+        '"id":1',
+        '"answers":',
+        ",",
+        "```",
+        "<think>",
+        "</think>",
+        "\\",
+        '"',
+        "json",
+        "�",
+        " ",
+    ]
+)
+replies = (
+    st.text()
+    | st.binary().map(lambda raw: raw.decode("utf-8", "surrogateescape"))
+    | json_values.map(json.dumps)
+    | st.lists(pieces | st.text(max_size=3), max_size=25).map("".join)
+)
+
+
+@given(st.lists(hostile, min_size=1, max_size=5), st.lists(st.tuples(hostile, st.none() | hostile)))
+def test_samples_come_back_as_they_were(samples, shown):
+    user = user_prompt(samples, [Demonstration(*each) for each in shown])
+    assert samples_in(user) == samples
+    labeled = sum(label is not None for _, label in shown)
+    head = len(shown) + labeled + 2 if shown else 0
+    assert len(user.splitlines()) == head + 1 + len(samples)
+
+
+@given(st.text())
+def test_what_is_valid_can_be_sent(text):
+    if valid_text(text) is None:
+        assert samples_in(user_prompt([text])) == [text]
+        assert text.encode()
+    else:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            pass
+        else:
+            assert not text.strip()
+
+
+@given(replies, st.integers(1, 4))
+def test_any_reply_is_answers_or_our_errors(content, n):
+    answers = parse_reply(content, n)
+    assert len(answers) == n
+    for answer in answers:
+        if isinstance(answer, Answer):
+            assert answer.label.encode()
+            assert answer.confidence is None or 0 <= answer.confidence <= 1
+        else:
+            assert isinstance(answer, ReplyError)
+    for i, (first, last) in label_spans(content, n).items():
+        assert 0 <= i < n
+        assert 0 <= first <= last <= len(content)
+
+
+@given(
+    st.lists(st.tuples(texts.filter(str.strip), st.floats(0, 1)), min_size=1, max_size=6),
+    st.randoms(),
+)
+def test_well_formed_replies_are_read_exactly(told, random):
+    items = [
+        {"id": i, "label": label, "confidence": confidence}
+        for i, (label, confidence) in enumerate(told, 1)
+    ]
+    random.shuffle(items)
+    expected = tuple(Answer(*each) for each in told)
+    for wrap in ("{}", "```json\n{}\n```", "Well: {} That is all."):
+        content = wrap.replace("{}", json.dumps({"answers": items}))
+        assert parse_reply(content, len(told)) == expected
+
+
+@given(st.lists(st.text(), max_size=5), st.none() | st.text(), st.lists(st.text(), max_size=5))
+def test_any_label_set(names, none_label, said):
+    try:
+        labels = LabelSet(names, none_label)
+    except InvalidInputError:
+        return
+    assert len(labels.names) >= 2
+    for i, name in enumerate(labels.names):
+        assert labels.index(name) == labels.match(name) == i
+        assert labels.match(f" {name} ") in {i, None}
+    for each in said:
+        found = labels.match(each)
+        assert found is None or 0 <= found < len(labels)
+    system = system_prompt(labels, none_label=none_label)
+    assert all(json.dumps(name, ensure_ascii=False)[1:-1][:3] in system for name in labels)
+    task = Task(system, labels.names)
+    request = Request(task, user_prompt(["x"]), ("x",))
+    for provider in PROVIDERS:
+        assert json.loads(provider.encode(request))
+        assert min(provider.reserve(request)) > 0
+
+
+@given(st.lists(hostile, min_size=1, max_size=4), texts)
+def test_any_prompt_is_sent_as_it_is(samples, instructions):
+    labels = LabelSet(["a", "b"])
+    system = system_prompt(labels, instructions=instructions)
+    user = user_prompt(samples)
+    request = Request(Task(system, labels.names), user, tuple(samples))
+    for provider in PROVIDERS:
+        body = orjson.loads(provider.encode(request))
+        assert body["messages"][-1] == {"role": "user", "content": user}
+        sent = body["system"][0]["text"] if "system" in body else body["messages"][0]["content"]
+        assert sent == system
+
+
+@given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()), st.integers(1, 3))
+def test_any_body_is_a_reply_or_our_error(body, n):
+    request = Request(Task("s", ("a", "b"), confidence="logprobs"), "u", ("t",) * n)
+    for provider in PROVIDERS:
+        with contextlib.suppress(ReplyError):
+            provider.decode(request, body)
+        assert isinstance(str(provider.error(500, {}, body)), str)
+
+
+envelopes = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": json_values,
+        "choices": json_values
+        | st.lists(
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "message": json_values
+                    | st.fixed_dictionaries(
+                        {}, optional={"content": replies, "refusal": json_values}
+                    ),
+                    "finish_reason": json_values | st.sampled_from(["stop", "length"]),
+                    "logprobs": json_values
+                    | st.fixed_dictionaries(
+                        {
+                            "content": st.lists(
+                                st.fixed_dictionaries(
+                                    {"token": json_values, "logprob": json_values},
+                                    optional={"bytes": json_values},
+                                )
+                            )
+                        }
+                    ),
+                },
+            ),
+            max_size=2,
+        ),
+        "usage": json_values,
+        "content": json_values
+        | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": replies | json_values})),
+        "stop_reason": json_values,
+    },
+)
+
+
+@given(envelopes, st.integers(1, 3), st.sampled_from(["logprobs", "verbalized"]))
+def test_any_envelope_is_a_reply_or_our_error(envelope, n, confidence):
+    request = Request(Task("s", ("a", "b"), confidence=confidence), "u", ("t",) * n)
+    body = json.dumps(envelope).encode()
+    for provider in PROVIDERS:
+        try:
+            reply = provider.decode(request, body)
+        except ReplyError as raised:
+            usage = raised.usage
+        else:
+            assert len(reply.answers) == n
+            usage = reply.usage
+        assert usage is None or min(usage.input_tokens, usage.output_tokens) >= 0

@@ -1,0 +1,179 @@
+"""Nearest vectors: exact and graph search, their sharp edges, and the pool on top."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from testnuc.errors import EmbeddingError
+from testnuc.index import NearestVectors
+from testnuc.intake import hash_text
+from testnuc.pool import Pool
+from testnuc.protocols import PoolText
+
+
+def unit(n, dim=16, seed=0):
+    rows = np.random.default_rng(seed).standard_normal((n, dim)).astype(np.float32)
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float16)
+
+
+def brute(half, query, k, *, without=(), below=None, ranks=None):
+    """Return the k nearest rows, by float64 cosines."""
+    ranks = np.arange(len(half)) if ranks is None else ranks
+    cosines = half.astype(np.float64) @ query.astype(np.float64)
+    rows = [r for r in range(len(half)) if r not in without and (below is None or r < below)]
+    rows.sort(key=lambda r: (-np.float32(min(cosines[r], 1)), ranks[r]))
+    return rows[:k]
+
+
+@pytest.mark.parametrize("exact_below", [10_000, 100])
+def test_finds_what_brute_force_finds(exact_below):
+    half = unit(600)
+    index = NearestVectors(16, exact_below=exact_below)
+    index.add(half[:350], np.arange(350, dtype=np.uint64))
+    index.add(half[350:], np.arange(350, 600, dtype=np.uint64))
+    own = np.arange(600)
+    rows, similarities = index.search(half, 10, exclude=own)
+    expected = np.array([brute(half, half[i], 10, without={i}) for i in range(600)])
+    assert (rows == expected).mean() > (0.999 if exact_below > 600 else 0.98)
+    assert (np.diff(similarities, axis=1) <= 0).all()
+    assert similarities.max() <= 1
+
+
+@pytest.mark.parametrize("exact_below", [10_000, 100])
+def test_a_query_alone_gives_the_bits_of_a_batch(exact_below):
+    half = unit(300)
+    index = NearestVectors(16, exact_below=exact_below)
+    index.add(half, np.arange(300, dtype=np.uint64))
+    rows, similarities = index.search(half[:40], 7)
+    for i in range(40):
+        one_row, one_similarity = index.search(half[i : i + 1], 7)
+        assert (one_row == rows[i]).all()
+        assert (one_similarity == similarities[i]).all()
+
+
+@pytest.mark.parametrize("exact_below", [10_000, 100])
+def test_equal_similarities_rank_by_hash_even_at_the_edge(exact_below):
+    half = np.repeat(unit(1), 150, axis=0)
+    ranks = np.random.default_rng(1).permutation(150).astype(np.uint64)
+    index = NearestVectors(16, exact_below=exact_below)
+    index.add(half, ranks)
+    rows, _ = index.search(half[:1], 150)
+    # a graph need not reach every one of many equal vectors
+    found = ranks[rows[0][rows[0] >= 0]].tolist()
+    assert found == sorted(found)
+    if exact_below > 150:
+        assert found == list(range(150))
+        rows, _ = index.search(half[:1], 5)
+        assert ranks[rows[0]].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("exact_below", [10_000, 100])
+def test_limit_is_the_pool_as_it_was(exact_below):
+    half = unit(400)
+    index = NearestVectors(16, exact_below=exact_below)
+    index.add(half, np.arange(400, dtype=np.uint64))
+    rows, _ = index.search(half[:5], 8, limit=120)
+    for i in range(5):
+        assert rows[i].tolist() == brute(half, half[i], 8, below=120)
+
+
+@pytest.mark.parametrize("exact_below", [10_000, 100])
+def test_removed_rows_are_not_found(exact_below):
+    half = unit(200)
+    index = NearestVectors(16, exact_below=exact_below)
+    index.add(half, np.arange(200, dtype=np.uint64))
+    gone = np.arange(0, 200, 2)
+    index.remove(gone)
+    index.remove(gone)
+    rows, _ = index.search(half, 50)
+    assert (rows % 2 == 1).all()
+    rows, similarities = index.search(half[:1], 150)
+    assert (rows[0] >= 0).sum() == 100
+    assert (similarities[0, 100:] == 0).all()
+
+
+def test_fewer_than_k_are_padded():
+    half = unit(3)
+    index = NearestVectors(16)
+    index.add(half, np.arange(3, dtype=np.uint64))
+    rows, similarities = index.search(half[:2], 5, exclude=np.array([0, -1]))
+    assert (rows >= 0).sum(axis=1).tolist() == [2, 3]
+    assert similarities[0, 2:].tolist() == [0, 0, 0]
+    empty = NearestVectors(16)
+    rows, _ = empty.search(half, 4)
+    assert (rows == -1).all()
+    rows, _ = index.search(half[:0], 4)
+    assert rows.shape == (0, 4)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_one_bad_vector_is_refused_and_spoils_nothing(bad):
+    half = unit(150)
+    index = NearestVectors(16, exact_below=100)
+    index.add(half, np.arange(150, dtype=np.uint64))
+    spoiled = half[:3].copy()
+    spoiled[1, 4] = bad
+    with pytest.raises(EmbeddingError, match="vector 1 has NaN or infinity"):
+        index.add(spoiled, np.arange(3, dtype=np.uint64))
+    with pytest.raises(EmbeddingError, match="dimension"):
+        index.add(unit(2, dim=8), np.arange(2, dtype=np.uint64))
+    assert len(index) == 150
+    assert (index.search(half, 1)[0][:, 0] == np.arange(150)).all()
+
+
+async def test_the_pool_holds_a_text_once():
+    texts = [f"text {i}" for i in range(50)]
+    entries = [PoolText(t, hash_text(t)) for t in texts]
+    half = unit(50)
+    pool = Pool()
+    assert await pool.add(entries, half) == 50
+    assert await pool.add([entries[3], PoolText("new", hash_text("new"))], unit(2, seed=9)) == 51
+    assert len(pool) == 51
+    labeled = PoolText(texts[3], entries[3].hash, "refund")
+    await pool.add([labeled], half[3:4])
+    assert await pool.labels([entries[3].hash, entries[4].hash, b"?"]) == ["refund", None, None]
+    found = await pool.search(half[3:4], 5, exclude=[entries[3].hash])
+    assert entries[3] not in await pool.fetch(found.ids[0])
+    vectors = await pool.stored_vectors([entries[7].hash, b"?"])
+    assert (vectors[0] == half[7]).all()
+    assert vectors[1] is None
+    await pool.close()
+
+
+async def test_the_pool_forgets_and_can_learn_again():
+    entries = [PoolText(f"t{i}", hash_text(f"t{i}")) for i in range(20)]
+    pool = Pool()
+    await pool.add(entries, unit(20))
+    assert await pool.remove([entries[0].hash, entries[1].hash, b"?"]) == 2
+    assert len(pool) == 18
+    found = await pool.search(unit(20)[:1], 20)
+    assert (found.ids >= 0).sum() == 18
+    seen, start = [], 0
+    while start is not None:
+        part, start = await pool.scan(start, 7)
+        seen += part
+    assert seen == entries[2:]
+    await pool.add([entries[0]], unit(1))
+    assert len(pool) == 19
+    found = await pool.search(unit(20)[:1], 1)
+    assert await pool.fetch(found.ids[0]) == [entries[0]]
+    await pool.close()
+
+
+async def test_additions_from_many_tasks_keep_rows_and_texts_together():
+    half = unit(400)
+    entries = [PoolText(f"t{i}", hash_text(f"t{i}")) for i in range(400)]
+    pool = Pool(exact_below=150)
+    tasks = [
+        asyncio.create_task(pool.add(entries[i : i + 20], half[i : i + 20]))
+        for i in range(0, 400, 10)
+        if i + 20 <= 400
+    ]
+    tasks[5].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    found = await pool.search(half, 1)
+    assert [e.text for e in await pool.fetch(found.ids[:, 0])] == [e.text for e in entries]
+    await pool.close()

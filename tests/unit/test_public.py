@@ -1,0 +1,68 @@
+"""The public names, and what importing them costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import testnuc
+from testnuc import errors
+
+
+def test_all_is_sorted_whole_and_importable():
+    assert testnuc.__all__ == sorted(testnuc.__all__)
+    assert set(testnuc.__all__) == set(testnuc._HOME)
+    for name in testnuc.__all__:
+        assert getattr(testnuc, name).__name__ == name
+    assert set(testnuc.__all__) <= set(dir(testnuc))
+    assert set(errors.__all__) <= set(testnuc.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        testnuc.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import testnuc", "numpy numba aiohttp torch usearch sqlite3 orjson"),
+        ("import testnuc; testnuc.TestNUC", "numba torch sentence_transformers usearch"),
+        ("import testnuc; testnuc.vote", "numba torch aiohttp"),
+        ("import testnuc.cli", "numpy numba aiohttp torch"),
+        ("import testnuc.testing", "torch usearch"),
+    ],
+)
+def test_imports_stay_light(statement, heavy):
+    code = f"import sys; {statement}; print([m for m in {heavy.split()!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_names_that_start_with_test_are_not_collected():
+    assert testnuc.TestNUC.__test__ is False
+    assert testnuc.TestNUCError.__test__ is False
+
+
+def test_the_error_tree_in_the_docstring_is_the_real_one():
+    drawn = {}
+    path = []
+    for line in errors.__doc__.splitlines():
+        name = line.split()[0] if line.split() else ""
+        if not name.endswith("Error"):
+            continue
+        depth = (len(line) - len(line.lstrip())) // 2
+        path[depth - 2 :] = [name]
+        drawn[name] = path[-2] if len(path) > 1 else "Exception"
+    assert set(drawn) == set(errors.__all__)
+    for name, parent in drawn.items():
+        assert parent in [base.__name__ for base in getattr(errors, name).__mro__[1:]]
+
+
+def test_provider_errors_carry_facts():
+    error = errors.RateLimitedError("slow down", status_code=429, retry_after=2.5, request_id="r")
+    assert (error.status_code, error.retry_after, error.request_id) == (429, 2.5, "r")
+    assert error.retryable
+    assert not error.fatal

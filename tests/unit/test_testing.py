@@ -1,0 +1,293 @@
+import asyncio
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import orjson
+import pytest
+
+import testnuc.testing
+from testnuc.errors import InvalidInputError
+from testnuc.prompts import parse_reply
+from testnuc.protocols import Answer, Embedder
+from testnuc.testing import CURABLE_KINDS, FAULT_KINDS, Faults, HashEmbedder, by_hash
+from testnuc.testing.answers import asker, delays
+from testnuc.testing.content import WRONG_LABEL, compose
+from testnuc.testing.faults import LOST_KINDS, PACKED_KINDS
+from testnuc.testing.window import SlidingWindow
+from testnuc.testing.wire import ANTHROPIC, OPENAI, Quota
+
+TEXTS = [f"where is my order number {i}?" for i in range(2000)]
+
+
+def test_public_names_exist_and_pytest_collects_none_of_them():
+    for name in testnuc.testing.__all__:
+        public = getattr(testnuc.testing, name)
+        assert not name.startswith("Test") or public.__test__ is False
+    assert testnuc.testing.__all__ == sorted(
+        testnuc.testing.__all__, key=lambda n: (not n.isupper(), n[0].islower(), n)
+    )
+
+
+# -- HashEmbedder ------------------------------------------------------------------------------
+
+
+async def test_vectors_are_float32_of_unit_norm():
+    embedder = HashEmbedder(dim=32)
+    vectors = await embedder.embed([*TEXTS, "", " ", "!?", "日本語の文", "\ud800", "a" * 20_000])
+    assert vectors.shape == (len(TEXTS) + 6, 32)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    assert embedder.embedded == len(TEXTS) + 6
+    assert isinstance(embedder, Embedder)
+
+
+async def test_a_vector_depends_on_its_text_alone():
+    together = await HashEmbedder().embed(TEXTS)
+    embedder = HashEmbedder()
+    apart = np.concatenate([await embedder.embed([text]) for text in reversed(TEXTS)])[::-1]
+    assert (together == apart).all()
+    assert (await HashEmbedder().embed([])).shape == (0, 64)
+
+
+def test_vectors_are_the_same_in_every_process():
+    code = (
+        "import asyncio; from testnuc.testing import HashEmbedder;"
+        "print(asyncio.run(HashEmbedder(8).embed(['Where is my card?']))[0].tobytes().hex())"
+    )
+    command = [sys.executable, "-c", code]
+    out = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    vector = asyncio.run(HashEmbedder(8).embed(["where is my card"]))[0]
+    assert vector.tobytes().hex() == out.strip()
+    # on every platform, too: these digits were written down once
+    pinned = [-13, 2, -5, 29, -20, 8, -8, -3]
+    assert vector.tolist() == pytest.approx((pinned / np.linalg.norm(pinned)).tolist(), abs=1e-7)
+
+
+async def test_similar_texts_are_near():
+    near, text, far = await HashEmbedder().embed(
+        ["my card has not arrived", "has my new card arrived yet?", "close the account please"]
+    )
+    assert near @ text > 0.5 > far @ text
+
+
+async def test_the_vocabulary_is_bounded(monkeypatch):
+    monkeypatch.setattr("testnuc.testing.embedder._MAX_WORDS", 10)
+    embedder = HashEmbedder()
+    expected = await HashEmbedder().embed(["one two three"])
+    for i in range(100):
+        await embedder.embed([f"word{i} other{i}"])
+    assert len(embedder._rows) <= 12
+    assert (await embedder.embed(["one two three"]) == expected).all()
+
+
+async def test_seed_and_dim_make_another_embedder():
+    first, second = HashEmbedder(), HashEmbedder(seed=1)
+    assert len({first.name, second.name, HashEmbedder(32).name}) == 3
+    assert not np.allclose(await first.embed(["a card"]), await second.embed(["a card"]))
+    with pytest.raises(InvalidInputError, match="at least 2"):
+        HashEmbedder(1)
+
+
+# -- Faults ------------------------------------------------------------------------------------
+
+
+def drawn(faults, order=None, attempts=1):
+    order = list(order or range(len(TEXTS)))
+    return {
+        (i, attempt): faults.draw((TEXTS[i],), attempt, number)
+        for attempt in range(attempts)
+        for number, i in enumerate(order)
+    }
+
+
+def test_a_schedule_does_not_depend_on_the_order_of_requests():
+    order = list(range(len(TEXTS)))
+    random.Random(1).shuffle(order)
+    assert drawn(Faults(seed=3)) == drawn(Faults(seed=3), order)
+    assert drawn(Faults(seed=3)) != drawn(Faults(seed=4))
+
+
+def test_the_rate_and_all_kinds_are_met():
+    kinds = Counter(drawn(Faults(0.2), attempts=10).values())
+    failed = 1 - kinds.pop(None) / (10 * len(TEXTS))
+    assert failed == pytest.approx(0.2, abs=0.02)
+    assert set(kinds) == set(CURABLE_KINDS) - set(PACKED_KINDS)
+    assert min(kinds.values()) > max(kinds.values()) / 2
+
+
+def test_packed_requests_have_faults_of_their_own():
+    faults = Faults(1, PACKED_KINDS)
+    assert faults.draw(("a",), 0, 0) is None
+    assert {faults.draw(("a", str(i)), 0, 0) for i in range(50)} == set(PACKED_KINDS)
+    assert Faults(1, schedule=["missing-ids"]).draw(("a",), 0, 0) is None
+    joined = [Faults(0.5).draw(("ab", "c"), i, 0) for i in range(40)]
+    assert joined != [Faults(0.5).draw(("a", "bc"), i, 0) for i in range(40)]
+
+
+def test_no_and_every_request_fails():
+    assert set(drawn(Faults(0)).values()) == {None}
+    assert None not in drawn(Faults(1)).values()
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_text_does_not_fail_more_often_in_a_row_than_allowed(most):
+    for seed in range(20):
+        faults = Faults(0.8, seed=seed, most_in_a_row=most)
+        fates = "".join("." if faults.draw(("a",), i, 0) is None else "x" for i in range(200))
+        assert max(map(len, fates.split("."))) == most
+
+
+def test_explicit_schedules():
+    listed = Faults(schedule=["500", None, "slow"])
+    assert [listed.draw(("a",), 0, i) for i in range(4)] == ["500", None, "slow", None]
+    called = Faults(schedule=lambda number: "429" if number % 2 else None)
+    assert [called.draw(("a",), 0, i) for i in range(4)] == [None, "429", None, "429"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rate": 1.5}, "between 0 and 1"),
+        ({"kinds": ()}, "rate=0"),
+        ({"kinds": ("5oo",)}, "no fault is called '5oo'"),
+        ({"schedule": ["200"]}, "no fault is called '200'"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(InvalidInputError, match=message):
+        Faults(**arguments)
+    Faults(kinds=("408", "502"))
+
+
+def test_all_kinds_are_documented():
+    for kind in FAULT_KINDS:
+        assert f"``{kind}``" in Faults.__doc__
+    assert set(LOST_KINDS) <= set(CURABLE_KINDS) <= set(FAULT_KINDS)
+
+
+# -- rate limit ----------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_no_sliding_minute_holds_more_than_the_limit():
+    clock = Clock()
+    window = SlidingWindow({"requests_per_minute": 3}, clock=clock)
+    for second in (0, 30, 59):
+        clock.now = 1000.0 + second
+        assert window.admit(1) is None
+    assert window.wait(1) == pytest.approx(1.0)
+    violation = window.admit(1)
+    assert (violation.what, violation.used, violation.limit) == ("requests", 4, 3)
+    clock.now = 1060.0
+    assert window.admit(1) is None
+    assert window.admit(1) is not None
+    assert window.wait(1) == pytest.approx(30.0)
+    assert window.reset() == pytest.approx(60.0)
+    clock.now = 2000.0
+    assert window.wait(1) == window.reset() == window.requests == 0
+
+
+def test_tokens_are_limited_too():
+    clock = Clock()
+    window = SlidingWindow({"requests_per_minute": 10, "tokens_per_minute": 100}, clock=clock)
+    assert window.admit(60) is None
+    clock.now += 10
+    assert window.admit(40) is None
+    assert window.admit(1).what == "tokens"
+    assert window.wait(60) == pytest.approx(50)
+    assert window.wait(61) == pytest.approx(60)
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+def test_how_an_answer_is_called_shows_in_its_signature():
+    gold = {"a": "x"}
+    cases = [
+        (gold, False),
+        (gold.get, False),
+        (lambda text, gold=gold: gold[text], False),
+        (lambda text, *rest: text, False),
+        (by_hash(["x"]), False),
+        (lambda text, time: "x", True),
+    ]
+    for answer, counts in cases:
+        ask, found = asker(answer)
+        assert found is counts
+        assert ask("a", 0)
+    with pytest.raises(InvalidInputError, match="a mapping of text"):
+        asker(["x"])
+
+
+def test_latency_may_be_drawn():
+    assert delays(0.5, 0)() == 0.5
+    draw = delays((0.1, 0.2), 7)
+    assert all(0.1 <= draw() <= 0.2 for _ in range(100))
+    assert delays((0.1, 0.2), 7)() == delays((0.1, 0.2), 7)()
+    assert delays(lambda rng: rng.choice([3.0]), 0)() == 3.0
+    with pytest.raises(InvalidInputError, match="seconds"):
+        delays(-1, 0)
+
+
+def test_by_hash_knows_every_text():
+    answer = by_hash(["x", "y", "z"])
+    labels, confidences = zip(*(answer(text) for text in TEXTS), strict=True)
+    assert min(Counter(labels).values()) > 500
+    assert 0.5 <= min(confidences) < max(confidences) <= 1
+    assert answer("where is my card?") == ("y", 0.771240234375)
+    with pytest.raises(InvalidInputError, match="empty"):
+        by_hash([])
+
+
+# -- content and wire ------------------------------------------------------------------------------
+
+TOLD = [("x", 0.5), ('quo"te', None), ("z", 1.0)]
+
+
+def test_good_answers_can_be_read():
+    for prose in (False, True):
+        for told in (TOLD, TOLD[:1]):
+            said = compose(told, prose=prose)
+            assert parse_reply(said.text, len(told)) == tuple(Answer(*one) for one in told)
+
+
+def test_bad_answers_are_bad_in_the_way_they_should_be():
+    def ids(fault):
+        return [a["id"] for a in orjson.loads(compose(TOLD, fault=fault).text)["answers"]]
+
+    assert ids("duplicate-ids") == [1, 1, 3]
+    assert ids("missing-ids") == [1, 2]
+    assert ids("invented-ids") == [1, 2, 10]
+    assert WRONG_LABEL in compose(TOLD, fault="wrong-label").text
+    assert compose(TOLD, fault="refusal").finish == "refusal"
+    assert compose(TOLD, fault="empty-choices").finish == "empty"
+    with pytest.raises(orjson.JSONDecodeError):
+        orjson.loads(compose(TOLD, fault="length").text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [(0, b"0ms"), (0.0195, b"20ms"), (1.5, b"1.5s"), (59, b"59s"), (60, b"1m0s"), (360, b"6m0s")],
+)
+def test_openai_durations(seconds, written):
+    lines = OPENAI.quota_headers([Quota("requests", 10, 3, seconds)]).split(b"\r\n")
+    assert lines[2] == b"x-ratelimit-reset-requests: " + written
+
+
+def test_anthropic_resets_are_dates():
+    lines = ANTHROPIC.quota_headers([Quota("tokens", 10, 3, 30.5)]).decode().split("\r\n")
+    assert lines[:2] == [
+        "anthropic-ratelimit-tokens-limit: 10",
+        "anthropic-ratelimit-tokens-remaining: 3",
+    ]
+    assert lines[2].startswith("anthropic-ratelimit-tokens-reset: 20")
+    assert lines[2].endswith("Z")
