@@ -123,25 +123,37 @@ def _own_vote(row: Any, own: Any, policy: Any, n_classes: Any) -> Any:
 
 
 @inline
-def _neighbor_vote(at: Any, offset: Any, neighbors: Any, policy: Any, n_classes: Any) -> Any:
-    """Return the label, the weight and the validity of one neighbor's vote.
+def _load(
+    row: Any, k: Any, neighbors: Any, layout: Any, n_classes: Any, lab: Any, conf: Any
+) -> Any:
+    """Copy the labels and confidences of a row's neighbors; returns whether all are valid."""
+    ids, _, labels, confidences = neighbors
+    first = np.uintp(row * layout[0] + layout[1])
+    place = np.uintp(row) * k
+    for j in range(k):
+        i = first + np.uintp(j)
+        if ids.size > 0:
+            if ids[place + np.uintp(j)] >= np.uintp(labels.size):  # no such neighbor
+                lab[j], conf[j] = _NOBODY, np.float32(np.nan)
+                continue
+            i = np.uintp(ids[place + np.uintp(j)])
+        lab[j] = labels[i]
+        conf[j] = confidences[i] if confidences.size > 0 else np.float32(np.nan)
+        if not _valid(0.0, lab[j], conf[j], n_classes):
+            return False
+    return True
 
-    ``at`` is its place in the ids, ``offset`` that of its similarity.
-    """
-    ids, similarities, labels, confidences = neighbors
-    i = np.intp(offset)
-    if ids.size > 0:
-        if ids[at] >= labels.size:  # no such neighbor: its similarity is padding
-            return np.int32(0), np.int64(0), True
-        i = np.intp(ids[at])
-    similarity = np.float64(similarities[offset])
-    label = labels[i]
-    confidence = np.float64(confidences[i]) if confidences.size > 0 else np.nan
-    if not _valid(similarity, label, confidence, n_classes):
-        return np.int32(0), np.int64(0), False
-    if label < 0:
-        return np.int32(0), np.int64(0), True
-    return label, _fixed(_base(similarity, policy) * _gate(confidence, policy)), True
+
+@inline
+def _open_gates(lab: Any, conf: Any, n: Any, policy: Any, wt: Any) -> Any:
+    """Turn confidences into the factors that similarities are weighed with."""
+    least = np.float32(policy[MIN_CONFIDENCE])
+    uses = policy[USES_CONFIDENCE] > 0
+    otherwise = _F4_ZERO if policy[NEEDS_CONFIDENCE] > 0 else _F4_ONE
+    for j in range(n):
+        factor = conf[j] if uses else _F4_ONE
+        factor = factor if conf[j] >= least else otherwise
+        wt[j] = factor if lab[j] >= 0 else _F4_ZERO
 
 
 @inline
@@ -192,9 +204,27 @@ def _weigh(
 def _first_bad(ids: Any, similarities: Any, n_pool: Any, start: Any, n: Any) -> Any:
     """Return the place of the first similarity that is no cosine, and not mere padding; or -1."""
     for at in range(start, start + n):
-        if not abs(similarities[at]) <= LIMIT and (ids.size == 0 or ids[at] < n_pool):
+        if not abs(similarities[at]) <= LIMIT and ids[at] < n_pool:
             return np.int64(at)
     return np.int64(-1)
+
+
+@inline
+def _weigh_row(
+    row: Any, neighbors: Any, layout: Any, lab: Any, wt: Any, x: Any, k: Any, policy: Any
+) -> Any:
+    """Weigh the k votes of a row; returns whether their similarities are valid."""
+    ids, similarities, labels, _ = neighbors
+    first = np.uintp(row * layout[0] + layout[1])
+    if _weigh(similarities, first, lab, wt, x, _NONE, k, policy) <= _LIMIT_BITS:
+        return True
+    place = np.uintp(row) * k
+    for j in range(k):
+        if not abs(similarities[first + np.uintp(j)]) <= LIMIT and (
+            ids.size == 0 or ids[place + np.uintp(j)] < np.uintp(labels.size)
+        ):
+            return False
+    return True
 
 
 @inline
@@ -249,11 +279,11 @@ def _count(
         if end - np.uintp(block) < _BITS:
             bits &= (np.uint64(1) << np.uint64(end - np.uintp(block))) - np.uint64(1)
         while bits != 0:
-            j = np.uintp(block) + np.uintp(lowest_bit(bits))
+            i = np.uintp(block) + np.uintp(lowest_bit(bits))
             bits &= bits - np.uint64(1)
-            others[n] = lab[j]
+            others[n] = lab[i]
             n += _ONE
-            acc[np.uintp(lab[j] + 1)] += x[j]
+            acc[np.uintp(lab[i] + 1)] += x[i]
     best, second, total, winner = np.int64(0), np.int64(0), guessed, own_label
     # each label is met first where its most similar supporter stands, with its whole sum, and as 0
     # from then on: so a strict comparison settles ties
@@ -296,36 +326,19 @@ def vote_direct(
     ``out_i`` int32[5, B]: label, voters; ``out_f``, its float32 view: from row 2 on, share,
     margin, weight.
     """
-    ids, similarities, labels, confidences = neighbors
-    width, skip = layout
-    k = np.uintp(width - skip)
+    k = np.uintp(layout[0] - layout[1])
     lab = np.zeros(k + _BITS, np.int32)
+    conf = np.empty(k, np.float32)
     wt = np.empty(k, np.float32)
     x = np.empty(k, np.int64)
     acc = np.zeros(n_classes + 1, np.int64)
     others = np.empty(k + _ONE, np.int32)
     for row in range(start, stop):
         own_label, own_weight, valid = _own_vote(row, own, policy, n_classes)
-        if not valid:
+        if not (valid and _load(row, k, neighbors, layout, n_classes, lab, conf)):
             return row
-        first = np.uintp(row * width + skip)
-        for j in range(k):
-            if ids.size > 0:
-                if ids[np.uintp(row) * k + j] >= labels.size:
-                    lab[j], wt[j] = 0, 0.0
-                    continue
-                i = np.uintp(ids[np.uintp(row) * k + j])
-            else:
-                i = first + np.uintp(j)
-            confidence = confidences[i] if confidences.size > 0 else np.float32(np.nan)
-            if not _valid(0.0, labels[i], confidence, n_classes):
-                return row
-            lab[j] = labels[i]
-            wt[j] = _gate(confidence, policy) if labels[i] >= 0 else 0.0
-        if (
-            _weigh(similarities, first, lab, wt, x, _NONE, k, policy) > _LIMIT_BITS
-            and _first_bad(ids, similarities, labels.size, first, k) >= 0
-        ):
+        _open_gates(lab, conf, k, policy, wt)
+        if not _weigh_row(row, neighbors, layout, lab, wt, x, k, policy):
             return row
         _count(row, own_label, own_weight, lab, x, _NONE, k, acc, others, out_i, out_f)
     return -1
@@ -469,47 +482,27 @@ def tally(
     neighbors: Any, own: Any, policy: Any, n_classes: Any, layout: Any, rows: Any, out: Any
 ) -> Any:
     """Write the weights of all labels of the chosen rows to ``out`` float64[len(rows), C]."""
-    width, skip = layout
-    k = width - skip
+    k = np.uintp(layout[0] - layout[1])
+    lab = np.empty(k, np.int32)
+    conf = np.empty(k, np.float32)
+    wt = np.empty(k, np.float32)
+    x = np.empty(k, np.int64)
+    acc = np.empty(n_classes + 1, np.int64)
     for r in range(rows.size):
         row = rows[r]
-        acc = np.zeros(n_classes, np.int64)
         label, weight, valid = _own_vote(row, own, policy, n_classes)
-        if not valid:
+        if not (valid and _load(row, k, neighbors, layout, n_classes, lab, conf)):
             return row
-        if weight > 0:
-            acc[label] = weight
+        _open_gates(lab, conf, k, policy, wt)
+        if not _weigh_row(row, neighbors, layout, lab, wt, x, k, policy):
+            return row
+        acc[:] = 0
+        acc[label + 1] = weight
         for j in range(k):
-            label, weight, valid = _neighbor_vote(
-                row * k + j, row * width + skip + j, neighbors, policy, n_classes
-            )
-            if not valid:
-                return row
-            acc[label] += weight
+            acc[np.uintp(lab[j] + 1)] += x[j]
         for c in range(n_classes):
-            out[r, c] = acc[c] / ONE
+            out[r, c] = acc[c + 1] / ONE
     return -1
-
-
-@inline
-def _add(
-    p: Any, label: Any, weight: Any, rank: Any, shift: Any, acc: Any, best: Any, winner: Any
-) -> Any:
-    """Add a vote to policy p's sums, and keep its winner.
-
-    A sum carries in its low bits the rank of the label's first supporter, so that comparing sums
-    settles ties; only the label that grows can become the winner.
-    """
-    if weight > 0:
-        at = label * best.size + p
-        v = acc[at]
-        if v == 0:
-            v = rank
-        v += weight << shift
-        acc[at] = v
-        if v > best[p]:
-            best[p] = v
-            winner[p] = label
 
 
 @kernel(
@@ -529,45 +522,45 @@ def curve(
 
     ``shift``: low bits of a sum that hold a rank; 2 ** shift must exceed K + 1.
     """
-    width, skip = layout
-    k = width - skip
-    n_policies = policies.shape[0]
-    acc = np.zeros(n_classes * n_policies, np.int64)
-    touched = np.zeros(k + 1, np.int32)
-    best = np.empty(n_policies, np.int64)
-    winner = np.empty(n_policies, np.int32)
+    k = np.uintp(layout[0] - layout[1])
+    last = np.uintp(ks[-1]) if ks.size > 0 else _NONE
+    given_labels = np.empty(k, np.int32)
+    lab = np.empty(k, np.int32)
+    conf = np.empty(k, np.float32)
+    wt = np.empty(k, np.float32)
+    x = np.empty(k, np.int64)
+    acc = np.zeros(n_classes + 1, np.int64)
     for row in range(own[0].size):
-        own_label = own[0][row]
-        for p in range(n_policies):
-            best[p] = 0
-            winner[p] = own_label
-            label, weight, valid = _own_vote(row, own, policies[p], n_classes)
-            if not valid:
+        if not _load(row, k, neighbors, layout, n_classes, given_labels, conf):
+            return row
+        for p in range(policies.shape[0]):
+            policy = policies[p]
+            own_label, own_weight, valid = _own_vote(row, own, policy, n_classes)
+            _open_gates(given_labels, conf, k, policy, wt)
+            lab[:] = given_labels
+            if not (valid and _weigh_row(row, neighbors, layout, lab, wt, x, k, policy)):
                 return row
-            _add(p, label, weight, np.int64(k + 1), shift, acc, best, winner)
-        touched[0] = max(own_label, 0)
-        done = 0
-        for at in range(ks.size):
-            while done < ks[at]:
-                label = np.int32(0)
-                for p in range(n_policies):
-                    label, weight, valid = _neighbor_vote(
-                        row * k + done,
-                        row * width + skip + done,
-                        neighbors,
-                        policies[p],
-                        n_classes,
-                    )
-                    if not valid:
-                        return row
-                    _add(p, label, weight, np.int64(k - done), shift, acc, best, winner)
-                done += 1
-                touched[done] = label
-            for p in range(n_policies):
-                out[p, at, row] = winner[p]
-        for j in range(done + 1):
-            for p in range(n_policies):
-                acc[touched[j] * n_policies + p] = 0
+            best, winner = np.int64(0), own_label
+            if own_weight > 0:
+                # a sum carries in its low bits the rank of the label's first supporter, so that
+                # comparing sums settles ties; only the label that grows can become the winner
+                best = (own_weight << shift) + np.int64(k + _ONE)
+                acc[np.uintp(own_label + 1)] = best
+            done = _NONE
+            for i in range(ks.size):
+                for j in range(done, np.uintp(ks[i])):
+                    if x[j] > 0:
+                        at = np.uintp(lab[j] + 1)
+                        v = acc[at] if acc[at] > 0 else np.int64(k - np.uintp(j))
+                        v += x[j] << shift
+                        acc[at] = v
+                        winner = lab[j] if v > best else winner
+                        best = max(best, v)
+                done = np.uintp(ks[i])
+                out[p, i, row] = winner
+            for j in range(last):
+                acc[np.uintp(lab[j] + 1)] = 0
+            acc[np.uintp(own_label + 1)] = 0
     return -1
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Ballots", "integers", "numbers", "whole"]
 
 #: With own weights up to 1000, the sums of so many votes and their ranks fit in an int64.
-_MAX_NEIGHBORS = 32_768
+_MAX_NEIGHBORS = 16_384
 #: A similarity beyond this is no rounding noise of a cosine.
 _LIMIT = 1.001
 

@@ -16,7 +16,7 @@ __all__ = ["PRESETS", "VotePolicy"]
 
 Weight: TypeAlias = Literal["uniform", "similarity", "similarity*confidence"]
 
-#: Keeps sums in an int64 up to some 45,000 neighbors.
+#: Keeps sums in an int64 with the most neighbors that can vote.
 _MAX_OWN_WEIGHT = 1000.0
 
 
