@@ -1,7 +1,7 @@
 """What the kernels say to the compiler in its own terms: prefetching, and vectors of rows.
 
 Each has a twin in Python, for when the JIT is off. numba's cache does not notice a change in this
-file: `testnuc._kernels.vote` holds a digest of it, which a test compares, so that it changes too.
+file: `testnuc._kernels.vote` holds a digest of it, compared by a test, so that both change.
 """
 
 from __future__ import annotations

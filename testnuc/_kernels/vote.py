@@ -37,7 +37,7 @@ ONE = 4294967296.0
 LIMIT = 1.001
 
 #: Digest of lanes.py, so that a change there changes this file, and numba's cache notices.
-LANES_DIGEST = ""
+LANES_DIGEST = "25bce0eef6fa5e94"
 
 # the fields of a policy
 FLOOR = 0  # 1: every similarity weighs 1; 0: its own value
@@ -53,7 +53,7 @@ _NONE, _ONE, _TWO = np.uintp(0), np.uintp(1), np.uintp(2)
 #: A record is prefetched so many votes before it is read.
 _AHEAD = np.uintp(64)
 #: Votes weighed at once: few enough to stay in the nearest cache.
-_BLOCK = np.uintp(512)
+_BLOCK = np.uintp(1024)
 _BITS = np.uintp(64)
 #: Up to so many neighbors, comparing all votes of 16 rows is faster than a table (measured).
 _FEW = 40
@@ -124,22 +124,24 @@ def _own_vote(row: Any, own: Any, policy: Any, n_classes: Any) -> Any:
 
 @inline
 def _load(
-    row: Any, k: Any, neighbors: Any, layout: Any, n_classes: Any, lab: Any, conf: Any
+    row: Any, k: Any, neighbors: Any, layout: Any, n_classes: Any, lab: Any, conf: Any, near: Any
 ) -> Any:
-    """Copy the labels and confidences of a row's neighbors; returns whether all are valid."""
-    ids, _, labels, confidences = neighbors
+    """Copy what is known of a row's neighbors; returns whether all of it is valid."""
+    ids, similarities, labels, confidences = neighbors
     first = np.uintp(row * layout[0] + layout[1])
     place = np.uintp(row) * k
     for j in range(k):
         i = first + np.uintp(j)
         if ids.size > 0:
-            if ids[place + np.uintp(j)] >= np.uintp(labels.size):  # no such neighbor
-                lab[j], conf[j] = _NOBODY, np.float32(np.nan)
+            if ids[place + np.uintp(j)] >= np.uintp(labels.size):
+                # no such neighbor: its similarity is padding
+                lab[j], conf[j], near[j] = _NOBODY, np.float32(np.nan), _F4_ZERO
                 continue
             i = np.uintp(ids[place + np.uintp(j)])
         lab[j] = labels[i]
         conf[j] = confidences[i] if confidences.size > 0 else np.float32(np.nan)
-        if not _valid(0.0, lab[j], conf[j], n_classes):
+        near[j] = similarities[first + np.uintp(j)]
+        if not _valid(near[j], lab[j], conf[j], n_classes):
             return False
     return True
 
@@ -207,24 +209,6 @@ def _first_bad(ids: Any, similarities: Any, n_pool: Any, start: Any, n: Any) -> 
         if not abs(similarities[at]) <= LIMIT and ids[at] < n_pool:
             return np.int64(at)
     return np.int64(-1)
-
-
-@inline
-def _weigh_row(
-    row: Any, neighbors: Any, layout: Any, lab: Any, wt: Any, x: Any, k: Any, policy: Any
-) -> Any:
-    """Weigh the k votes of a row; returns whether their similarities are valid."""
-    ids, similarities, labels, _ = neighbors
-    first = np.uintp(row * layout[0] + layout[1])
-    if _weigh(similarities, first, lab, wt, x, _NONE, k, policy) <= _LIMIT_BITS:
-        return True
-    place = np.uintp(row) * k
-    for j in range(k):
-        if not abs(similarities[first + np.uintp(j)]) <= LIMIT and (
-            ids.size == 0 or ids[place + np.uintp(j)] < np.uintp(labels.size)
-        ):
-            return False
-    return True
 
 
 @inline
@@ -327,19 +311,20 @@ def vote_direct(
     margin, weight.
     """
     k = np.uintp(layout[0] - layout[1])
-    lab = np.zeros(k + _BITS, np.int32)
-    conf = np.empty(k, np.float32)
-    wt = np.empty(k, np.float32)
-    x = np.empty(k, np.int64)
+    n = (k + _BITS) // _BITS * _BITS  # whole vectors, and the two first neighbors, exist
+    lab = np.full(n, _NOBODY, np.int32)
+    conf = np.zeros(n, np.float32)
+    near = np.zeros(n, np.float32)
+    wt = np.empty(n, np.float32)
+    x = np.empty(n, np.int64)
     acc = np.zeros(n_classes + 1, np.int64)
     others = np.empty(k + _ONE, np.int32)
     for row in range(start, stop):
         own_label, own_weight, valid = _own_vote(row, own, policy, n_classes)
-        if not (valid and _load(row, k, neighbors, layout, n_classes, lab, conf)):
+        if not (valid and _load(row, k, neighbors, layout, n_classes, lab, conf, near)):
             return row
-        _open_gates(lab, conf, k, policy, wt)
-        if not _weigh_row(row, neighbors, layout, lab, wt, x, k, policy):
-            return row
+        _open_gates(lab, conf, n, policy, wt)
+        _weigh(near, _NONE, lab, wt, x, _NONE, n, policy)
         _count(row, own_label, own_weight, lab, x, _NONE, k, acc, others, out_i, out_f)
     return -1
 
@@ -485,17 +470,17 @@ def tally(
     k = np.uintp(layout[0] - layout[1])
     lab = np.empty(k, np.int32)
     conf = np.empty(k, np.float32)
+    near = np.empty(k, np.float32)
     wt = np.empty(k, np.float32)
     x = np.empty(k, np.int64)
     acc = np.empty(n_classes + 1, np.int64)
     for r in range(rows.size):
         row = rows[r]
         label, weight, valid = _own_vote(row, own, policy, n_classes)
-        if not (valid and _load(row, k, neighbors, layout, n_classes, lab, conf)):
+        if not (valid and _load(row, k, neighbors, layout, n_classes, lab, conf, near)):
             return row
         _open_gates(lab, conf, k, policy, wt)
-        if not _weigh_row(row, neighbors, layout, lab, wt, x, k, policy):
-            return row
+        _weigh(near, _NONE, lab, wt, x, _NONE, k, policy)
         acc[:] = 0
         acc[label + 1] = weight
         for j in range(k):
@@ -523,44 +508,47 @@ def curve(
     ``shift``: low bits of a sum that hold a rank; 2 ** shift must exceed K + 1.
     """
     k = np.uintp(layout[0] - layout[1])
-    last = np.uintp(ks[-1]) if ks.size > 0 else _NONE
-    given_labels = np.empty(k, np.int32)
-    lab = np.empty(k, np.int32)
-    conf = np.empty(k, np.float32)
-    wt = np.empty(k, np.float32)
-    x = np.empty(k, np.int64)
+    n = (k + _BITS) // _BITS * _BITS  # whole vectors
+    pool_lab = np.full(n, _NOBODY, np.int32)
+    lab = np.empty(n, np.int32)
+    conf = np.zeros(n, np.float32)
+    near = np.zeros(n, np.float32)
+    wt = np.empty(n, np.float32)
+    x = np.empty(n, np.int64)
     acc = np.zeros(n_classes + 1, np.int64)
     for row in range(own[0].size):
-        if not _load(row, k, neighbors, layout, n_classes, given_labels, conf):
+        if not _load(row, k, neighbors, layout, n_classes, pool_lab, conf, near):
             return row
         for p in range(policies.shape[0]):
             policy = policies[p]
             own_label, own_weight, valid = _own_vote(row, own, policy, n_classes)
-            _open_gates(given_labels, conf, k, policy, wt)
-            lab[:] = given_labels
-            if not (valid and _weigh_row(row, neighbors, layout, lab, wt, x, k, policy)):
+            if not valid:
                 return row
+            lab[:] = pool_lab
+            _open_gates(lab, conf, n, policy, wt)
+            _weigh(near, _NONE, lab, wt, x, _NONE, n, policy)
+            # a sum carries in its low bits the rank of the label's first supporter, so that
+            # comparing sums settles ties; only the label that grows can become the winner
             best, winner = np.int64(0), own_label
             if own_weight > 0:
-                # a sum carries in its low bits the rank of the label's first supporter, so that
-                # comparing sums settles ties; only the label that grows can become the winner
                 best = (own_weight << shift) + np.int64(k + _ONE)
                 acc[np.uintp(own_label + 1)] = best
             done = _NONE
             for i in range(ks.size):
                 for j in range(done, np.uintp(ks[i])):
-                    if x[j] > 0:
-                        at = np.uintp(lab[j] + 1)
-                        v = acc[at] if acc[at] > 0 else np.int64(k - np.uintp(j))
-                        v += x[j] << shift
-                        acc[at] = v
-                        winner = lab[j] if v > best else winner
-                        best = max(best, v)
+                    # without a branch: under a filter it is hard to guess who votes
+                    at = np.uintp(lab[j] + 1)
+                    rank = np.int64(k - np.uintp(j)) if lab[j] >= 0 else np.int64(0)
+                    v = acc[at]
+                    v = (v if v > 0 else rank) + (x[j] << shift)
+                    acc[at] = v
+                    winner = lab[j] if v > best else winner
+                    best = max(best, v)
                 done = np.uintp(ks[i])
                 out[p, i, row] = winner
-            for j in range(last):
-                acc[np.uintp(lab[j] + 1)] = 0
             acc[np.uintp(own_label + 1)] = 0
+            for j in range(done):
+                acc[np.uintp(lab[j] + 1)] = 0
     return -1
 
 
