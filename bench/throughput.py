@@ -10,7 +10,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -151,20 +153,16 @@ def _child(client: str, base_url: str, n: int, concurrency: int, loop: str) -> N
     texts = _texts(n)
 
     async def main() -> tuple[int, float, float]:
-        folder = None
-        if client == "aiohttp":
-            run = _aiohttp
-        elif client == "testnuc":
-            run = _testnuc
-        elif client == "testnuc-sqlite":
-            folder = tempfile.TemporaryDirectory()
+        folder = tempfile.TemporaryDirectory()
 
-            async def run(base: str, given: list[str], c: int) -> int:
-                return await _testnuc(base, given, c, os.path.join(folder.name, "bench.db"))  # noqa: PTH118
-        else:
-
-            async def run(base: str, given: list[str], c: int) -> int:
-                return await _sdk(base, given, c, client)
+        async def run(base: str, given: list[str], c: int) -> int:
+            if client == "aiohttp":
+                return await _aiohttp(base, given, c)
+            if client == "testnuc":
+                return await _testnuc(base, given, c)
+            if client == "testnuc-sqlite":
+                return await _testnuc(base, given, c, Path(folder.name) / "bench.db")
+            return await _sdk(base, given, c, client)
 
         # connections, imports and caches first
         warm = min(n, 2 * concurrency)
@@ -173,9 +171,11 @@ def _child(client: str, base_url: str, n: int, concurrency: int, loop: str) -> N
         right = await run(base_url, texts, concurrency)
         return right, time.process_time() - cpu, time.perf_counter() - wall
 
-    factory = None
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if loop == "uvloop":
-        from uvloop import new_event_loop as factory
+        from uvloop import new_event_loop
+
+        factory = new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         right, cpu, wall = runner.run(main())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -189,7 +189,9 @@ def _measure(client: str, base_url: str, n: int, concurrency: int, loop: str) ->
     done = subprocess.run(
         [sys.executable, "-m", "bench", "throughput", "--child", client, "--url", base_url,
          "--calls", str(n), "--concurrency", str(concurrency), "--loop", loop],
-        capture_output=True, check=False,
+        capture_output=True, check=False, timeout=300,
+        # litellm would look for prices on the network
+        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     )  # fmt: skip
     if done.returncode:
         sys.exit(f"bench throughput: {client} failed: {done.stderr.decode()[-2000:]}")
