@@ -342,9 +342,11 @@ class Admission:
         for gate in self._gates:
             if not gate.closed:
                 continue
-            if now >= gate.until and not gate.reopen(_amount(gate.kind, self._flying)):
-                self._closed_gates -= 1
-                continue
+            if now >= gate.until:
+                flying = _amount(gate.kind, self._flying)
+                if not gate.reopen(flying, now + self._longest_hold):
+                    self._closed_gates -= 1
+                    continue
             alone = self.in_flight == 0 and gate.left > 0
             if gate.left < _amount(gate.kind, (1, *size)) and not alone:
                 delay = max(delay, gate.until - now)
