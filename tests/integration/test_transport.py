@@ -1,134 +1,40 @@
-"""The transport over real sockets: retries, deadlines, budget, cancellation, secrets."""
+"""The transport over real sockets: what is sent, what is sent again, and when it ends."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
-import traceback
-from contextlib import asynccontextmanager
 from email.utils import formatdate
 from random import Random
 
 import orjson
 import pytest
 from aiohttp import web
+from small_server import KINDS, ONE, SECRET, TWO, Waits, cut_off, said, sending, serving, stall
 
 from testnuc.errors import (
-    AuthenticationError,
     BadRequestError,
-    BudgetExceededError,
     CallTimeoutError,
-    ConfigurationError,
     ConnectionFailedError,
     EmptyReplyError,
-    InvalidInputError,
+    QuotaExceededError,
     RateLimitedError,
     RefusalError,
     ServerError,
     UnreadableReplyError,
 )
-from testnuc.limits import Budget, Price, RateLimit, RetryPolicy
-from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
+from testnuc.limits import Budget, Price, RetryPolicy
+from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.transport import Transport
 
-SECRET = "sk-very-secret-0123456789"
-TASK = Task("Say the label.", ("a", "b"))
-ONE = Request(TASK, "text", ("text",))
-TWO = Request(TASK, "texts", ("one", "two"))
-KINDS = {400: BadRequestError, 401: AuthenticationError, 429: RateLimitedError}
+
+def fast():
+    """A clock that runs a hundred times too fast."""
+    return time.monotonic() * 100
 
 
-class Wire:
-    """A wire provider as small as can be."""
-
-    name = "openai"
-    model = "test"
-    identity = "test"
-
-    def __init__(self, url, size=(10, 20)):
-        self.url = url
-        self.headers = {"Authorization": f"Bearer {SECRET}"}
-        self.dialect = 1
-        self.size = size
-
-    def encode(self, request):
-        return orjson.dumps({"user": request.user, "dialect": self.dialect})
-
-    def decode(self, request, body):
-        try:
-            said = orjson.loads(body)
-        except ValueError as error:
-            raise UnreadableReplyError("no JSON", usage=TokenUsage(10, 1)) from error
-        usage = said.get("usage")
-        usage = None if usage is None else TokenUsage(*usage)
-        if said["label"] is None:
-            raise RefusalError("declined", usage=usage)
-        return Reply(tuple(Answer(said["label"]) for _ in request.texts), usage)
-
-    def error(self, status, headers, body):
-        kind = KINDS.get(status, ServerError)
-        return kind(f"{status}: {body.decode()}", status_code=status)
-
-    def adapt(self, error):
-        if "dialect" not in str(error) or self.dialect >= 9:
-            return False
-        self.dialect += 1
-        return True
-
-    def reserve(self, request):
-        return self.size
-
-
-def said(label="a", usage=(10, 2)):
-    return web.json_response({"label": label, "usage": usage})
-
-
-class Waits(list):
-    """Stands in for sleeping: notes how long, and gives way once."""
-
-    async def __call__(self, seconds):
-        self.append(seconds)
-        await asyncio.sleep(0)
-
-
-@asynccontextmanager
-async def serving(answer):
-    """Serve `answer(number, request)`, numbers from 0; yields a provider and the requests."""
-    seen = []
-
-    async def handle(request):
-        body = await request.read()
-        seen.append((request.headers.copy(), orjson.loads(body)))
-        response = answer(len(seen) - 1, request)
-        return await response if asyncio.iscoroutine(response) else response
-
-    app = web.Application()
-    app.router.add_post("/v1", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    try:
-        yield Wire(f"http://127.0.0.1:{port}/v1"), seen
-    finally:
-        await runner.cleanup()
-
-
-@asynccontextmanager
-async def sending(**options):
-    """A transport that does not sleep between tries, and what it would have slept."""
-    waits = Waits()
-    options.setdefault("retry", RetryPolicy(initial_wait=0.002))
-    transport = Transport(sleep=waits, rng=Random(0), **options)
-    transport.waits = waits
-    try:
-        yield transport
-    finally:
-        await transport.aclose()
-        assert transport.admission.in_flight == 0
-        assert transport.account is None or transport.account.reserved == (0, 0, 0)
+def fast_call_later(delay, callback):
+    return asyncio.get_running_loop().call_later(delay / 100, callback)
 
 
 async def test_a_call():
@@ -257,11 +163,12 @@ async def test_a_date_to_wait_for():
         date, until = (formatdate(there + s, usegmt=True) for s in (0, 1))
         return web.Response(status=503, headers={"Date": date, "Retry-After": until})
 
-    started = time.monotonic()
-    async with serving(answer) as (wire, _), sending() as transport:
+    async with serving(answer) as (wire, _), sending(clock=fast) as transport:
+        transport.admission._call_later = fast_call_later
+        started = fast()
         await transport.call(wire, ONE)
         assert 1 <= transport.waits[0] <= 1.2
-        assert time.monotonic() - started >= 1  # the pause of all holds, though nobody slept
+        assert fast() - started >= 1  # the pause of all holds, though this call did not sleep
 
 
 async def test_a_wait_beyond_the_deadline_ends_the_call_and_those_that_wait():
@@ -278,8 +185,6 @@ async def test_a_wait_beyond_the_deadline_ends_the_call_and_those_that_wait():
 
 
 async def test_a_used_up_quota_makes_nobody_wait():
-    from testnuc.errors import QuotaExceededError
-
     def answer(n, request):
         return web.Response(status=429, headers={"Retry-After": "3600"})
 
@@ -288,11 +193,6 @@ async def test_a_used_up_quota_makes_nobody_wait():
         for _ in range(2):
             with pytest.raises(QuotaExceededError):
                 await transport.call(wire, ONE)
-
-
-def cut_off(request):
-    request.transport.abort()
-    return web.Response()
 
 
 async def cut_within(request):
@@ -345,11 +245,6 @@ async def test_a_restart_is_outlasted():
     await transport.aclose()
 
 
-async def stall(seconds=30):
-    await asyncio.sleep(seconds)
-    return said()
-
-
 async def stalled_body(request):
     response = web.StreamResponse(headers={"Content-Length": "1000"})
     await response.prepare(request)
@@ -377,7 +272,7 @@ async def test_the_deadline_bounds_all_tries_together():
     policy = RetryPolicy(timeout=0.06, deadline=0.1, initial_wait=0.001)
     async with serving(lambda n, r: stall()) as (wire, seen), sending(retry=policy) as transport:
         started = time.monotonic()
-        with pytest.raises(CallTimeoutError, match="127.0.0.1") as caught:
+        with pytest.raises(CallTimeoutError, match=r"127\.0\.0\.1") as caught:
             await transport.call(wire, ONE)
         assert time.monotonic() - started < 0.2
         assert caught.value.attempts == 2 == len(seen)
@@ -479,246 +374,3 @@ async def test_calls_in_flight_follow_a_new_encoding_without_a_second_step():
         await asyncio.gather(*[transport.call(wire, ONE) for _ in range(20)])
         assert wire.dialect == 2
         assert transport.meter.calls == 20
-
-
-# -- budget ----------------------------------------------------------------------------------------
-
-
-async def test_the_budget_is_used_up_and_not_exceeded():
-    async with (
-        serving(lambda n, r: said()) as (wire, seen),
-        sending(budget=Budget(tokens=120)) as transport,
-    ):
-        # each may need 30 and needs 12: eight fit, one after the other in the end
-        calls = [transport.call(wire, ONE) for _ in range(20)]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        done = [r for r in results if isinstance(r, Reply)]
-        assert len(done) == len(seen) == 8
-        assert sum(isinstance(r, BudgetExceededError) for r in results) == 12
-        assert transport.account.spent[1] == 96
-
-
-async def test_a_failure_that_was_not_billed_uses_its_reservation_again():
-    def answer(n, request):
-        return web.Response(status=500) if n < 3 else said()
-
-    async with serving(answer) as (wire, _), sending(budget=Budget(calls=1)) as transport:
-        await transport.call(wire, ONE)
-        assert transport.account.spent[2] == 1
-        with pytest.raises(BudgetExceededError, match="calls"):
-            await transport.call(wire, ONE)
-
-
-async def test_usd_needs_a_price():
-    with pytest.raises(ConfigurationError, match="price"):
-        Transport(budget=Budget(usd=1))
-
-
-# -- rates -----------------------------------------------------------------------------------------
-
-
-async def test_too_large_for_the_rate_is_said_before_sending():
-    async with (
-        serving(lambda n, r: said()) as (wire, seen),
-        sending(rate_limit=RateLimit(tokens_per_minute=100), budget=Budget(calls=1)) as transport,
-    ):
-        wire.size = (101, 5)
-        with pytest.raises(InvalidInputError, match="101"):
-            await transport.call(wire, ONE)
-        assert seen == []
-
-
-async def test_headers_hold_calls_back():
-    headers = {
-        "x-ratelimit-limit-requests": "1",
-        "x-ratelimit-remaining-requests": "0",
-        "x-ratelimit-reset-requests": "40ms",
-    }
-
-    def answer(n, request):
-        response = said()
-        response.headers.update(headers)
-        return response
-
-    async with serving(answer) as (wire, _), sending() as transport:
-        started = time.monotonic()
-        for _ in range(3):
-            await transport.call(wire, ONE)
-        assert time.monotonic() - started >= 0.08
-
-
-# -- the end of things -----------------------------------------------------------------------------
-
-
-async def test_cancelling_leaves_nothing_behind():
-    before = asyncio.all_tasks()
-    async with (
-        serving(lambda n, r: stall()) as (wire, seen),
-        sending(max_concurrency=2, budget=Budget(calls=3)) as transport,
-    ):
-        tasks = [asyncio.create_task(transport.call(wire, ONE)) for _ in range(6)]
-        while len(seen) < 2:
-            await asyncio.sleep(0.001)
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(r, asyncio.CancelledError) for r in results)
-        assert transport.admission.in_flight == transport.admission.waiting == 0
-        assert transport.account.reserved == (0, 0, 0)
-        assert transport.account.spent[2] == 2  # those on their way may be billed
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert {t for t in asyncio.all_tasks() - before if "test_transport" in repr(t)} == set()
-
-
-async def test_cancelling_between_tries():
-    async def forever(seconds):
-        await asyncio.sleep(30)
-
-    async with serving(lambda n, r: web.Response(status=500)) as (wire, seen):
-        transport = Transport(sleep=forever, budget=Budget(calls=1))
-        task = asyncio.create_task(transport.call(wire, ONE))
-        while not seen or transport.admission.in_flight:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert transport.account.reserved == transport.account.spent == (0, 0, 0)
-        await transport.aclose()
-
-
-async def test_a_timeout_of_the_callers_own_is_not_taken_for_ours():
-    async with serving(lambda n, r: stall()) as (wire, _), sending() as transport:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.02):
-                await transport.call(wire, ONE)
-
-
-async def test_closing_is_final_and_silent(recwarn):
-    async with serving(lambda n, r: said()) as (wire, _):
-        transport = Transport()
-        await transport.call(wire, ONE)
-        await transport.aclose()
-        await transport.aclose()
-        with pytest.raises(ConfigurationError, match="closed"):
-            await transport.call(wire, ONE)
-        del transport
-        gc.collect()
-    assert [w for w in recwarn if w.category is ResourceWarning] == []
-
-
-def everything_said(error):
-    chain = []
-    while error is not None:
-        chain += [
-            repr(error),
-            str(error),
-            repr(error.args),
-            "".join(traceback.format_exception(error)),
-        ]
-        error = error.__cause__
-    return "\n".join(chain)
-
-
-@pytest.mark.parametrize(
-    "how",
-    ["refused", "reset", "timeout", "garbage", "status", "url"],
-)
-async def test_the_key_is_never_shown(how):
-    async def garbage(reader, writer):
-        await reader.read(10)
-        writer.write(b"\x00\x01 this is no HTTP\r\n\r\n")
-        writer.close()
-
-    def answer(n, request):
-        if how == "reset":
-            return cut_off(request)
-        return stall() if how == "timeout" else web.Response(status=500)
-
-    policy = RetryPolicy(attempts=2, timeout=0.05, initial_wait=0.001)
-    raw = await asyncio.start_server(garbage, "127.0.0.1", 0)
-    async with raw, serving(answer) as (wire, _), sending(retry=policy) as transport:
-        if how == "garbage":
-            wire.url = f"http://127.0.0.1:{raw.sockets[0].getsockname()[1]}/"
-        elif how == "refused":
-            wire.url = "http://127.0.0.1:9/"
-        elif how == "url":
-            wire.url = f"http://user:{SECRET}@127.0.0.1:9/"
-        with pytest.raises(
-            (ConnectionFailedError, CallTimeoutError, ServerError, ConfigurationError)
-        ) as caught:
-            await transport.call(wire, ONE)
-        assert SECRET not in everything_said(caught.value)
-        assert SECRET not in repr(transport)
-        assert SECRET not in repr(vars(transport))
-
-
-async def test_two_providers_keep_their_headers_apart():
-    async with serving(lambda n, r: said()) as (wire, seen), sending() as transport:
-        other = Wire(wire.url)
-        other.headers = {"x-api-key": "another"}
-        await transport.call(wire, ONE)
-        await transport.call(other, ONE)
-        assert "x-api-key" not in seen[0][0]
-        assert "Authorization" not in seen[1][0]
-
-
-async def test_one_loop_each():
-    async with serving(lambda n, r: said()) as (wire, _), sending() as transport:
-        await transport.call(wire, ONE)
-
-        def elsewhere():
-            return asyncio.run(transport.call(wire, ONE))
-
-        with pytest.raises(ConfigurationError, match="loop"):
-            await asyncio.to_thread(elsewhere)
-
-
-# -- providers without HTTP ------------------------------------------------------------------------
-
-
-class Rule:
-    name = "rule"
-    model = "rule"
-    identity = "1"
-
-    def __init__(self, *outcomes):
-        self.outcomes = list(outcomes)
-        self.asked = 0
-
-    async def answer(self, request):
-        self.asked += 1
-        await asyncio.sleep(0)
-        outcome = self.outcomes.pop(0) if self.outcomes else Reply((Answer("a"),))
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-
-async def test_other_providers_are_retried_and_counted():
-    rule = Rule(ServerError("busy"), RateLimitedError("slow", retry_after=0.01))
-    async with sending(budget=Budget(calls=1)) as transport:
-        assert (await transport.answer(rule, ONE)).answers == (Answer("a"),)
-        usage = transport.meter.usage()
-        assert (usage.calls, usage.retries, usage.input_tokens) == (1, 2, None)
-        with pytest.raises(BudgetExceededError):
-            await transport.answer(rule, ONE)
-        assert rule.asked == 3
-
-
-async def test_what_other_providers_raise_is_passed_on():
-    async with sending(budget=Budget(calls=9)) as transport:
-        with pytest.raises(KeyError):
-            await transport.answer(Rule(KeyError("a bug")), ONE)
-        assert transport.account.spent[2] == 1
-
-
-async def test_other_providers_meet_the_timeout():
-    class Slow(Rule):
-        async def answer(self, request):
-            await asyncio.sleep(30)
-
-    policy = RetryPolicy(timeout=0.02, deadline=0.03, initial_wait=0.001)
-    async with sending(retry=policy) as transport:
-        with pytest.raises(CallTimeoutError, match="rule"):
-            await transport.answer(Slow(), ONE)
