@@ -26,8 +26,10 @@ __all__ = ["VoteResult", "vote", "vote_pool"]
 #: Votes below which a second thread costs more than it brings.
 _SERIAL = 100_000
 _MAX_THREADS = 8
-#: The pool is packed first where there are more votes than this part of it.
-_PACK = 2
+#: From so many votes on the pool is packed first, which compiles one kernel more.
+_MANY = 50_000
+#: But not a pool larger than so many times the votes.
+_POOL = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,7 +148,7 @@ def _vote(
     numbers = out.view(np.float32)
     ids, similarities, labels, confidences = ballots.neighbors
     run: Callable[[int, int], int]
-    if not ballots.gathered and labels.size <= _PACK * ids.size:
+    if not ballots.gathered and ids.size >= max(_MANY, labels.size // _POOL):
         records = np.empty(2 * (labels.size + 1), np.int32)
         weights = records.view(np.float32)
         bad = kernels.pack()(
@@ -155,7 +157,7 @@ def _vote(
         if bad >= 0:
             raise ballots.refuse_pool(bad)
         packed = (ids, similarities, records, weights)
-        kernel = kernels.vote_packed(ballots.variant)
+        kernel = kernels.packed(k)(ballots.variant)
 
         def run(start: int, stop: int) -> int:
             found: int = kernel(
