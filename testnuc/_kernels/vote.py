@@ -549,19 +549,18 @@ def curve(
             _open_gates(lab, conf, n, policy, wt)
             _weigh(near, _NONE, lab, wt, x, _NONE, n, policy)
             # a sum carries in its low bits the rank of the label's first supporter, so that
-            # comparing sums settles ties; only the label that grows can become the winner
-            best, winner = np.int64(0), own_label
+            # comparing sums settles ties; only the label that grows can become the winner; and
+            # who does not vote has a rank too, but none that exceeds the one of the text itself
+            best, winner = (own_weight << shift) + np.int64(k + _ONE), own_label
             if own_weight > 0:
-                best = (own_weight << shift) + np.int64(k + _ONE)
                 acc[np.uintp(own_label + 1)] = best
             done = _NONE
             for i in range(ks.size):
                 for j in range(done, np.uintp(ks[i])):
                     # without a branch: under a filter it is hard to guess who votes
                     at = np.uintp(lab[j] + 1)
-                    rank = np.int64(k - np.uintp(j)) if lab[j] >= 0 else np.int64(0)
                     v = acc[at]
-                    v = (v if v > 0 else rank) + (x[j] << shift)
+                    v = (v if v > 0 else np.int64(k - np.uintp(j))) + (x[j] << shift)
                     acc[at] = v
                     winner = lab[j] if v > best else winner
                     best = max(best, v)
