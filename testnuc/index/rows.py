@@ -93,7 +93,7 @@ class FileRows:
             self._reserve(have, max(size, have + have // 8, _LEAST_BYTES))
         # through the file, not through the map: a full disk is an error there, here it is the end
         self._file.seek(start * self._width)
-        left = memoryview(np.ascontiguousarray(rows, dtype=self._dtype)).cast("B")
+        left = np.ascontiguousarray(rows, dtype=self._dtype).data.cast("B")
         while left:
             left = left[self._file.write(left) or 0 :]
         if start + len(rows) > len(self.array):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from testnuc.errors import InvalidInputError
 from testnuc.stores.sqlite import rows as sql
 from testnuc.stores.sqlite.database import Database
+from testnuc.stores.sqlite.pool import SqlitePool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,10 +87,10 @@ class SqliteStore:
         """Finish what was begun and let go of the file."""
         await self._database.close()
 
-    def pool(self, embedder: str) -> Index | None:
+    def pool(self, embedder: str) -> Index:
         """Return the pool of an embedder, which lives in this store."""
-        del embedder
-        return None
+        digest = blake2b(embedder.encode(), digest_size=8).hexdigest()
+        return SqlitePool(self._database, embedder, Path(f"{self.path}.index") / digest)
 
     async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
         """Note what a scope is."""
