@@ -167,7 +167,9 @@ class TestNUC:
             raise InvalidInputError(f"instructions is {instructions!r}; give a string or None")
         self._store = stores.resolve(store)
         self._embedder = embedders.resolve(embedder)
-        self._pool: Index = self._store.pool(embedder_name(self._embedder)) or Pool()
+        stored = self._store.pool(embedder_name(self._embedder))
+        # an empty pool is false, too
+        self._pool: Index = Pool() if stored is None else stored
         self._embedding = Embedding(self._embedder, self._store, self._pool)
         provider = self._provider(model, base_url, api_key)
         price = Price.of(provider.name, provider.model, getattr(provider, "url", None))

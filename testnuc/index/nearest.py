@@ -16,6 +16,7 @@ from testnuc.index.files import (
     copy_rows,
     map_rows,
     new_token,
+    require_whole,
 )
 from testnuc.index.graph import Graph
 from testnuc.index.rows import FileRows, MemoryRows
@@ -204,13 +205,16 @@ class NearestVectors:
         index = cls(saved.dim, exact_below=exact_below, threads=threads)
         try:
             index._vectors, index._ranks = map_rows(folder, saved)
+        except OSError as exc:
+            raise DamagedIndexError(str(exc)) from exc
+        try:
             if saved.graph is not None:
-                path = folder / saved.graph
                 # a graph that is damaged inside could end the process
-                if checksum_of_file(path) != saved.graph_crc:
-                    raise DamagedIndexError(f"{path} is not what was saved")
+                require_whole(folder / saved.graph, saved.graph_crc)
+                path = folder / saved.graph
                 index._graph = Graph.map(path, saved.dim, saved.graph_rows, threads)
-        except (OSError, RuntimeError, ValueError) as exc:
+        except (DamagedIndexError, OSError, RuntimeError, ValueError) as exc:
+            index.close()
             raise DamagedIndexError(str(exc)) from exc
         index._alive.write(0, np.ones(saved.rows, dtype=np.bool_))
         index._size = saved.rows
@@ -277,16 +281,23 @@ class NearestVectors:
         ):
             return vectors, ranks
         moved = copy_rows(folder, before, vectors, ranks, self._size)
+        self.close()
         with self._lock:
             self._vectors, self._ranks = moved
         return moved
 
     def _leave_files(self) -> None:
-        for name in ("_vectors", "_ranks"):
-            old = getattr(self, name)
-            new = MemoryRows(old.array.dtype, old.array.shape[1:])
-            new.write(0, old.array[: self._size])
-            setattr(self, name, new)
+        vectors, ranks = MemoryRows(np.float16, (self.dim,)), MemoryRows(np.uint64, ())
+        vectors.write(0, self._vectors.array[: self._size])
+        ranks.write(0, self._ranks.array[: self._size])
+        self.close()
+        self._vectors, self._ranks = vectors, ranks
+
+    def close(self) -> None:
+        """Let go of files; searches that run go on."""
+        for rows in (self._vectors, self._ranks):
+            if isinstance(rows, FileRows):
+                rows.close()
 
     def _append(self, vectors: NDArray[np.float16], ranks: NDArray[np.uint64]) -> None:
         start, size = self._size, self._size + len(vectors)
