@@ -19,7 +19,7 @@ CONCURRENCY = 32
 #: 5,000 texts, a few of them twice: few enough for exact search, so that labels are comparable.
 TEXTS = messages(4_900) + messages(100)
 #: Kills while answers come in, and while texts are embedded and added.
-KILLS_ASKING, KILLS_ADDING = 9, 3
+KILLS_ASKING, KILLS_ADDING = 9, 2
 
 _RUN = """
 import asyncio, sys
