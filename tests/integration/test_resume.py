@@ -91,11 +91,13 @@ def check(path):
 
 async def test_resumes_after_being_killed_at_random_moments(tmp_path):
     path = tmp_path / "store.db"
-    chance = random.Random(5)  # noqa: S311
+    chance = random.Random(5)
     killer = Killer()
-    async with LoopbackLLM(confident) as llm:
-        async with client(llm.base_url, None, HashEmbedder()) as nuc:
-            undisturbed = await nuc.classify_many(TEXTS)
+    async with (
+        LoopbackLLM(confident) as llm,
+        client(llm.base_url, None, HashEmbedder()) as nuc,
+    ):
+        undisturbed = await nuc.classify_many(TEXTS)
 
     async with LoopbackLLM(killer, latency=(0.0, 0.01)) as llm:
         kills = 0
