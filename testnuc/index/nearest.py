@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.errors import EmbeddingError, InvalidInputError
+from testnuc.index.fair import FairLock
 from testnuc.index.files import (
     DamagedIndexError,
     SavedIndex,
@@ -18,7 +19,6 @@ from testnuc.index.files import (
     new_token,
     require_whole,
 )
-from testnuc.index.fair import FairLock
 from testnuc.index.graph import Graph
 from testnuc.index.rows import FileRows, MemoryRows
 

@@ -69,7 +69,7 @@ class Killer:
         return confident(text)
 
 
-async def start(base_url, path, count=len(TEXTS)):
+async def start(base_url, path, count=5_000):
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
