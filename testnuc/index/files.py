@@ -27,6 +27,7 @@ __all__ = [
     "copy_rows",
     "map_rows",
     "new_token",
+    "require_whole",
 ]
 
 _FORM = 1
@@ -103,6 +104,12 @@ def checksum_of_file(path: Path) -> int:
     return found
 
 
+def require_whole(path: Path, crc: int) -> None:
+    """Raise `DamagedIndexError` where a file is not what was saved."""
+    if checksum_of_file(path) != crc:
+        raise DamagedIndexError(f"{path} is not what was saved")
+
+
 def map_rows(folder: Path, saved: SavedIndex) -> tuple[FileRows, FileRows]:
     """Return the vectors and the ranks that were saved.
 
@@ -113,12 +120,23 @@ def map_rows(folder: Path, saved: SavedIndex) -> tuple[FileRows, FileRows]:
     OSError
         They are not there.
     """
-    vectors = FileRows(folder / saved.vectors, np.float16, (saved.dim,))
-    ranks = FileRows(folder / saved.ranks, np.uint64, ())
-    for rows, crc in ((vectors, saved.vectors_crc), (ranks, saved.ranks_crc)):
-        if len(rows.array) < saved.rows or checksum_of_rows(rows.array[: saved.rows]) != crc:
-            raise DamagedIndexError(f"{rows.path} is not what was saved")
+    vectors = _checked(folder / saved.vectors, np.float16, (saved.dim,), saved, saved.vectors_crc)
+    try:
+        ranks = _checked(folder / saved.ranks, np.uint64, (), saved, saved.ranks_crc)
+    except BaseException:
+        vectors.close()
+        raise
     return vectors, ranks
+
+
+def _checked(
+    path: Path, dtype: Any, shape: tuple[int, ...], saved: SavedIndex, crc: int
+) -> FileRows:
+    rows = FileRows(path, dtype, shape)
+    if len(rows.array) < saved.rows or checksum_of_rows(rows.array[: saved.rows]) != crc:
+        rows.close()
+        raise DamagedIndexError(f"{path} is not what was saved")
+    return rows
 
 
 def copy_rows(
@@ -132,12 +150,15 @@ def copy_rows(
         if before is not None
         else (f"vectors.{token}", f"ranks.{token}")
     )
-    copies = []
-    for rows, name in zip((vectors, ranks), names, strict=True):
-        copy = FileRows(
-            folder / name, rows.array.dtype, rows.array.shape[1:], create=before is None
-        )
-        for at in range(start, size, _COPIED):
-            copy.write(at, rows.array[at : min(at + _COPIED, size)])
-        copies.append(copy)
+    copies: list[FileRows] = []
+    try:
+        for rows, name in zip((vectors, ranks), names, strict=True):
+            dtype, shape = rows.array.dtype, rows.array.shape[1:]
+            copies.append(FileRows(folder / name, dtype, shape, create=before is None))
+            for at in range(start, size, _COPIED):
+                copies[-1].write(at, rows.array[at : min(at + _COPIED, size)])
+    except BaseException:
+        for copy in copies:
+            copy.close()
+        raise
     return copies[0], copies[1]

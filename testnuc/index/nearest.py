@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from testnuc.errors import EmbeddingError, InvalidInputError
+from testnuc.index.fair import FairLock
 from testnuc.index.files import (
     DamagedIndexError,
     SavedIndex,
@@ -16,6 +17,7 @@ from testnuc.index.files import (
     copy_rows,
     map_rows,
     new_token,
+    require_whole,
 )
 from testnuc.index.graph import Graph
 from testnuc.index.rows import FileRows, MemoryRows
@@ -33,8 +35,8 @@ __all__ = ["EXACT_BELOW", "NearestVectors"]
 #: Below this many vectors a matrix product is as fast as the graph, and exact.
 EXACT_BELOW = 5_000
 
-#: Vectors inserted into the graph at a time: it cannot be searched meanwhile.
-_ADD_CHUNK = 512
+#: Vectors that each thread inserts into the graph at a time: it cannot be searched meanwhile.
+_ADD_CHUNK = 16
 #: Queries scored at a time by the exact search, to bound the score matrix.
 _QUERY_CHUNK = 256
 #: How far below the k-th best score a candidate still is re-scored: more than float32's error.
@@ -71,7 +73,8 @@ class NearestVectors:
         self.dim = dim
         self._exact_below = exact_below
         self._threads = threads
-        self._lock = threading.Lock()
+        self._chunk = _ADD_CHUNK * (threads or os.cpu_count() or 1)
+        self._lock = FairLock()
         self._size = 0
         self._vectors: Rows = MemoryRows(np.float16, (dim,))
         self._ranks: Rows = MemoryRows(np.uint64, ())
@@ -115,8 +118,8 @@ class NearestVectors:
             raise EmbeddingError(
                 f"vector {int(bad.argmax())} has NaN or infinity; the embedder is at fault"
             )
-        for start in range(0, len(vectors), _ADD_CHUNK):
-            chunk = slice(start, start + _ADD_CHUNK)
+        for start in range(0, len(vectors), self._chunk):
+            chunk = slice(start, start + self._chunk)
             with self._lock:
                 self._append(vectors[chunk], ranks[chunk])
             self._extend_graph()
@@ -204,13 +207,16 @@ class NearestVectors:
         index = cls(saved.dim, exact_below=exact_below, threads=threads)
         try:
             index._vectors, index._ranks = map_rows(folder, saved)
+        except OSError as exc:
+            raise DamagedIndexError(str(exc)) from exc
+        try:
             if saved.graph is not None:
-                path = folder / saved.graph
                 # a graph that is damaged inside could end the process
-                if checksum_of_file(path) != saved.graph_crc:
-                    raise DamagedIndexError(f"{path} is not what was saved")
+                require_whole(folder / saved.graph, saved.graph_crc)
+                path = folder / saved.graph
                 index._graph = Graph.map(path, saved.dim, saved.graph_rows, threads)
-        except (OSError, RuntimeError, ValueError) as exc:
+        except (DamagedIndexError, OSError, RuntimeError, ValueError) as exc:
+            index.close()
             raise DamagedIndexError(str(exc)) from exc
         index._alive.write(0, np.ones(saved.rows, dtype=np.bool_))
         index._size = saved.rows
@@ -277,16 +283,23 @@ class NearestVectors:
         ):
             return vectors, ranks
         moved = copy_rows(folder, before, vectors, ranks, self._size)
+        self.close()
         with self._lock:
             self._vectors, self._ranks = moved
         return moved
 
     def _leave_files(self) -> None:
-        for name in ("_vectors", "_ranks"):
-            old = getattr(self, name)
-            new = MemoryRows(old.array.dtype, old.array.shape[1:])
-            new.write(0, old.array[: self._size])
-            setattr(self, name, new)
+        vectors, ranks = MemoryRows(np.float16, (self.dim,)), MemoryRows(np.uint64, ())
+        vectors.write(0, self._vectors.array[: self._size])
+        ranks.write(0, self._ranks.array[: self._size])
+        self.close()
+        self._vectors, self._ranks = vectors, ranks
+
+    def close(self) -> None:
+        """Let go of files; searches that run go on."""
+        for rows in (self._vectors, self._ranks):
+            if isinstance(rows, FileRows):
+                rows.close()
 
     def _append(self, vectors: NDArray[np.float16], ranks: NDArray[np.uint64]) -> None:
         start, size = self._size, self._size + len(vectors)
@@ -317,7 +330,7 @@ class NearestVectors:
                 self._graph = loaded
         graph = self._graph
         while graph.rows < self._size:
-            end = min(graph.rows + _ADD_CHUNK, self._size)
+            end = min(graph.rows + self._chunk, self._size)
             with self._lock:
                 rows = np.flatnonzero(self._alive.array[graph.rows : end]) + graph.rows
                 graph.insert(rows, self._vectors.array[rows], end)

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Protocol
 from testnuc.errors import InvalidInputError, RateLimitedError
 from testnuc.limits.concurrency import Concurrency
 from testnuc.limits.gates import gates
+from testnuc.limits.permits import Permit, Waiter
 from testnuc.limits.policies import RateLimit, RetryPolicy
-from testnuc.limits.rates import Entry, Forecast, SlidingWindow
+from testnuc.limits.rates import Forecast, SlidingWindow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["TICK", "Admission", "Permit"]
+__all__ = ["TICK", "Admission"]
 
 #: Shortest time in seconds between two looks at the queue; shorter timers spin a whole core.
 TICK = 0.005
@@ -32,36 +33,6 @@ _FOREVER = float("inf")
 
 class _Timer(Protocol):
     def cancel(self) -> object: ...
-
-
-class Permit:
-    """Leave to send one request; to be given back exactly once."""
-
-    __slots__ = ("_request", "_tokens", "input_tokens", "output_tokens", "sent_at", "tokens")
-
-    def __init__(
-        self,
-        sent_at: float,
-        tokens: int,
-        input_tokens: int,
-        output_tokens: int,
-        entries: tuple[Entry | None, Entry | None],
-    ) -> None:
-        #: Moment of the clock.
-        self.sent_at = sent_at
-        #: Charged to the token rate.
-        self.tokens = tokens
-        self.input_tokens = input_tokens
-        self.output_tokens = output_tokens
-        self._request, self._tokens = entries
-
-
-class _Waiter:
-    __slots__ = ("future", "input_tokens", "output_tokens")
-
-    def __init__(self, future: asyncio.Future[Permit], size: tuple[int, int]) -> None:
-        self.future = future
-        self.input_tokens, self.output_tokens = size
 
 
 class Admission:
@@ -126,8 +97,8 @@ class Admission:
         self._clock = clock
         self._wall = wall
         self._call_later = call_later
-        self._again: deque[_Waiter] = deque()
-        self._queue: deque[_Waiter] = deque()
+        self._again: deque[Waiter] = deque()
+        self._queue: deque[Waiter] = deque()
         self._timer: _Timer | None = None
         self._timer_at = _FOREVER
         #: Calls in flight, and their tokens by the estimates.
@@ -166,10 +137,10 @@ class Admission:
         if self._queue or self._again:
             return None
         now = self._clock()
-        tokens = self._expected(input_tokens, max_output_tokens)
-        if self._delay(now, tokens, input_tokens, max_output_tokens) > 0:
+        size = self._expected(input_tokens, max_output_tokens)
+        if self._delay(now, size) > 0:
             return None
-        return self._admit(now, tokens, input_tokens, max_output_tokens)
+        return self._admit(now, input_tokens, size)
 
     async def acquire(
         self, input_tokens: int = 0, max_output_tokens: int = 0, *, again: bool = False
@@ -198,7 +169,7 @@ class Admission:
         self._expected(input_tokens, max_output_tokens)
         self._refuse_long_pause()
         future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(future, (input_tokens, max_output_tokens))
+        waiter = Waiter(future, input_tokens, max_output_tokens)
         (self._again if again else self._queue).append(waiter)
         self._drain()
         try:
@@ -229,14 +200,14 @@ class Admission:
         self._land(permit)
         self._concurrency.answered(permit.sent_at, now)
         if input_tokens is not None and output_tokens is not None:
-            self._forecast.learn(permit.input_tokens, input_tokens, output_tokens)
-            if self._tokens is not None and permit._tokens is not None:  # noqa: SLF001
-                difference = input_tokens + output_tokens - permit.tokens
-                self._tokens.settle(permit._tokens, difference, now)  # noqa: SLF001
+            self._forecast.learn(permit.estimate, input_tokens, output_tokens)
+            if self._tokens is not None and permit.charged is not None:
+                difference = input_tokens + output_tokens - permit.charge
+                self._tokens.settle(permit.charged, difference, now)
         self._wake()
 
-    def refused(self, permit: Permit, wait: float | None = None) -> None:
-        """Give a permit back after the server was too busy (429, 503, 529, no connection).
+    def refused(self, permit: Permit, wait: float | None = None, *, load: bool = True) -> None:
+        """Give a permit back after the server refused the request (429, 503, 529, no connection).
 
         Parameters
         ----------
@@ -244,10 +215,12 @@ class Admission:
             From `acquire`.
         wait : float or None
             Seconds the server asked to wait.
+        load : bool
+            Whether it was for too much work; False: there was no connection.
         """
         now = self._clock()
         self._land(permit)
-        self._concurrency.refused(permit.sent_at, now, wait)
+        self._concurrency.refused(permit.sent_at, now, wait, load=load)
         self._wake()
 
     def failed(self, permit: Permit) -> None:
@@ -272,10 +245,10 @@ class Admission:
         """
         now = self._clock()
         self._land(permit)
-        if self._requests is not None and permit._request is not None:  # noqa: SLF001
-            self._requests.settle(permit._request, -1, now)  # noqa: SLF001
-        if self._tokens is not None and permit._tokens is not None:  # noqa: SLF001
-            self._tokens.settle(permit._tokens, -permit.tokens, now)  # noqa: SLF001
+        if self._requests is not None and permit.request is not None:
+            self._requests.settle(permit.request, -1, now)
+        if self._tokens is not None and permit.charged is not None:
+            self._tokens.settle(permit.charged, -permit.charge, now)
         self._wake()
 
     def observe(self, permit: Permit, headers: Mapping[str, str]) -> None:
@@ -291,11 +264,13 @@ class Admission:
             Of the answer, whatever its status.
         """
         closed = 0
+        flying = self._flying
+        size = (1, *permit.size)
         for gate in self._gates:
-            flying, amount = self._amounts(gate.kind, permit)
+            amount = _amount(gate.kind, size)
             closed += gate.observe(
                 headers,
-                flying=flying - amount,
+                flying=_amount(gate.kind, flying) - amount,
                 plenty=self._max_concurrency * amount,
                 longest=self._longest_hold,
                 now=self._clock(),
@@ -303,82 +278,82 @@ class Admission:
             )
         self._closed_gates = closed
 
-    def _amounts(self, kind: str, permit: Permit | _Waiter) -> tuple[float, float]:
-        """Return the amount in flight and that of one request, in the unit of a gate."""
-        if kind == "requests":
-            return self.in_flight, 1
-        if kind == "input-tokens":
-            return self._input_in_flight, permit.input_tokens
-        if kind == "output-tokens":
-            return self._output_in_flight, permit.output_tokens
-        return (
-            self._input_in_flight + self._output_in_flight,
-            permit.input_tokens + permit.output_tokens,
-        )
-
-    def _expected(self, input_tokens: int, max_output_tokens: int) -> int:
-        if self._tokens is None:
-            return 0
-        limit = self._tokens.limit
-        if input_tokens > limit:
+    def _expected(self, input_tokens: int, max_output_tokens: int) -> tuple[int, int]:
+        """Input and output tokens to charge a call with."""
+        if self._tokens is not None and input_tokens > self._tokens.limit:
             raise InvalidInputError(
                 f"one request needs about {input_tokens} input tokens, but the rate limit is "
-                f"{limit} tokens per minute; shorten the text, pack fewer texts in one call, or "
-                f"raise tokens_per_minute"
+                f"{self._tokens.limit} tokens per minute; shorten the text, pack fewer texts in "
+                f"one call, or raise tokens_per_minute"
             )
-        # the most output tokens are a bound, not a need: with an empty minute anything may go
-        return min(limit, self._forecast.tokens(input_tokens, max_output_tokens))
+        return self._forecast.expect(input_tokens, max_output_tokens)
 
-    def _delay(self, now: float, tokens: int, input_tokens: int, output_tokens: int) -> float:
+    def _delay(self, now: float, size: tuple[int, int]) -> float:
         """Seconds until a call fits; infinite: not before another one ends."""
         concurrency = self._concurrency
         if concurrency.paused_until > now:
             return concurrency.paused_until - now
         if self.in_flight >= concurrency.cap:
-            return _FOREVER
-        delay = 0.0
-        if self._closed_gates:
-            delay = self._gate_delay(now, input_tokens, output_tokens)
+            wait = concurrency.widen(now, self.in_flight)
+            if wait > 0:
+                return wait
+        delay = self._gate_delay(now, size) if self._closed_gates else 0.0
         if self._requests is not None:
             delay = max(delay, self._requests.delay(1, now))
         if self._tokens is not None:
-            delay = max(delay, self._tokens.delay(tokens, now))
+            delay = max(delay, self._tokens.delay(self._charge(self._tokens, size), now))
         return delay
 
-    def _gate_delay(self, now: float, input_tokens: int, output_tokens: int) -> float:
+    @staticmethod
+    def _charge(window: SlidingWindow, size: tuple[int, int]) -> int:
+        # the most output tokens are a bound, not a need: with an empty minute anything may go
+        return min(window.limit, max(1, size[0] + size[1]))
+
+    def _gate_delay(self, now: float, size: tuple[int, int]) -> float:
         delay = 0.0
         for gate in self._gates:
             if not gate.closed:
                 continue
             if now >= gate.until:
-                gate.closed = False
-                self._closed_gates -= 1
-                continue
-            if gate.left < _amount(gate.kind, input_tokens, output_tokens):
+                flying = _amount(gate.kind, self._flying)
+                if not gate.reopen(flying, now + self._longest_hold):
+                    self._closed_gates -= 1
+                    continue
+            alone = self.in_flight == 0 and gate.left > 0
+            if gate.left < _amount(gate.kind, (1, *size)) and not alone:
                 delay = max(delay, gate.until - now)
         return delay
 
-    def _admit(self, now: float, tokens: int, input_tokens: int, output_tokens: int) -> Permit:
+    def _admit(self, now: float, input_tokens: int, size: tuple[int, int]) -> Permit:
+        self._concurrency.sent()
         self.in_flight += 1
-        self._input_in_flight += input_tokens
-        self._output_in_flight += output_tokens
+        self._input_in_flight += size[0]
+        self._output_in_flight += size[1]
         if self._closed_gates:
             for gate in self._gates:
-                gate.left -= _amount(gate.kind, input_tokens, output_tokens)
-        request = None if self._requests is None else self._requests.take(1, now)
-        charged = None if self._tokens is None else self._tokens.take(tokens, now)
-        return Permit(now, tokens, input_tokens, output_tokens, (request, charged))
+                gate.left -= _amount(gate.kind, (1, *size))
+        permit = Permit(now, input_tokens, size)
+        if self._requests is not None:
+            permit.request = self._requests.take(1, now)
+        if self._tokens is not None:
+            permit.charge = self._charge(self._tokens, size)
+            permit.charged = self._tokens.take(permit.charge, now)
+        return permit
+
+    @property
+    def _flying(self) -> tuple[int, int, int]:
+        return self.in_flight, self._input_in_flight, self._output_in_flight
 
     def _land(self, permit: Permit) -> None:
         self.in_flight -= 1
-        self._input_in_flight -= permit.input_tokens
-        self._output_in_flight -= permit.output_tokens
+        self._input_in_flight -= permit.size[0]
+        self._output_in_flight -= permit.size[1]
 
     def _wake(self) -> None:
         if self._queue or self._again:
             self._drain()
 
-    def _head(self) -> tuple[deque[_Waiter], _Waiter] | None:
+    def _head(self) -> tuple[deque[Waiter], Waiter] | None:
         for queue in (self._again, self._queue):
             while queue:
                 if not queue[0].future.done():
@@ -394,14 +369,13 @@ class Admission:
             return
         while (head := self._head()) is not None:
             queue, waiter = head
-            size = waiter.input_tokens, waiter.output_tokens
-            tokens = self._expected(*size)
-            delay = self._delay(now, tokens, *size)
+            size = self._expected(waiter.input_tokens, waiter.max_output_tokens)
+            delay = self._delay(now, size)
             if delay > 0:
                 self._arm(now, delay)
                 return
             queue.popleft()
-            waiter.future.set_result(self._admit(now, tokens, *size))
+            waiter.future.set_result(self._admit(now, waiter.input_tokens, size))
 
     def _arm(self, now: float, delay: float) -> None:
         if delay == _FOREVER:
@@ -435,14 +409,15 @@ class Admission:
             waiter.future.set_exception(_too_long(left, self._longest_pause))
 
 
-def _amount(kind: str, input_tokens: int, output_tokens: int) -> int:
+def _amount(kind: str, amounts: tuple[int, int, int]) -> int:
+    """Pick requests, input tokens, output tokens or all tokens, as a gate counts them."""
     if kind == "requests":
-        return 1
+        return amounts[0]
     if kind == "input-tokens":
-        return input_tokens
+        return amounts[1]
     if kind == "output-tokens":
-        return output_tokens
-    return input_tokens + output_tokens
+        return amounts[2]
+    return amounts[1] + amounts[2]
 
 
 def _too_long(left: float, deadline: float) -> RateLimitedError:

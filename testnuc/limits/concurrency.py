@@ -1,14 +1,16 @@
-"""How many calls may be in flight, and the pause after a server refused one.
+"""How many calls may be in flight, and the pause after a server refused them.
 
-The bound starts at the user's maximum and only comes down when the server is overloaded: in every
+The bound starts at the user's maximum and only comes down when the server is overloaded: with every
 round trip by half the share of refused calls (all refused: halved; one in ten: by 5 %), so that
-single failures cost little and a storm ends in a few round trips. It comes back by a fixed step in
-every round trip without a refusal.
+single failures cost little and a storm ends in a few round trips. It comes back by a fixed step a
+round trip. Latency far above its baseline takes it down as well, gently and not below a quarter.
 
-A refusal pauses everybody, not only the call that got it. After the pause one call goes first and
-every answer lets two more follow, so that the waiting calls do not all arrive together. The pause
-ends early when a call that was sent after the refused one is answered: then the server was not
-refusing everybody.
+A server that says how long to wait pauses everybody, not only the call it said it to. One that does
+not say pauses everybody too, once a good part of the latest calls was refused; each such pause is
+twice as long as the one before. After a pause the waiting calls do not all go together: where most
+were refused one goes first, where few were refused that many fewer. Four times as many follow
+whenever a refusal would have come back by now, and four for every answer. A pause ends early when a
+call that was sent after the refused one is answered: then the server does not refuse everybody.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ _NEVER = float("-inf")
 _NO_RAMP = float("inf")
 #: A round trip is taken to last at least this many seconds, so that windows stay few.
 _SHORTEST_WINDOW = 0.02
+#: The bound grows by this part of the maximum in a round trip, and by at least one call.
+_STEP = 1 / 32
 #: The mean latency of a window must rise this far above the baseline to count as overload..
 _SLOW = 3.0
 #: ..in a window of at least so many calls, and then the bound shrinks by this factor,
@@ -33,9 +37,19 @@ _EASE = 0.95
 _FLOOR = 0.25
 #: How fast the baseline follows a mean below it, and one above it.
 _DOWN, _UP = 0.25, 0.01
+#: The share of refused calls is a mean over at least so many of them, and over half of those that
+#: may be in flight, whose refusals can come all at once; from _MANY on all pause.
+_FEWEST = 10
+_MANY = 0.3
+#: The first pause that we choose ourselves, as part of the initial wait of a single call.
+_SHORT = 0.25
+#: The way back widens by this factor whenever so many times a refusal's latency, and at least so
+#: many seconds, have passed without one. A refusal comes sooner than an answer does.
+_WIDEN = 4.0
+_PATIENCE, _LEAST_PATIENCE = 4.0, 0.05
 #: Seconds, and part of the wait, that a pause is spread over.
 _SPREAD, _SPREAD_PART = 0.02, 0.1
-#: Exponents beyond this overflow nothing, but say nothing new either.
+#: More doublings would overflow.
 _MOST_DOUBLINGS = 30
 
 
@@ -47,8 +61,7 @@ class Concurrency:
     most : int
         The user's maximum.
     initial_wait, max_wait : float
-        Seconds of the first pause where the server named none, and of the longest; each pause
-        without an answer in between is twice as long as the one before.
+        Seconds a refused call waits at first and at most, to which our own pauses are aligned.
     rng : random.Random
         Source of jitter.
     """
@@ -57,6 +70,9 @@ class Concurrency:
         "_answered",
         "_baseline",
         "_cause",
+        "_first_pause",
+        "_fresh",
+        "_heard",
         "_initial_wait",
         "_latency",
         "_limit",
@@ -67,8 +83,10 @@ class Concurrency:
         "_ramp",
         "_refused",
         "_rng",
+        "_share",
         "_step",
         "_streak",
+        "_widen_at",
         "_window_end",
         "cap",
         "paused_until",
@@ -80,7 +98,7 @@ class Concurrency:
         self._max_wait = max_wait
         self._rng = rng
         self._limit = float(most)
-        self._step = max(1.0, most / 32)
+        self._step = max(1.0, most * _STEP)
         #: How many calls may be in flight now.
         self.cap = most
         #: Nothing is sent before this moment.
@@ -88,14 +106,28 @@ class Concurrency:
         self._paused_at = _NEVER
         #: When the latest refused call was sent.
         self._cause = _NEVER
+        #: Pauses of our own choice since the last answer to a call sent after the first of them.
         self._streak = 0
+        self._first_pause = _NEVER
+        #: Share of the latest calls that was refused.
+        self._share = 0.0
+        self._fresh = 1 / max(_FEWEST, most / 2)
+        #: Most calls in flight on the way back, and when it widens next.
         self._ramp = _NO_RAMP
+        self._widen_at = _NEVER
+        #: Seconds after which a refusal was heard of, on the mean.
+        self._heard = 0.0
+        # of the present window
         self._window_end = _NEVER
         self._outcomes = 0
         self._answered = 0
         self._refused = 0
         self._latency = 0.0
         self._baseline = 0.0
+
+    def sent(self) -> None:
+        """Count a call that is sent now."""
+        self._share -= self._fresh * self._share
 
     def answered(self, sent_at: float, now: float) -> None:
         """Count a call that the server answered.
@@ -108,19 +140,21 @@ class Concurrency:
         self._outcomes += 1
         self._answered += 1
         self._latency += now - sent_at
-        if sent_at > self._cause:
-            # calls sent before the refused one prove nothing, and must not speed up the way back
+        # calls sent before the refused one prove nothing, and must not speed up the way back
+        if sent_at > self._first_pause:
             self._streak = 0
+        if self._ramp is not _NO_RAMP and sent_at > self._cause:
+            self._share /= 2
             if now < self.paused_until:
                 self.paused_until = _NEVER
                 self._set_ramp(_NO_RAMP)
-            elif self._ramp is not _NO_RAMP:
-                self._set_ramp(self._ramp + 1)
+            else:
+                self._set_ramp(self._ramp + _WIDEN - 1)
         if now >= self._window_end:
             self._turn(now)
 
-    def refused(self, sent_at: float, now: float, wait: float | None) -> None:
-        """Count a call that the server was too busy for, and pause everybody.
+    def refused(self, sent_at: float, now: float, wait: float | None, *, load: bool = True) -> None:
+        """Count a call that the server refused, and pause everybody if that concerns them.
 
         Parameters
         ----------
@@ -128,20 +162,15 @@ class Concurrency:
             Seconds of the clock.
         wait : float or None
             Seconds the server asked for.
+        load : bool
+            Whether it was for too much work; False: there was no connection.
         """
         self._outcomes += 1
-        self._refused += 1
-        if sent_at >= self._paused_at or not self._streak:
-            # sent after the last pause began: the pause did not cure it
-            self._streak += 1
-            self._paused_at = now
-        if wait is None:
-            doublings = min(self._streak - 1, _MOST_DOUBLINGS)
-            wait = min(self._max_wait, self._initial_wait * 2.0**doublings)
-        spread = self._rng.uniform(0.0, _SPREAD + _SPREAD_PART * wait)
-        self._cause = max(self._cause, sent_at)
-        self.paused_until = max(self.paused_until, now + wait + spread)
-        self._set_ramp(1.0)
+        self._refused += load
+        self._share = min(1.0, self._share + self._fresh)
+        self._heard += (now - sent_at - self._heard) * (_DOWN if self._heard else 1.0)
+        if wait is not None or self._share >= _MANY:
+            self._pause(sent_at, now, wait)
         if now >= self._window_end:
             self._turn(now)
 
@@ -157,26 +186,73 @@ class Concurrency:
         if now >= self._window_end:
             self._turn(now)
 
+    def _pause(self, sent_at: float, now: float, wait: float | None) -> None:
+        if wait is None:
+            if not self._streak:
+                self._first_pause = now
+            if not self._streak or sent_at >= self._paused_at:
+                # sent after the last pause began, so that pause was too short
+                self._streak += 1
+                self._paused_at = now
+            doublings = min(self._streak - 1, _MOST_DOUBLINGS)
+            wait = min(self._max_wait, self._initial_wait * _SHORT * 2.0**doublings)
+        spread = self._rng.uniform(0.0, _SPREAD + _SPREAD_PART * wait)
+        self._cause = max(self._cause, sent_at)
+        self.paused_until = max(self.paused_until, now + wait + spread)
+        self._widen_at = self.paused_until + self._patience
+        self._set_ramp(max(1.0, self._limit * (1 - self._share / _MANY)))
+
+    @property
+    def _patience(self) -> float:
+        return max(_LEAST_PATIENCE, _PATIENCE * self._heard)
+
+    def widen(self, now: float, in_flight: int) -> float:
+        """Seconds until one more call may be in flight, where `cap` says that it may not now.
+
+        Parameters
+        ----------
+        now : float
+            Seconds of the clock.
+        in_flight : int
+            Calls in flight.
+
+        Returns
+        -------
+        float
+            0: now, the cap has just grown; infinite: not before a call ends.
+        """
+        if self._ramp is _NO_RAMP:
+            return _NO_RAMP
+        if now >= self._widen_at:
+            self._widen_at = now + self._patience
+            self._set_ramp(self._ramp * _WIDEN)
+            if in_flight < self.cap:
+                return 0.0
+            if self._ramp is _NO_RAMP:
+                return _NO_RAMP
+        return self._widen_at - now
+
     def _set_ramp(self, ramp: float) -> None:
-        self._ramp = ramp if ramp < self._limit else _NO_RAMP
+        self._ramp = ramp if ramp < self._limit or ramp == 1.0 else _NO_RAMP
         self.cap = max(1, int(min(self._limit, self._ramp)))
 
     def _turn(self, now: float) -> None:
         """End a round trip: move the bound by what happened in it."""
         mean = self._latency / self._answered if self._answered else self._baseline
+        share = self._refused / self._outcomes
         if self._window_end is _NEVER:
             pass  # the first outcome only tells how long a round trip is
-        elif self._refused:
-            self._limit = max(1.0, self._limit * (1 - self._refused / self._outcomes / 2))
-        elif self._answered >= _ENOUGH and mean > _SLOW * self._baseline > 0:
+        elif not share and self._answered >= _ENOUGH and mean > _SLOW * self._baseline > 0:
             lowest = min(self._limit, max(1.0, self._most * _FLOOR))
             self._limit = max(lowest, self._limit * _EASE)
-        elif self._limit < self._most:
-            self._limit = min(float(self._most), self._limit + self._step)
+        elif share or self._limit < self._most:
+            limit = self._limit * (1 - share / 2) + self._step * (1 - share)
+            self._limit = min(float(self._most), max(1.0, limit))
         if self._answered:
             follow = _DOWN if mean < self._baseline else _UP
             self._baseline += (mean - self._baseline) * (follow if self._baseline else 1.0)
         self._outcomes = self._answered = self._refused = 0
         self._latency = 0.0
         self._window_end = now + max(_SHORTEST_WINDOW, mean)
+        self._fresh = 1 / max(_FEWEST, self._limit / 2)
         self._set_ramp(self._ramp)

@@ -19,27 +19,31 @@ class Gate:
     """One limit of the provider: how much of it is left, and until when.
 
     Requests in flight may or may not be part of what an answer says is left, so they are taken off:
-    at worst a few requests wait for the answers of those before them.
+    at worst a few requests wait for the answers of those before them. With none in flight, whatever
+    is left may be tried: our estimate of a request's tokens is only an estimate.
 
     Parameters
     ----------
     kind : str
         ``"requests"``, ``"tokens"``, ``"input-tokens"`` or ``"output-tokens"``.
-    remaining, reset : str
+    limit, remaining, reset : str
         The names of its headers.
     """
 
-    __slots__ = ("_remaining", "_reset", "closed", "kind", "left", "until")
+    __slots__ = ("_limit", "_probes", "_remaining", "_reset", "closed", "kind", "left", "until")
 
-    def __init__(self, kind: str, remaining: str, reset: str) -> None:
+    def __init__(self, kind: str, limit: str, remaining: str, reset: str) -> None:
         self.kind = kind
+        self._limit = limit
         self._remaining = remaining
         self._reset = reset
+        #: What may be sent after the reset, until an answer says more; None: unknown.
+        self._probes: float | None = None
         #: Whether so little is left that every request must be counted.
         self.closed = False
         #: What may still be sent; only while `closed`.
         self.left = 0.0
-        #: Moment of the clock from which on nothing is known any more; only while `closed`.
+        #: Moment of the clock when the limit is reset; only while `closed`.
         self.until = 0.0
 
     def observe(
@@ -88,7 +92,33 @@ class Gate:
         self.closed = True
         self.left = remaining - flying
         self.until = now + min(wait, longest)
+        # a wait that was cut short leads to one request, which is let through if nothing else flies
+        limit = None if wait > longest else count(headers.get(self._limit))
+        self._probes = 1.0 if wait > longest else limit
         return True
+
+    def reopen(self, flying: float, until: float) -> bool:
+        """Start anew after the reset.
+
+        Parameters
+        ----------
+        flying : float
+            The amount in flight.
+        until : float
+            Moment of the clock to start anew again, should no answer tell more until then.
+
+        Returns
+        -------
+        bool
+            Whether the gate is still closed: what was in flight counts, and so do all that follow,
+            so that those who waited do not exceed the limit all at once.
+        """
+        if self._probes is None:
+            self.closed = False
+        else:
+            self.left = self._probes - flying
+            self.until = until
+        return self.closed
 
 
 def gates() -> tuple[Gate, ...]:
@@ -100,12 +130,14 @@ def gates() -> tuple[Gate, ...]:
         OpenAI's and those of the many that follow it, then Anthropic's.
     """
     own = [
-        Gate(kind, f"x-ratelimit-remaining-{kind}", f"x-ratelimit-reset-{kind}")
+        Gate(kind, *(f"x-ratelimit-{fact}-{kind}" for fact in ("limit", "remaining", "reset")))
         for kind in ("requests", "tokens")
     ]
-    prefix = "anthropic-ratelimit"
     own += [
-        Gate(kind, f"{prefix}-{kind}-remaining", f"{prefix}-{kind}-reset")
+        Gate(
+            kind,
+            *(f"anthropic-ratelimit-{kind}-{fact}" for fact in ("limit", "remaining", "reset")),
+        )
         for kind in ("requests", "tokens", "input-tokens", "output-tokens")
     ]
     return tuple(own)

@@ -8,6 +8,7 @@ from testnuc.limits.prices import PICO
 from testnuc.results import Usage
 
 if TYPE_CHECKING:
+    from testnuc.limits.prices import Price
     from testnuc.protocols import TokenUsage
 
 __all__ = ["Mark", "Meter"]
@@ -20,22 +21,29 @@ class Meter:
     """Adds up calls, tokens and money.
 
     What is unknown of one call is unknown of every sum that it is part of.
+
+    Parameters
+    ----------
+    price : Price, optional
+        Of the model; None makes the money of every call unknown.
     """
 
-    __slots__ = (
-        "cached_tokens",
+    _COUNTERS = (
         "calls",
-        "coalesced",
         "input_tokens",
+        "cached_tokens",
         "output_tokens",
         "pico_usd",
-        "retries",
-        "store_hits",
         "unmeasured",
         "unpriced",
+        "store_hits",
+        "coalesced",
+        "retries",
     )
+    __slots__ = ("price", *_COUNTERS)
 
-    def __init__(self) -> None:
+    def __init__(self, price: Price | None = None) -> None:
+        self.price = price
         #: Calls that the provider answered with 200, readable or not: they are billed.
         self.calls = 0
         self.input_tokens = 0
@@ -52,27 +60,44 @@ class Meter:
         #: Requests sent again after a failure.
         self.retries = 0
 
-    def add(self, usage: TokenUsage | None, pico_usd: int | None) -> None:
+    def add(self, usage: TokenUsage | None) -> int | None:
         """Count one answered call.
 
         Parameters
         ----------
         usage : TokenUsage or None
             None: the provider did not say.
-        pico_usd : int or None
-            In 1e-12 US dollars; None: unknown.
+
+        Returns
+        -------
+        int or None
+            What it cost in 1e-12 US dollars; None: unknown.
         """
         self.calls += 1
+        price = self.price
         if usage is None:
             self.unmeasured += 1
+            pico_usd = 0 if price is not None and price.is_free else None
         else:
             self.input_tokens += usage.input_tokens
             self.cached_tokens += usage.cached_tokens
             self.output_tokens += usage.output_tokens
+            pico_usd = None if price is None else price.pico(usage)
         if pico_usd is None:
             self.unpriced += 1
         else:
             self.pico_usd += pico_usd
+        return pico_usd
+
+    def usage(self) -> Usage:
+        """Return all that was counted.
+
+        Returns
+        -------
+        Usage
+            As of now.
+        """
+        return self.since()
 
     def mark(self) -> Mark:
         """Return the counters as they are now, for `since`.
@@ -82,7 +107,7 @@ class Meter:
         Mark
             Opaque.
         """
-        return tuple(getattr(self, name) for name in self.__slots__)
+        return tuple(getattr(self, name) for name in self._COUNTERS)
 
     def since(self, mark: Mark | None = None) -> Usage:
         """Return what was counted after a mark.
@@ -97,7 +122,7 @@ class Meter:
         Usage
             With None where a call in between did not tell.
         """
-        names = self.__slots__
+        names = self._COUNTERS
         before = mark or (0,) * len(names)
         n = {name: getattr(self, name) - old for name, old in zip(names, before, strict=True)}
         known = n["unmeasured"] == 0

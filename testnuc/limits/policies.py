@@ -73,7 +73,7 @@ class RetryPolicy:
         The longest wait before the second try.
     """
 
-    attempts: int = 6
+    attempts: int = 10
     deadline: float = 120.0
     timeout: float = 60.0
     max_wait: float = 60.0

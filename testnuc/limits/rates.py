@@ -178,8 +178,8 @@ class Forecast:
         self._scale = 0.0
         self._output = 0.0
 
-    def tokens(self, input_tokens: int, max_output_tokens: int) -> int:
-        """Tokens a call is expected to use at most.
+    def expect(self, input_tokens: int, max_output_tokens: int) -> tuple[int, int]:
+        """Tokens that a call is expected to use at most.
 
         Parameters
         ----------
@@ -190,13 +190,15 @@ class Forecast:
 
         Returns
         -------
-        int
-            Input and output tokens together, at least 1.
+        tuple of int
+            Input and output tokens.
         """
         if self._calls < self._ENOUGH:
-            return max(1, input_tokens + max_output_tokens)
-        output = min(float(max_output_tokens), self._output)
-        return max(1, int(input_tokens * self._scale + output) + 1)
+            return input_tokens, max_output_tokens
+        return (
+            int(input_tokens * self._scale) + 1,
+            int(min(float(max_output_tokens), self._output)) + 1,
+        )
 
     def learn(self, estimated: int, input_tokens: int, output_tokens: int) -> None:
         """Remember a call.

@@ -20,15 +20,18 @@ class Call:
 
     __slots__ = (
         "adaptations",
+        "again",
         "body",
         "error",
         "other",
         "pending",
+        "refusals",
         "request",
         "reservation",
         "sends",
         "size",
         "started",
+        "unsent",
         "wire",
     )
 
@@ -48,7 +51,13 @@ class Call:
         #: What of the budget is set aside; None: nothing, or used up.
         self.reservation: Reservation | None = None
         self.sends = 0
+        #: How often there was no connection, so that nothing was sent after all.
+        self.refusals = 0
+        #: Whether the latest failure was one of these.
+        self.unsent = False
         self.adaptations = 0
+        #: Whether the next sending is one after a failure.
+        self.again = False
         #: Moment of the first sending; the deadline counts from there.
         self.started = 0.0
         #: A failure that nobody has looked at yet.

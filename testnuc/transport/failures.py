@@ -15,12 +15,22 @@ from testnuc.errors import ConfigurationError, ConnectionFailedError, ProviderEr
 if TYPE_CHECKING:
     from testnuc.protocols import WireProvider
 
-__all__ = ["host", "is_retryable", "translate"]
+__all__ = ["holds_secrets", "host", "is_retryable", "translate"]
 
 
 def is_retryable(error: BaseException) -> bool:
     """Whether sending the same call again can help."""
     return isinstance(error, ProviderError) and error.retryable
+
+
+def holds_secrets(raised: BaseException) -> bool:
+    """Whether an error of aiohttp's keeps the request's headers, or credentials of a URL."""
+    kinds = (
+        aiohttp.ClientProxyConnectionError,
+        aiohttp.ClientResponseError,
+        aiohttp.InvalidURL,
+    )
+    return isinstance(raised, kinds)
 
 
 def host(provider: WireProvider) -> str:
@@ -36,10 +46,10 @@ def host(provider: WireProvider) -> str:
 def translate(raised: BaseException, provider: WireProvider) -> BaseException:
     """Say in our own terms what went wrong on the way; others' messages may hold secrets."""
     where = host(provider)
-    if isinstance(raised, (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError)):
+    if isinstance(raised, aiohttp.ClientConnectorCertificateError):
         refused = ConnectionFailedError(
-            f"no secure connection to {where}: its certificate or TLS version is not accepted; "
-            f"check base_url and this machine's certificates"
+            f"no secure connection to {where}: its certificate is not trusted; check base_url "
+            f"and this machine's certificates"
         )
         refused.retryable = False
         refused.fatal = True
@@ -49,10 +59,12 @@ def translate(raised: BaseException, provider: WireProvider) -> BaseException:
             f"cannot connect to {where} ({_reason(raised)}); check base_url, the network, and "
             f"whether a proxy is needed (trust_env=True)"
         )
-    if isinstance(raised, ValueError) and not isinstance(raised, ConfigurationError):
+    if isinstance(raised, (ValueError, aiohttp.NonHttpUrlClientError)) and not isinstance(
+        raised, ConfigurationError
+    ):
         return ConfigurationError(
-            f"calls to {where} cannot be sent: base_url is no URL, or credentials in it or in "
-            f".netrc contradict the key"
+            f"calls to {where} cannot be sent: base_url is no URL, credentials in it or in "
+            f".netrc contradict the key, or the key holds characters that no header may"
         )
     if isinstance(raised, (aiohttp.ClientError, OSError)):
         return ConnectionFailedError(

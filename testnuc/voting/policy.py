@@ -16,7 +16,7 @@ __all__ = ["PRESETS", "VotePolicy"]
 
 Weight: TypeAlias = Literal["uniform", "similarity", "similarity*confidence"]
 
-#: Keeps sums in an int64 up to some 45,000 neighbors.
+#: Keeps sums in an int64 with the most neighbors that can vote.
 _MAX_OWN_WEIGHT = 1000.0
 
 
@@ -104,7 +104,9 @@ class VotePolicy:
         """Return the policy itself, or the preset of that name."""
         if isinstance(policy, VotePolicy):
             return policy
-        preset = PRESETS.get(policy.replace("-", "_")) if isinstance(policy, str) else None
+        preset = PRESETS.get(policy) if isinstance(policy, str) else None
+        if preset is None and isinstance(policy, str):
+            preset = PRESETS.get(policy.replace("-", "_"))
         if preset is None:
             choices = ", ".join(repr(name) for name in PRESETS)
             raise InvalidInputError(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from itertools import product
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from testnuc._kernels import vote as kernels
 from testnuc.voting import (
     VotePolicy,
     decided,
@@ -20,6 +22,7 @@ from testnuc.voting import (
     vote_curves,
     vote_curves_pool,
     vote_pool,
+    votes,
 )
 from tests import naive
 
@@ -50,7 +53,7 @@ def rows(draw, max_rows=5, max_k=30):
     """Labels, similarities and confidences [B, 1 + K], and the number of classes."""
     n_classes = draw(st.sampled_from([1, 2, 3, 5, 10_000]))
     n_rows = draw(st.integers(0, max_rows))
-    width = 1 + draw(st.integers(0, max_k))
+    width = 1 + draw(st.one_of(st.integers(0, max_k), st.just(3 * max_k)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     pick = rng.integers(-1, min(n_classes, draw(st.integers(1, 6))), (n_rows, width))
     labels = np.where((pick > 0) & (n_classes > 100), pick * 1999, pick).astype(np.int32)
@@ -129,16 +132,23 @@ def pools(draw):
     )
 
 
-@given(pools(), POLICIES, st.integers(1, 4))
+@given(pools(), POLICIES, st.integers(1, 4), st.sampled_from(["direct", "lanes", "packed"]))
 @SETTINGS
-def test_vote_pool_equals_naive(case, policy, threads):
+def test_vote_pool_equals_naive(case, policy, threads, kernel):
     arrays, n_classes = case
     ids, similarities, pool_labels, pool_confidences, own_labels, own_confidences = arrays
     voters = [
         naive.gather(ids[r], similarities[r], pool_labels, pool_confidences, own_label, own)
         for r, (own_label, own) in enumerate(zip(own_labels, own_confidences, strict=True))
     ]
-    result = vote_pool(*arrays, n_classes=n_classes, policy=VotePolicy(*policy), threads=threads)
+    with (
+        mock.patch.object(votes, "_MANY", 10**9 if kernel == "direct" else 0),
+        mock.patch.object(votes, "_POOL", 10**9),
+        mock.patch.object(kernels, "_FEW", 10**9 if kernel == "lanes" else -1),
+    ):
+        result = vote_pool(
+            *arrays, n_classes=n_classes, policy=VotePolicy(*policy), threads=threads
+        )
     assert_equals_naive(result, voters, policy)
     one_by_one = [
         vote_pool(
@@ -153,7 +163,6 @@ def test_vote_pool_equals_naive(case, policy, threads):
         )
         for r in range(len(ids))
     ]
-    assert_equals_naive(result, voters, policy)
     for field in ("label", "share", "margin", "weight", "voters"):
         alone = [getattr(one, field).tobytes() for one in one_by_one]
         assert b"".join(alone) == getattr(result, field).tobytes()
@@ -257,14 +266,15 @@ def test_long_rows(policy):
     voters = voters_of(labels, similarities, confidences)
     assert_equals_naive(result, voters, naive.PRESETS[policy])
     ids = np.arange(n_rows * k).reshape(n_rows, k)
-    pooled = vote_pool(
-        ids,
-        similarities[:, 1:],
-        labels[:, 1:].ravel(),
-        confidences[:, 1:].ravel(),
-        labels[:, 0],
-        confidences[:, 0],
-        n_classes=n_classes,
-        policy=policy,
-    )
+    with mock.patch.object(votes, "_MANY", 0):
+        pooled = vote_pool(
+            ids,
+            similarities[:, 1:],
+            labels[:, 1:].ravel(),
+            confidences[:, 1:].ravel(),
+            labels[:, 0],
+            confidences[:, 0],
+            n_classes=n_classes,
+            policy=policy,
+        )
     assert_equals_naive(pooled, voters, naive.PRESETS[policy])

@@ -138,6 +138,8 @@ class Keeper:
         finally:
             self._connection.close()
             self._connection = None
+            if self.nearest is not None:
+                self.nearest.close()
 
     def save(self) -> None:
         """Save the index; a failure costs time on the next opening, and nothing else."""
@@ -161,6 +163,7 @@ class Keeper:
         texts = sql.texts_of(self._connection, now.embedder, some.tolist())
         ranks = [int.from_bytes(texts[i].hash[:8], "big") for i in some.tolist() if i in texts]
         if nearest.ranks(some).tolist() != ranks:
+            nearest.close()
             raise DamagedIndexError("it is of other texts")
         return nearest, saved
 

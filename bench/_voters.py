@@ -1,0 +1,137 @@
+"""What else computes a weighted vote, and the least that a vote must do."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit
+
+from testnuc._kernels.lanes import prefetch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from bench.kernels import Case
+
+__all__ = ["PEERS", "floor"]
+
+#: Rows times classes of a dense table that is made at once.
+_TABLE = 8_000_000
+_TWO, _ONE, _AHEAD = np.uintp(2), np.uintp(1), np.uintp(64)
+
+
+@njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator, unused-ignore]
+def floor(ids: Any, similarities: Any, records: Any, own: Any, k: Any, out: Any) -> Any:
+    """Gather the packed records and stream ids and similarities, with the same prefetch; add up."""
+    nobody = np.uint64(records.size // 2 - 1)
+    bits = similarities.view(np.int32)
+    last = np.uintp(ids.size - 1)
+    width = np.uintp(k)
+    for row in range(own.size):
+        a = own[row]
+        b = np.int32(0)
+        for at in range(row * width, row * width + width):
+            prefetch(records, np.int64(min(ids[min(np.uintp(at) + _AHEAD, last)], nobody)) * 2)
+            i = min(ids[at], nobody) * _TWO
+            a += records[i]
+            b += records[i + _ONE] + bits[at]
+        out[0, row] = a
+        out[1, row] = b
+
+
+def _parts(case: Case, rows: int) -> Iterator[tuple[slice, NDArray[Any], NDArray[Any]]]:
+    """Yield labels and weights of some rows at a time, the text itself first."""
+    for start in range(0, len(case.ids), rows):
+        at = slice(start, min(start + rows, len(case.ids)))
+        labels = np.concatenate([case.own_labels[at, None], case.pool_labels[case.ids[at]]], axis=1)
+        ones = np.ones((len(labels), 1))
+        yield at, labels, np.concatenate([ones, case.similarities[at]], axis=1)
+
+
+def _bincount_loop(case: Case) -> NDArray[Any]:
+    winners = np.empty(len(case.ids), np.int64)
+    for row, ids in enumerate(case.ids):
+        labels = np.append(case.own_labels[row], case.pool_labels[ids])
+        weights = np.append(1.0, case.similarities[row])
+        winners[row] = np.bincount(labels, weights, minlength=case.n_classes).argmax()
+    return winners
+
+
+def _flat_bincount(case: Case) -> NDArray[Any]:
+    winners = np.empty(len(case.ids), np.int64)
+    c = case.n_classes
+    for at, labels, weights in _parts(case, max(1, _TABLE // c)):
+        flat = (np.arange(len(labels))[:, None] * c + labels).ravel()
+        table = np.bincount(flat, weights.ravel(), minlength=len(labels) * c)
+        winners[at] = table.reshape(-1, c).argmax(axis=1)
+    return winners
+
+
+def _add_at(case: Case) -> NDArray[Any]:
+    winners = np.empty(len(case.ids), np.int64)
+    for at, labels, weights in _parts(case, max(1, _TABLE // case.n_classes)):
+        table = np.zeros((len(labels), case.n_classes))
+        np.add.at(table, (np.arange(len(labels))[:, None], labels), weights)
+        winners[at] = table.argmax(axis=1)
+    return winners
+
+
+def _weighted_mode(case: Case) -> NDArray[Any]:
+    weighted_mode = import_module("sklearn.utils.extmath").weighted_mode
+
+    winners = np.empty(len(case.ids), np.int64)
+    for at, labels, weights in _parts(case, len(case.ids)):
+        winners[at] = weighted_mode(labels, weights, axis=1)[0][:, 0]
+    return winners
+
+
+def _sparse(case: Case) -> NDArray[Any]:
+    csr_matrix = import_module("scipy.sparse").csr_matrix
+
+    winners = np.empty(len(case.ids), np.int64)
+    for at, labels, weights in _parts(case, len(case.ids)):
+        starts = np.arange(0, labels.size + 1, labels.shape[1])
+        shape = (len(labels), case.n_classes)
+        table = csr_matrix((weights.ravel(), labels.ravel(), starts), shape=shape)
+        table.sum_duplicates()
+        winners[at] = np.asarray(table.argmax(axis=1)).ravel()
+    return winners
+
+
+def _polars(case: Case) -> NDArray[Any]:
+    import polars as pl
+
+    winners = np.empty(len(case.ids), np.int64)
+    for at, labels, weights in _parts(case, len(case.ids)):
+        frame = pl.DataFrame(
+            {
+                "row": np.repeat(np.arange(len(labels), dtype=np.int32), labels.shape[1]),
+                "label": labels.ravel(),
+                "weight": weights.ravel(),
+            }
+        )
+        best = (
+            frame.lazy()
+            .group_by("row", "label")
+            .agg(pl.col("weight").sum())
+            .group_by("row")
+            .agg(pl.col("label").sort_by("weight").last())
+            .sort("row")
+            .collect()
+        )
+        winners[at] = best["label"].to_numpy()
+    return winners
+
+
+PEERS: dict[str, Callable[[Case], NDArray[Any]]] = {
+    "bincount loop": _bincount_loop,
+    "flat bincount": _flat_bincount,
+    "np.add.at": _add_at,
+    "weighted_mode": _weighted_mode,
+    "scipy.sparse": _sparse,
+    "polars": _polars,
+}

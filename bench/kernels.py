@@ -1,0 +1,332 @@
+"""The vote against its floor and against what else computes it, the curve over k, one row."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from bench._report import Report
+from bench._timing import interleaved, machine, median_ratio
+from bench._voters import PEERS, floor
+from testnuc._kernels import vote as kernels
+from testnuc.voting import VotePolicy, vote_curves_pool, vote_pool
+
+SHAPES = {
+    "100k,10,77,10k": (100_000, 10, 77, 10_000),
+    "100k,50,150,25k": (100_000, 50, 150, 25_000),
+    "20k,500,150,1M": (20_000, 500, 150, 1_000_000),
+    "1M,10,77,1M": (1_000_000, 10, 77, 1_000_000),
+    "1k,1000,10k,1M": (1_000, 1_000, 10_000, 1_000_000),
+}
+#: A peer that would take longer than this is named, not run.
+PATIENCE = 60.0
+#: Part of the neighbors that share the text's class, about what embeddings of short texts give.
+PURITY = 0.7
+
+Array: TypeAlias = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """B rows of K neighbors in a pool of N predictions of C classes."""
+
+    ids: Array
+    similarities: Array
+    pool_labels: Array
+    own_labels: Array
+    n_classes: int
+
+    @classmethod
+    def make(cls, b: int, k: int, c: int, n: int, seed: int = 0) -> Case:
+        """Draw a pool, and rows whose neighbors are scattered in it."""
+        rng = np.random.default_rng(seed)
+        pool = rng.integers(0, c, n).astype(np.int32)
+        by_class = np.argsort(pool, kind="stable")
+        starts = np.searchsorted(pool[by_class], np.arange(c + 1))
+        truth = rng.integers(0, c, b)
+        size = starts[truth + 1] - starts[truth]
+        inside = starts[truth][:, None] + (rng.random((b, k)) * size[:, None]).astype(np.int64)
+        same = (rng.random((b, k)) < PURITY) & (size > 0)[:, None]
+        ids = np.where(same, by_class[np.minimum(inside, n - 1)], rng.integers(0, n, (b, k)))
+        similarities = -np.sort(-rng.uniform(0.2, 1, (b, k)).astype(np.float32), axis=1)
+        own = np.where(rng.random(b) < 0.75, truth, rng.integers(0, c, b)).astype(np.int32)
+        return cls(ids, similarities, pool, own, c)
+
+    def first(self, rows: int) -> Case:
+        """Return the case with fewer rows."""
+        return Case(
+            self.ids[:rows],
+            self.similarities[:rows],
+            self.pool_labels,
+            self.own_labels[:rows],
+            self.n_classes,
+        )
+
+    def vote(self, threads: int | None = 1, policy: str = "weighted") -> Any:
+        """Vote through the public function."""
+        return vote_pool(
+            self.ids,
+            self.similarities,
+            self.pool_labels,
+            None,
+            self.own_labels,
+            None,
+            n_classes=self.n_classes,
+            policy=policy,
+            threads=threads,
+        )
+
+    def kernel(self) -> tuple[Callable[[], object], Callable[[], object]]:
+        """Return the kernel alone and the floor, both with the pool packed before."""
+        policy = VotePolicy.weighted().fields
+        none = np.empty(0, np.float32)
+        records = np.empty(2 * (self.pool_labels.size + 1), np.int32)
+        weights = records.view(np.float32)
+        kernels.pack()(self.pool_labels, none, policy, self.n_classes, records, weights)
+        b, k = self.ids.shape
+        out = np.empty((5, b), np.int32)
+        neighbors = (self.ids.ravel().view(np.uint64), self.similarities.ravel(), records, weights)
+        own = (self.own_labels, none, none)
+        compiled = kernels.packed(k)()
+        given = (neighbors, own, policy, self.n_classes, k, 0, b, out, out.view(np.float32))
+        floor_out = np.empty((2, b), np.int32)
+        return lambda: compiled(*given), lambda: floor(
+            *neighbors[:3], self.own_labels, k, floor_out
+        )
+
+
+def _against_floor(names: list[str], repeats: int) -> Report:
+    report = Report("floor", "### The vote and its floor, one thread")
+    for name in names:
+        case = Case.make(*SHAPES[name])
+        alone, lowest = case.kernel()
+        seconds = interleaved(
+            {
+                "floor": lowest,
+                "kernel": alone,
+                "call": case.vote,
+                "two": lambda case=case: case.vote(2),  # type: ignore[misc]
+            },
+            repeats,
+        )
+        middle = {key: statistics.median(values) * 1e3 for key, values in seconds.items()}
+        equal = case.vote(1).share.tobytes() == case.vote(2).share.tobytes()
+        report.row(
+            **{
+                "B,K,C,N": name,
+                "floor ms": middle["floor"],
+                "kernel ms": middle["kernel"],
+                "kernel / floor": median_ratio(seconds["kernel"], seconds["floor"]),
+                "best / best": min(seconds["kernel"]) / min(seconds["floor"]),
+                "ns per vote": middle["kernel"] * 1e6 / case.ids.size,
+                "vote_pool ms": middle["call"],
+                "2 threads ms": middle["two"],
+                "1 thread / 2": median_ratio(seconds["call"], seconds["two"]),
+                "equal bits": "yes" if equal else "NO",
+            }
+        )
+    return report
+
+
+def _against_peers(names: list[str]) -> Report:
+    title = "### Times the seconds of vote_pool with one thread, the labels compared"
+    report = Report("peers", title)
+    skipped = []
+    for name in names:
+        case = Case.make(*SHAPES[name])
+        expected = case.vote(1).label
+        row: dict[str, Any] = {"B,K,C,N": name}
+        some = max(1, len(case.ids) // 50)
+        part = case.first(some)
+        ours = statistics.median(interleaved({"ours": case.vote}, 5)["ours"])
+        row["ours ms"] = ours * 1e3
+        for peer, run in PEERS.items():
+            run(case.first(1))  # imports what it needs
+            start = time.perf_counter()
+            run(part)
+            expectation = (time.perf_counter() - start) * len(case.ids) / some
+            if expectation > PATIENCE:
+                skipped.append(f"{peer} at {name} (some {expectation:.0f} s)")
+                row[peer] = None
+                continue
+            repeats = 3 if expectation < 5 else 1
+            seconds = []
+            ratios = []
+            for _ in range(repeats):
+                start = time.perf_counter()
+                labels = run(case)
+                seconds.append(time.perf_counter() - start)
+                start = time.perf_counter()
+                case.vote()
+                ratios.append(seconds[-1] / (time.perf_counter() - start))
+            wrong = int(np.count_nonzero(labels != expected))
+            row[peer] = f"{statistics.median(ratios):.0f}x" + (
+                f" ({wrong} differ)" if wrong else ""
+            )
+        report.row(**row)
+    if skipped:
+        report.note("Not run, over a minute: " + "; ".join(skipped) + ".")
+    return report
+
+
+def _curve(repeats: int) -> Report:
+    case = Case.make(20_000, 50, 150, 25_000)
+    ks = [1, 2, 3, 5, 7, 10, 15, 20, 25, 30, 40, 50]
+    confidences = np.random.default_rng(1).random(case.pool_labels.size, np.float32)
+    own = np.random.default_rng(2).random(len(case.ids), np.float32)
+    policies = ["majority", "weighted", "confidence_weighted", "filtered"]
+    rest = (case.pool_labels, confidences, case.own_labels, own)
+
+    def together() -> NDArray[np.int32]:
+        return vote_curves_pool(
+            case.ids,
+            case.similarities,
+            *rest,
+            n_classes=case.n_classes,
+            ks=ks,
+            policies=policies,
+        )
+
+    def apart() -> list[list[NDArray[np.int32]]]:
+        return [
+            [
+                vote_pool(
+                    case.ids[:, :k],
+                    case.similarities[:, :k],
+                    *rest,
+                    n_classes=case.n_classes,
+                    policy=policy,
+                    threads=1,
+                ).label
+                for k in ks
+            ]
+            for policy in policies
+        ]
+
+    seconds = interleaved({"together": together, "apart": apart}, repeats)
+    report = Report(
+        "curve", "### The curve over 12 k and 4 policies (B=20k, K=50, C=150, N=25k), one thread"
+    )
+    report.row(
+        **{
+            "vote_curves_pool ms": statistics.median(seconds["together"]) * 1e3,
+            "48 separate votes ms": statistics.median(seconds["apart"]) * 1e3,
+            "together / apart": median_ratio(seconds["together"], seconds["apart"]),
+            "equal": "yes" if np.array_equal(together(), np.array(apart())) else "NO",
+        }
+    )
+    return report
+
+
+def _one_row() -> Report:
+    case = Case.make(1, 50, 150, 25_000)
+    none = np.empty(0, np.float32)
+    out = np.empty((5, 1), np.int32)
+    given = (
+        (case.ids.ravel().view(np.uint64), case.similarities.ravel(), case.pool_labels, none),
+        (case.own_labels, none, none),
+        VotePolicy.weighted().fields,
+        case.n_classes,
+        (50, 0),
+        0,
+        1,
+        out,
+        out.view(np.float32),
+    )
+    kernel = kernels.vote_direct()
+
+    def many(run: Callable[[], object]) -> Callable[[], object]:
+        return lambda: [run() for _ in range(1000)]
+
+    seconds = interleaved({"kernel": many(lambda: kernel(*given)), "call": many(case.vote)}, 15)
+    report = Report("row", "### One row (K=50, C=150, N=25k), microseconds")
+    report.row(
+        **{
+            "kernel call": statistics.median(seconds["kernel"]) * 1e3,
+            "vote_pool": statistics.median(seconds["call"]) * 1e3,
+        }
+    )
+    return report
+
+
+_FIRST_VOTE = """
+import time
+start = time.perf_counter()
+import testnuc
+imported = time.perf_counter()
+from testnuc.voting import vote_pool
+import numpy as np
+one = np.zeros(1, np.int32)
+ids, similarities = np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32)
+vote_pool(ids, similarities, one, None, one, None, n_classes=2)
+print(imported - start, time.perf_counter() - start)
+"""
+
+
+def _fresh(repeats: int) -> Report:
+    report = Report("fresh", "### A fresh process, from `import testnuc` to the first vote")
+    with tempfile.TemporaryDirectory() as cache:
+        for kind, count in (("cold", 1), ("warm", repeats)):
+            runs = []
+            for _ in range(count):
+                done = subprocess.run(
+                    [sys.executable, "-c", _FIRST_VOTE],
+                    env={**os.environ, "NUMBA_CACHE_DIR": cache},
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                )
+                runs.append([float(value) for value in done.stdout.split()])
+            report.row(
+                **{
+                    "cache": kind,
+                    "import testnuc ms": statistics.median(run[0] for run in runs) * 1e3,
+                    "to the first vote ms": statistics.median(run[1] for run in runs) * 1e3,
+                }
+            )
+    return report
+
+
+def main(argv: list[str]) -> None:
+    """Measure all of it; some ten minutes with all peers."""
+    parser = argparse.ArgumentParser(prog="python -m bench kernels", description=__doc__)
+    parser.add_argument("--json", metavar="PATH", help="write the figures here as well")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--no-peers", action="store_true", help="only ours and the floor")
+    options = parser.parse_args(argv)
+    packages = ["numba", "numpy"]
+    if not options.no_peers:
+        packages += ["scikit-learn", "scipy", "polars"]
+    title = machine(*packages)
+    print(title)
+    parts: list[Callable[[], Report]] = [
+        lambda: _against_floor(options.shapes, options.repeats),
+        lambda: _curve(max(3, options.repeats // 3)),
+        _one_row,
+        lambda: _fresh(5),
+    ]
+    if not options.no_peers:
+        parts.append(lambda: _against_peers(options.shapes))
+    done = []
+    for part in parts:
+        report = part()
+        print()
+        report.show()
+        done.append({"name": report.name, "title": report.title, "rows": report.rows})
+    if options.json:
+        content = {"name": "kernels", "title": title, "tables": done}
+        Path(options.json).write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2))

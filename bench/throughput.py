@@ -1,0 +1,270 @@
+"""CPU per call, calls per second and peak memory of the fan-out, beside other clients."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from bench._report import Report
+from testnuc.testing import serve_in_process
+
+_LABELS = [f"intent number {i}" for i in range(77)]
+_CLIENTS = ("aiohttp", "testnuc", "testnuc-sqlite", "openai", "litellm")
+#: Calls of the slow clients are fewer: their figures need no more, and the run is long enough.
+_SLOW = {"openai": 8, "litellm": 12}
+
+
+def _texts(n: int) -> list[str]:
+    return [f"message {i}: " + "what a customer writes, " * 6 for i in range(n)]
+
+
+# -- one client in a process of its own ----------------------------------------------------------
+
+
+async def _aiohttp(base_url: str, texts: list[str], concurrency: int) -> int:
+    """Bare aiohttp and orjson, doing what every client must: build, send, read, take the label."""
+    import aiohttp
+
+    from testnuc import prompts
+    from testnuc.labels import LabelSet
+
+    system = prompts.system_prompt(LabelSet(_LABELS))
+    right = 0
+    pending = iter(texts)
+    connector = aiohttp.TCPConnector(limit=concurrency)
+    async with aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"Authorization": "Bearer key", "Content-Type": "application/json"},
+    ) as session:
+
+        async def work() -> None:
+            nonlocal right
+            for text in pending:
+                body = orjson.dumps(_body(system, prompts.user_prompt((text,))))
+                async with session.post(f"{base_url}/chat/completions", data=body) as response:
+                    answer = orjson.loads(await response.read())
+                said = orjson.loads(answer["choices"][0]["message"]["content"])
+                right += said["label"] in _LABELS
+
+        await asyncio.gather(*(work() for _ in range(concurrency)))
+    return right
+
+
+def _body(system: str, user: str) -> dict[str, Any]:
+    answer = {
+        "type": "object",
+        "properties": {
+            "label": {"type": "string", "enum": _LABELS},
+            "confidence": {"type": "number"},
+        },
+        "required": ["label", "confidence"],
+        "additionalProperties": False,
+    }
+    return {
+        "model": "test",
+        "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
+        "temperature": 0.7,
+        "top_p": 1.0,
+        "max_tokens": 100,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "strict": True, "schema": answer},
+        },
+    }
+
+
+async def _testnuc(base_url: str, texts: list[str], concurrency: int, store: Any = None) -> int:
+    """Run our whole path: limits, retry, sharing of calls in flight, store, encode, parse."""
+    from testnuc import TestNUC
+    from testnuc.testing import HashEmbedder
+
+    async with TestNUC(
+        _LABELS,
+        model="openai/test",
+        base_url=base_url,
+        api_key="key",
+        embedder=HashEmbedder(),
+        store=store,
+        max_concurrency=concurrency,
+    ) as nuc:
+        # the fan-out alone: what is measured is the calls, not embedding and retrieval
+        right = 0
+
+        def done(_: object, outcome: object) -> None:
+            nonlocal right
+            right += getattr(outcome, "label", None) in _LABELS
+
+        await nuc._ready()
+        fanout, asker = nuc._fanout, nuc._pipeline._asker
+        from testnuc.intake import hash_text
+
+        asks = (asker.ask(text, hash_text(text), i) for i, text in enumerate(texts))
+        await fanout.run(asks, done)
+    return right
+
+
+async def _sdk(base_url: str, texts: list[str], concurrency: int, kind: str) -> int:
+    from testnuc import prompts
+    from testnuc.labels import LabelSet
+
+    system = prompts.system_prompt(LabelSet(_LABELS))
+    right = 0
+    pending = iter(texts)
+    if kind == "openai":
+        from openai import AsyncOpenAI
+
+        client = AsyncOpenAI(base_url=base_url, api_key="key", max_retries=0)
+        create: Any = client.chat.completions.create
+        extra: dict[str, Any] = {}
+    else:
+        import litellm
+
+        litellm.suppress_debug_info = True
+        create = litellm.acompletion
+        extra = {"api_base": base_url, "api_key": "key", "model": "openai/test"}
+
+    async def work() -> None:
+        nonlocal right
+        for text in pending:
+            answer = await create(**{**_body(system, prompts.user_prompt((text,))), **extra})
+            right += orjson.loads(answer.choices[0].message.content)["label"] in _LABELS
+
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+    return right
+
+
+def _child(client: str, base_url: str, n: int, concurrency: int, loop: str) -> None:
+    """Measure one client and print the figures as JSON."""
+    import tempfile
+
+    texts = _texts(n)
+
+    async def main() -> tuple[int, float, float]:
+        folder = tempfile.TemporaryDirectory()
+
+        async def run(base: str, given: list[str], c: int) -> int:
+            if client == "aiohttp":
+                return await _aiohttp(base, given, c)
+            if client == "testnuc":
+                return await _testnuc(base, given, c)
+            if client == "testnuc-sqlite":
+                return await _testnuc(base, given, c, Path(folder.name) / "bench.db")
+            return await _sdk(base, given, c, client)
+
+        # connections, imports and caches first
+        warm = min(n, 2 * concurrency)
+        await run(base_url, [f"warm {t}" for t in texts[:warm]], concurrency)
+        cpu, wall = time.process_time(), time.perf_counter()
+        right = await run(base_url, texts, concurrency)
+        return right, time.process_time() - cpu, time.perf_counter() - wall
+
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    if loop == "uvloop":
+        from uvloop import new_event_loop
+
+        factory = new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        right, cpu, wall = runner.run(main())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(orjson.dumps({"right": right, "cpu": cpu, "wall": wall, "mb": peak}).decode())
+
+
+# -- all clients ---------------------------------------------------------------------------------
+
+
+def _measure(client: str, base_url: str, n: int, concurrency: int, loop: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "throughput", "--child", client, "--url", base_url,
+         "--calls", str(n), "--concurrency", str(concurrency), "--loop", loop],
+        capture_output=True, check=False, timeout=300,
+        # litellm would look for prices on the network
+        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"bench throughput: {client} failed: {done.stderr.decode()[-2000:]}")
+    result: dict[str, float] = orjson.loads(done.stdout.splitlines()[-1])
+    if result["right"] != n:
+        sys.exit(f"bench throughput: {client} got {result['right']} labels for {n} texts")
+    return result
+
+
+def _usable(client: str) -> bool:
+    if client == "testnuc-sqlite":
+        return find_spec("testnuc.stores.sqlite") is not None
+    return client in ("aiohttp", "testnuc") or find_spec(client) is not None
+
+
+def main(argv: list[str]) -> None:
+    """Measure each client in a process of its own against a server in another."""
+    parser = argparse.ArgumentParser(prog="python -m bench throughput", description=__doc__)
+    parser.add_argument("--calls", type=int, default=6_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrency", default="64,256")
+    parser.add_argument("--latency", default="0,0.02,0.2", help="seconds")
+    parser.add_argument("--clients", default=",".join(_CLIENTS))
+    parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio")
+    parser.add_argument("--json", help="write the result to this file")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--url", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.child:
+        _child(
+            arguments.child, arguments.url, arguments.calls, int(arguments.concurrency),
+            arguments.loop,
+        )  # fmt: skip
+        return
+    clients = [c for c in arguments.clients.split(",") if _usable(c)]
+    report = Report(
+        "throughput",
+        f"medians of {arguments.rounds} rounds, {arguments.loop}, {len(_LABELS)} labels; "
+        "the server is another process",
+    )
+    for c in arguments.clients.split(","):
+        if c not in clients:
+            report.note(f"{c} is not installed: pip install 'testnuc[bench]'")
+    for latency in map(float, arguments.latency.split(",")):
+        for concurrency in map(int, arguments.concurrency.split(",")):
+            runs: dict[str, list[dict[str, float]]] = {client: [] for client in clients}
+            with serve_in_process(_LABELS, latency=latency) as server:
+                # in turn, so that a noisy moment of the machine hits all
+                for _ in range(arguments.rounds):
+                    for client in clients:
+                        n = max(arguments.calls // _SLOW.get(client, 1), 2 * concurrency)
+                        result = _measure(client, server.base_url, n, concurrency, arguments.loop)
+                        runs[client].append({**result, "calls": n})
+            floor = (
+                statistics.median(r["cpu"] / r["calls"] for r in runs.get("aiohttp", []))
+                if (runs.get("aiohttp"))
+                else None
+            )
+            for client in clients:
+                cpu = statistics.median(r["cpu"] / r["calls"] for r in runs[client])
+                rate = statistics.median(r["calls"] / r["wall"] for r in runs[client])
+                report.row(
+                    **{
+                        "latency ms": round(latency * 1_000),
+                        "concurrency": concurrency,
+                        "client": client,
+                        "CPU us/call": round(cpu * 1e6),
+                        "x aiohttp": None if floor is None else round(cpu / floor, 2),
+                        "calls/s": round(rate),
+                        "of possible": round(rate * latency / concurrency, 3) if latency else None,
+                        "peak MB": round(statistics.median(r["mb"] for r in runs[client])),
+                    }
+                )
+    report.show()
+    if arguments.json:
+        report.write(arguments.json)

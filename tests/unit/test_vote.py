@@ -1,0 +1,277 @@
+"""What the vote accepts, what it refuses and how, and how its kernels are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import testnuc._kernels
+from testnuc._kernels import vote as kernels
+from testnuc.errors import InvalidInputError
+from testnuc.voting import (
+    VotePolicy,
+    decided,
+    deciding_prefix,
+    vote,
+    vote_curve,
+    vote_curves,
+    vote_pool,
+    votes,
+)
+
+LABELS = np.array([[0, 1, 1], [2, -1, -1], [-1, -1, -1], [0, 1, 2]], np.int32)
+SIMILARITIES = np.array([[1, 0.6, 0.5], [1, 0.2, 0.2], [1, 0.1, 0.1], [1, 1, 1]], np.float32)
+JIT = os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
+
+
+def pool_arguments():
+    return {
+        "neighbor_ids": np.array([[0, 1], [2, -1]]),
+        "similarities": np.array([[0.9, 0.8], [0.7, np.nan]], np.float32),
+        "pool_labels": np.array([1, 1, 2], np.int32),
+        "pool_confidences": np.array([0.9, 0.8, np.nan], np.float32),
+        "own_labels": np.array([0, -1], np.int32),
+        "own_confidences": np.array([0.5, np.nan], np.float32),
+    }
+
+
+def test_a_vote_in_full():
+    result = vote(LABELS, SIMILARITIES, n_classes=3, votes=[0])
+    assert result.label.tolist() == [1, 2, -1, 0]
+    np.testing.assert_allclose(result.share, [1.1 / 2.1, 1, 0, 1 / 3], rtol=1e-6)
+    np.testing.assert_allclose(result.margin, [0.1 / 2.1, 1, 0, 0], rtol=1e-5)
+    np.testing.assert_allclose(result.weight, [2.1, 1, 0, 3], rtol=1e-6)
+    assert result.voters.tolist() == [3, 1, 0, 3]
+    np.testing.assert_allclose(result.votes, [[1, 1.1, 0]], atol=1e-7)
+
+
+def test_a_vote_in_a_pool():
+    result = vote_pool(**pool_arguments(), n_classes=3, policy="confidence_weighted")
+    assert result.label.tolist() == [1, -1]
+    assert result.voters.tolist() == [3, 0]
+
+
+def test_nobody_left_keeps_the_own_prediction():
+    confidences = np.full(LABELS.shape, 0.2, np.float32)
+    result = vote(LABELS, SIMILARITIES, confidences, n_classes=3, policy="filtered")
+    assert result.label.tolist() == [0, 2, -1, 0]
+    assert not result.share.any()
+    assert not result.margin.any()
+    assert not result.weight.any()
+    assert not result.voters.any()
+
+
+def test_a_confidence_at_the_threshold_counts():
+    confidences = np.full(LABELS.shape, 0.7, np.float32)
+    result = vote(LABELS, SIMILARITIES, confidences, n_classes=3, policy="filtered")
+    assert result.voters.tolist() == [3, 1, 0, 3]
+
+
+def test_ties_go_to_the_most_similar_supporter():
+    labels = [[-1, 2, 1, 1, 2], [-1, 1, 2, 2, 1], [0, 2, 2, 1, 0]]
+    result = vote(labels, np.ones((3, 5)), n_classes=3, policy="majority")
+    assert result.label.tolist() == [2, 1, 0]
+
+
+def test_the_order_of_the_sum_changes_no_bit():
+    rng = np.random.default_rng(3)
+    labels = rng.integers(0, 4, (1, 301)).astype(np.int32)
+    similarities = (10.0 ** rng.uniform(-9, 0, labels.shape)).astype(np.float32)
+    expected = vote(labels, similarities, n_classes=4)
+    for _ in range(5):
+        order = rng.permutation(301)
+        result = vote(labels[:, order], similarities[:, order], n_classes=4)
+        assert result.share.tobytes() == expected.share.tobytes()
+        assert result.margin.tobytes() == expected.margin.tobytes()
+
+
+def test_policies():
+    assert VotePolicy.of("confidence-weighted") == VotePolicy.confidence_weighted()
+    assert VotePolicy.of(VotePolicy.majority()) == VotePolicy("uniform")
+    assert VotePolicy.filtered(0.9) == VotePolicy("similarity", min_confidence=0.9)
+    assert not VotePolicy.weighted().uses_confidence
+    assert VotePolicy.filtered().uses_confidence
+    assert VotePolicy.confidence_weighted().uses_confidence
+    with pytest.raises(InvalidInputError, match="'mojority'; choose one of 'majority'"):
+        VotePolicy.of("mojority")
+    with pytest.raises(InvalidInputError, match="weight is 'cosine'"):
+        VotePolicy("cosine")
+    with pytest.raises(
+        InvalidInputError, match=r"min_confidence is 1.5; give a number from 0 to 1"
+    ):
+        VotePolicy(min_confidence=1.5)
+    with pytest.raises(InvalidInputError, match="own_weight is nan"):
+        VotePolicy(own_weight=float("nan"))
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int64, np.uint16, np.uint64, list])
+def test_other_types_strides_and_read_only_arrays(kind):
+    labels = np.abs(LABELS)
+    expected = vote(labels, SIMILARITIES, n_classes=3)
+    given = labels.tolist() if kind is list else np.asfortranarray(labels.astype(kind))
+    wide = np.repeat(SIMILARITIES.astype(np.float64), 2, axis=1)[:, ::2]
+    wide.flags.writeable = False
+    result = vote(given, wide, n_classes=3)
+    assert result.label.tolist() == expected.label.tolist()
+    assert result.share.tobytes() == expected.share.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.int16, np.uint64, np.uint32])
+def test_all_kinds_of_ids_and_read_only_pools(dtype):
+    arguments = pool_arguments()
+    expected = vote_pool(**arguments, n_classes=3)
+    arguments["neighbor_ids"] = arguments["neighbor_ids"].astype(dtype)
+    for value in arguments.values():
+        value.flags.writeable = False
+    result = vote_pool(**arguments, n_classes=3)
+    assert result.share.tobytes() == expected.share.tobytes()
+
+
+def test_empty_shapes():
+    result = vote(np.empty((0, 3), np.int32), np.empty((0, 3)), n_classes=2, votes=True)
+    assert result.label.shape == (0,)
+    assert result.votes.shape == (0, 2)
+    alone = vote([[1], [-1]], [[1.0], [1.0]], n_classes=2)
+    assert alone.label.tolist() == [1, -1]
+    none = np.empty((2, 0))
+    pooled = vote_pool(none.astype(int), none, [], None, [1, 0], None, n_classes=2)
+    assert pooled.label.tolist() == [1, 0]
+    assert vote_curve([[1]], [[1.0]], n_classes=2, ks=[]).shape == (0, 1)
+    assert vote_curves([[1]], [[1.0]], n_classes=2, ks=[0], policies=()).shape == (0, 1, 1)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1.1, -1.1])
+@pytest.mark.parametrize("many", [10**9, 0])
+def test_a_similarity_that_is_no_cosine_names_its_row(bad, many, monkeypatch):
+    monkeypatch.setattr(votes, "_MANY", many)
+    similarities = SIMILARITIES.copy()
+    similarities[3, 2] = bad
+    for threads in (1, 3):
+        with pytest.raises(InvalidInputError, match="row 3, column 2: the similarity is"):
+            vote(LABELS, similarities, n_classes=3, threads=threads)
+    with pytest.raises(InvalidInputError, match="row 3, column 2: the similarity is"):
+        decided(LABELS, similarities, None, 1, n_classes=3)
+    arguments = pool_arguments()
+    arguments["similarities"][1, 0] = bad
+    with pytest.raises(InvalidInputError, match="row 1, neighbor 0: the similarity is"):
+        vote_pool(**arguments, n_classes=3)
+
+
+def test_rounding_noise_of_a_cosine_is_clipped():
+    result = vote([[-1, 0]], [[1.0, 1.0005]], n_classes=1)
+    assert result.weight.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("many", [10**9, 0])
+def test_labels_and_confidences_out_of_range(many, monkeypatch):
+    monkeypatch.setattr(votes, "_MANY", many)
+    where = "pool position 1|row 0, neighbor 1"
+    arguments = pool_arguments()
+    arguments["pool_labels"][1] = 7
+    with pytest.raises(InvalidInputError, match=f"({where}): the label is 7, but n_classes is 3"):
+        vote_pool(**arguments, n_classes=3)
+    arguments = pool_arguments()
+    arguments["pool_confidences"][1] = 1.2
+    with pytest.raises(InvalidInputError, match=f"({where}): the confidence is 1.2"):
+        vote_pool(**arguments, n_classes=3)
+    arguments = pool_arguments()
+    arguments["own_labels"][1] = -2
+    with pytest.raises(InvalidInputError, match="row 1: the label is -2"):
+        vote_pool(**arguments, n_classes=3)
+    with pytest.raises(InvalidInputError, match="labels holds 4294967295, which is no label"):
+        vote(LABELS.astype(np.int64) + 2**32, SIMILARITIES, n_classes=3)
+
+
+def test_shapes_types_and_numbers_that_do_not_fit():
+    with pytest.raises(InvalidInputError, match=r"similarities has the shape \(4, 2\)"):
+        vote(LABELS, SIMILARITIES[:, :2], n_classes=3)
+    with pytest.raises(InvalidInputError, match=r"labels has the shape \(3,\)"):
+        vote(LABELS[0], SIMILARITIES[0], n_classes=3)
+    with pytest.raises(InvalidInputError, match="labels has the dtype float32; give integers"):
+        vote(SIMILARITIES, SIMILARITIES, n_classes=3)
+    with pytest.raises(InvalidInputError, match="n_classes is 0"):
+        vote(LABELS, SIMILARITIES, n_classes=0)
+    with pytest.raises(InvalidInputError, match="threads is 0"):
+        vote(LABELS, SIMILARITIES, n_classes=3, threads=0)
+    with pytest.raises(InvalidInputError, match="row 9 of 4"):
+        vote(LABELS, SIMILARITIES, n_classes=3, votes=[9])
+    with pytest.raises(InvalidInputError, match="ks asks for 3 neighbors, but a row has 2"):
+        vote_curve(LABELS, SIMILARITIES, n_classes=3, ks=[3])
+    with pytest.raises(InvalidInputError, match="row 2: known is 5; give 0 to 3"):
+        decided(LABELS, SIMILARITIES, None, [1, 1, 5, 1], n_classes=3)
+
+
+def test_decided():
+    labels, similarities = [[0, 1, 0, 1, 1]], [[1.0, 0.9, 0.8, 0.4, 0.3]]
+    got = [decided(labels, similarities, None, n, n_classes=3).item() for n in range(6)]
+    assert got == [False, False, False, True, True, True]
+    assert deciding_prefix(labels, similarities, None, n_classes=3).tolist() == [3]
+    assert deciding_prefix(labels, similarities, None, 2, n_classes=3).tolist() == [-1]
+    # columns that do not exist cannot change anything
+    assert decided(labels, similarities, None, 1, n_classes=3, columns=[1]).tolist() == [True]
+
+
+def test_a_forked_child_votes_with_threads_of_its_own():
+    if not hasattr(os, "fork"):
+        pytest.skip("no fork here")
+    script = (
+        "import os, numpy as np\n"
+        "from testnuc.voting import vote\n"
+        "one = np.zeros((8, 1), np.int32)\n"
+        "run = lambda: vote(one, one + 1.0, n_classes=1, threads=4).voters.sum()\n"
+        "assert run() == 8\n"
+        "child = os.fork()\n"
+        "if child == 0: os._exit(0 if run() == 8 else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
+
+
+@pytest.mark.skipif(not JIT, reason="nothing is compiled")
+def test_nowhere_to_write_the_cache_is_no_error(monkeypatch):
+    from numba.core import caching
+
+    from testnuc._kernels import compile as compiling
+
+    def refuse(self):
+        raise OSError("read-only")
+
+    monkeypatch.setattr(caching._CacheLocator, "ensure_cache_path", refuse)
+    signature = compiling.types.int64(compiling.types.int64)
+    assert compiling.kernel(signature)(_double)()(4) == 8
+
+
+@pytest.mark.skipif(not JIT, reason="nothing is compiled")
+def test_a_cache_that_becomes_unwritable_is_no_error(monkeypatch, tmp_path):
+    from numba.core import caching
+
+    from testnuc._kernels import compile as compiling
+
+    def refuse(self, *args):
+        raise PermissionError("disk full")
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, "save", refuse)
+    signature = compiling.types.int64(compiling.types.int64)
+    assert compiling.kernel(signature)(_double)()(5) == 10
+
+
+def _double(x):
+    return 2 * x
+
+
+def test_importing_testnuc_imports_no_compiler():
+    script = "import sys, testnuc, testnuc.voting; sys.exit('numba' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_change_of_what_kernels_inline_changes_their_file():
+    # numba caches a kernel by the contents of its own file alone
+    folder = Path(testnuc._kernels.__file__).parent
+    digest = hashlib.sha256((folder / "lanes.py").read_bytes()).hexdigest()[:16]
+    assert digest == kernels.LANES_DIGEST, "set LANES_DIGEST in vote.py to this digest"
