@@ -45,8 +45,16 @@ class DatabaseServer:
 
     def sql(self, command, database="postgres"):
         done = subprocess.run(
-            [self._programs / "psql", "-h", self._folder, "-U", "postgres", "-Atqc", command]
-            + [database],
+            [
+                self._programs / "psql",
+                "-h",
+                self._folder,
+                "-U",
+                "postgres",
+                "-Atqc",
+                command,
+                database,
+            ],
             check=True,
             capture_output=True,
             text=True,
