@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from testnuc.asks import Ask, Entry, Run
 from testnuc.errors import BadRequestError, ProviderError, StoreError
-from testnuc.leasing import LeaseStore, Leasing
+from testnuc.leasing import LEASE_SECONDS, LeaseStore, Leasing
 from testnuc.protocols import StoredPrediction
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ class Fanout:
         Most asks given to one call of `answer`.
     drain : float
         Seconds that `close` waits for calls that were sent.
-    lease_seconds : float
-        How long a lease lasts that is not renewed, where the store has leases.
     sleep : callable
         What waits between two looks for what other processes ask.
     """
@@ -68,7 +66,6 @@ class Fanout:
         workers: int,
         per_call: int = 1,
         drain: float = 5.0,
-        lease_seconds: float = 30.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._answer = answer
@@ -96,7 +93,7 @@ class Fanout:
                 granted=self._grant,
                 answered=self._answered_elsewhere,
                 failed=self._fail,
-                seconds=lease_seconds,
+                seconds=getattr(store, "lease_seconds", LEASE_SECONDS),
                 sleep=sleep,
             )
 
