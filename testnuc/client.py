@@ -201,6 +201,7 @@ class TestNUC:
             workers=max_concurrency,
             per_call=texts_per_call,
         )
+        self._transport.on_wait = self._fanout.lend
         self._pipeline = Pipeline(
             self.labels,
             self.policy,
