@@ -47,7 +47,7 @@ class Fanout:
     meter : Meter
         Counts predictions that were stored or already asked for.
     workers : int
-        Most calls of `answer` at a time.
+        Most calls of `answer` at a time, but for those that wait for a next try; see `lend`.
     per_call : int
         Most asks given to one call of `answer`.
     drain : float
@@ -80,6 +80,8 @@ class Fanout:
         #: Runs with a queue, served in turn so that a short one does not wait for a long one.
         self._turns: deque[Run] = deque()
         self._workers: set[asyncio.Task[None]] = set()
+        #: Workers whose call waits for its next try.
+        self._lent = 0
         self._closed = False
         # predictions stored while a look-up was under way, which may have missed them
         self._reading = 0
@@ -206,18 +208,32 @@ class Fanout:
         entries = [e for key in keys if (e := self._entries.get(key)) is not None and not e.sent]
         self._settle(entries, [error] * len(entries))
 
+    def lend(self, workers: int) -> None:
+        """Let others work while so many more workers (fewer, if negative) wait for a next try.
+
+        A failed call would otherwise keep its place from others for as long as it waits. How many
+        calls are in flight is bounded elsewhere; here they may at most be twice as many.
+        """
+        self._lent += workers
+        if workers > 0:
+            self._hire()
+
+    @property
+    def _most(self) -> int:
+        return self._limit + min(self._lent, self._limit)
+
     def _hire(self) -> None:
-        if self._closed:
+        free = self._most - len(self._workers)
+        if self._closed or free <= 0:
             return
         queued = sum(len(run.queue) for run in self._turns)
-        wanted = min(self._limit, len(self._workers) + -(-queued // self._per_call))
-        while len(self._workers) < wanted:
+        for _ in range(min(free, -(-queued // self._per_call))):
             worker = asyncio.create_task(self._work(), name="testnuc-worker")
             self._workers.add(worker)
 
     async def _work(self) -> None:
         try:
-            while bundle := self._take():
+            while len(self._workers) <= self._most and (bundle := self._take()):
                 await self._serve(bundle)
         finally:
             # in the same step in which it found no work: else `_hire` would still count on it
