@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from testnuc.errors import BadRequestError, ProviderError, StoreError
 from testnuc.protocols import StoredPrediction
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from testnuc.limits import Meter
     from testnuc.prompts import Demonstration
@@ -141,9 +142,11 @@ class Fanout:
         self._fresh: dict[bytes, Prediction] = {}
         self._ever_answered = False
 
-    async def run(self, asks: Iterable[Ask], done: Done) -> None:
+    async def run(self, asks: Iterable[Ask] | AsyncGenerator[list[Ask], None], done: Done) -> None:
         """Get an outcome for each ask and pass it to `done`, in the order they come.
 
+        Asks are taken as workers get free, so that a generator of millions stays one. An
+        asynchronous one gives them in lists, and may itself call `run` for what they depend on.
         `done` is called from whatever task has the outcome; it must be quick and not raise.
 
         Raises
@@ -155,9 +158,9 @@ class Fanout:
             The store failed.
         """
         run = _Run(done)
-        pending = iter(asks)
+        chunks = _chunks(asks) if isinstance(asks, Iterable) else asks
         try:
-            while chunk := list(islice(pending, _CHUNK)):
+            async for chunk in chunks:
                 await self._claim(run, chunk)
                 # hold back the next chunk until the workers are about to run out of work
                 while len(run.queue) > self._low_water and run.failure is None:
@@ -169,6 +172,7 @@ class Fanout:
             if run.failure is not None:
                 raise run.failure
         finally:
+            await chunks.aclose()
             if run.open:
                 self._abandon(run)
 
@@ -348,3 +352,9 @@ class Fanout:
             for worker in late:
                 worker.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+
+
+async def _chunks(asks: Iterable[Ask]) -> AsyncGenerator[list[Ask], None]:
+    pending = iter(asks)
+    while chunk := list(islice(pending, _CHUNK)):
+        yield chunk

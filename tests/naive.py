@@ -126,3 +126,38 @@ def rank(ids, similarities, hashes, k):
     ]
     best = [(i, -s) for s, _, _, i in sorted(candidates)[:k]]
     return best + [(-1, math.nan)] * (k - len(best))
+
+
+def self_consistency(samples):
+    """Label of most (label or None, confidence or None) samples, and its part of them."""
+    best = (None, 0)
+    for label, _ in samples:
+        count = sum(other == label for other, _ in samples)
+        if label is not None and count > best[1]:
+            best = (label, count)
+    return best[0], best[1] / len(samples) if best[0] is not None else None
+
+
+def best_of_n(samples):
+    """The surest sample that has a label."""
+    best = None
+    for label, confidence in samples:
+        if label is None:
+            continue
+        sure = -1 if confidence is None else confidence
+        if best is None or sure > (-1 if best[1] is None else best[1]):
+            best = (label, confidence)
+    return samples[0] if best is None else best
+
+
+def weighted_best_of_n(samples):
+    """Label with the most confidence, and its part of all confidence."""
+    total = sum(Fraction(c) for _, c in samples if c is not None)
+    sums = {}
+    for label, confidence in samples:
+        if label is not None and confidence is not None:
+            sums[label] = sums.get(label, 0) + Fraction(confidence)
+    if not sums or total == 0:
+        return next((label for label, _ in samples if label is not None), None), None
+    winner = next(label for label, w in sums.items() if w == max(sums.values()))
+    return winner, float(sums[winner] / total)
