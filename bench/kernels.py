@@ -65,6 +65,16 @@ class Case:
         own = np.where(rng.random(b) < 0.75, truth, rng.integers(0, c, b)).astype(np.int32)
         return cls(ids, similarities, pool, own, c)
 
+    def first(self, rows: int) -> Case:
+        """Return the case with fewer rows."""
+        return Case(
+            self.ids[:rows],
+            self.similarities[:rows],
+            self.pool_labels,
+            self.own_labels[:rows],
+            self.n_classes,
+        )
+
     def vote(self, threads: int | None = 1, policy: str = "weighted") -> Any:
         """Vote through the public function."""
         return vote_pool(
@@ -140,16 +150,11 @@ def _against_peers(names: list[str]) -> Report:
         expected = case.vote(1).label
         row: dict[str, Any] = {"B,K,C,N": name}
         some = max(1, len(case.ids) // 50)
-        part = Case(
-            case.ids[:some],
-            case.similarities[:some],
-            case.pool_labels,
-            case.own_labels[:some],
-            case.n_classes,
-        )
+        part = case.first(some)
         ours = statistics.median(interleaved({"ours": case.vote}, 5)["ours"])
         row["ours ms"] = ours * 1e3
         for peer, run in PEERS.items():
+            run(case.first(1))  # imports what it needs
             start = time.perf_counter()
             run(part)
             expectation = (time.perf_counter() - start) * len(case.ids) / some

@@ -53,7 +53,14 @@ if TYPE_CHECKING:
     from testnuc.methods.self_consistency import SelfConsistency
     from testnuc.methods.standard import StandardPrompting
     from testnuc.methods.topk_icl import TopKICL, TopKICLP
-    from testnuc.results import Classification, Neighbor, Prediction, Results, Usage
+    from testnuc.results import (
+        Classification,
+        Neighbor,
+        PoolStats,
+        Prediction,
+        Results,
+        Usage,
+    )
     from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
 
 __version__ = "0.1.0.dev0"
@@ -91,7 +98,7 @@ _HOMES = {
     "methods.self_consistency": ("SelfConsistency",),
     "methods.standard": ("StandardPrompting",),
     "methods.topk_icl": ("TopKICL", "TopKICLP"),
-    "results": ("Classification", "Neighbor", "Prediction", "Results", "Usage"),
+    "results": ("Classification", "Neighbor", "PoolStats", "Prediction", "Results", "Usage"),
     "voting": ("VotePolicy", "VoteResult", "decided", "vote", "vote_curve", "vote_pool"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -114,6 +121,7 @@ __all__ = [
     "MismatchedReplyError",
     "MissingDependencyError",
     "Neighbor",
+    "PoolStats",
     "Prediction",
     "ProviderError",
     "QuotaExceededError",

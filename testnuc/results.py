@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
-__all__ = ["Classification", "Neighbor", "Prediction", "Results", "Usage"]
+__all__ = ["Classification", "Neighbor", "PoolStats", "Prediction", "Results", "Usage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,20 @@ class Usage:
     coalesced: int = 0
     #: Requests sent again after a failure.
     retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """What the pool and the store hold for one client."""
+
+    #: Texts in the pool.
+    texts: int
+    #: Texts with a stored prediction of this model, label set, prompt and sampling.
+    predicted: int
+    #: The model, as ``provider/name``.
+    model: str
+    #: How many labels the client chooses from.
+    labels: int
 
 
 class Results(Sequence[Classification]):

@@ -124,24 +124,33 @@ def _own_vote(row: Any, own: Any, policy: Any, n_classes: Any) -> Any:
 
 @inline
 def _load(
-    row: Any, k: Any, neighbors: Any, layout: Any, n_classes: Any, lab: Any, conf: Any, near: Any
+    row: Any,
+    to: Any,
+    k: Any,
+    neighbors: Any,
+    layout: Any,
+    n_classes: Any,
+    lab: Any,
+    conf: Any,
+    near: Any,
 ) -> Any:
-    """Copy what is known of a row's neighbors; returns whether all of it is valid."""
+    """Copy what is known of a row's neighbors to place `to`; returns whether all of it is valid."""
     ids, similarities, labels, confidences = neighbors
-    first = np.uintp(row * layout[0] + layout[1])
+    first = np.uintp(row) * np.uintp(layout[0]) + np.uintp(layout[1])
     place = np.uintp(row) * k
     for j in range(k):
+        at = to + np.uintp(j)
         i = first + np.uintp(j)
         if ids.size > 0:
             if ids[place + np.uintp(j)] >= np.uintp(labels.size):
                 # no such neighbor: its similarity is padding
-                lab[j], conf[j], near[j] = _NOBODY, np.float32(np.nan), _F4_ZERO
+                lab[at], conf[at], near[at] = _NOBODY, np.float32(np.nan), _F4_ZERO
                 continue
             i = np.uintp(ids[place + np.uintp(j)])
-        lab[j] = labels[i]
-        conf[j] = confidences[i] if confidences.size > 0 else np.float32(np.nan)
-        near[j] = similarities[first + np.uintp(j)]
-        if not _valid(near[j], lab[j], conf[j], n_classes):
+        lab[at] = labels[i]
+        conf[at] = confidences[i] if confidences.size > 0 else np.float32(np.nan)
+        near[at] = similarities[first + np.uintp(j)]
+        if not _valid(near[at], lab[at], conf[at], n_classes):
             return False
     return True
 
@@ -311,22 +320,34 @@ def vote_direct(
     margin, weight.
     """
     k = np.uintp(layout[0] - layout[1])
-    n = (k + _BITS) // _BITS * _BITS  # whole vectors, and the two first neighbors, exist
-    lab = np.full(n, _NOBODY, np.int32)
-    conf = np.zeros(n, np.float32)
-    near = np.zeros(n, np.float32)
-    wt = np.empty(n, np.float32)
-    x = np.empty(n, np.int64)
+    rows = max(_ONE, min(_BLOCK // max(k, _ONE), np.uintp(stop - start)))
+    size = (rows * k + _BITS) // _BITS * _BITS  # whole vectors
+    lab = np.full(size + _BITS, _NOBODY, np.int32)  # `_count` reads so far beyond a row
+    conf = np.zeros(size, np.float32)
+    near = np.zeros(size, np.float32)
+    wt = np.empty(size, np.float32)
+    x = np.empty(size, np.int64)
     acc = np.zeros(n_classes + 1, np.int64)
     others = np.empty(k + _ONE, np.int32)
-    for row in range(start, stop):
-        own_label, own_weight, valid = _own_vote(row, own, policy, n_classes)
-        if not (valid and _load(row, k, neighbors, layout, n_classes, lab, conf, near)):
-            return row
-        _open_gates(lab, conf, n, policy, wt)
-        _weigh(near, _NONE, lab, wt, x, _NONE, n, policy)
-        _count(row, own_label, own_weight, lab, x, _NONE, k, acc, others, out_i, out_f)
-    return -1
+    block = np.uintp(start)
+    while block < np.uintp(stop):
+        count = min(rows, np.uintp(stop) - block)
+        for r in range(count):
+            row = block + np.uintp(r)
+            to = np.uintp(r) * k
+            if not _load(row, to, k, neighbors, layout, n_classes, lab, conf, near):
+                return np.int64(row)
+        _open_gates(lab, conf, size, policy, wt)
+        _weigh(near, _NONE, lab, wt, x, _NONE, size, policy)
+        for r in range(count):
+            row = block + np.uintp(r)
+            own_label, own_weight, valid = _own_vote(row, own, policy, n_classes)
+            if not valid:
+                return np.int64(row)
+            at = np.uintp(r) * k
+            _count(row, own_label, own_weight, lab, x, at, k, acc, others, out_i, out_f)
+        block += count
+    return np.int64(-1)
 
 
 @kernel(_I8(given(_I4), given(_F4), given(_F8), _I8, made(_I4), made(_F4)))
@@ -372,7 +393,7 @@ def vote_packed(
     n_pool = np.uintp(records.size // 2 - 1)
     width = np.uintp(k)
     rows = max(_ONE, _BLOCK // max(width, _ONE))
-    lab = np.zeros(rows * width + _BITS, np.int32)
+    lab = np.zeros(rows * width + _BITS, np.int32)  # `_count` reads so far beyond a row
     wt = np.empty(rows * width, np.float32)
     x = np.empty(rows * width, np.int64)
     acc = np.zeros(n_classes + 1, np.int64)
@@ -477,7 +498,7 @@ def tally(
     for r in range(rows.size):
         row = rows[r]
         label, weight, valid = _own_vote(row, own, policy, n_classes)
-        if not (valid and _load(row, k, neighbors, layout, n_classes, lab, conf, near)):
+        if not (valid and _load(row, _NONE, k, neighbors, layout, n_classes, lab, conf, near)):
             return row
         _open_gates(lab, conf, k, policy, wt)
         _weigh(near, _NONE, lab, wt, x, _NONE, k, policy)
@@ -517,7 +538,7 @@ def curve(
     x = np.empty(n, np.int64)
     acc = np.zeros(n_classes + 1, np.int64)
     for row in range(own[0].size):
-        if not _load(row, k, neighbors, layout, n_classes, pool_lab, conf, near):
+        if not _load(row, _NONE, k, neighbors, layout, n_classes, pool_lab, conf, near):
             return row
         for p in range(policies.shape[0]):
             policy = policies[p]
@@ -528,19 +549,17 @@ def curve(
             _open_gates(lab, conf, n, policy, wt)
             _weigh(near, _NONE, lab, wt, x, _NONE, n, policy)
             # a sum carries in its low bits the rank of the label's first supporter, so that
-            # comparing sums settles ties; only the label that grows can become the winner
-            best, winner = np.int64(0), own_label
+            # comparing sums settles ties; only the label that grows can become the winner; and
+            # who does not vote has a rank too, but none that exceeds the one of the text itself
+            best, winner = (own_weight << shift) + np.int64(k + _ONE), own_label
             if own_weight > 0:
-                best = (own_weight << shift) + np.int64(k + _ONE)
                 acc[np.uintp(own_label + 1)] = best
             done = _NONE
             for i in range(ks.size):
                 for j in range(done, np.uintp(ks[i])):
                     # without a branch: under a filter it is hard to guess who votes
                     at = np.uintp(lab[j] + 1)
-                    rank = np.int64(k - np.uintp(j)) if lab[j] >= 0 else np.int64(0)
-                    v = acc[at]
-                    v = (v if v > 0 else rank) + (x[j] << shift)
+                    v = max(acc[at], np.int64(k - np.uintp(j))) + (x[j] << shift)
                     acc[at] = v
                     winner = lab[j] if v > best else winner
                     best = max(best, v)

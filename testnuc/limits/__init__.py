@@ -7,6 +7,7 @@
     rates        sliding windows of requests and tokens
     gates        what is left of the server's own limits
     concurrency  how many calls at a time, and the pause after a refusal
+    permits      leave to send a request
     admission    the one queue in which calls wait for all of these
     prices       what tokens cost
     budget       set aside before a call, settled after
@@ -15,10 +16,11 @@
 
 from __future__ import annotations
 
-from testnuc.limits.admission import Admission, Permit
+from testnuc.limits.admission import Admission
 from testnuc.limits.budget import BudgetAccount, Reservation
 from testnuc.limits.headers import retry_after
 from testnuc.limits.meter import Mark, Meter
+from testnuc.limits.permits import Permit
 from testnuc.limits.policies import Budget, RateLimit, RetryPolicy
 from testnuc.limits.prices import PICO, Price, require_price
 

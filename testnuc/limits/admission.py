@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Protocol
 from testnuc.errors import InvalidInputError, RateLimitedError
 from testnuc.limits.concurrency import Concurrency
 from testnuc.limits.gates import gates
+from testnuc.limits.permits import Permit, Waiter
 from testnuc.limits.policies import RateLimit, RetryPolicy
-from testnuc.limits.rates import Entry, Forecast, SlidingWindow
+from testnuc.limits.rates import Forecast, SlidingWindow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["TICK", "Admission", "Permit"]
+__all__ = ["TICK", "Admission"]
 
 #: Shortest time in seconds between two looks at the queue; shorter timers spin a whole core.
 TICK = 0.005
@@ -32,35 +33,6 @@ _FOREVER = float("inf")
 
 class _Timer(Protocol):
     def cancel(self) -> object: ...
-
-
-class Permit:
-    """Leave to send one request; to be given back exactly once."""
-
-    __slots__ = ("charge", "charged", "estimate", "request", "sent_at", "size")
-
-    def __init__(self, sent_at: float, estimate: int, size: tuple[int, int]) -> None:
-        #: Moment of the clock.
-        self.sent_at = sent_at
-        #: The caller's estimate of the input tokens.
-        self.estimate = estimate
-        #: Input and output tokens it is expected to need.
-        self.size = size
-        #: Where the request, and the tokens charged for it, are logged.
-        self.request: Entry | None = None
-        self.charged: Entry | None = None
-        self.charge = 0
-
-
-class _Waiter:
-    __slots__ = ("future", "input_tokens", "max_output_tokens")
-
-    def __init__(
-        self, future: asyncio.Future[Permit], input_tokens: int, max_output_tokens: int
-    ) -> None:
-        self.future = future
-        self.input_tokens = input_tokens
-        self.max_output_tokens = max_output_tokens
 
 
 class Admission:
@@ -125,8 +97,8 @@ class Admission:
         self._clock = clock
         self._wall = wall
         self._call_later = call_later
-        self._again: deque[_Waiter] = deque()
-        self._queue: deque[_Waiter] = deque()
+        self._again: deque[Waiter] = deque()
+        self._queue: deque[Waiter] = deque()
         self._timer: _Timer | None = None
         self._timer_at = _FOREVER
         #: Calls in flight, and their tokens by the estimates.
@@ -197,7 +169,7 @@ class Admission:
         self._expected(input_tokens, max_output_tokens)
         self._refuse_long_pause()
         future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(future, input_tokens, max_output_tokens)
+        waiter = Waiter(future, input_tokens, max_output_tokens)
         (self._again if again else self._queue).append(waiter)
         self._drain()
         try:
@@ -342,9 +314,11 @@ class Admission:
         for gate in self._gates:
             if not gate.closed:
                 continue
-            if now >= gate.until and not gate.reopen(_amount(gate.kind, self._flying)):
-                self._closed_gates -= 1
-                continue
+            if now >= gate.until:
+                flying = _amount(gate.kind, self._flying)
+                if not gate.reopen(flying, now + self._longest_hold):
+                    self._closed_gates -= 1
+                    continue
             alone = self.in_flight == 0 and gate.left > 0
             if gate.left < _amount(gate.kind, (1, *size)) and not alone:
                 delay = max(delay, gate.until - now)
@@ -379,7 +353,7 @@ class Admission:
         if self._queue or self._again:
             self._drain()
 
-    def _head(self) -> tuple[deque[_Waiter], _Waiter] | None:
+    def _head(self) -> tuple[deque[Waiter], Waiter] | None:
         for queue in (self._again, self._queue):
             while queue:
                 if not queue[0].future.done():

@@ -37,8 +37,9 @@ _EASE = 0.95
 _FLOOR = 0.25
 #: How fast the baseline follows a mean below it, and one above it.
 _DOWN, _UP = 0.25, 0.01
-#: The share of refused calls is a mean over about 1 / _FRESH of them; from _MANY on all pause.
-_FRESH = 0.1
+#: The share of refused calls is a mean over at least so many of them, and over half of those that
+#: may be in flight, whose refusals can come all at once; from _MANY on all pause.
+_FEWEST = 10
 _MANY = 0.3
 #: The first pause that we choose ourselves, as part of the initial wait of a single call.
 _SHORT = 0.25
@@ -70,6 +71,7 @@ class Concurrency:
         "_baseline",
         "_cause",
         "_first_pause",
+        "_fresh",
         "_heard",
         "_initial_wait",
         "_latency",
@@ -109,6 +111,7 @@ class Concurrency:
         self._first_pause = _NEVER
         #: Share of the latest calls that was refused.
         self._share = 0.0
+        self._fresh = 1 / max(_FEWEST, most / 2)
         #: Most calls in flight on the way back, and when it widens next.
         self._ramp = _NO_RAMP
         self._widen_at = _NEVER
@@ -124,7 +127,7 @@ class Concurrency:
 
     def sent(self) -> None:
         """Count a call that is sent now."""
-        self._share -= _FRESH * self._share
+        self._share -= self._fresh * self._share
 
     def answered(self, sent_at: float, now: float) -> None:
         """Count a call that the server answered.
@@ -164,7 +167,7 @@ class Concurrency:
         """
         self._outcomes += 1
         self._refused += load
-        self._share = min(1.0, self._share + _FRESH)
+        self._share = min(1.0, self._share + self._fresh)
         self._heard += (now - sent_at - self._heard) * (_DOWN if self._heard else 1.0)
         if wait is not None or self._share >= _MANY:
             self._pause(sent_at, now, wait)
@@ -251,4 +254,5 @@ class Concurrency:
         self._outcomes = self._answered = self._refused = 0
         self._latency = 0.0
         self._window_end = now + max(_SHORTEST_WINDOW, mean)
+        self._fresh = 1 / max(_FEWEST, self._limit / 2)
         self._set_ramp(self._ramp)

@@ -97,13 +97,15 @@ class Gate:
         self._probes = 1.0 if wait > longest else limit
         return True
 
-    def reopen(self, flying: float) -> bool:
+    def reopen(self, flying: float, until: float) -> bool:
         """Start anew after the reset.
 
         Parameters
         ----------
         flying : float
             The amount in flight.
+        until : float
+            Moment of the clock to start anew again, should no answer tell more until then.
 
         Returns
         -------
@@ -115,7 +117,7 @@ class Gate:
             self.closed = False
         else:
             self.left = self._probes - flying
-            self.until = float("inf")
+            self.until = until
         return self.closed
 
 

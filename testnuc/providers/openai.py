@@ -13,9 +13,9 @@ from testnuc.errors import ConfigurationError, EmptyReplyError, InvalidInputErro
 from testnuc.protocols import Reply, Request, Task, TokenUsage
 from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
-from testnuc.providers._endpoint import Endpoint, checked_key
 from testnuc.providers._logprobs import with_logprobs
 from testnuc.providers._wire import Body, Said, Wire
+from testnuc.wire.endpoint import Endpoint, checked_key
 
 __all__ = ["OpenAI"]
 

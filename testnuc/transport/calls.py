@@ -31,6 +31,7 @@ class Call:
         "sends",
         "size",
         "started",
+        "unsent",
         "wire",
     )
 
@@ -52,6 +53,8 @@ class Call:
         self.sends = 0
         #: How often there was no connection, so that nothing was sent after all.
         self.refusals = 0
+        #: Whether the latest failure was one of these.
+        self.unsent = False
         self.adaptations = 0
         #: Whether the next sending is one after a failure.
         self.again = False

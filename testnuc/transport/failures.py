@@ -15,12 +15,22 @@ from testnuc.errors import ConfigurationError, ConnectionFailedError, ProviderEr
 if TYPE_CHECKING:
     from testnuc.protocols import WireProvider
 
-__all__ = ["host", "is_retryable", "translate"]
+__all__ = ["holds_secrets", "host", "is_retryable", "translate"]
 
 
 def is_retryable(error: BaseException) -> bool:
     """Whether sending the same call again can help."""
     return isinstance(error, ProviderError) and error.retryable
+
+
+def holds_secrets(raised: BaseException) -> bool:
+    """Whether an error of aiohttp's keeps the request's headers, or credentials of a URL."""
+    kinds = (
+        aiohttp.ClientProxyConnectionError,
+        aiohttp.ClientResponseError,
+        aiohttp.InvalidURL,
+    )
+    return isinstance(raised, kinds)
 
 
 def host(provider: WireProvider) -> str:
@@ -53,8 +63,8 @@ def translate(raised: BaseException, provider: WireProvider) -> BaseException:
         raised, ConfigurationError
     ):
         return ConfigurationError(
-            f"calls to {where} cannot be sent: base_url is no URL, or credentials in it or in "
-            f".netrc contradict the key"
+            f"calls to {where} cannot be sent: base_url is no URL, credentials in it or in "
+            f".netrc contradict the key, or the key holds characters that no header may"
         )
     if isinstance(raised, (aiohttp.ClientError, OSError)):
         return ConnectionFailedError(

@@ -14,20 +14,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from math import ceil
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception
 
 from testnuc.errors import (
-    BadRequestError,
     CallTimeoutError,
     ConfigurationError,
+    ConnectionFailedError,
     ProviderError,
     RateLimitedError,
     ReplyError,
-    UnknownModelError,
 )
 from testnuc.limits import (
     Admission,
@@ -41,10 +41,12 @@ from testnuc.limits import (
     retry_after,
 )
 from testnuc.transport.calls import Call, Timer
-from testnuc.transport.failures import host, is_retryable, translate
+from testnuc.transport.connections import Connections, HTTPAnswer
+from testnuc.transport.failures import holds_secrets, host, is_retryable, translate
+from testnuc.transport.retries import adapts, gives_up, may_help, wait
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from tenacity import RetryCallState
 
@@ -56,28 +58,8 @@ __all__ = ["Transport"]
 _OK = 200
 #: The server is too busy for anybody.
 _BUSY = frozenset({429, 503, 529})
-#: How often a provider may change its encoding within one call.
-_MOST_ADAPTATIONS = 4
-#: Jitter on top of a server's wait: part of it, and its bounds in seconds.
-_SPREAD, _LEAST_SPREAD, _MOST_SPREAD = 0.1, 0.05, 5.0
-_NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
-#: More doublings would overflow.
-_MOST_DOUBLINGS = 30
 #: Characters of a token, for providers that do not estimate; most texts have four.
 _CHARACTERS_PER_TOKEN = 3
-
-
-class _Session(NamedTuple):
-    """The connections to one provider, which is held so that its id stays its own."""
-
-    provider: WireProvider
-    http: aiohttp.ClientSession
-
-
-class _Answer(NamedTuple):
-    status: int
-    headers: Mapping[str, str]
-    data: bytes
 
 
 class Transport:
@@ -131,10 +113,8 @@ class Transport:
             rate_limit, max_concurrency, self._retry, clock=clock, wall=wall, rng=self._rng
         )
         self._by_tokens = rate_limit is not None and rate_limit.tokens_per_minute is not None
-        self._max_concurrency = max_concurrency
         self._account = None if budget is None else BudgetAccount(budget)
         self._price = price
-        self._trust_env = trust_env
         #: Counts what is spent.
         self.meter = Meter(price) if meter is None else meter
         if self.meter.price is None:
@@ -142,10 +122,11 @@ class Transport:
         self._clock = clock
         self._wall = wall
         self._sleep = sleep
-        self._sessions: dict[int, _Session] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed = False
+        self._connections = Connections(max_concurrency, trust_env=trust_env)
+        #: Whether the provider answered anything yet.
         self._reached = False
+        #: By how much the estimates of input tokens were too low at most.
+        self._overrun = 1.0
 
     @property
     def admission(self) -> Admission:
@@ -213,11 +194,7 @@ class Transport:
 
     async def aclose(self) -> None:
         """Close all connections. No call may follow."""
-        self._closed = True
-        sessions = list(self._sessions.values())
-        self._sessions.clear()
-        for session in sessions:
-            await session.http.close()
+        await self._connections.aclose()
 
     async def _run(self, call: Call) -> Reply:
         try:
@@ -236,8 +213,8 @@ class Transport:
         """Go on after a first failure; tenacity keeps state, so every call has its own."""
         retrying = AsyncRetrying(
             sleep=self._sleep,
-            retry=retry_if_exception(lambda error: _may_help(call, error)),
-            wait=lambda state: self._wait(call, state.attempt_number),
+            retry=retry_if_exception(lambda error: may_help(call, error)),
+            wait=lambda state: wait(call, state, self._retry, self._rng),
             stop=lambda state: self._gives_up(call, state),
             reraise=True,
         )
@@ -254,53 +231,19 @@ class Transport:
                     return await self._try(call)
                 except ProviderError as raised:
                     error = raised
-            if not self._adapts(call, error):
+            if not self._adapted(call, error):
                 error.attempts = call.sends
                 call.error = error
                 raise error
             error = None
 
-    def _wait(self, call: Call, failures: int) -> float:
-        """Seconds until the next try."""
-        error = call.error
-        if error is None or isinstance(error, ReplyError):
-            return 0.0  # the server is well; only the answer was not
-        policy = self._retry
-        if isinstance(error.__cause__, aiohttp.ClientConnectorError):
-            # nothing was sent, so nobody is kept busy; the pause of all calls does the rest
-            return self._rng.uniform(policy.initial_wait / 2, policy.initial_wait)
-        doublings = min(max(0, failures - call.refusals - 1), _MOST_DOUBLINGS)
-        wait = self._rng.uniform(0.0, min(policy.max_wait, policy.initial_wait * 2.0**doublings))
-        if error.retry_after is None:
-            return wait
-        # a server's wait obeyed to the letter wakes everybody in the same moment
-        spread = min(_MOST_SPREAD, max(_LEAST_SPREAD, _SPREAD * error.retry_after))
-        return max(wait, error.retry_after) + self._rng.uniform(0.0, spread)
-
     def _gives_up(self, call: Call, state: RetryCallState) -> bool:
         since = self._clock() - call.started if call.sends else 0.0
-        if since + state.upcoming_sleep >= self._retry.deadline:
-            return True
-        # A server that was there before is being restarted: nothing is sent meanwhile, and the
-        # deadline bounds the waiting. One that never was there is likely a wrong base_url.
-        tries = state.attempt_number - (call.refusals if self._reached else 0)
-        return tries >= self._retry.attempts
+        return gives_up(call, state, self._retry, since=since, reached=self._reached)
 
-    def _adapts(self, call: Call, error: ProviderError) -> bool:
-        """Whether the call is worth sending again because its encoding has changed."""
-        if call.wire is None or call.adaptations >= _MOST_ADAPTATIONS:
+    def _adapted(self, call: Call, error: ProviderError) -> bool:
+        if not adapts(call, error):
             return False
-        if not isinstance(error, (BadRequestError, UnknownModelError, ReplyError)):
-            return False
-        body = call.wire.encode(call.request)
-        if body == call.body:
-            # no other call, failing the same way, has adapted the provider meanwhile
-            if not call.wire.adapt(error):
-                return False
-            body = call.wire.encode(call.request)
-        call.adaptations += 1
-        call.body = body
-        call.size = call.wire.reserve(call.request)
         if call.reservation is not None and self._account is not None:
             self._account.release(call.reservation)  # of the old size
             call.reservation = None
@@ -319,23 +262,24 @@ class Transport:
             self.meter.retries += 1
             call.again = False
         call.sends += 1
+        call.unsent = False
         left = call.started + self._retry.deadline - permit.sent_at
         timer = Timer(max(0.0, min(self._retry.timeout, left)))
         try:
-            if call.other is None:
-                answer = await self._post(call)
+            if call.wire is not None:
+                answer = await self._connections.post(call.wire, call.body)
             else:
+                assert call.other is not None
                 reply = await call.other.answer(call.request)
         except BaseException as raised:  # whatever it is, the permit goes back
             error = self._broken(call, permit, raised, timed_out=timer.stop())
             if error is raised:
                 raise
-            # aiohttp keeps the request's headers, and so the key, in this kind of error
-            cause = None if isinstance(raised, aiohttp.ClientResponseError) else raised
+            cause = None if holds_secrets(raised) else raised
         else:
             # nothing awaits from here on, so all is booked whatever happens to the task
             timer.stop()
-            if call.other is None:
+            if call.wire is not None:
                 return self._read(call, permit, answer)
             return self._accept(call, permit, reply)
         raise error from cause
@@ -357,9 +301,10 @@ class Transport:
         input_tokens, output_tokens = call.size
         if self._account is not None and call.reservation is None:
             price = self._price
-            worst = 0 if price is None else price.worst(input_tokens, output_tokens)
+            at_worst = ceil(input_tokens * self._overrun)
+            usd = 0 if price is None else price.worst(at_worst, output_tokens)
             # kept on the call before anything else can await, so that _run releases it in any case
-            call.reservation = await self._account.reserve(worst, input_tokens + output_tokens)
+            call.reservation = await self._account.reserve(usd, at_worst + output_tokens)
         permit = self._admission.try_acquire(input_tokens, output_tokens)
         if permit is None:
             permit = await self._admission.acquire(
@@ -367,39 +312,7 @@ class Transport:
             )
         return permit
 
-    async def _post(self, call: Call) -> _Answer:
-        wire = call.wire
-        assert wire is not None
-        session = self._sessions.get(id(wire)) or self._open(wire)
-        if self._loop is not asyncio.get_running_loop():
-            raise ConfigurationError(
-                "a client belongs to the event loop of its first call; make one for each loop"
-            )
-        # a redirect would carry the key elsewhere; leaving it to the provider's error is safer
-        response = await session.http.post(wire.url, data=call.body, allow_redirects=False)
-        # read() releases the connection at the end, and closes it if it is cut short
-        return _Answer(response.status, response.headers, await response.read())
-
-    def _open(self, provider: WireProvider) -> _Session:
-        if self._closed:
-            raise ConfigurationError("the client is closed; make a new one")
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        # each provider has a session of its own: headers of the session must not go elsewhere
-        session = _Session(
-            provider,
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._max_concurrency),
-                headers={"Content-Type": "application/json", **provider.headers},
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=_NO_TIMEOUT,
-                trust_env=self._trust_env,
-            ),
-        )
-        self._sessions[id(provider)] = session
-        return session
-
-    def _read(self, call: Call, permit: Permit, answer: _Answer) -> Reply:
+    def _read(self, call: Call, permit: Permit, answer: HTTPAnswer) -> Reply:
         """Turn an HTTP answer into a reply or an error."""
         wire = call.wire
         assert wire is not None
@@ -417,17 +330,17 @@ class Transport:
                 raise
             return self._accept(call, permit, reply)
         failure: Exception | None = None
-        wait = retry_after(answer.headers, self._wall())
+        seconds = retry_after(answer.headers, self._wall())
         try:
             failure = wire.error(answer.status, answer.headers, answer.data)
         finally:
             # an exhausted quota is a 429 too, but no reason for anybody to wait
             if answer.status in _BUSY and (failure is None or is_retryable(failure)):
-                self._admission.refused(permit, wait)
+                self._admission.refused(permit, seconds)
             else:
                 self._admission.failed(permit)
         if isinstance(failure, ProviderError) and failure.retry_after is None:
-            failure.retry_after = wait
+            failure.retry_after = seconds
         raise failure
 
     def _accept(self, call: Call, permit: Permit, reply: Reply) -> Reply:
@@ -447,6 +360,7 @@ class Transport:
             return
         self._admission.answered(permit, usage.input_tokens, usage.output_tokens)
         if call.reservation is not None and self._account is not None:
+            self._overrun = max(self._overrun, usage.input_tokens / max(1, call.size[0]))
             tokens = usage.input_tokens + usage.output_tokens
             self._account.settle(call.reservation, pico_usd or 0, tokens)
             call.reservation = None
@@ -466,12 +380,15 @@ class Transport:
             return raised
         if isinstance(raised, ProviderError):
             self._fail(permit, raised)
+            if isinstance(raised, (CallTimeoutError, ConnectionFailedError)):
+                self._spend(call)
             return raised
         error = raised if call.wire is None else translate(raised, call.wire)
         if timed_out:
             error = self._timeout(call)
         if isinstance(raised, aiohttp.ClientConnectorError) and not timed_out:
             # never sent, so never billed: the reservation serves the next try
+            call.unsent = True
             call.refusals += 1
             if is_retryable(error):
                 self._admission.refused(permit, load=False)
@@ -508,10 +425,3 @@ class Transport:
             return 0, 0
         characters = len(request.task.system) + len(request.user)
         return characters // _CHARACTERS_PER_TOKEN + 1, 0
-
-
-def _may_help(call: Call, error: BaseException) -> bool:
-    """Whether to send again; what a packed call lacks, the caller asks for in smaller ones."""
-    return is_retryable(error) and not (
-        isinstance(error, ReplyError) and len(call.request.texts) > 1
-    )

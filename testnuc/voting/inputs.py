@@ -22,9 +22,9 @@ _LIMIT = 1.001
 # dtypes of native byte order are singletons, so that arrays that fit are known at a glance
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 
-_UINT64, _UINT32 = np.dtype(np.uint64), np.dtype(np.uint32)
+_INT64, _UINT64, _UINT32 = np.dtype(np.int64), np.dtype(np.uint64), np.dtype(np.uint32)
 _UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {
-    np.dtype(np.int64): _UINT64,
+    _INT64: _UINT64,
     _UINT64: _UINT64,
     _INT32: _UINT32,
     _UINT32: _UINT32,
@@ -93,6 +93,8 @@ def numbers(value: ArrayLike | None, name: str, ndim: int) -> NDArray[np.float32
 
 def _positions(value: ArrayLike) -> NDArray[Any]:
     """Return ids as contiguous uint64 or uint32; a negative one becomes very large."""
+    if _fits(value, _INT64, 2):
+        return cast("NDArray[Any]", value).view(_UINT64)
     array = np.ascontiguousarray(_checked(value, "neighbor_ids", "iu", 2))
     unsigned = _UNSIGNED.get(array.dtype)
     if unsigned is None:

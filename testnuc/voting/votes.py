@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from testnuc.voting.policy import VotePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -141,13 +143,12 @@ def vote_pool(
 def _vote(
     ballots: Ballots, policy: VotePolicy, threads: int | None, votes: Rows | None
 ) -> VoteResult:
-    from testnuc._kernels import vote as kernels
-
+    kernels = _kernels()
     n_rows, k = ballots.rows, ballots.k
     out = np.empty((5, n_rows), np.int32)
     numbers = out.view(np.float32)
     ids, similarities, labels, confidences = ballots.neighbors
-    run: Callable[[int, int], int]
+    shape: int | tuple[int, int]
     if not ballots.gathered and ids.size >= max(_MANY, labels.size // _POOL):
         records = np.empty(2 * (labels.size + 1), np.int32)
         weights = records.view(np.float32)
@@ -156,39 +157,25 @@ def _vote(
         )
         if bad >= 0:
             raise ballots.refuse_pool(bad)
-        packed = (ids, similarities, records, weights)
         kernel = kernels.packed(k)(ballots.variant)
-
-        def run(start: int, stop: int) -> int:
-            found: int = kernel(
-                packed,
-                ballots.own,
-                policy.fields,
-                ballots.n_classes,
-                k,
-                start,
-                stop,
-                out,
-                numbers,
-            )
-            return found
-
+        neighbors, shape = (ids, similarities, records, weights), k
     else:
         kernel = kernels.vote_direct(ballots.variant)
+        neighbors, shape = ballots.neighbors, ballots.layout
 
-        def run(start: int, stop: int) -> int:
-            found: int = kernel(
-                ballots.neighbors,
-                ballots.own,
-                policy.fields,
-                ballots.n_classes,
-                ballots.layout,
-                start,
-                stop,
-                out,
-                numbers,
-            )
-            return found
+    def run(start: int, stop: int) -> int:
+        found: int = kernel(
+            neighbors,
+            ballots.own,
+            policy.fields,
+            ballots.n_classes,
+            shape,
+            start,
+            stop,
+            out,
+            numbers,
+        )
+        return found
 
     bad = _in_blocks(run, n_rows, n_rows * (k + 1), threads)
     if bad >= 0:
@@ -204,8 +191,6 @@ def _vote(
 
 
 def _tally(ballots: Ballots, policy: VotePolicy, votes: Rows) -> NDArray[np.float64]:
-    from testnuc._kernels import vote as kernels
-
     if votes is True:
         rows = np.arange(ballots.rows)
     else:
@@ -220,7 +205,7 @@ def _tally(ballots: Ballots, policy: VotePolicy, votes: Rows) -> NDArray[np.floa
         if outside.size > 0:
             raise InvalidInputError(f"votes asks for row {outside[0]} of {ballots.rows}")
     out = np.empty((rows.size, ballots.n_classes), np.float64)
-    kernels.tally(ballots.variant)(
+    _kernels().tally(ballots.variant)(
         ballots.neighbors,
         ballots.own,
         policy.fields,
@@ -230,6 +215,12 @@ def _tally(ballots: Ballots, policy: VotePolicy, votes: Rows) -> NDArray[np.floa
         out,
     )
     return out
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    # numba is imported by the first vote, not by `import testnuc`
+    return importlib.import_module("testnuc._kernels.vote")
 
 
 def _in_blocks(

@@ -17,7 +17,7 @@ from testnuc.errors import (
     ServerError,
     UnknownModelError,
 )
-from testnuc.providers._endpoint import redacted
+from testnuc.wire.endpoint import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,204 @@
+"""Embeddings from any server that speaks OpenAI's ``/v1/embeddings``."""
+
+from __future__ import annotations
+
+import os
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from testnuc.errors import ConfigurationError, EmbeddingError, ProviderError, UnreadableReplyError
+from testnuc.protocols import Reply, Request, Task, TokenUsage
+from testnuc.transport import Transport
+from testnuc.wire.endpoint import Endpoint, checked_key
+from testnuc.wire.failures import as_error
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from testnuc.limits import RateLimit, RetryPolicy
+    from testnuc.results import Usage
+
+__all__ = ["OpenAIEmbedder"]
+
+_DEFAULT = "https://api.openai.com/v1"
+#: Texts in one request; OpenAI takes 2,048 and 300,000 tokens.
+_PER_CALL = 256
+#: The most tokens of one text that OpenAI's models read, in characters: longer ones are refused.
+_LONGEST = 24_000
+_CHARACTERS_PER_TOKEN = 3
+
+
+class OpenAIEmbedder:
+    """A model behind ``/v1/embeddings`` as an `Embedder`.
+
+    Parameters
+    ----------
+    model : str
+        As the server calls it, such as ``"text-embedding-3-small"``.
+    base_url : str, optional
+        Default: ``OPENAI_BASE_URL``, else OpenAI's own.
+    api_key : str, optional
+        Default: ``OPENAI_API_KEY``.
+    dimensions : int, optional
+        Shorter vectors, for models that offer them.
+    rate_limit : RateLimit, optional
+        Of the embedding model, which has limits of its own.
+    retry : RetryPolicy, optional
+
+    Raises
+    ------
+    ConfigurationError
+        There is no key for OpenAI's own host.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        dimensions: int | None = None,
+        rate_limit: RateLimit | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        given = base_url or os.environ.get("OPENAI_BASE_URL") or _DEFAULT
+        endpoint = Endpoint.parse(given)
+        key = checked_key(api_key, ("OPENAI_API_KEY",))
+        if key is None and endpoint.host == "api.openai.com":
+            raise ConfigurationError(
+                f"no key for {endpoint.host}: set OPENAI_API_KEY in the environment, or choose a "
+                "local embedder"
+            )
+        self.name = f"openai/{model}" + (f"/{dimensions}" if dimensions else "")
+        self._wire = _Embeddings(model, endpoint, key, dimensions)
+        self._transport = Transport(rate_limit=rate_limit, max_concurrency=8, retry=retry)
+        self._dim = dimensions
+
+    def __repr__(self) -> str:
+        return f"OpenAIEmbedder({self._wire.model!r}, host={self._wire.host!r})"
+
+    @property
+    def dim(self) -> int:
+        """Length of a vector; known from the first embedding on."""
+        if self._dim is None:
+            raise EmbeddingError(f"the dimension of {self.name} is known after its first embedding")
+        return self._dim
+
+    @property
+    def usage(self) -> Usage:
+        """Calls and tokens of the embeddings."""
+        return self._transport.meter.since()
+
+    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return float32[len(texts), dim].
+
+        Raises
+        ------
+        EmbeddingError
+            The server gave no usable vectors.
+        ProviderError
+            It could not be asked.
+        """
+        import numpy as np
+
+        task = Task(system="", labels=())
+        parts: list[NDArray[np.float32]] = []
+        for start in range(0, len(texts), _PER_CALL):
+            # a model reads so much of a text and refuses more, and with it all texts of the call
+            part = tuple(text[:_LONGEST] for text in texts[start : start + _PER_CALL])
+            reply = await self._transport.call(self._wire, Request(task, "", part))
+            assert isinstance(reply, _Vectors)
+            parts += [np.frombuffer(row, dtype="<f4") for row in reply.rows]
+        if len({len(row) for row in parts}) > 1:
+            raise EmbeddingError(f"{self.name} returned vectors of different lengths")
+        vectors = np.stack(parts).astype(np.float32)
+        self._dim = vectors.shape[1]
+        return vectors
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transport.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Vectors(Reply):
+    #: Little-endian float32, a vector for each text.
+    rows: tuple[bytes, ...] = ()
+
+
+class _Embeddings:
+    """The wire format of ``/v1/embeddings``; a `WireProvider` whose replies hold vectors."""
+
+    name = "openai"
+
+    def __init__(
+        self, model: str, endpoint: Endpoint, key: str | None, dimensions: int | None
+    ) -> None:
+        self.model = model
+        self.host = endpoint.netloc
+        self.identity = f"{endpoint.at(endpoint.path)}/{dimensions}"
+        self.url = endpoint.at((endpoint.path or "/v1") + "/embeddings")
+        self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._key = key
+        self._dimensions = dimensions
+        # base64 is a quarter of the bytes; servers that do not know it answer with lists
+        self._encoding: str | None = "base64"
+
+    def encode(self, request: Request) -> bytes:
+        """Body of the call."""
+        body: dict[str, Any] = {"model": self.model, "input": request.texts}
+        if self._encoding is not None:
+            body["encoding_format"] = self._encoding
+        if self._dimensions is not None:
+            body["dimensions"] = self._dimensions
+        return orjson.dumps(body)
+
+    def decode(self, request: Request, body: bytes) -> Reply:
+        """Read the vectors, in the order of the texts."""
+        import numpy as np
+
+        try:
+            value = orjson.loads(body)
+            items = sorted(value["data"], key=lambda item: item["index"])
+            indices = [item["index"] for item in items]
+            rows = tuple(
+                b64decode(item["embedding"], validate=True)
+                if isinstance(item["embedding"], str)
+                else np.asarray(item["embedding"], dtype="<f4").tobytes()
+                for item in items
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+            raise UnreadableReplyError(
+                f"{self.host} answered with no embeddings: {body[:200]!r}"
+            ) from exc
+        if indices != list(range(len(request.texts))) or any(len(r) % 4 or not r for r in rows):
+            raise UnreadableReplyError(
+                f"{self.host} answered with {len(rows)} embeddings for {len(request.texts)} texts"
+            )
+        usage = value.get("usage")
+        tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+        counted = TokenUsage(tokens, 0) if isinstance(tokens, int) else None
+        return _Vectors((), counted, None, rows)
+
+    def error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        """Turn a failure into an exception."""
+        where = f"{self.model} at {self.host}"
+        return as_error(
+            status, headers, body, where=where, key=self._key, hint="Check OPENAI_API_KEY."
+        )
+
+    def adapt(self, error: Exception) -> bool:
+        """Leave the encoding out where the server refuses it."""
+        if self._encoding is not None and "encoding_format" in str(error):
+            self._encoding = None
+            return True
+        return False
+
+    def reserve(self, request: Request) -> tuple[int, int]:
+        """Estimate the tokens of a call."""
+        return sum(len(text) for text in request.texts) // _CHARACTERS_PER_TOKEN + 1, 0

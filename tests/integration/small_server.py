@@ -1,0 +1,139 @@
+"""A server, a wire provider and a transport, all as small as can be."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from random import Random
+
+import orjson
+from aiohttp import web
+
+from testnuc.errors import (
+    AuthenticationError,
+    BadRequestError,
+    RateLimitedError,
+    RefusalError,
+    ServerError,
+    UnreadableReplyError,
+)
+from testnuc.limits import RetryPolicy
+from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
+from testnuc.transport import Transport
+
+SECRET = "sk-very-secret-0123456789"
+TASK = Task("Say the label.", ("a", "b"))
+ONE = Request(TASK, "text", ("text",))
+TWO = Request(TASK, "texts", ("one", "two"))
+KINDS = {400: BadRequestError, 401: AuthenticationError, 429: RateLimitedError}
+
+
+class Wire:
+    """A wire provider as small as can be."""
+
+    name = "openai"
+    model = "test"
+    identity = "test"
+
+    def __init__(self, url, size=(10, 20)):
+        self.url = url
+        self.headers = {"Authorization": f"Bearer {SECRET}"}
+        self.dialect = 1
+        self.size = size
+
+    def encode(self, request):
+        return orjson.dumps({"user": request.user, "dialect": self.dialect})
+
+    def decode(self, request, body):
+        try:
+            said = orjson.loads(body)
+        except ValueError as error:
+            raise UnreadableReplyError("no JSON", usage=TokenUsage(10, 1)) from error
+        usage = said.get("usage")
+        usage = None if usage is None else TokenUsage(*usage)
+        if said["label"] is None:
+            raise RefusalError("declined", usage=usage)
+        return Reply(tuple(Answer(said["label"]) for _ in request.texts), usage)
+
+    def error(self, status, headers, body):
+        kind = KINDS.get(status, ServerError)
+        return kind(f"{status}: {body.decode()}", status_code=status)
+
+    def adapt(self, error):
+        if "dialect" not in str(error) or self.dialect >= 9:
+            return False
+        self.dialect += 1
+        return True
+
+    def reserve(self, request):
+        return self.size
+
+
+def said(label="a", usage=(10, 2)):
+    return web.json_response({"label": label, "usage": usage})
+
+
+class Waits(list):
+    """Stands in for sleeping: notes how long, and gives way once."""
+
+    async def __call__(self, seconds):
+        self.append(seconds)
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def serving(answer):
+    """Serve `answer(number, request)`, numbers from 0; yields a provider and the requests."""
+    seen = []
+
+    async def handle(request):
+        body = await request.read()
+        seen.append((request.headers.copy(), orjson.loads(body)))
+        response = answer(len(seen) - 1, request)
+        return await response if asyncio.iscoroutine(response) else response
+
+    app = web.Application()
+    app.router.add_post("/v1", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        yield Wire(f"http://127.0.0.1:{port}/v1"), seen
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def sending(**options):
+    """A transport that does not sleep between tries, and what it would have slept."""
+    waits = Waits()
+    options.setdefault("retry", RetryPolicy(initial_wait=0.002))
+    transport = Transport(sleep=waits, rng=Random(0), **options)
+    transport.waits = waits
+    try:
+        yield transport
+    finally:
+        await transport.aclose()
+        assert transport.admission.in_flight == 0
+        assert transport.account is None or transport.account.reserved == (0, 0, 0)
+
+
+async def stall():
+    """Answer too late."""
+    await asyncio.sleep(30)
+    return said()
+
+
+def cut_off(request):
+    """Reset the connection."""
+    request.transport.abort()
+    return web.Response()
+
+
+async def until(condition):
+    """Wait for something that happens soon."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what is waited for is no event
+            await asyncio.sleep(0.001)

@@ -1,0 +1,141 @@
+"""The budget: never exceeded, under any interleaving, and used as far as it goes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testnuc.errors import BudgetExceededError
+from testnuc.limits import PICO, Budget, BudgetAccount
+from tests.virtual import run
+
+calls = st.tuples(
+    st.floats(0, 2),  # seconds before it is asked for
+    st.integers(0, 100),  # worst case in cents
+    st.integers(0, 100),  # worst case in tokens
+    st.floats(0, 1),  # part of the worst case it costs
+    st.floats(0, 5),  # seconds under way
+    st.sampled_from(["settle", "release", "cancel"]),
+)
+CENT = PICO // 100
+
+
+class Ledger:
+    """Spends by a plan, and checks at every step that the budget holds."""
+
+    def __init__(self, budget):
+        self.account = BudgetAccount(budget)
+        usd = None if budget.usd is None else int(budget.usd * PICO)
+        self.limits = (usd, budget.tokens, budget.calls)
+        self.spent = [0, 0, 0]
+
+    def within(self, amounts):
+        return all(
+            limit is None or amount <= limit
+            for limit, amount in zip(self.limits, amounts, strict=True)
+        )
+
+    def check(self):
+        pairs = zip(self.account.spent, self.account.reserved, strict=True)
+        usd, tokens, calls = (a + b for a, b in pairs)
+        assert self.within((round(usd * PICO, -3), tokens, calls))
+
+    async def one(self, before, price, size, part, seconds, end):
+        await asyncio.sleep(before)
+        worst = (price * CENT, size, 1)
+        try:
+            reservation = await self.account.reserve(*worst)
+        except BudgetExceededError:
+            # not even all that was under way could have freed enough
+            assert not self.within([a + b for a, b in zip(self.spent, worst, strict=True)])
+            return
+        self.check()
+        cost = (0, 0, 0) if end == "release" else (int(worst[0] * part), int(size * part), 1)
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            cost = worst
+            raise
+        finally:
+            self.spent = [a + b for a, b in zip(self.spent, cost, strict=True)]
+            if cost == worst:
+                self.account.keep(reservation)
+            self.account.settle(reservation, *cost)
+            self.account.release(reservation)  # after the first, nothing counts any more
+            self.check()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(calls, max_size=30),
+    st.integers(1, 300) | st.none(),
+    st.integers(1, 300) | st.none(),
+    st.integers(1, 10) | st.none(),
+)
+def test_never_exceeded(plan, cents, tokens, most):
+    async def main(loop):
+        ledger = Ledger(Budget(None if cents is None else cents / 100, tokens, most))
+        tasks = [asyncio.create_task(ledger.one(*call)) for call in plan]
+        await asyncio.sleep(1)
+        for task, call in zip(tasks, plan, strict=True):
+            if call[-1] == "cancel":
+                task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert result is None or isinstance(result, asyncio.CancelledError), repr(result)
+        assert ledger.account.reserved == (0, 0, 0)
+        usd, *rest = ledger.account.spent
+        assert [round(usd * PICO), *rest] == ledger.spent
+
+    run(main)
+
+
+def test_waits_for_calls_that_may_free_room():
+    async def main(loop):
+        account = BudgetAccount(Budget(tokens=100))
+        first = account.try_reserve(0, 80)
+        second = asyncio.create_task(account.reserve(0, 60))
+        third = asyncio.create_task(account.reserve(0, 10))
+        await asyncio.sleep(1)
+        assert not second.done()
+        assert not third.done()  # would fit, but nobody is overtaken
+        account.settle(first, 0, 30)
+        assert account.reserved[1] == 70
+        account.settle(await second, 0, 60)
+        account.settle(await third, 0, 10)
+        assert account.spent == (0.0, 100, 3)
+
+    run(main)
+
+
+def test_gives_up_once_nothing_can_free_enough():
+    async def main(loop):
+        account = BudgetAccount(Budget(tokens=100))
+        first = account.try_reserve(0, 80)
+        second = asyncio.create_task(account.reserve(0, 60))
+        third = asyncio.create_task(account.reserve(0, 20))
+        await asyncio.sleep(1)
+        account.settle(first, 0, 80)
+        account.settle(await third, 0, 5)
+        await asyncio.wait([second])
+        assert "60 tokens" in str(second.exception())
+        assert isinstance(second.exception(), BudgetExceededError)
+
+    run(main)
+
+
+def test_a_cancelled_waiter_lets_the_next_one_pass():
+    async def main(loop):
+        account = BudgetAccount(Budget(calls=10, tokens=100))
+        first = account.try_reserve(0, 80)
+        second = asyncio.create_task(account.reserve(0, 60))
+        third = asyncio.create_task(account.reserve(0, 10))
+        await asyncio.sleep(1)
+        second.cancel()
+        account.release(await third)
+        account.release(first)
+        assert account.reserved == (0.0, 0, 0)
+        assert account.spent == (0.0, 0, 0)
+
+    run(main)

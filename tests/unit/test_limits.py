@@ -1,0 +1,319 @@
+"""Limits: what a user may say, how calls wait, what a server's headers do."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from testnuc.errors import InvalidInputError, RateLimitedError
+from testnuc.limits import (
+    Admission,
+    Budget,
+    RateLimit,
+    RetryPolicy,
+)
+from testnuc.limits.rates import Forecast
+from tests.virtual import run
+
+
+def admission_of(loop, rate_limit=None, concurrency=64, **retry):
+    return Admission(
+        rate_limit,
+        concurrency,
+        RetryPolicy(**retry),
+        clock=loop.time,
+        wall=lambda: loop.time() + 1_700_000_000,
+        rng=Random(0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: RateLimit(0), "requests_per_minute"),
+        (lambda: RateLimit(tokens_per_minute=-5), "tokens_per_minute"),
+        (lambda: RateLimit(1.5), "1.5"),
+        (lambda: RateLimit(True), "True"),
+        (lambda: RetryPolicy(attempts=0), "attempts"),
+        (lambda: RetryPolicy(attempts=None), "None"),
+        (lambda: RetryPolicy(deadline=0), "deadline"),
+        (lambda: RetryPolicy(timeout=float("inf")), "timeout"),
+        (lambda: RetryPolicy(max_wait=-1), "max_wait"),
+        (lambda: RetryPolicy(initial_wait="1"), "initial_wait"),
+        (lambda: Budget(usd=0), "usd"),
+        (lambda: Budget(usd=float("nan")), "usd"),
+        (lambda: Budget(tokens=0), "tokens"),
+        (lambda: Budget(calls=2.0), "calls"),
+        (lambda: Admission(max_concurrency=0), "max_concurrency"),
+    ],
+)
+def test_wrong_values_are_named(make, says):
+    with pytest.raises(InvalidInputError, match=says):
+        make()
+
+
+# -- rates -----------------------------------------------------------------------------------------
+
+
+def test_a_request_beyond_a_whole_minute_is_refused():
+    async def main(loop):
+        admission = admission_of(loop, RateLimit(tokens_per_minute=1000))
+        with pytest.raises(InvalidInputError, match=r"1500.*1000"):
+            admission.try_acquire(1500, 10)
+        with pytest.raises(InvalidInputError, match=r"1500.*1000"):
+            await admission.acquire(1500, 10)
+        # but the most output tokens are no need
+        assert admission.try_acquire(900, 16_384) is not None
+
+    run(main)
+
+
+def test_a_large_request_is_not_overtaken():
+    async def main(loop):
+        admission = admission_of(loop, RateLimit(tokens_per_minute=1000))
+        admission.answered(await admission.acquire(900))
+        order = []
+
+        async def one(size):
+            admission.answered(await admission.acquire(size))
+            order.append(size)
+
+        await asyncio.gather(one(950), one(1), one(2))
+        assert order == [950, 1, 2]
+
+    run(main)
+
+
+def test_requests_are_paced():
+    async def main(loop):
+        admission = admission_of(loop, RateLimit(600))
+        burst = 0
+        while admission.try_acquire() is not None:
+            burst += 1
+        assert burst == 10  # one second's worth
+        await asyncio.sleep(30)
+        admission.answered(await admission.acquire())
+
+    run(main)
+
+
+def test_tokens_given_back_let_others_go():
+    async def main(loop):
+        admission = admission_of(loop, RateLimit(tokens_per_minute=6000))
+        permit = await admission.acquire(100, 5900)
+        assert admission.try_acquire(100) is None
+        admission.answered(permit, 90, 5)
+        await admission.acquire(100)
+        assert loop.time() < 1001  # paced, but not a minute later
+
+    run(main)
+
+
+def test_waiting_does_not_spin():
+    async def main(loop):
+        ticks = 0
+
+        def call_later(delay, callback):
+            nonlocal ticks
+            ticks += 1
+            assert delay > 0.00499
+            return loop.call_later(delay, callback)
+
+        admission = Admission(
+            RateLimit(60_000), 10_000, clock=loop.time, call_later=call_later, rng=Random(0)
+        )
+        await asyncio.gather(*[admission.acquire() for _ in range(3000)])
+        assert loop.time() - 1000 == pytest.approx(2.03, abs=0.1)
+        assert ticks <= 2.2 / 0.005
+
+    run(main)
+
+
+def test_calls_sent_before_stand_before_new_ones():
+    async def main(loop):
+        admission = admission_of(loop, concurrency=1)
+        held = admission.try_acquire()
+        order = []
+
+        async def one(name, again):
+            permit = await admission.acquire(again=again)
+            order.append(name)
+            admission.answered(permit)
+
+        tasks = [asyncio.create_task(one("new", again=False))]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(one("again", again=True)))
+        await asyncio.sleep(0)
+        admission.answered(held)
+        await asyncio.gather(*tasks)
+        assert order == ["again", "new"]
+
+    run(main)
+
+
+def test_forecast_learns_and_forgets():
+    forecast = Forecast()
+    assert forecast.expect(100, 4096) == (100, 4096)
+    for _ in range(10):
+        forecast.learn(100, 80, 12)
+    size = forecast.expect(200, 4096)
+    assert 160 <= size[0] <= 163
+    assert 12 <= size[1] <= 14
+    forecast.learn(100, 120, 40)
+    assert forecast.expect(200, 20) == (241, 21)
+    for _ in range(1000):
+        forecast.learn(100, 80, 12)
+    assert forecast.expect(100, 4096)[0] <= 82
+
+
+def test_a_wait_longer_than_the_deadline_fails_who_waits():
+    async def main(loop):
+        admission = admission_of(loop, concurrency=1, deadline=120)
+        held = admission.try_acquire()
+        waiters = [asyncio.create_task(admission.acquire()) for _ in range(3)]
+        await asyncio.sleep(0)
+        admission.refused(held, 3600)
+        results = await asyncio.gather(*waiters, return_exceptions=True)
+        assert all(isinstance(r, RateLimitedError) and r.retry_after > 3500 for r in results)
+        with pytest.raises(RateLimitedError, match="deadline"):
+            await admission.acquire()
+        assert loop.time() == 1000
+
+    run(main)
+
+
+# -- the provider's headers ------------------------------------------------------------------------
+
+
+def openai_headers(remaining, reset, limit=500, kind="requests"):
+    return {
+        f"x-ratelimit-limit-{kind}": str(limit),
+        f"x-ratelimit-remaining-{kind}": str(remaining),
+        f"x-ratelimit-reset-{kind}": reset,
+    }
+
+
+def test_nothing_left_means_holding_off_until_the_reset():
+    async def main(loop):
+        admission = admission_of(loop)
+        permit = await admission.acquire()
+        admission.observe(permit, openai_headers(0, "20s", limit=3))
+        admission.answered(permit)
+        sent = []
+
+        async def one():
+            permit = await admission.acquire()
+            sent.append(loop.time() - 1000)
+            await asyncio.sleep(1)
+            admission.observe(permit, openai_headers(3 - len(sent), "30s", limit=3))
+            admission.answered(permit)
+
+        await asyncio.gather(*[one() for _ in range(5)])
+        # three of a fresh limit, then the next minute's
+        assert [round(at) for at in sent] == [20, 20, 20, 51, 51]
+
+    run(main)
+
+
+def test_what_is_in_flight_counts():
+    async def main(loop):
+        admission = admission_of(loop)
+        permits = [admission.try_acquire() for _ in range(10)]
+        admission.observe(permits[0], openai_headers(12, "10s"))
+        admission.answered(permits[0])
+        # nine in flight may not be part of the twelve yet
+        more = [admission.try_acquire() for _ in range(5)]
+        assert [p is not None for p in more] == [True, True, True, False, False]
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        openai_headers(-1, "0"),
+        openai_headers("many", "soon"),
+        {"x-ratelimit-remaining-requests": ""},
+        openai_headers(499, "120ms"),
+        {},
+    ],
+)
+def test_headers_that_say_nothing_hold_nobody(headers):
+    async def main(loop):
+        admission = admission_of(loop)
+        permit = await admission.acquire()
+        admission.observe(permit, headers)
+        admission.answered(permit)
+        assert all(admission.try_acquire() is not None for _ in range(64))
+
+    run(main)
+
+
+def test_anthropic_headers():
+    async def main(loop):
+        admission = admission_of(loop)
+        permit = await admission.acquire(100, 50)
+        admission.observe(
+            permit,
+            {
+                "anthropic-ratelimit-input-tokens-limit": "40000",
+                "anthropic-ratelimit-input-tokens-remaining": "0",
+                "anthropic-ratelimit-input-tokens-reset": "2023-11-14T22:30:12Z",
+                "date": "Tue, 14 Nov 2023 22:30:00 GMT",
+            },
+        )
+        admission.answered(permit)
+        assert admission.try_acquire(100, 50) is None
+        await admission.acquire(100, 50)
+        assert loop.time() == pytest.approx(1012, abs=0.01)
+
+    run(main)
+
+
+def test_a_daily_limit_is_probed_every_minute():
+    async def main(loop):
+        admission = admission_of(loop, max_wait=60)
+        at = []
+        for _ in range(3):
+            permit = await admission.acquire()
+            at.append(loop.time() - 1000)
+            if at[1:]:
+                assert admission.try_acquire() is None
+            admission.observe(permit, openai_headers(0, "7h12m0s", limit=200))
+            admission.failed(permit)
+        assert at == pytest.approx([0, 60, 120])
+
+    run(main)
+
+
+def test_lost_answers_do_not_block_for_ever():
+    async def main(loop):
+        admission = admission_of(loop)
+        permits = [admission.try_acquire() for _ in range(3)]
+        admission.observe(permits[0], openai_headers(0, "10s", limit=2))
+        admission.answered(permits[0])
+        await asyncio.sleep(11)
+        waiter = asyncio.create_task(admission.acquire())
+        await asyncio.sleep(1)
+        assert not waiter.done()  # two in flight may be all that the fresh limit allows
+        for permit in permits[1:]:
+            admission.failed(permit)  # and nobody tells what is left
+        await waiter
+        assert loop.time() < 1090
+
+    run(main)
+
+
+def test_a_worst_case_beyond_what_is_left_is_tried_alone():
+    async def main(loop):
+        admission = admission_of(loop)
+        permit = await admission.acquire(100, 16_384)
+        admission.observe(permit, openai_headers(5000, "60s", 10_000, "tokens"))
+        admission.answered(permit)
+        permit = admission.try_acquire(100, 16_384)
+        assert permit is not None
+        assert admission.try_acquire(100, 16_384) is None
+
+    run(main)

@@ -1,0 +1,94 @@
+"""Prices and the meter."""
+
+from __future__ import annotations
+
+import pytest
+
+from testnuc.errors import ConfigurationError
+from testnuc.limits import PICO, Budget, Meter, Price, require_price
+from testnuc.protocols import TokenUsage
+
+
+def test_prices_of_known_models():
+    price = Price.of("openai", "gpt-4o-mini")
+    usage = TokenUsage(1_000_000, 1_000_000, cached_tokens=400_000)
+    assert price.usd(usage) == pytest.approx(0.6 * 0.15 + 0.4 * 0.075 + 0.6)
+    assert price.worst(1_000_000, 1_000_000) == 0.75 * PICO
+    price = Price.of("anthropic", "claude-sonnet-4-20250514")
+    usage = TokenUsage(1000, 100, cached_tokens=200, cache_write_tokens=300)
+    assert price.usd(usage) == pytest.approx((500 * 3 + 200 * 0.3 + 300 * 3.75 + 100 * 15) / 1e6)
+    assert price.worst(1000, 100) == (1000 * 3.75 + 100 * 15) * PICO / 1e6
+
+
+def test_prices_agree_with_the_list_on_every_tier():
+    from genai_prices import Usage, calc_price
+
+    for provider, model in [
+        ("openai", "gpt-4o"),
+        ("openai", "gpt-4.1-nano"),
+        ("anthropic", "claude-sonnet-4-5"),
+        ("google", "gemini-2.5-pro"),
+    ]:
+        price = Price.of(provider, model)
+        for tokens in (10, 199_999, 200_000, 200_001, 900_000):
+            theirs = calc_price(
+                Usage(input_tokens=tokens, output_tokens=77, cache_read_tokens=5),
+                model,
+                provider_id=provider,
+            )
+            ours = price.usd(TokenUsage(tokens, 77, cached_tokens=5))
+            assert ours == pytest.approx(float(theirs.total_price))
+            assert price.worst(tokens, 77) >= price.pico(TokenUsage(tokens, 77, 5))
+
+
+@pytest.mark.parametrize(
+    ("provider", "model", "url", "known"),
+    [
+        ("openai", "gpt-4o-mini", "https://api.openai.com/v1/chat/completions", True),
+        ("openai", "gpt-4o-mini", "http://127.0.0.1:8000/v1/chat/completions", False),
+        ("openai", "llama-3.3-70b-versatile", "https://api.groq.com/openai/v1/x", True),
+        ("openai", "no-such-model", None, False),
+        ("nobody", "gpt-4o-mini", None, False),
+        ("groq", "llama-3.3-70b-versatile", "http://proxy.example/v1", True),
+        ("local", "zero-shot", None, True),
+    ],
+)
+def test_which_models_have_a_price(provider, model, url, known):
+    assert (Price.of(provider, model, url) is not None) is known
+
+
+def test_an_unpriced_model_cannot_keep_a_budget_in_usd():
+    with pytest.raises(ConfigurationError, match=r"my-model.*Budget\(tokens"):
+        require_price(Budget(usd=1), None, "my-model")
+    require_price(Budget(tokens=1), None, "my-model")
+    require_price(Budget(usd=1), Price.per_million(1, 2), "my-model")
+
+
+def test_the_meter_tells_known_from_unknown():
+    meter = Meter(Price.per_million(1, 2))
+    assert meter.usage().usd == 0
+    meter.add(TokenUsage(1000, 100, cached_tokens=10))
+    mark = meter.mark()
+    usage = meter.usage()
+    assert (usage.calls, usage.input_tokens, usage.output_tokens) == (1, 1000, 100)
+    assert (usage.cached_tokens, usage.usd) == (10, pytest.approx(0.0012))
+    meter.add(None)
+    meter.retries += 1
+    assert meter.usage().input_tokens is None
+    assert meter.usage().usd is None
+    assert meter.since(mark).calls == 1
+    mark = meter.mark()
+    meter.add(TokenUsage(7, 1))
+    # unknown sticks to the sums it is part of, and to no others
+    assert meter.since(mark).input_tokens == 7
+    assert meter.usage().output_tokens is None
+
+
+def test_what_costs_nothing_costs_nothing_unknown_or_not():
+    meter = Meter(Price.of("local", "zero-shot"))
+    meter.add(None)
+    assert meter.usage().usd == 0
+    assert meter.usage().input_tokens is None
+    meter = Meter()
+    meter.add(TokenUsage(1, 1))
+    assert meter.usage().usd is None
