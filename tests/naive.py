@@ -7,6 +7,7 @@ voter is (label or -1, similarity, confidence or None), the text itself first.
 from __future__ import annotations
 
 import math
+import operator
 import struct
 from fractions import Fraction
 
@@ -161,3 +162,31 @@ def weighted_best_of_n(samples):
         return next((label for label, _ in samples if label is not None), None), None
     winner = next(label for label, w in sums.items() if w == max(sums.values()))
     return winner, float(sums[winner] / total)
+
+
+def purity(labels, neighbors, k):
+    """Mean over texts of the part of their k neighbors that have their label (eq. 1)."""
+    total = Fraction(0)
+    for i, ids in enumerate(neighbors):
+        near = [j for j in ids[:k] if j >= 0]
+        if near:
+            total += Fraction(sum(labels[j] == labels[i] for j in near), len(near))
+    return float(total / len(neighbors))
+
+
+def most_similar(vectors, i, k, pool=None):
+    """The k rows of the pool nearest to row i, which is not among them, and their cosines."""
+    others = [j for j in (range(len(vectors)) if pool is None else pool) if j != i]
+    scored = [(math.fsum(map(operator.mul, vectors[i], vectors[j])), j) for j in others]
+    scored.sort(key=lambda pair: -pair[0])
+    return [j for _, j in scored[:k]], [s for s, _ in scored[:k]]
+
+
+def inconsistency(runs):
+    """Mean over texts of the part of the runs that differ from the text's most frequent label."""
+    n = len(runs[0])
+    parts = []
+    for i in range(n):
+        given = [run[i] for run in runs]
+        parts.append(1 - max(given.count(label) for label in given) / len(runs))
+    return math.fsum(parts) / n
