@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from testnuc.asks import Ask, Entry, Run
 from testnuc.errors import BadRequestError, ProviderError, StoreError
-from testnuc.leasing import LeaseStore, Leasing
+from testnuc.leasing import LEASE_SECONDS, LeaseStore, Leasing
 from testnuc.protocols import StoredPrediction
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from testnuc.asks import Done, Outcome
     from testnuc.limits import Meter
@@ -47,13 +48,11 @@ class Fanout:
     meter : Meter
         Counts predictions that were stored or already asked for.
     workers : int
-        Most calls of `answer` at a time.
+        Most calls of `answer` at a time, but for those that wait for a next try; see `lend`.
     per_call : int
         Most asks given to one call of `answer`.
     drain : float
         Seconds that `close` waits for calls that were sent.
-    lease_seconds : float
-        How long a lease lasts that is not renewed, where the store has leases.
     sleep : callable
         What waits between two looks for what other processes ask.
     """
@@ -68,7 +67,6 @@ class Fanout:
         workers: int,
         per_call: int = 1,
         drain: float = 5.0,
-        lease_seconds: float = 30.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._answer = answer
@@ -83,6 +81,8 @@ class Fanout:
         #: Runs with a queue, served in turn so that a short one does not wait for a long one.
         self._turns: deque[Run] = deque()
         self._workers: set[asyncio.Task[None]] = set()
+        #: Workers whose call waits for its next try.
+        self._lent = 0
         self._closed = False
         # predictions stored while a look-up was under way, which may have missed them
         self._reading = 0
@@ -96,13 +96,15 @@ class Fanout:
                 granted=self._grant,
                 answered=self._answered_elsewhere,
                 failed=self._fail,
-                seconds=lease_seconds,
+                seconds=getattr(store, "lease_seconds", LEASE_SECONDS),
                 sleep=sleep,
             )
 
-    async def run(self, asks: Iterable[Ask], done: Done) -> None:
+    async def run(self, asks: Iterable[Ask] | AsyncGenerator[list[Ask], None], done: Done) -> None:
         """Get an outcome for each ask and pass it to `done`, in the order they come.
 
+        Asks are taken as workers get free, so that a generator of millions stays one. An
+        asynchronous one gives them in lists, and may itself call `run` for what they depend on.
         `done` is called from whatever task has the outcome; it must be quick and not raise.
 
         Raises
@@ -114,9 +116,9 @@ class Fanout:
             The store failed.
         """
         run = Run(done)
-        pending = iter(asks)
+        chunks = _chunks(asks) if isinstance(asks, Iterable) else asks
         try:
-            while chunk := list(islice(pending, _CHUNK)):
+            async for chunk in chunks:
                 await self._claim(run, chunk)
                 # hold back the next chunk until the workers are about to run out of work
                 while len(run.queue) > self._low_water and run.failure is None:
@@ -128,6 +130,7 @@ class Fanout:
             if run.failure is not None:
                 raise run.failure
         finally:
+            await chunks.aclose()
             if run.open:
                 self._abandon(run)
 
@@ -209,18 +212,32 @@ class Fanout:
         entries = [e for key in keys if (e := self._entries.get(key)) is not None and not e.sent]
         self._settle(entries, [error] * len(entries))
 
+    def lend(self, workers: int) -> None:
+        """Let others work while so many more workers (fewer, if negative) wait for a next try.
+
+        A failed call would otherwise keep its place from others for as long as it waits. How many
+        calls are in flight is bounded elsewhere; here they may at most be twice as many.
+        """
+        self._lent += workers
+        if workers > 0:
+            self._hire()
+
+    @property
+    def _most(self) -> int:
+        return self._limit + min(self._lent, self._limit)
+
     def _hire(self) -> None:
-        if self._closed:
+        free = self._most - len(self._workers)
+        if self._closed or free <= 0:
             return
         queued = sum(len(run.queue) for run in self._turns)
-        wanted = min(self._limit, len(self._workers) + -(-queued // self._per_call))
-        while len(self._workers) < wanted:
+        for _ in range(min(free, -(-queued // self._per_call))):
             worker = asyncio.create_task(self._work(), name="testnuc-worker")
             self._workers.add(worker)
 
     async def _work(self) -> None:
         try:
-            while bundle := self._take():
+            while len(self._workers) <= self._most and (bundle := self._take()):
                 await self._serve(bundle)
         finally:
             # in the same step in which it found no work: else `_hire` would still count on it
@@ -359,3 +376,9 @@ class Fanout:
         if self._leasing is not None:
             await asyncio.gather(*self._claims, return_exceptions=True)
             await self._leasing.close()
+
+
+async def _chunks(asks: Iterable[Ask]) -> AsyncGenerator[list[Ask], None]:
+    pending = iter(asks)
+    while chunk := list(islice(pending, _CHUNK)):
+        yield chunk

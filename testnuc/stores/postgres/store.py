@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.errors import EmbeddingError, InvalidInputError, StoreError
-from testnuc.stores.postgres import leasing
+from testnuc.stores.postgres import leasing, paging
 from testnuc.stores.postgres import rows as sql
 from testnuc.stores.postgres.address import Address
 from testnuc.stores.postgres.database import Database
@@ -55,6 +55,8 @@ class PostgresStore:
         Seconds to go on trying when the server is away, before a `StoreError`.
     exact_below : int
         Number of texts below which the search is exact.
+    lease_seconds : float
+        How long others wait for what a process that was killed had begun to ask.
 
     Raises
     ------
@@ -76,9 +78,13 @@ class PostgresStore:
         connections: int = 8,
         patience: float = 60.0,
         exact_below: int = EXACT_BELOW,
+        lease_seconds: float = 30.0,
     ) -> None:
         if connections < 1:
             raise InvalidInputError(f"connections is {connections}; give at least 1")
+        if not lease_seconds > 0:
+            raise InvalidInputError(f"lease_seconds is {lease_seconds}; give a positive number")
+        self.lease_seconds = lease_seconds
         self._address = Address(url)
         self._database = Database(self._address, connections=connections, patience=patience)
         self._writer = Writer(self._database)
@@ -176,6 +182,31 @@ class PostgresStore:
                     )
                 )
             )
+
+    async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
+        """Return each scope and its facts."""
+        return await self._database.run(paging.all_scopes)
+
+    async def embedders(self) -> list[tuple[str, int]]:
+        """Return name and dimension of each embedder that vectors are stored of."""
+        return await self._database.run(paging.all_embedders)
+
+    async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
+        """Return the next `count` predictions after a key; fewer: there are no more."""
+        return await self._database.run(
+            partial(paging.page_of_predictions, after=after, count=count)
+        )
+
+    async def vectors(
+        self, embedder: str, after: bytes = b"", count: int = 1_000
+    ) -> list[tuple[bytes, NDArray[np.float16]]]:
+        """Return the next `count` vectors after a text's hash; fewer: there are no more."""
+        known = await self.embedder(embedder)
+        if known is None:
+            return []
+        return await self._database.run(
+            partial(paging.page_of_vectors, embedder=known, after=after, count=count)
+        )
 
     async def lease(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
         """Ask to be the only one who asks for these predictions.

@@ -41,8 +41,8 @@ class SqliteStore:
     path : str or path
         The file; made where there is none. Its folder must exist, on a disk of this host.
     synchronous : {"normal", "full"}
-        What a loss of power may cost: the last seconds ("normal"), or nothing ("full", which waits
-        for the disk at every commit). The file stays sound in both.
+        What a loss of power may cost: what the system had not written to the disk yet ("normal"),
+        or nothing ("full", which waits for the disk at every commit). The file stays sound in both.
 
     Notes
     -----
