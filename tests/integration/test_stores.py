@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ class Memory:
 
     durable = False
 
-    def __init__(self, folder):
+    def __init__(self, request):
         self.store = resolve(None)
 
     def make(self):
@@ -32,25 +33,35 @@ class Memory:
 class Sqlite(Memory):
     durable = True
 
-    def __init__(self, folder):
-        self.path = folder / "store.db"
+    def __init__(self, request):
+        self.path = request.getfixturevalue("tmp_path") / "store.db"
 
     def make(self):
         return resolve(self.path)
 
 
+class Postgres(Memory):
+    durable = True
+
+    def __init__(self, request):
+        self.url = request.getfixturevalue("database").url(f"t{uuid4().hex}")
+
+    def make(self):
+        return resolve(self.url)
+
+
 #: One class for each kind of store; ``make`` is called for each opening.
-KINDS = {"memory": Memory, "sqlite": Sqlite}
+KINDS = {"memory": Memory, "sqlite": Sqlite, "postgres": Postgres}
 
 
 @pytest.fixture(params=KINDS)
-def kind(request, tmp_path):
-    return KINDS[request.param](tmp_path)
+def kind(request):
+    return KINDS[request.param](request)
 
 
 @pytest.fixture(params=[name for name, kind in KINDS.items() if kind.durable])
-def durable(request, tmp_path):
-    return KINDS[request.param](tmp_path)
+def durable(request):
+    return KINDS[request.param](request)
 
 
 @asynccontextmanager
