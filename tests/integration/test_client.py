@@ -365,6 +365,29 @@ async def test_unknown_usage_is_not_zero(client_of):
         assert nuc.usage.usd is None
 
 
+async def test_the_pool_can_be_counted_pruned_and_asked_anew(client_of):
+    texts = messages(40)
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+        await nuc.add(texts)
+        stats = await nuc.stats()
+        assert (stats.texts, stats.predicted, stats.model) == (40, 0, "openai/test")
+        await nuc.classify_many(texts[:10])
+        assert (await nuc.stats()).predicted >= 10
+        assert await nuc.remove([*texts[:5], "never seen"]) == 5
+        assert len(nuc) == 35
+        result = await nuc.classify(texts[20])
+        assert not {n.text for n in result.neighbors} & set(texts[:5])
+        asked = llm.calls
+        # a removed text is remembered by the store, only not a neighbor any more
+        await nuc.classify_many(texts[:5])
+        assert llm.calls == asked
+        assert await nuc.forget(model="openai/another") == 0
+        assert await nuc.forget() == asked
+        assert (await nuc.stats()).predicted == 0
+        await nuc.classify_many(texts[:5])
+        assert llm.calls > asked
+
+
 # -- mistakes people make ------------------------------------------------------------------------
 
 

@@ -1,0 +1,164 @@
+"""The files of a saved index, and whether they are whole."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+
+from testnuc.index.rows import FileRows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from testnuc.index.rows import Rows
+
+__all__ = [
+    "DamagedIndexError",
+    "SavedIndex",
+    "checksum_of_file",
+    "checksum_of_rows",
+    "copy_rows",
+    "map_rows",
+    "new_token",
+    "require_whole",
+]
+
+_FORM = 1
+#: Rows copied to a file at a time.
+_COPIED = 8_192
+_BLOCK = 1 << 24
+
+
+class DamagedIndexError(Exception):
+    """The files of an index are missing or not what was saved; it has to be built anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedIndex:
+    """What was saved, and how to see that it is whole; for the caller to keep."""
+
+    dim: int
+    #: Rows in the files of vectors and ranks that may be trusted.
+    rows: int
+    #: Names of files in the folder.
+    vectors: str
+    ranks: str
+    #: CRC-32 of the trusted rows.
+    vectors_crc: int
+    ranks_crc: int
+    #: None: too few vectors for one.
+    graph: str | None = None
+    graph_rows: int = 0
+    graph_crc: int = 0
+    #: Version of all this.
+    form: int = _FORM
+
+    def facts(self) -> dict[str, Any]:
+        """Return what `of` reads."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> SavedIndex:
+        """Return the record with these facts.
+
+        Raises
+        ------
+        DamagedIndexError
+            Another version wrote them.
+        """
+        if facts.get("form") != _FORM or set(facts) != {field.name for field in fields(cls)}:
+            raise DamagedIndexError("the index was saved by another version")
+        return cls(**facts)
+
+    def files(self) -> set[str]:
+        """Return the names of all files."""
+        return {self.vectors, self.ranks} | ({self.graph} if self.graph else set())
+
+
+def new_token() -> str:
+    """Return a part of a file's name that no other has."""
+    return os.urandom(6).hex()
+
+
+def checksum_of_rows(rows: NDArray[Any], start: int = 0) -> int:
+    """Return the CRC-32 of rows, which follow others whose checksum is `start`."""
+    content = rows.data.cast("B") if len(rows) else memoryview(b"")
+    for at in range(0, len(content), _BLOCK):
+        start = crc32(content[at : at + _BLOCK], start)
+    return start
+
+
+def checksum_of_file(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found = crc32(block, found)
+    return found
+
+
+def require_whole(path: Path, crc: int) -> None:
+    """Raise `DamagedIndexError` where a file is not what was saved."""
+    if checksum_of_file(path) != crc:
+        raise DamagedIndexError(f"{path} is not what was saved")
+
+
+def map_rows(folder: Path, saved: SavedIndex) -> tuple[FileRows, FileRows]:
+    """Return the vectors and the ranks that were saved.
+
+    Raises
+    ------
+    DamagedIndexError
+        They are not what was saved.
+    OSError
+        They are not there.
+    """
+    vectors = _checked(folder / saved.vectors, np.float16, (saved.dim,), saved, saved.vectors_crc)
+    try:
+        ranks = _checked(folder / saved.ranks, np.uint64, (), saved, saved.ranks_crc)
+    except BaseException:
+        vectors.close()
+        raise
+    return vectors, ranks
+
+
+def _checked(
+    path: Path, dtype: Any, shape: tuple[int, ...], saved: SavedIndex, crc: int
+) -> FileRows:
+    rows = FileRows(path, dtype, shape)
+    if len(rows.array) < saved.rows or checksum_of_rows(rows.array[: saved.rows]) != crc:
+        rows.close()
+        raise DamagedIndexError(f"{path} is not what was saved")
+    return rows
+
+
+def copy_rows(
+    folder: Path, before: SavedIndex | None, vectors: Rows, ranks: Rows, size: int
+) -> tuple[FileRows, FileRows]:
+    """Return files with the first `size` rows: those of `before`, or new ones."""
+    start = before.rows if before is not None else 0
+    token = new_token()
+    names = (
+        (before.vectors, before.ranks)
+        if before is not None
+        else (f"vectors.{token}", f"ranks.{token}")
+    )
+    copies: list[FileRows] = []
+    try:
+        for rows, name in zip((vectors, ranks), names, strict=True):
+            dtype, shape = rows.array.dtype, rows.array.shape[1:]
+            copies.append(FileRows(folder / name, dtype, shape, create=before is None))
+            for at in range(start, size, _COPIED):
+                copies[-1].write(at, rows.array[at : min(at + _COPIED, size)])
+    except BaseException:
+        for copy in copies:
+            copy.close()
+        raise
+    return copies[0], copies[1]

@@ -1,0 +1,410 @@
+"""What every store does, whatever keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from uuid import uuid4
+
+import numpy as np
+import pytest
+
+from testnuc.errors import EmbeddingError, StoreError
+from testnuc.intake import hash_text
+from testnuc.protocols import PoolText, Store, StoredPrediction
+from testnuc.results import Prediction
+from testnuc.stores import resolve
+
+SCOPE, OTHER = b"s" * 16, b"o" * 16
+
+
+class Memory:
+    """How the tests open a store, more than once where it outlives the process."""
+
+    durable = False
+
+    def __init__(self, request):
+        self.store = resolve(None)
+
+    def make(self):
+        return self.store
+
+
+class Sqlite(Memory):
+    durable = True
+
+    def __init__(self, request):
+        self.path = request.getfixturevalue("tmp_path") / "store.db"
+
+    def make(self):
+        return resolve(self.path)
+
+
+class Postgres(Memory):
+    durable = True
+
+    def __init__(self, request):
+        self.url = request.getfixturevalue("database").url(f"t{uuid4().hex}")
+
+    def make(self):
+        return resolve(self.url)
+
+
+#: One class for each kind of store; ``make`` is called for each opening.
+KINDS = {"memory": Memory, "sqlite": Sqlite, "postgres": Postgres}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return KINDS[request.param](request)
+
+
+@pytest.fixture(params=[name for name, kind in KINDS.items() if kind.durable])
+def durable(request):
+    return KINDS[request.param](request)
+
+
+@asynccontextmanager
+async def opened(kind):
+    store = kind.make()
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def pool_of(kind, embedder="e"):
+    async with opened(kind) as store:
+        pool = store.pool(embedder)
+        await pool.open()
+        try:
+            yield pool
+        finally:
+            await pool.close()
+
+
+def stored(i, label="refund", confidence=0.5, said=None, *, scope=SCOPE, text=None, sample=0):
+    text_hash = hash_text(text or f"text {i}")
+    key = hash_text(f"key {i}")
+    return StoredPrediction(key, scope, text_hash, sample, Prediction(label, confidence, said))
+
+
+def unit(n, dim=8, seed=0):
+    rows = np.random.default_rng(seed).standard_normal((n, dim)).astype(np.float32)
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float16)
+
+
+def entries(names, labels=None):
+    labels = labels or [None] * len(names)
+    return [PoolText(n, hash_text(n), label) for n, label in zip(names, labels, strict=True)]
+
+
+# -- predictions -----------------------------------------------------------------------------------
+
+
+async def test_is_a_store(kind):
+    async with opened(kind) as store:
+        assert isinstance(store, Store)
+        assert store.durable is kind.durable
+
+
+async def test_predictions_come_back_as_they_were(kind):
+    rows = [
+        stored(0),
+        stored(1, confidence=None),
+        stored(2, None, 1 / 3, "something else"),
+        stored(3, "naïve 標籤 \N{ROCKET}", 1.0, ""),
+    ]
+    async with opened(kind) as store:
+        assert await store.put_predictions(rows) == [row.prediction for row in rows]
+        keys = [rows[2].key, b"?" * 16, *(row.key for row in rows)]
+        found = await store.get_predictions(keys)
+    assert found == [rows[2].prediction, None, *(row.prediction for row in rows)]
+
+
+async def test_nothing_is_put_and_nothing_asked_for(kind):
+    async with opened(kind) as store:
+        assert await store.put_predictions([]) == []
+        assert await store.get_predictions([]) == []
+        assert await store.get_vectors("e", []) == []
+        await store.put_vectors("e", [], unit(0))
+
+
+async def test_the_first_answer_wins_and_the_loser_reads_it(kind):
+    first, second = stored(0, "refund", 0.9), stored(0, "delivery", 0.1, "other")
+    async with opened(kind) as store:
+        await store.put_predictions([first])
+        assert await store.put_predictions([second, stored(1, "login")]) == [
+            first.prediction,
+            Prediction("login", 0.5),
+        ]
+        assert await store.get_predictions([first.key]) == [first.prediction]
+        # within one call, too
+        assert (
+            await store.put_predictions([stored(2, "a"), stored(2, "b")])
+            == [Prediction("a", 0.5)] * 2
+        )
+
+
+async def test_many_callers_at_once_agree(kind):
+    async with opened(kind) as store:
+
+        async def put(who):
+            rows = [stored(i, f"label of {who}") for i in range(50)]
+            return await store.put_predictions(rows)
+
+        standing = await asyncio.gather(*(put(who) for who in range(20)))
+        assert all(answers == standing[0] for answers in standing)
+        assert await store.get_predictions([stored(i).key for i in range(50)]) == standing[0]
+
+
+async def test_more_keys_than_a_statement_takes(kind):
+    rows = [stored(i) for i in range(3_000)]
+    async with opened(kind) as store:
+        await store.put_predictions(rows)
+        found = await store.get_predictions([row.key for row in rows] + [b"?" * 16])
+    assert found == [row.prediction for row in rows] + [None]
+
+
+async def test_counts_texts_of_a_scope(kind):
+    async with opened(kind) as store:
+        assert await store.count(SCOPE) == 0
+        await store.describe(SCOPE, {"model": "m", "labels": ["a"]})
+        await store.put_predictions([stored(i) for i in range(5)])
+        await store.put_predictions([stored(9, text="text 1", sample=1)])
+        await store.put_predictions([stored(10, scope=OTHER)])
+        assert await store.count(SCOPE) == 5
+        assert await store.count(OTHER) == 1
+
+
+async def test_forgets_a_model_or_a_scope(kind):
+    async with opened(kind) as store:
+        await store.describe(SCOPE, {"model": "small", "labels": ["a"]})
+        await store.describe(SCOPE, {"model": "small", "labels": ["a"]})
+        await store.describe(OTHER, {"model": "large", "labels": ["a"]})
+        await store.put_predictions([stored(i) for i in range(5)])
+        await store.put_predictions([stored(i, scope=OTHER) for i in range(5, 8)])
+        assert await store.forget() == 0
+        assert await store.forget(model="unknown") == 0
+        assert await store.forget(model="small") == 5
+        assert [await store.count(SCOPE), await store.count(OTHER)] == [0, 3]
+        assert await store.forget(scope=OTHER) == 3
+        assert await store.get_predictions([stored(6).key]) == [None]
+        # what was forgotten may be asked again, and answered differently
+        assert await store.put_predictions([stored(6, "new")]) == [Prediction("new", 0.5)]
+
+
+async def test_what_is_stored_outlives_the_store(durable):
+    async with opened(durable) as store:
+        await store.describe(SCOPE, {"model": "m"})
+        await store.put_predictions([stored(0)])
+        await store.put_vectors("e", [b"h" * 16], unit(1))
+    async with opened(durable) as store:
+        assert await store.get_predictions([stored(0).key]) == [stored(0).prediction]
+        assert (await store.get_vectors("e", [b"h" * 16]))[0].tolist() == unit(1)[0].tolist()
+        assert await store.forget(model="m") == 1
+
+
+async def test_two_stores_on_the_same_content(durable):
+    async with opened(durable) as one, opened(durable) as two:
+        await one.put_predictions([stored(0, "one")])
+        assert await two.put_predictions([stored(0, "two")]) == [Prediction("one", 0.5)]
+
+        async def put(store, who):
+            return [await store.put_predictions([stored(i, who)]) for i in range(1, 60)]
+
+        assert len(set(map(str, await asyncio.gather(put(one, "one"), put(two, "two"))))) == 1
+
+
+async def test_a_closed_store_opens_again_for_whoever_still_uses_it(durable):
+    store = durable.make()
+    await store.close()
+    await store.open()
+    await store.put_predictions([stored(0)])
+    await store.close()
+    await store.close()
+    assert await store.get_predictions([stored(0).key]) == [stored(0).prediction]
+    await store.close()
+
+
+async def test_a_cancelled_caller_undoes_nothing(durable):
+    async with opened(durable) as store:
+        task = asyncio.create_task(store.put_predictions([stored(0)]))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await store.put_predictions([stored(1)])
+        assert None not in await store.get_predictions([stored(0).key, stored(1).key])
+
+
+# -- vectors ---------------------------------------------------------------------------------------
+
+
+async def test_vectors_come_back_bit_for_bit(durable):
+    vectors = unit(1_200, 24)
+    hashes = [hash_text(str(i)) for i in range(1_200)]
+    async with opened(durable) as store:
+        await store.put_vectors("e", hashes[:700], vectors[:700])
+        await store.put_vectors("e", hashes[500:], -vectors[500:])
+        found = await store.get_vectors("e", [*hashes, b"?" * 16])
+        assert found[-1] is None
+        assert (np.stack(found[:700]) == vectors[:700]).all(), "the first one stays"
+        assert (np.stack(found[700:-1]) == -vectors[700:]).all()
+        assert found[0].dtype == np.float16
+        assert await store.get_vectors("another", hashes[:1]) == [None]
+
+
+async def test_another_dimension_under_the_same_name_is_refused(durable):
+    async with opened(durable) as store:
+        await store.put_vectors("e", [b"h" * 16], unit(1, 8))
+        with pytest.raises(StoreError, match=r"dimension 8 .*'e'.* dimension 4; give the embedder"):
+            await store.put_vectors("e", [b"i" * 16], unit(1, 4))
+        with pytest.raises(StoreError, match="another `name`"):
+            await store.pool("e").add(entries(["a"]), unit(1, 4))
+        await store.put_vectors("other", [b"i" * 16], unit(1, 4))
+        assert await store.get_vectors("e", [b"i" * 16]) == [None]
+
+
+async def test_a_spoiled_vector_is_not_stored(durable):
+    vectors = unit(2)
+    vectors[1, 3] = np.nan
+    async with opened(durable) as store:
+        with pytest.raises(EmbeddingError, match="NaN"):
+            await store.put_vectors("e", [b"a" * 16, b"b" * 16], vectors)
+        assert await store.get_vectors("e", [b"a" * 16]) == [None]
+
+
+async def test_all_that_is_stored_can_be_read_page_by_page(durable):
+    rows = [stored(i, scope=OTHER if i % 3 else SCOPE, sample=i % 2) for i in range(25)]
+    hashes = [hash_text(str(i)) for i in range(12)]
+    async with opened(durable) as store:
+        assert (await store.scopes(), await store.embedders()) == ([], [])
+        assert (await store.predictions(), await store.vectors("e")) == ([], [])
+        await store.describe(SCOPE, {"model": "m", "labels": ["a"]})
+        await store.put_predictions(rows)
+        await store.put_vectors("e", hashes, unit(12))
+        await store.put_vectors("other", hashes, unit(12, 4))
+        assert dict(await store.scopes()) == {SCOPE: {"model": "m", "labels": ["a"]}, OTHER: {}}
+        assert sorted(await store.embedders()) == [("e", 8), ("other", 4)]
+        seen, after = [], b""
+        while page := await store.predictions(after, 10):
+            assert len(page) <= 10
+            seen += page
+            after = page[-1].key
+        assert sorted(seen, key=lambda r: r.key) == sorted(rows, key=lambda r: r.key)
+        first = await store.vectors("e", count=7)
+        rest = await store.vectors("e", first[-1][0], 7)
+        expected = dict(zip(hashes, unit(12).tolist(), strict=True))
+        assert {h: v.tolist() for h, v in first + rest} == expected
+
+
+# -- the pool --------------------------------------------------------------------------------------
+
+
+async def test_the_pool_outlives_the_process(durable):
+    vectors = unit(30)
+    names = [f"text {i}" for i in range(30)]
+    async with pool_of(durable) as pool:
+        assert len(pool) == 0
+        upto = await pool.add(entries(names), vectors)
+        before = await pool.search(vectors, 5, exclude=[hash_text(n) for n in names], upto=upto)
+    async with pool_of(durable) as pool:
+        assert len(pool) == 30
+        after = await pool.search(vectors, 5, exclude=[hash_text(n) for n in names])
+        assert after.ids.tolist() == before.ids.tolist()
+        assert after.similarities.tobytes() == before.similarities.tobytes()
+        assert [t.text for t in await pool.fetch(after.ids[0])]
+        found = await pool.stored_vectors([hash_text(n) for n in [*names, "?"]])
+        assert found[-1] is None
+        assert (np.stack(found[:-1]) == vectors).all()
+    async with pool_of(durable, "another") as pool:
+        assert len(pool) == 0, "each embedder has its own pool"
+
+
+async def test_a_text_is_in_the_pool_once(durable):
+    vectors = unit(3)
+    async with pool_of(durable) as pool:
+        await pool.add(entries(["a", "b", "a"]), vectors)
+        await pool.add(entries(["b", "c"]), unit(2, seed=1))
+        assert len(pool) == 3
+        kept = await pool.stored_vectors([hash_text("b")])
+        assert kept[0].tolist() == vectors[1].tolist()
+
+
+async def test_known_labels_are_kept(durable):
+    vectors = unit(3)
+    async with pool_of(durable) as pool:
+        await pool.add(entries(["a", "b", "c"], ["refund", None, None]), vectors)
+        await pool.add(entries(["a", "b"], [None, "login"]), vectors[:2])
+    async with pool_of(durable) as pool:
+        labels = await pool.labels([hash_text(t) for t in "abc?"])
+        assert labels == ["refund", "login", None, None]
+        texts, following = await pool.scan(0, 10)
+        assert [(t.text, t.label) for t in texts] == [("a", "refund"), ("b", "login"), ("c", None)]
+        assert following is None
+
+
+async def test_what_is_removed_stays_removed(durable):
+    vectors = unit(6)
+    names = list("abcdef")
+    async with pool_of(durable) as pool:
+        await pool.add(entries(names, ["x"] * 6), vectors)
+        gone = [hash_text("b"), hash_text("?"), hash_text("e"), hash_text("b")]
+        assert await pool.remove(gone) == 2
+        assert await pool.remove(gone) == 0
+        assert len(pool) == 4
+    async with pool_of(durable) as pool:
+        assert len(pool) == 4
+        matches = await pool.search(vectors[:1], 10)
+        ids = [i for i in matches.ids[0].tolist() if i >= 0]
+        assert sorted(t.text for t in await pool.fetch(np.array(ids))) == ["a", "c", "d", "f"]
+        # its number is not used again, and its label is forgotten
+        await pool.add(entries(["b"]), vectors[1:2])
+        matches = await pool.search(vectors[1:2], 1)
+        assert matches.ids[0, 0] not in [*ids, 1, 4]
+        assert await pool.labels([hash_text("b")]) == [None]
+        assert len(pool) == 5
+        scanned, _ = await pool.scan(0, 100)
+        assert [t.text for t in scanned] == ["a", "c", "d", "f", "b"]
+
+
+async def test_a_snapshot_does_not_see_what_came_later(durable):
+    vectors = unit(20)
+    async with pool_of(durable) as pool:
+        upto = await pool.add(entries([f"old {i}" for i in range(10)]), vectors[:10])
+        await pool.add(entries([f"new {i}" for i in range(10)]), vectors[10:])
+        assert (await pool.search(vectors, 20, upto=upto)).ids.max() < upto
+        assert (await pool.search(vectors, 20)).ids.max() >= upto
+        assert await pool.add([], unit(0)) == 20
+
+
+async def test_scanning_goes_on_where_it_stopped(durable):
+    async with pool_of(durable) as pool:
+        assert await pool.scan(0, 5) == ([], None)
+        await pool.add(entries([f"{i}" for i in range(12)]), unit(12))
+        seen, start = [], 0
+        while start is not None:
+            texts, start = await pool.scan(start, 5)
+            seen += [t.text for t in texts]
+        assert seen == [f"{i}" for i in range(12)]
+
+
+async def test_pools_on_the_same_content_see_each_other(durable):
+    vectors = unit(40)
+    async with pool_of(durable) as one, pool_of(durable) as two:
+        await one.add(entries([f"one {i}" for i in range(10)]), vectors[:10])
+        assert (await two.search(vectors[:1], 10)).ids[0].min() >= 0
+        await asyncio.gather(
+            one.add(entries([f"one {i}" for i in range(10, 20)]), vectors[10:20]),
+            two.add(entries([f"two {i}" for i in range(20, 40)]), vectors[20:]),
+        )
+        first, second = await one.search(vectors, 40), await two.search(vectors, 40)
+        assert first.ids.tolist() == second.ids.tolist()
+        await two.remove([hash_text("one 0")])
+        assert (await one.search(vectors[:1], 1)).ids.tolist() != [[0]]
+        assert (await one.search(vectors, 40)).ids.tolist() == (
+            await two.search(vectors, 40)
+        ).ids.tolist()
+        assert len(one) == len(two) == 39
