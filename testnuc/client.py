@@ -12,6 +12,7 @@ from testnuc import embedders, methods, providers, stores
 from testnuc.asking import Asker
 from testnuc.embedding import Embedding, embedder_name
 from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.estimating import Estimator
 from testnuc.fanout import Fanout
 from testnuc.intake import (
     checked_choice,
@@ -205,6 +206,7 @@ class TestNUC:
             workers=max_concurrency,
             per_call=texts_per_call,
         )
+        self._transport.on_wait = self._fanout.lend
         self._pipeline = Pipeline(
             self.labels,
             self.policy,
@@ -217,6 +219,15 @@ class TestNUC:
             pool=self._pool,
             store=self._store,
             join_pool=join_pool,
+        )
+        self._estimator = Estimator(
+            asker,
+            self._store,
+            self._pool,
+            self._pipeline.method,
+            neighbors_of_each=self.k if neighbors == "predict" else 0,
+            texts_per_call=texts_per_call,
+            price=price,
         )
         self.model = f"{provider.name}/{provider.model}"
         self._opening: asyncio.Task[None] | None = None
@@ -338,6 +349,34 @@ class TestNUC:
             await self._pipeline.predict_pool(bar.advance)
         finally:
             bar.close()
+
+    async def estimate(self, texts: Iterable[str]) -> Usage:
+        """Tell calls, tokens and US dollars of `classify_many` before anything is sent.
+
+        Nothing is embedded, sent or added. The calls are those of the distinct texts without a
+        stored prediction, and an upper bound where the pool holds other texts without one
+        (``neighbors="predict"``): up to ``k`` of them for each text, of which early exit may leave
+        many unasked. Calls that fail and are made again are not foreseen.
+
+        Parameters
+        ----------
+        texts : iterable of str
+
+        Returns
+        -------
+        Usage
+            Tokens of the prompts by the provider's own estimate, those of the answers by what a
+            typical one has: a model that thinks before it answers uses more. ``usd`` is None for a
+            model without a known price, tokens are None for a provider that does not estimate.
+
+        Raises
+        ------
+        InvalidInputError
+            A text is empty or not a string.
+        """
+        entries, _ = await distinct(await checked_texts(texts))
+        await self._ready()
+        return await self._estimator.usage(entries)
 
     async def classify(self, text: str) -> Classification:
         """Label one text by the vote of the pool's nearest texts.

@@ -3,6 +3,9 @@
 A run hands in asks; what is stored is answered from the store, what another run is already asking
 is shared, and the rest goes to workers that belong to the client, not to the run: when a run is
 cancelled, calls that were sent go on, because they are paid for, and their answers are stored.
+
+Where the store has leases, only what is leased goes to the workers; what another process has leased
+waits until its answer is in the store, or until the lease is free.
 """
 
 from __future__ import annotations
@@ -11,86 +14,25 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from testnuc.asks import Ask, Entry, Run
 from testnuc.errors import BadRequestError, ProviderError, StoreError
+from testnuc.leasing import LEASE_SECONDS, LeaseStore, Leasing
 from testnuc.protocols import StoredPrediction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
+    from testnuc.asks import Done, Outcome
     from testnuc.limits import Meter
-    from testnuc.prompts import Demonstration
     from testnuc.protocols import Store
     from testnuc.results import Prediction
-
-    Outcome = Prediction | Exception
-    Done = Callable[["Ask", Outcome], None]
 
 __all__ = ["Ask", "Fanout"]
 
 #: Asks looked up in the store at a time.
 _CHUNK = 512
-
-
-class Ask:
-    """One question: the label of one text, for the `sample`-th time.
-
-    Parameters
-    ----------
-    key : bytes
-        Hash of all that can change the answer.
-    text : str
-    text_hash : bytes
-    place : int
-        The caller's own number of the text.
-    sample : int
-    demonstrations : tuple of Demonstration
-    """
-
-    __slots__ = ("demonstrations", "key", "place", "sample", "text", "text_hash")
-
-    def __init__(
-        self,
-        key: bytes,
-        text: str,
-        text_hash: bytes,
-        place: int,
-        sample: int = 0,
-        demonstrations: tuple[Demonstration, ...] = (),
-    ) -> None:
-        self.key = key
-        self.text = text
-        self.text_hash = text_hash
-        self.place = place
-        self.sample = sample
-        self.demonstrations = demonstrations
-
-
-class _Run:
-    """What one caller waits for."""
-
-    __slots__ = ("changed", "done", "failure", "open", "queue")
-
-    def __init__(self, done: Done) -> None:
-        self.done = done
-        #: Claimed by this run and not yet taken by a worker.
-        self.queue: deque[_Entry] = deque()
-        #: Asks that have no outcome yet.
-        self.open = 0
-        self.failure: Exception | None = None
-        self.changed = asyncio.Event()
-
-
-class _Entry:
-    """A key that is queued or in flight, and who waits for it."""
-
-    __slots__ = ("ask", "sent", "waiters")
-
-    def __init__(self, ask: Ask, run: _Run) -> None:
-        self.ask = ask
-        self.waiters = [(run, ask)]
-        self.sent = False
 
 
 class Fanout:
@@ -106,11 +48,13 @@ class Fanout:
     meter : Meter
         Counts predictions that were stored or already asked for.
     workers : int
-        Most calls of `answer` at a time.
+        Most calls of `answer` at a time, but for those that wait for a next try; see `lend`.
     per_call : int
         Most asks given to one call of `answer`.
     drain : float
         Seconds that `close` waits for calls that were sent.
+    sleep : callable
+        What waits between two looks for what other processes ask.
     """
 
     def __init__(
@@ -123,6 +67,7 @@ class Fanout:
         workers: int,
         per_call: int = 1,
         drain: float = 5.0,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._answer = answer
         self._store = store
@@ -132,15 +77,28 @@ class Fanout:
         self._per_call = per_call
         self._low_water = workers * per_call
         self._drain = drain
-        self._entries: dict[bytes, _Entry] = {}
+        self._entries: dict[bytes, Entry] = {}
         #: Runs with a queue, served in turn so that a short one does not wait for a long one.
-        self._turns: deque[_Run] = deque()
+        self._turns: deque[Run] = deque()
         self._workers: set[asyncio.Task[None]] = set()
+        #: Workers whose call waits for its next try.
+        self._lent = 0
         self._closed = False
         # predictions stored while a look-up was under way, which may have missed them
         self._reading = 0
         self._fresh: dict[bytes, Prediction] = {}
         self._ever_answered = False
+        self._claims: set[asyncio.Task[None]] = set()
+        self._leasing: Leasing | None = None
+        if callable(getattr(store, "lease", None)):
+            self._leasing = Leasing(
+                cast("LeaseStore", store),
+                granted=self._grant,
+                answered=self._answered_elsewhere,
+                failed=self._fail,
+                seconds=getattr(store, "lease_seconds", LEASE_SECONDS),
+                sleep=sleep,
+            )
 
     async def run(self, asks: Iterable[Ask] | AsyncGenerator[list[Ask], None], done: Done) -> None:
         """Get an outcome for each ask and pass it to `done`, in the order they come.
@@ -157,7 +115,7 @@ class Fanout:
         StoreError
             The store failed.
         """
-        run = _Run(done)
+        run = Run(done)
         chunks = _chunks(asks) if isinstance(asks, Iterable) else asks
         try:
             async for chunk in chunks:
@@ -177,11 +135,11 @@ class Fanout:
                 self._abandon(run)
 
     @staticmethod
-    async def _change(run: _Run) -> None:
+    async def _change(run: Run) -> None:
         run.changed.clear()
         await run.changed.wait()
 
-    async def _claim(self, run: _Run, asks: list[Ask]) -> None:
+    async def _claim(self, run: Run, asks: list[Ask]) -> None:
         self._reading += 1
         try:
             stored = await self._store.get_predictions([ask.key for ask in asks])
@@ -190,7 +148,8 @@ class Fanout:
             fresh = self._fresh
             if not self._reading:
                 self._fresh = {}
-        # from here to the end nothing is awaited: what is claimed here cannot be claimed elsewhere
+        # nothing is awaited in this loop: what is claimed here cannot be claimed by another run
+        new: list[Entry] = []
         for ask, hit in zip(asks, stored, strict=True):
             prediction = hit if hit is not None else fresh.get(ask.key)
             if prediction is not None:
@@ -200,27 +159,85 @@ class Fanout:
             run.open += 1
             entry = self._entries.get(ask.key)
             if entry is None:
-                self._entries[ask.key] = entry = _Entry(ask, run)
-                run.queue.append(entry)
+                self._entries[ask.key] = entry = Entry(ask, run)
+                new.append(entry)
             else:
                 self._meter.coalesced += 1
                 entry.waiters.append((run, ask))
-        if run.queue and run not in self._turns:
-            self._turns.append(run)
+        if self._leasing is None:
+            self._enqueue(new)
+        elif new:
+            # it goes on without a run that is cancelled: others may have joined what it claimed
+            task = asyncio.create_task(self._lease(self._leasing, new), name="testnuc-claim")
+            self._claims.add(task)
+            task.add_done_callback(self._claims.discard)
+            await asyncio.shield(task)
+
+    def _enqueue(self, entries: Iterable[Entry]) -> None:
+        """Give entries to the workers, in the name of who wanted them first."""
+        for entry in entries:
+            run = entry.waiters[0][0]
+            run.queue.append(entry)
+            if run not in self._turns:
+                self._turns.append(run)
         self._hire()
 
+    async def _lease(self, leasing: Leasing, entries: list[Entry]) -> None:
+        keys = [entry.ask.key for entry in entries]
+        try:
+            mine = await leasing.claim(keys)
+        except Exception as exc:  # noqa: BLE001 - it stops the runs that wait
+            self._fail(keys, exc)
+            return
+        self._grant([key for key in keys if key in mine])
+        leasing.done([key for key in keys if key not in self._entries], stored=False)
+
+    def _grant(self, keys: list[bytes]) -> None:
+        """Queue what is ours to ask, as far as somebody still waits for it."""
+        assert self._leasing is not None
+        wanted = [] if self._closed else [key for key in keys if key in self._entries]
+        self._leasing.done(set(keys).difference(wanted), stored=False)
+        self._enqueue(self._entries[key] for key in wanted)
+
+    def _answered_elsewhere(self, key: bytes, prediction: Prediction) -> None:
+        entry = self._entries.get(key)
+        if entry is not None and not entry.sent:
+            self._meter.store_hits += 1
+            self._settle([entry], [prediction])
+
+    def _fail(self, keys: list[bytes], error: Exception) -> None:
+        if not isinstance(error, StoreError):
+            cause, error = error, StoreError(f"leases failed: {error}")
+            error.__cause__ = cause
+        entries = [e for key in keys if (e := self._entries.get(key)) is not None and not e.sent]
+        self._settle(entries, [error] * len(entries))
+
+    def lend(self, workers: int) -> None:
+        """Let others work while so many more workers (fewer, if negative) wait for a next try.
+
+        A failed call would otherwise keep its place from others for as long as it waits. How many
+        calls are in flight is bounded elsewhere; here they may at most be twice as many.
+        """
+        self._lent += workers
+        if workers > 0:
+            self._hire()
+
+    @property
+    def _most(self) -> int:
+        return self._limit + min(self._lent, self._limit)
+
     def _hire(self) -> None:
-        if self._closed:
+        free = self._most - len(self._workers)
+        if self._closed or free <= 0:
             return
         queued = sum(len(run.queue) for run in self._turns)
-        wanted = min(self._limit, len(self._workers) + -(-queued // self._per_call))
-        while len(self._workers) < wanted:
+        for _ in range(min(free, -(-queued // self._per_call))):
             worker = asyncio.create_task(self._work(), name="testnuc-worker")
             self._workers.add(worker)
 
     async def _work(self) -> None:
         try:
-            while bundle := self._take():
+            while len(self._workers) <= self._most and (bundle := self._take()):
                 await self._serve(bundle)
         finally:
             # in the same step in which it found no work: else `_hire` would still count on it
@@ -228,9 +245,9 @@ class Fanout:
             assert worker is not None
             self._workers.discard(worker)
 
-    def _take(self) -> list[_Entry]:
+    def _take(self) -> list[Entry]:
         """Return up to `per_call` queued entries of distinct texts that fit in one call."""
-        bundle: list[_Entry] = []
+        bundle: list[Entry] = []
         hashes: set[bytes] = set()
         for _ in range(len(self._turns)):
             run = self._turns[0]
@@ -253,7 +270,7 @@ class Fanout:
                 break
         return bundle
 
-    async def _serve(self, bundle: list[_Entry]) -> None:
+    async def _serve(self, bundle: list[Entry]) -> None:
         try:
             outcomes = await self._answer(tuple(entry.ask for entry in bundle))
         except Exception as exc:  # noqa: BLE001 - handed to whoever waits for it
@@ -295,9 +312,11 @@ class Fanout:
         ]
         return await self._store.put_predictions(rows)
 
-    def _settle(self, bundle: list[_Entry], outcomes: Sequence[Outcome | BaseException]) -> None:
+    def _settle(self, bundle: list[Entry], outcomes: Sequence[Outcome | BaseException]) -> None:
         for entry, outcome in zip(bundle, outcomes, strict=True):
             self._entries.pop(entry.ask.key, None)
+            if self._leasing is not None:
+                self._leasing.done([entry.ask.key], stored=not isinstance(outcome, BaseException))
             for run, ask in entry.waiters:
                 run.open -= 1
                 if isinstance(outcome, Exception):
@@ -319,7 +338,7 @@ class Fanout:
             return error.fatal and not self._ever_answered
         return isinstance(error, ProviderError) and error.fatal
 
-    def _abandon(self, run: _Run) -> None:
+    def _abandon(self, run: Run) -> None:
         """Forget a run that no longer waits; what others wait for goes on."""
         if run in self._turns:
             self._turns.remove(run)
@@ -329,6 +348,8 @@ class Fanout:
                 continue
             if not entry.waiters:
                 del self._entries[entry.ask.key]
+                if self._leasing is not None:
+                    self._leasing.done([entry.ask.key], stored=False)
             elif entry in run.queue:
                 heir = entry.waiters[0][0]
                 heir.queue.append(entry)
@@ -340,18 +361,21 @@ class Fanout:
     async def close(self) -> None:
         """Wait for calls that were sent, at most `drain` seconds, and end the workers."""
         self._closed = True
-        for run in list(self._turns):
-            for entry in run.queue:
-                self._entries.pop(entry.ask.key, None)
-            run.queue.clear()
-            run.failure = run.failure or ProviderError("the client was closed")
-            run.changed.set()
+        for entry in [entry for entry in self._entries.values() if not entry.sent]:
+            del self._entries[entry.ask.key]
+            for run, _ in entry.waiters:
+                run.queue.clear()
+                run.failure = run.failure or ProviderError("the client was closed")
+                run.changed.set()
         self._turns.clear()
         if self._workers:
             _, late = await asyncio.wait(self._workers, timeout=self._drain)
             for worker in late:
                 worker.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+        if self._leasing is not None:
+            await asyncio.gather(*self._claims, return_exceptions=True)
+            await self._leasing.close()
 
 
 async def _chunks(asks: Iterable[Ask]) -> AsyncGenerator[list[Ask], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import Protocol, overload, runtime_checkable
 
 __all__ = ["Classification", "Neighbor", "PoolStats", "Prediction", "Results", "Usage"]
 
@@ -95,6 +95,17 @@ class PoolStats:
     labels: int
 
 
+@runtime_checkable
+class _Columns(Protocol):
+    """Rows that can tell labels and failures without being made."""
+
+    def labels(self) -> list[str | None]: ...
+
+    def failed(self) -> list[int]: ...
+
+    def __getitem__(self, index: int, /) -> Classification: ...
+
+
 class Results(Sequence[Classification]):
     """The classifications of `classify_many`, in the order of the texts.
 
@@ -111,11 +122,15 @@ class Results(Sequence[Classification]):
     @property
     def labels(self) -> list[str | None]:
         """The label of each text."""
+        if isinstance(self._rows, _Columns):
+            return self._rows.labels()
         return [row.label for row in self._rows]
 
     @property
     def errors(self) -> list[Classification]:
         """The results that carry an error."""
+        if isinstance(self._rows, _Columns):
+            return [self._rows[at] for at in self._rows.failed()]
         return [row for row in self._rows if row.error is not None]
 
     def __len__(self) -> int:

@@ -170,6 +170,19 @@ class Rows(Sequence[Classification]):
     def __len__(self) -> int:
         return len(self._texts)
 
+    def labels(self) -> list[str | None]:
+        """Return the label of each text, without making the records."""
+        names = (*self._window.labels.names, None)
+        # -1, nobody, is the last
+        return [names[winner] for winner in self._result.label[self._places].tolist()]
+
+    def failed(self) -> list[int]:
+        """Return the positions of the texts that carry an error."""
+        errors = self._window.errors
+        if not errors:
+            return []
+        return [at for at, place in enumerate(self._places.tolist()) if place in errors]
+
     @overload
     def __getitem__(self, index: int) -> Classification: ...
 

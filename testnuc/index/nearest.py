@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from testnuc.errors import EmbeddingError, InvalidInputError
+from testnuc.index.fair import FairLock
 from testnuc.index.files import (
     DamagedIndexError,
     SavedIndex,
@@ -34,8 +35,8 @@ __all__ = ["EXACT_BELOW", "NearestVectors"]
 #: Below this many vectors a matrix product is as fast as the graph, and exact.
 EXACT_BELOW = 5_000
 
-#: Vectors inserted into the graph at a time: it cannot be searched meanwhile.
-_ADD_CHUNK = 512
+#: Vectors that each thread inserts into the graph at a time: it cannot be searched meanwhile.
+_ADD_CHUNK = 16
 #: Queries scored at a time by the exact search, to bound the score matrix.
 _QUERY_CHUNK = 256
 #: How far below the k-th best score a candidate still is re-scored: more than float32's error.
@@ -72,7 +73,8 @@ class NearestVectors:
         self.dim = dim
         self._exact_below = exact_below
         self._threads = threads
-        self._lock = threading.Lock()
+        self._chunk = _ADD_CHUNK * (threads or os.cpu_count() or 1)
+        self._lock = FairLock()
         self._size = 0
         self._vectors: Rows = MemoryRows(np.float16, (dim,))
         self._ranks: Rows = MemoryRows(np.uint64, ())
@@ -116,8 +118,8 @@ class NearestVectors:
             raise EmbeddingError(
                 f"vector {int(bad.argmax())} has NaN or infinity; the embedder is at fault"
             )
-        for start in range(0, len(vectors), _ADD_CHUNK):
-            chunk = slice(start, start + _ADD_CHUNK)
+        for start in range(0, len(vectors), self._chunk):
+            chunk = slice(start, start + self._chunk)
             with self._lock:
                 self._append(vectors[chunk], ranks[chunk])
             self._extend_graph()
@@ -328,7 +330,7 @@ class NearestVectors:
                 self._graph = loaded
         graph = self._graph
         while graph.rows < self._size:
-            end = min(graph.rows + _ADD_CHUNK, self._size)
+            end = min(graph.rows + self._chunk, self._size)
             with self._lock:
                 rows = np.flatnonzero(self._alive.array[graph.rows : end]) + graph.rows
                 graph.insert(rows, self._vectors.array[rows], end)

@@ -32,8 +32,10 @@ def resolve(store: str | os.PathLike[str] | Store | None) -> Store:
         made: Store = import_module("testnuc.stores.postgres").PostgresStore(store)
         return made
     if isinstance(store, str) and "://" in store:
+        # the rest of a URL may hold a password
         raise InvalidInputError(
-            f"store is {store!r}; give a path (SQLite) or postgresql://user@host/database"
+            f"store is a URL of the kind {store.partition('://')[0]!r}; give a path (SQLite) or "
+            "postgresql://user@host/database"
         )
     if isinstance(store, str | os.PathLike):
         from testnuc.stores.sqlite import SqliteStore

@@ -22,6 +22,10 @@ _BACKLOG = 4096
 _ACCEPTED_AT_ONCE = 100
 
 
+#: Seconds between two tries to listen again.
+_REOPEN_AGAIN = 0.01
+
+
 class Listener:
     """Serve `respond` on 127.0.0.1, on the running loop or in a thread of its own.
 
@@ -74,6 +78,9 @@ class Listener:
     async def start(self) -> None:
         """Listen; again on the same port after a `stop`."""
         if not await self._at_home(self.start) and self._socket is None:
+            if self._reopening is not None:
+                self._reopening.cancel()
+                self._reopening = None
             self._reserve()
             self._listen()
 
@@ -107,7 +114,18 @@ class Listener:
                 connection.close()
         if self._reopening is not None:
             self._reopening.cancel()
-        self._reopening = asyncio.get_running_loop().call_later(seconds, self._listen)
+        self._reopening = asyncio.get_running_loop().call_later(seconds, self._reopen)
+
+    def _reopen(self) -> None:
+        """Listen again; the port can be taken for a moment by what is left of a connection."""
+        self._reopening = None
+        if self._socket is not None:
+            return
+        try:
+            self._listen()
+        except OSError:
+            loop = asyncio.get_running_loop()
+            self._reopening = loop.call_later(_REOPEN_AGAIN, self._reopen)
 
     def _reserve(self) -> None:
         """Bind the port without listening.
@@ -130,9 +148,13 @@ class Listener:
     # an `asyncio.Server` is closed is leaked by Python 3.11, and its client waits for ever.
 
     def _listen(self) -> None:
-        self._reopening = None
-        self._socket = self._bound()
-        self._socket.listen(_BACKLOG)
+        listening = self._bound()
+        try:
+            listening.listen(_BACKLOG)
+        except OSError:
+            listening.close()
+            raise
+        self._socket = listening
         asyncio.get_running_loop().add_reader(self._socket, self._accept, self._socket)
 
     def _accept(self, listening: socket.socket) -> None:

@@ -21,6 +21,8 @@ __all__ = ["adapts", "gives_up", "may_help", "wait"]
 _MOST_ADAPTATIONS = 4
 #: Jitter on top of a server's wait: part of it, and its bounds in seconds.
 _SPREAD, _LEAST_SPREAD, _MOST_SPREAD = 0.1, 0.05, 5.0
+#: So many waits for a server that refuses connections are shorter than `initial_wait`.
+_SHORT_WAITS = 3
 #: More doublings would overflow.
 _MOST_DOUBLINGS = 30
 
@@ -38,8 +40,10 @@ def wait(call: Call, state: RetryCallState, policy: RetryPolicy, rng: Random) ->
     if error is None or isinstance(error, ReplyError):
         return 0.0  # the server is well; only the answer was not
     if call.unsent:
-        # nothing was sent, so nobody is kept busy; the pause of all calls does the rest
-        return rng.uniform(policy.initial_wait / 2, policy.initial_wait)
+        # nothing was sent, so nobody is kept busy: soon at first, for a moment's refusal must not
+        # cost more than it lasts, and then steadily; the pause of all calls does the rest
+        longest = policy.initial_wait * min(1.0, 2.0 ** (call.refusals - _SHORT_WAITS - 1))
+        return rng.uniform(longest / 2, longest)
     doublings = min(max(0, state.attempt_number - call.refusals - 1), _MOST_DOUBLINGS)
     backoff = rng.uniform(0.0, min(policy.max_wait, policy.initial_wait * 2.0**doublings))
     if error.retry_after is None:

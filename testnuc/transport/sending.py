@@ -122,6 +122,8 @@ class Transport:
         self._clock = clock
         self._wall = wall
         self._sleep = sleep
+        #: Told 1 when a call begins to wait for its next try, and -1 when it ends to.
+        self.on_wait: Callable[[int], None] | None = None
         self._connections = Connections(max_concurrency, trust_env=trust_env)
         #: Whether the provider answered anything yet.
         self._reached = False
@@ -212,7 +214,7 @@ class Transport:
     async def _persist(self, call: Call) -> Reply:
         """Go on after a first failure; tenacity keeps state, so every call has its own."""
         retrying = AsyncRetrying(
-            sleep=self._sleep,
+            sleep=self._pause,
             retry=retry_if_exception(lambda error: may_help(call, error)),
             wait=lambda state: wait(call, state, self._retry, self._rng),
             stop=lambda state: self._gives_up(call, state),
@@ -220,6 +222,16 @@ class Transport:
         )
         reply: Reply = await retrying(self._next, call)
         return reply
+
+    async def _pause(self, seconds: float) -> None:
+        if self.on_wait is None or seconds <= 0:
+            await self._sleep(seconds)
+            return
+        self.on_wait(1)
+        try:
+            await self._sleep(seconds)
+        finally:
+            self.on_wait(-1)
 
     async def _next(self, call: Call) -> Reply:
         """Deal with the pending failure or make the next try; new encodings are tried at once."""

@@ -76,3 +76,17 @@ def test_the_list_of_benchmarks():
     assert "paper" in err
     code, _, err = bench("nothing")
     assert "there is no benchmark 'nothing'" in err
+
+
+def test_store_measures_and_opens_again(tmp_path):
+    result = tmp_path / "result.json"
+    code, out, err = bench(
+        "store", "--sizes", 300, "--dim", 16, "--folder", tmp_path, "--json", result
+    )
+    assert code == 0, err
+    assert "| 300 " in out
+    row = json.loads(result.read_text())["rows"][0]
+    assert row["texts"] == 300
+    assert row["found"] == 1.0
+    assert row["file MiB"] > 0
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"], "it clears up after itself"

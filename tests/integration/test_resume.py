@@ -33,9 +33,9 @@ class Telling(HashEmbedder):
         print("embedding", flush=True)
         return await super().embed(texts)
 
-async def main(base_url, path):
+async def main(base_url, path, count):
     async with client(base_url, path, Telling()) as nuc:
-        results = await nuc.classify_many(TEXTS)
+        results = await nuc.classify_many(TEXTS[: int(count)])
     assert not any(r.error for r in results)
     print(orjson.dumps([(r.label, r.share) for r in results]).decode(), flush=True)
 
@@ -69,13 +69,14 @@ class Killer:
         return confident(text)
 
 
-async def start(base_url, path):
+async def start(base_url, path, count=5_000):
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
         _RUN,
         base_url,
         str(path),
+        str(count),
         stdout=asyncio.subprocess.PIPE,
         limit=1 << 24,
     )
@@ -139,3 +140,16 @@ async def test_resumes_after_being_killed_at_random_moments(tmp_path):
             assert nuc.usage.store_hits == len(set(TEXTS))
         assert (llm.requests, embedder.embedded) == (requests, 0)
         assert [r.label for r in again] == [r.label for r in undisturbed]
+
+
+async def test_processes_that_label_the_same_texts_at_once_agree(tmp_path):
+    path = tmp_path / "store.db"
+    # a model that says something else each time it is asked: what is stored first has to stand
+    async with LoopbackLLM(lambda text, time: (LABELS[(len(text) + time) % 3], 0.6)) as llm:
+        processes = [await start(llm.base_url, path, 2_000) for _ in range(2)]
+        outputs = [await process.communicate() for process in processes]
+        assert [process.returncode for process in processes] == [0, 0]
+        labels = [orjson.loads(output.splitlines()[-1]) for output, _ in outputs]
+        assert labels[0] == labels[1]
+        assert check(path) == 2_000
+        assert 2_000 <= llm.calls <= 4_000

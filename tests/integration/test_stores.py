@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ class Memory:
 
     durable = False
 
-    def __init__(self, folder):
+    def __init__(self, request):
         self.store = resolve(None)
 
     def make(self):
@@ -32,25 +33,35 @@ class Memory:
 class Sqlite(Memory):
     durable = True
 
-    def __init__(self, folder):
-        self.path = folder / "store.db"
+    def __init__(self, request):
+        self.path = request.getfixturevalue("tmp_path") / "store.db"
 
     def make(self):
         return resolve(self.path)
 
 
+class Postgres(Memory):
+    durable = True
+
+    def __init__(self, request):
+        self.url = request.getfixturevalue("database").url(f"t{uuid4().hex}")
+
+    def make(self):
+        return resolve(self.url)
+
+
 #: One class for each kind of store; ``make`` is called for each opening.
-KINDS = {"memory": Memory, "sqlite": Sqlite}
+KINDS = {"memory": Memory, "sqlite": Sqlite, "postgres": Postgres}
 
 
 @pytest.fixture(params=KINDS)
-def kind(request, tmp_path):
-    return KINDS[request.param](tmp_path)
+def kind(request):
+    return KINDS[request.param](request)
 
 
 @pytest.fixture(params=[name for name, kind in KINDS.items() if kind.durable])
-def durable(request, tmp_path):
-    return KINDS[request.param](tmp_path)
+def durable(request):
+    return KINDS[request.param](request)
 
 
 @asynccontextmanager
@@ -263,6 +274,30 @@ async def test_a_spoiled_vector_is_not_stored(durable):
         with pytest.raises(EmbeddingError, match="NaN"):
             await store.put_vectors("e", [b"a" * 16, b"b" * 16], vectors)
         assert await store.get_vectors("e", [b"a" * 16]) == [None]
+
+
+async def test_all_that_is_stored_can_be_read_page_by_page(durable):
+    rows = [stored(i, scope=OTHER if i % 3 else SCOPE, sample=i % 2) for i in range(25)]
+    hashes = [hash_text(str(i)) for i in range(12)]
+    async with opened(durable) as store:
+        assert (await store.scopes(), await store.embedders()) == ([], [])
+        assert (await store.predictions(), await store.vectors("e")) == ([], [])
+        await store.describe(SCOPE, {"model": "m", "labels": ["a"]})
+        await store.put_predictions(rows)
+        await store.put_vectors("e", hashes, unit(12))
+        await store.put_vectors("other", hashes, unit(12, 4))
+        assert dict(await store.scopes()) == {SCOPE: {"model": "m", "labels": ["a"]}, OTHER: {}}
+        assert sorted(await store.embedders()) == [("e", 8), ("other", 4)]
+        seen, after = [], b""
+        while page := await store.predictions(after, 10):
+            assert len(page) <= 10
+            seen += page
+            after = page[-1].key
+        assert sorted(seen, key=lambda r: r.key) == sorted(rows, key=lambda r: r.key)
+        first = await store.vectors("e", count=7)
+        rest = await store.vectors("e", first[-1][0], 7)
+        expected = dict(zip(hashes, unit(12).tolist(), strict=True))
+        assert {h: v.tolist() for h, v in first + rest} == expected
 
 
 # -- the pool --------------------------------------------------------------------------------------

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
 
 from testnuc.errors import EmbeddingError
 from testnuc.index import NearestVectors
+from testnuc.index.fair import FairLock
 from testnuc.intake import hash_text
 from testnuc.pool import Pool
 from testnuc.protocols import PoolText
@@ -177,3 +179,22 @@ async def test_additions_from_many_tasks_keep_rows_and_texts_together():
     found = await pool.search(half, 1)
     assert [e.text for e in await pool.fetch(found.ids[:, 0])] == [e.text for e in entries]
     await pool.close()
+
+
+def test_whoever_waits_for_the_index_comes_before_the_next_chunk():
+    lock, order = FairLock(), []
+
+    def search():
+        with lock:
+            order.append("search")
+
+    searching = threading.Thread(target=search)
+    with lock:
+        searching.start()
+        while not lock._turn.locked():
+            pass
+        order.append("chunk")
+    with lock:
+        order.append("next chunk")
+    searching.join()
+    assert order == ["chunk", "search", "next chunk"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from testnuc.errors import InvalidInputError
+from testnuc.stores.sqlite import paging
 from testnuc.stores.sqlite import rows as sql
 from testnuc.stores.sqlite.database import Database
 from testnuc.stores.sqlite.pool import SqlitePool
@@ -40,8 +41,8 @@ class SqliteStore:
     path : str or path
         The file; made where there is none. Its folder must exist, on a disk of this host.
     synchronous : {"normal", "full"}
-        What a loss of power may cost: the last seconds ("normal"), or nothing ("full", which waits
-        for the disk at every commit). The file stays sound in both.
+        What a loss of power may cost: what the system had not written to the disk yet ("normal"),
+        or nothing ("full", which waits for the disk at every commit). The file stays sound in both.
 
     Notes
     -----
@@ -139,3 +140,23 @@ class SqliteStore:
                     vectors=vectors[part],
                 )
             )
+
+    async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
+        """Return each scope and its facts."""
+        return await self._database.read(paging.all_scopes)
+
+    async def embedders(self) -> list[tuple[str, int]]:
+        """Return name and dimension of each embedder that vectors are stored of."""
+        return await self._database.read(paging.all_embedders)
+
+    async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
+        """Return the next `count` predictions after a key; fewer: there are no more."""
+        return await self._database.read(lambda c: paging.page_of_predictions(c, after, count))
+
+    async def vectors(
+        self, embedder: str, after: bytes = b"", count: int = 1_000
+    ) -> list[tuple[bytes, NDArray[np.float16]]]:
+        """Return the next `count` vectors after a text's hash; fewer: there are no more."""
+        return await self._database.read(
+            lambda c: paging.page_of_vectors(c, embedder, after, count)
+        )

@@ -1,0 +1,126 @@
+"""What a run would cost, told before anything is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import orjson
+
+from testnuc import prompts
+from testnuc.limits import PICO
+from testnuc.protocols import Request, TokenUsage
+from testnuc.results import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from testnuc.asking import Asker
+    from testnuc.limits import Price
+    from testnuc.protocols import Index, Method, PoolText, Store
+
+__all__ = ["Estimator"]
+
+#: Texts looked up at a time.
+_CHUNK = 512
+#: As for prompts: low, so that the estimate is rather too high.
+_BYTES_PER_TOKEN = 3.2
+#: A confidence as models write it.
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """Counts the calls that texts need, and their tokens.
+
+    Parameters
+    ----------
+    asker, store, pool, method
+        The steps of the way of a text; nothing is sent, embedded or added.
+    neighbors_of_each : int
+        Most neighbors that are asked about for each text.
+    texts_per_call : int
+    price : Price, optional
+    """
+
+    asker: Asker
+    store: Store
+    pool: Index
+    method: Method
+    neighbors_of_each: int
+    texts_per_call: int
+    price: Price | None
+
+    async def usage(self, entries: Sequence[PoolText]) -> Usage:
+        """Return what labeling distinct texts would use, if no call had to be made again."""
+        labels = await self.pool.labels([entry.hash for entry in entries])
+        open_ = [e for e, label in zip(entries, labels, strict=True) if label is None]
+        missing, stored = await self._missing(open_)
+        missing += await self._missing_neighbors(entries)
+        return await self._sum(missing, stored)
+
+    async def _missing(self, entries: Sequence[PoolText]) -> tuple[list[str], int]:
+        """Return a text for each sample that is not stored, and how many are."""
+        missing: list[str] = []
+        stored = 0
+        samples = self.method.samples
+        for start in range(0, len(entries), _CHUNK):
+            wanted = [(e, s) for e in entries[start : start + _CHUNK] for s in range(samples)]
+            keys = [self.asker.ask(e.text, e.hash, 0, s).key for e, s in wanted]
+            found = await self.store.get_predictions(keys)
+            missing += [e.text for (e, _), hit in zip(wanted, found, strict=True) if hit is None]
+            stored += sum(hit is not None for hit in found)
+            await asyncio.sleep(0)
+        return missing, stored
+
+    async def _missing_neighbors(self, entries: Sequence[PoolText]) -> list[str]:
+        """Return pool texts that may have to be asked about, as many as could be at most."""
+        most = self.neighbors_of_each * len(entries) * self.method.samples
+        own = {entry.hash for entry in entries}
+        missing: list[str] = []
+        start: int | None = 0
+        while start is not None and len(missing) < most:
+            texts, start = await self.pool.scan(start, _CHUNK)
+            others = [t for t in texts if t.label is None and t.hash not in own]
+            missing += (await self._missing(others))[0]
+        return missing[:most]
+
+    async def _sum(self, texts: Sequence[str], stored: int) -> Usage:
+        task = self.asker.task
+        reserve = getattr(self.asker.provider, "reserve", None)
+        sent = received = pico_usd = calls = 0
+        for start in range(0, len(texts), self.texts_per_call):
+            part = tuple(texts[start : start + self.texts_per_call])
+            calls += 1
+            if reserve is not None:
+                tokens = TokenUsage(
+                    reserve(Request(task, prompts.user_prompt(part), part))[0], self._answer(part)
+                )
+                sent += tokens.input_tokens
+                received += tokens.output_tokens
+                pico_usd += 0 if self.price is None else self.price.pico(tokens)
+            if calls % _CHUNK == 0:
+                await asyncio.sleep(0)
+        told = reserve is not None or not calls
+        priced = self.price is not None and (told or self.price.is_free)
+        return Usage(
+            calls=calls,
+            input_tokens=sent if told else None,
+            cached_tokens=0 if told else None,
+            output_tokens=received if told else None,
+            usd=pico_usd / PICO if priced or not calls else None,
+            store_hits=stored,
+        )
+
+    def _answer(self, part: Sequence[str]) -> int:
+        """Tokens of a typical answer: a label of middling length, and a confidence."""
+        task = self.asker.task
+        label = sorted(task.labels, key=len)[len(task.labels) // 2]
+        said: dict[str, object] = {"label": label}
+        if task.confidence == "verbalized":
+            said["confidence"] = _CONFIDENCE
+        whole: object = said
+        if len(part) > 1:
+            whole = {"answers": [{"id": i, **said} for i in range(1, len(part) + 1)]}
+        return int(len(orjson.dumps(whole)) / _BYTES_PER_TOKEN) + 1

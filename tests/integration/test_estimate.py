@@ -1,0 +1,94 @@
+"""What a run would cost, against what it then costs."""
+
+from __future__ import annotations
+
+import pytest
+
+import testnuc
+from testnuc import TestNUC
+from testnuc.protocols import Answer, Reply
+from testnuc.testing import HashEmbedder, LoopbackLLM
+from tests.conftest import LABELS, confident, gold, messages
+
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+
+
+class Idle(HashEmbedder):
+    """Counts the texts it is given."""
+
+    embedded = 0
+
+    async def embed(self, texts):
+        self.embedded += len(texts)
+        return await super().embed(texts)
+
+
+@pytest.mark.parametrize("per_call", [1, 10])
+async def test_a_batch_costs_what_was_estimated(client_of, per_call):
+    texts = messages(95)
+    embedder = Idle()
+    async with (
+        LoopbackLLM(confident) as llm,
+        TestNUC(**client_of(llm, texts_per_call=per_call, embedder=embedder)) as nuc,
+    ):
+        told = await nuc.estimate([*texts, *texts[:20]])
+        assert (llm.requests, embedder.embedded, len(nuc)) == (0, 0, 0)
+        assert nuc.usage.calls == 0
+        await nuc.classify_many(texts)
+        used = nuc.usage
+        assert told.calls == used.calls == (95 if per_call == 1 else 10)
+        # rather too high: the schema of the answer counts, which the loopback server does not see
+        assert used.input_tokens <= told.input_tokens <= 2.5 * used.input_tokens
+        assert 0.8 * used.output_tokens <= told.output_tokens <= 1.6 * used.output_tokens
+        assert told.usd is None  # nobody has prices for this address
+        again = await nuc.estimate([*texts, "a new one, my refund please"])
+        assert (again.calls, again.store_hits) == (1, 95)
+        nothing = await nuc.estimate(texts)
+        assert (nothing.calls, nothing.input_tokens, nothing.usd) == (0, 0, 0.0)
+
+
+async def test_a_pool_without_predictions_is_an_upper_bound(client_of):
+    pool, texts = messages(60)[:50], messages(60)[50:52]
+    async with LoopbackLLM(confident) as llm:
+        async with TestNUC(**client_of(llm, k=5)) as nuc:
+            await nuc.add(pool)
+            await nuc.add(["a labeled one"], labels=["login"])
+            told = await nuc.estimate(texts)
+            assert told.calls == 2 + 2 * 5
+            await nuc.classify_many(texts)
+            assert 2 <= nuc.usage.calls <= 12
+        async with TestNUC(**client_of(llm, k=40)) as nuc:
+            await nuc.add(pool)
+            assert (await nuc.estimate(texts)).calls == 2 + 50
+            # a text of the pool is not its own neighbor
+            assert (await nuc.estimate(pool[:2])).calls == 50
+        async with TestNUC(**client_of(llm, k=40, neighbors="stored")) as nuc:
+            await nuc.add(pool)
+            assert (await nuc.estimate(texts)).calls == 2
+
+
+async def test_dollars_of_a_model_with_a_price():
+    async with TestNUC(LABELS, "openai/gpt-4o-mini", api_key="k", embedder=HashEmbedder()) as nuc:
+        told = await nuc.estimate(messages(1_000))
+    # 0.15 and 0.60 US dollars for a million tokens
+    by_hand = (told.input_tokens * 0.15 + told.output_tokens * 0.6) / 1e6
+    assert told.usd == pytest.approx(by_hand)
+    assert told.calls == 1_000
+
+
+async def test_tokens_of_a_provider_that_does_not_tell_are_unknown():
+    class Rule:
+        name, model, identity = "rule", "length", "1"
+
+        async def answer(self, request):
+            return Reply(tuple(Answer(gold(t), None) for t in request.texts))
+
+    async with TestNUC(LABELS, model=Rule(), embedder=HashEmbedder()) as nuc:
+        told = await nuc.estimate(messages(20))
+    assert (told.calls, told.input_tokens, told.output_tokens, told.usd) == (20, None, None, None)
+
+
+async def test_bad_texts_are_refused(client_of):
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+        with pytest.raises(testnuc.InvalidInputError, match="text 1"):
+            await nuc.estimate(["fine", ""])

@@ -1,0 +1,164 @@
+"""Ten thousand texts through a provider that fails: none lost, none wrong, none paid for twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from testnuc import RateLimit, RetryPolicy, TestNUC
+from testnuc.testing import CURABLE_KINDS, Faults, LoopbackLLM, by_hash
+from testnuc.testing.faults import LOST_KINDS
+
+LABELS = [f"intent {i}" for i in range(20)]
+answer = by_hash(LABELS)
+
+#: 200s without a label that can be used: paid for, and asked again.
+USELESS = {"truncated", "empty-choices"}
+USELESS_PACKED = {*USELESS, "duplicate-ids", "missing-ids", "invented-ids"}
+#: 200s with a label.
+GOOD = {None, "slow", "reset-after", "missing-usage", "prose"}
+#: Waits that fit a server which answers within a millisecond. A refusal breaks all connections at
+#: once, so that one call can be hit more often than the ten times of the default.
+QUICK = RetryPolicy(initial_wait=0.05, max_wait=1.0, attempts=30)
+
+
+def failing(kinds=CURABLE_KINDS):
+    return Faults(0.2, kinds, seed=7, retry_after=0.005, stall=0.02, slow=0.005, refuse=0.005)
+
+
+def texts_of(n):
+    return [f"message {i}, whose label depends on what it says" for i in range(n)]
+
+
+@pytest.fixture
+def arguments(client_of):
+    def make(llm, **more):
+        return client_of(
+            llm, **{"labels": LABELS, "k": 0, "retry": QUICK, "max_concurrency": 16, **more}
+        )
+
+    return make
+
+
+def paid(faults, text):
+    """How often a text is paid for until its answer is good, by the schedule of faults."""
+    times = 0
+    for attempt in range(100):
+        kind = faults.draw([text], attempt, 0)
+        times += kind in GOOD or kind in USELESS
+        if kind in GOOD:
+            return times
+    raise AssertionError(text)
+
+
+def assert_right(results):
+    wrong = [r for r in results if r.prediction is None or r.prediction.label != answer(r.text)[0]]
+    assert not wrong, wrong[:3]
+    assert [r.error for r in results] == [None] * len(results)
+    assert [r.index for r in results] == list(range(len(results)))
+
+
+async def test_ten_thousand_texts_with_a_fifth_of_all_requests_failing(arguments):
+    texts, faults = texts_of(10_000), failing()
+    async with LoopbackLLM(answer, faults=faults) as llm, TestNUC(**arguments(llm)) as nuc:
+        results = await nuc.classify_many(texts)
+        usage = nuc.usage
+    assert_right(results)
+    assert set(llm.faults) == set(CURABLE_KINDS) - {"duplicate-ids", "missing-ids", "invented-ids"}
+    assert llm.faults.total() > 0.18 * llm.requests
+    # each text was paid for exactly as often as the faults of its own calls demand
+    assert dict(llm.asked) == {text: paid(faults, text) for text in texts}
+    assert usage.calls == llm.calls == results.usage.calls
+    # a refused connection breaks others' before the server has read their requests
+    assert usage.retries >= llm.requests - len(texts) > 0
+    assert usage.input_tokens is None  # some answers did not tell
+
+
+async def test_server_and_usage_agree_on_every_count(arguments):
+    # left out: those that do not tell the tokens, and those that break the connection of a request
+    # which the server then never sees
+    silent = {"truncated", "missing-usage", "refused", "reset-after"}
+    texts = texts_of(1_500)
+    faults = failing([kind for kind in CURABLE_KINDS if kind not in silent])
+    async with LoopbackLLM(answer, faults=faults) as llm, TestNUC(**arguments(llm)) as nuc:
+        assert_right(await nuc.classify_many(texts))
+        usage = nuc.usage
+    assert usage.calls == llm.calls
+    assert usage.retries == llm.requests - len(texts)
+    assert usage.input_tokens == llm.input_tokens
+    assert usage.output_tokens == llm.output_tokens
+    lost = sum(n for kind, n in llm.faults.items() if kind in LOST_KINDS or kind[0] in "45")
+    assert llm.requests == llm.calls + lost
+
+
+async def test_ten_texts_a_call_with_a_fifth_of_all_requests_failing(arguments):
+    texts, faults = texts_of(10_000), failing()
+    async with (
+        LoopbackLLM(answer, faults=faults) as llm,
+        TestNUC(**arguments(llm, texts_per_call=10)) as nuc,
+    ):
+        results = await nuc.classify_many(texts)
+        usage = nuc.usage
+    assert_right(results)
+    assert {"duplicate-ids", "missing-ids", "invented-ids"} <= set(llm.faults)
+    assert usage.calls == llm.calls
+    # more is paid for only where an answer was of no use
+    useless = sum(llm.faults[kind] for kind in USELESS_PACKED)
+    assert llm.texts - len(texts) <= 10 * useless
+    assert llm.calls <= len(texts) / 10 + 2 * useless
+    assert max(llm.asked.values()) <= 6
+
+
+@pytest.mark.parametrize("per_call", [1, 10])
+async def test_a_server_that_is_killed_in_the_middle(arguments, per_call):
+    texts = texts_of(2_000 if per_call == 1 else 10_000)
+    async with (
+        LoopbackLLM(answer, latency=0.01) as llm,
+        TestNUC(**arguments(llm, texts_per_call=per_call)) as nuc,
+    ):
+        run = asyncio.create_task(nuc.classify_many(texts))
+        while llm.texts < len(texts) // 3:  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(0.005)
+        await llm.stop()
+        answered = llm.texts
+        await asyncio.sleep(1)
+        assert llm.texts == answered < len(texts)
+        await llm.start()
+        results = await run
+        usage = nuc.usage
+    assert_right(results)
+    # what was under way when the server died had not been answered, so nothing was paid for twice
+    assert Counter(llm.asked.values()) == {1: len(texts)}
+    assert usage.calls == llm.calls
+    assert usage.retries > 0
+
+
+async def test_no_sliding_window_is_ever_exceeded(arguments):
+    # the limit of a minute is used up within seconds: then the client has to wait, and may not
+    # know; here all fits in, and pacing is what is tried
+    limit = RateLimit(requests_per_minute=60_000, tokens_per_minute=12_000_000)
+    texts, faults = texts_of(3_000), failing()
+    async with (
+        LoopbackLLM(answer, faults=faults, rate_limit=limit) as llm,
+        TestNUC(**arguments(llm, rate_limit=limit)) as nuc,
+    ):
+        assert_right(await nuc.classify_many(texts))
+        assert nuc.usage.calls == llm.calls
+    assert llm.violations == []
+    assert llm.requests > 3_000
+
+
+async def test_a_limit_that_binds_is_not_exceeded(arguments):
+    # a burst of one second's worth, then one request every 20 ms
+    limit = RateLimit(requests_per_minute=3_000)
+    texts = texts_of(150)
+    async with (
+        LoopbackLLM(answer, faults=failing(["500", "429"]), rate_limit=limit) as llm,
+        TestNUC(**arguments(llm, rate_limit=limit)) as nuc,
+    ):
+        results = await nuc.classify_many(texts)
+    assert_right(results)
+    assert llm.violations == []
+    assert results.seconds > (llm.requests - 50) / 3_000 * 60 * 0.9

@@ -1,0 +1,74 @@
+"""The fan-out's workers, with an `answer` made by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+from testnuc.fanout import Ask, Fanout
+from testnuc.limits import Meter
+from testnuc.results import Prediction
+from testnuc.stores.memory import MemoryStore
+
+
+def asks(n):
+    return [Ask(bytes([i]) * 16, f"text {i}", bytes([i]) * 16, i) for i in range(n)]
+
+
+def fanout(answer, workers):
+    return Fanout(answer, MemoryStore(), b"scope", meter=Meter(), workers=workers)
+
+
+async def test_calls_that_wait_for_a_next_try_hold_up_nobody():
+    others_done = asyncio.Event()
+    at_work, most = 0, 0
+    done = []
+
+    async def answer(bundle):
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        place = bundle[0].place
+        if place < 2:
+            at_work -= 1
+            fan.lend(1)
+            await others_done.wait()
+            fan.lend(-1)
+            at_work += 1
+        await asyncio.sleep(0)
+        at_work -= 1
+        return [Prediction("a")]
+
+    def settled(ask, _):
+        done.append(ask.place)
+        if len(done) == 8:
+            others_done.set()
+
+    fan = fanout(answer, workers=2)
+    async with asyncio.timeout(5):
+        await fan.run(asks(10), settled)
+    # both first calls wait: without others at work the run would never end
+    assert sorted(done[:8]) == list(range(2, 10))
+    assert sorted(done) == list(range(10))
+    await fan.close()
+
+
+async def test_not_more_than_twice_the_workers_however_many_wait():
+    waiting = 0
+    go_on = asyncio.Event()
+
+    async def answer(bundle):
+        nonlocal waiting
+        waiting += 1
+        fan.lend(1)
+        await go_on.wait()
+        fan.lend(-1)
+        return [Prediction("a")] * len(bundle)
+
+    fan = fanout(answer, workers=3)
+    run = asyncio.create_task(fan.run(asks(50), lambda _, __: None))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert waiting == 6
+    go_on.set()
+    await run
+    await fan.close()
