@@ -15,7 +15,6 @@ from testnuc.evaluation import (
     Dataset,
     Recording,
     embedded,
-    estimate_cost,
     load,
     nearest,
     record,
@@ -24,13 +23,22 @@ from testnuc.evaluation import (
 from testnuc.testing import LoopbackLLM
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from testnuc.protocols import Method
+    from testnuc.results import Usage
 
-__all__ = ["answers_in", "dataset_of", "file_of", "recorded", "recordings_by_method", "vectors_of"]
+__all__ = [
+    "agreement",
+    "answers_in",
+    "dataset_of",
+    "file_of",
+    "recorded",
+    "recordings_by_method",
+    "vectors_of",
+]
 
 
 def file_of(path: str, what: str) -> Path:
@@ -105,7 +113,6 @@ async def recordings_by_method(
     """Ask the model about all texts that the votes of the test texts need, by each method."""
     vectors = await vectors_of(arguments, dataset)
     rows = _needed(arguments, dataset, vectors)
-    _agree(arguments, dataset, list(methods.values()), len(rows))
     found = {}
     for name, method in methods.items():
         found[name] = await record(
@@ -115,6 +122,7 @@ async def recordings_by_method(
             vectors=vectors,
             method=method,
             rows=rows,
+            agree=agreement(arguments, f"{dataset.name}, {name}"),
             progress=sys.stderr.isatty(),
             base_url=arguments.base_url,
             api_key=arguments.api_key,
@@ -140,20 +148,25 @@ def _needed(
     return [int(row) for row in np.flatnonzero(wanted)]
 
 
-def _agree(arguments: argparse.Namespace, dataset: Dataset, methods: list[Method], n: int) -> None:
-    """Say what it will cost at most, and go on only with a yes."""
-    cost = estimate_cost(dataset, arguments.model, methods, texts=n, url=arguments.base_url)
-    if cost.usd == 0:
-        return
-    price = "of a price that is not known" if cost.usd is None else f"about {cost.usd:.2f} US$"
-    print(
-        f"{dataset.name}: at most {cost.calls:,} calls to {arguments.model}, "
-        f"{cost.input_tokens:,} tokens in and {cost.output_tokens:,} out, {price}"
-        + (f"; less what {arguments.store} holds" if arguments.store else ""),
-        flush=True,
-    )
-    if arguments.yes:
-        return
-    if sys.stdin.isatty() and input("go on? [y/N] ").strip().lower() in {"y", "yes"}:
-        return
-    sys.exit("bench paper: nothing was asked; run it again with --yes")
+def agreement(arguments: argparse.Namespace, what: str) -> Callable[[Usage], bool]:
+    """Return what says what it will cost at most, and goes on only with a yes."""
+
+    def agree(usage: Usage) -> bool:
+        if usage.usd == 0 or not usage.calls:
+            return True
+        price = (
+            "of a price that is not known" if usage.usd is None else f"at most {usage.usd:.2f} $"
+        )
+        stored = f" ({usage.store_hits:,} answers are stored)" if usage.store_hits else ""
+        print(
+            f"{what}: at most {usage.calls:,} calls to {arguments.model}, {usage.input_tokens:,} "
+            f"tokens in and {usage.output_tokens:,} out, {price}{stored}",
+            flush=True,
+        )
+        if arguments.yes:
+            return True
+        if sys.stdin.isatty() and input("go on? [y/N] ").strip().lower() in {"y", "yes"}:
+            return True
+        sys.exit("bench paper: nothing was asked; run it again with --yes")
+
+    return agree

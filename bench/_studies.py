@@ -7,7 +7,7 @@ import random
 import sys
 from typing import TYPE_CHECKING, Any
 
-from bench._answers import dataset_of, recorded, recordings_by_method, vectors_of
+from bench._answers import agreement, dataset_of, recorded, recordings_by_method, vectors_of
 from testnuc import TestNUC
 from testnuc.evaluation import (
     Dataset,
@@ -192,6 +192,7 @@ async def _foreign(arguments: argparse.Namespace, out: Sections, dataset: Datase
     foreign = await record(
         other,
         labels_of=dataset,
+        agree=agreement(arguments, f"{other.name} with the labels of {dataset.name}"),
         model=arguments.model,
         embedder=arguments.embedder,
         vectors=await vectors_of(arguments, other, arguments.embedder),
@@ -228,6 +229,7 @@ async def _consistency(arguments: argparse.Namespace, out: Sections, dataset: Da
     runs = await record_runs(
         dataset,
         arguments.runs,
+        agree=agreement(arguments, f"{dataset.name}, {arguments.runs} runs"),
         model=arguments.model,
         embedder=arguments.embedder,
         vectors=await vectors_of(arguments, dataset),
