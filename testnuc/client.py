@@ -361,7 +361,8 @@ class TestNUC:
         Nothing is embedded, sent or added. The calls are those of the distinct texts without a
         stored prediction, and an upper bound where the pool holds other texts without one
         (``neighbors="predict"``): up to ``k`` of them for each text, of which early exit may leave
-        many unasked. Calls that fail and are made again are not foreseen.
+        many unasked. With a method that shows examples, every text counts as one without a stored
+        prediction. Calls that fail and are made again are not foreseen.
 
         Parameters
         ----------
