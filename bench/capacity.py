@@ -67,7 +67,7 @@ _QUICK = {
         "--rounds",
         "1",
         "--calls",
-    ],  # fmt: skip
+    ],
 }
 
 
