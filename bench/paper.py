@@ -107,6 +107,7 @@ async def _run(arguments: argparse.Namespace) -> Report:
             api_key="loopback",
             embedder=embedder,
             k=k,
+            policy="weighted",
         ) as nuc,
     ):
         results = await nuc.classify_many(texts, progress=True)

@@ -118,8 +118,10 @@ class Diagnosis:
         right.set(xlabel="similarity")
         left.set_ylim(min(0.0, *self.kappa) if self.kappa else 0.0, 1.05)
         chosen = self.decision
-        title = "no vote" if chosen.policy is None else (
-            f"vote of {chosen.k}, own weight {chosen.policy.own_weight:g}"
+        title = (
+            "no vote"
+            if chosen.policy is None
+            else (f"vote of {chosen.k}, own weight {chosen.policy.own_weight:g}")
         )
         figure.suptitle(f"{title} ({self.predictions} predictions)")
         return figure
