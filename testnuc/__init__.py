@@ -49,7 +49,10 @@ if TYPE_CHECKING:
     )
     from testnuc.labels import LabelSet
     from testnuc.limits import Budget, RateLimit, RetryPolicy
+    from testnuc.methods.best_of_n import BestOfN, WeightedBestOfN
+    from testnuc.methods.self_consistency import SelfConsistency
     from testnuc.methods.standard import StandardPrompting
+    from testnuc.methods.topk_icl import TopKICL, TopKICLP
     from testnuc.results import (
         Classification,
         Neighbor,
@@ -91,7 +94,10 @@ _HOMES = {
     ),
     "labels": ("LabelSet",),
     "limits": ("Budget", "RateLimit", "RetryPolicy"),
+    "methods.best_of_n": ("BestOfN", "WeightedBestOfN"),
+    "methods.self_consistency": ("SelfConsistency",),
     "methods.standard": ("StandardPrompting",),
+    "methods.topk_icl": ("TopKICL", "TopKICLP"),
     "results": ("Classification", "Neighbor", "PoolStats", "Prediction", "Results", "Usage"),
     "voting": ("VotePolicy", "VoteResult", "decided", "vote", "vote_curve", "vote_pool"),
 }
@@ -100,6 +106,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "AuthenticationError",
     "BadRequestError",
+    "BestOfN",
     "Budget",
     "BudgetExceededError",
     "CallTimeoutError",
@@ -124,18 +131,22 @@ __all__ = [
     "ReplyError",
     "Results",
     "RetryPolicy",
+    "SelfConsistency",
     "ServerError",
     "SmallPoolWarning",
     "StandardPrompting",
     "StoreError",
     "TestNUC",
     "TestNUCError",
+    "TopKICL",
+    "TopKICLP",
     "TruncatedReplyError",
     "UnknownModelError",
     "UnreadableReplyError",
     "Usage",
     "VotePolicy",
     "VoteResult",
+    "WeightedBestOfN",
     "decided",
     "vote",
     "vote_curve",

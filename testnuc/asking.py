@@ -118,6 +118,13 @@ class Asker:
         hasher.update(sample.to_bytes(4, "little"))
         return Ask(hasher.digest(), text, text_hash, place, sample, demonstrations)
 
+    def key_of(self, kind: str, text_hash: bytes) -> bytes:
+        """Return a key for what a method of some kind made of a text, whatever the prompts were."""
+        hasher = self._hasher.copy()
+        # no prompt starts with a NUL
+        hasher.update(b"\0" + kind.encode() + b"\0" + text_hash)
+        return hasher.digest()
+
     async def answer(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
         """Return a prediction or an error for each ask, whose texts are distinct.
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from testnuc import embedders, providers, stores
+from testnuc import embedders, methods, providers, stores
 from testnuc.asking import Asker
 from testnuc.embedding import Embedding, embedder_name
 from testnuc.errors import InvalidInputError, TestNUCError
@@ -26,7 +26,6 @@ from testnuc.intake import (
 )
 from testnuc.labels import LabelSet
 from testnuc.limits import Budget, Meter, Price, RateLimit, RetryPolicy, require_price
-from testnuc.methods.standard import StandardPrompting
 from testnuc.pipeline import Pipeline
 from testnuc.pool import Pool
 from testnuc.progress import Progress
@@ -89,7 +88,9 @@ class TestNUC:
     request_options : mapping, optional
         Passed to the provider as they are: ``max_tokens``, ``reasoning_effort``, ..
     method : Method, optional
-        How one text gets its own prediction; default `StandardPrompting`.
+        How one text gets its own prediction: `StandardPrompting` (the default), `SelfConsistency`,
+        `BestOfN`, `WeightedBestOfN`, `TopKICL`, `TopKICLP`, or your own. Neighbors vote with
+        predictions of the same method.
     neighbors : {"predict", "stored"}
         Ask the LLM about neighbors that have no prediction yet, or let only those vote that have
         one (TestNUC-S: a new text costs its own call alone).
@@ -211,7 +212,7 @@ class TestNUC:
             self.labels,
             self.policy,
             self.k,
-            method or StandardPrompting(),
+            methods.resolve(method, texts_per_call=texts_per_call),
             neighbors,
             asker=asker,
             fanout=self._fanout,
@@ -360,7 +361,8 @@ class TestNUC:
         Nothing is embedded, sent or added. The calls are those of the distinct texts without a
         stored prediction, and an upper bound where the pool holds other texts without one
         (``neighbors="predict"``): up to ``k`` of them for each text, of which early exit may leave
-        many unasked. Calls that fail and are made again are not foreseen.
+        many unasked. With a method that shows examples, every text counts as one without a stored
+        prediction. Calls that fail and are made again are not foreseen.
 
         Parameters
         ----------

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from testnuc.asks import Ask, Entry, Run
 from testnuc.errors import BadRequestError, ProviderError, StoreError
-from testnuc.leasing import LeaseStore, Leasing
+from testnuc.leasing import LEASE_SECONDS, LeaseStore, Leasing
 from testnuc.protocols import StoredPrediction
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from testnuc.asks import Done, Outcome
     from testnuc.limits import Meter
@@ -52,8 +53,6 @@ class Fanout:
         Most asks given to one call of `answer`.
     drain : float
         Seconds that `close` waits for calls that were sent.
-    lease_seconds : float
-        How long a lease lasts that is not renewed, where the store has leases.
     sleep : callable
         What waits between two looks for what other processes ask.
     """
@@ -68,7 +67,6 @@ class Fanout:
         workers: int,
         per_call: int = 1,
         drain: float = 5.0,
-        lease_seconds: float = 30.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._answer = answer
@@ -98,13 +96,15 @@ class Fanout:
                 granted=self._grant,
                 answered=self._answered_elsewhere,
                 failed=self._fail,
-                seconds=lease_seconds,
+                seconds=getattr(store, "lease_seconds", LEASE_SECONDS),
                 sleep=sleep,
             )
 
-    async def run(self, asks: Iterable[Ask], done: Done) -> None:
+    async def run(self, asks: Iterable[Ask] | AsyncGenerator[list[Ask], None], done: Done) -> None:
         """Get an outcome for each ask and pass it to `done`, in the order they come.
 
+        Asks are taken as workers get free, so that a generator of millions stays one. An
+        asynchronous one gives them in lists, and may itself call `run` for what they depend on.
         `done` is called from whatever task has the outcome; it must be quick and not raise.
 
         Raises
@@ -116,9 +116,9 @@ class Fanout:
             The store failed.
         """
         run = Run(done)
-        pending = iter(asks)
+        chunks = _chunks(asks) if isinstance(asks, Iterable) else asks
         try:
-            while chunk := list(islice(pending, _CHUNK)):
+            async for chunk in chunks:
                 await self._claim(run, chunk)
                 # hold back the next chunk until the workers are about to run out of work
                 while len(run.queue) > self._low_water and run.failure is None:
@@ -130,6 +130,7 @@ class Fanout:
             if run.failure is not None:
                 raise run.failure
         finally:
+            await chunks.aclose()
             if run.open:
                 self._abandon(run)
 
@@ -378,3 +379,9 @@ class Fanout:
             if self._leasing is not None:
                 await asyncio.gather(*self._claims, return_exceptions=True)
                 await self._leasing.close()
+
+
+async def _chunks(asks: Iterable[Ask]) -> AsyncGenerator[list[Ask], None]:
+    pending = iter(asks)
+    while chunk := list(islice(pending, _CHUNK)):
+        yield chunk

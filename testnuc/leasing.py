@@ -1,8 +1,8 @@
 """Leases on keys: of all processes that share a store, one asks, and the others read its answer.
 
-A store that has leases gives ``lease``, ``renew`` and ``release``. `Leasing` holds on to what was
-leased until it is settled, and looks after the keys that others hold: until their answers are in
-the store, or until they let go of them.
+A store that has leases gives ``lease``, ``renew`` and ``release``, and may give ``lease_seconds``.
+`Leasing` holds on to what was leased until it is settled, and looks after the keys that others
+hold: until their answers are in the store, or until they let go of them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from testnuc.results import Prediction
 
-__all__ = ["LeaseStore", "Leasing"]
+__all__ = ["LEASE_SECONDS", "LeaseStore", "Leasing"]
 
 _log = logging.getLogger("testnuc")
 
-#: Seconds after which a process that is no more loses its leases.
-_SECONDS = 30.0
+#: Seconds after which a process that is no more loses its leases; a store may say otherwise.
+LEASE_SECONDS = 30.0
 #: Seconds between two looks for what others ask: at first, the factor, and at most.
 _FIRST, _GROWTH, _LONGEST = 0.05, 1.5, 2.0
 #: Most keys looked for at a time.
@@ -73,7 +73,7 @@ class Leasing:
         granted: Callable[[list[bytes]], None],
         answered: Callable[[bytes, Prediction], None],
         failed: Callable[[list[bytes], Exception], None],
-        seconds: float = _SECONDS,
+        seconds: float = LEASE_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._store = store

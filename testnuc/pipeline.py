@@ -7,15 +7,17 @@ the predictions that their votes need. Both work on a `Window`.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from testnuc.contexts import Contexts
 from testnuc.protocols import PoolText
-from testnuc.window import Window
+from testnuc.window import Snapshot, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from testnuc.embedding import Embedding
     from testnuc.fanout import Ask, Fanout
     from testnuc.labels import LabelSet
+    from testnuc.prompts import Demonstration
     from testnuc.protocols import Index, Matches, Method, Store
     from testnuc.results import Prediction
     from testnuc.voting import VotePolicy
@@ -31,6 +34,8 @@ __all__ = ["Pipeline"]
 
 #: Queries searched at a time, so that other searches wait milliseconds.
 _SEARCH = 1_024
+#: Texts whose examples are looked up at a time, while earlier ones are being asked about.
+_BLOCK = 256
 #: How many times more neighbors are fetched when too few of them have a prediction.
 _WIDEN = 4
 
@@ -76,6 +81,11 @@ class Pipeline:
         self._embedding = embedding
         self._pool = pool
         self._store = store
+        self._contexts: Contexts | None = None
+        if method.context:
+            self._contexts = Contexts(
+                method, asker=asker, fanout=fanout, embedding=embedding, pool=pool, store=store
+            )
 
     async def prepare(self, texts: Sequence[PoolText], *, together: bool) -> Window:
         """Find the neighbors of distinct texts.
@@ -97,10 +107,20 @@ class Pipeline:
         ]
         together = together and self.join_pool
         upto = await self._pool.add(texts, vectors) if together else None
+        snapshot = None
+        if self._contexts is not None:
+            upto = await self._contexts.snapshot() if upto is None else upto
+            snapshot = Snapshot(upto)
+            if not self.join_pool:
+                snapshot.vectors = dict(zip(hashes, vectors, strict=True))
+            if self.neighbors == "stored":
+                snapshot.askable = frozenset(hashes) if together else frozenset()
         matches = await self._search(texts, vectors, upto, together=together)
         if self.join_pool and not together:
             await self._pool.add(texts, vectors)
-        return await self._window(texts, matches)
+        window = await self._window(texts, matches)
+        window.snapshot = snapshot
+        return window
 
     async def predict(
         self, window: Window, *, waves: bool, done: Callable[[int], None] | None = None
@@ -132,9 +152,15 @@ class Pipeline:
     async def predict_pool(self, advance: Callable[[], None]) -> None:
         """Get a prediction of every text of the pool that has none."""
         start: int | None = 0
+        snapshot = None
+        if self._contexts is not None:
+            snapshot = Snapshot(await self._contexts.snapshot())
         while start is not None:
             texts, start = await self._pool.scan(start, _SEARCH)
             window = await self._window(texts, None)
+            window.snapshot = snapshot
+            if snapshot is not None and self.neighbors == "stored":
+                await self._fill(window, range(len(texts)))
             await self._ask(window, range(len(texts)), lambda _: advance())
 
     async def _search(
@@ -206,6 +232,8 @@ class Pipeline:
 
     async def _stored(self, entries: Sequence[PoolText]) -> list[Prediction | None]:
         """Return the prediction of each text if all of its samples are stored."""
+        if self._contexts is not None:
+            return await self._contexts.stored(entries)
         n = self.method.samples
         keys = [
             self._asker.ask(entry.text, entry.hash, 0, sample).key
@@ -244,50 +272,111 @@ class Pipeline:
             similarities = matches.similarities
         window = Window(self.labels, self.policy, entries, len(texts), neighbors, similarities)
         if self.neighbors == "stored" and matches is not None:
-            others = range(len(texts), len(entries))
-            unknown = [place for place in others if not window.asked(place)]
-            for place, prediction in zip(
-                unknown, await self._stored([entries[p] for p in unknown]), strict=True
-            ):
-                if prediction is not None:
-                    window.put(place, prediction)
+            await self._fill(window, range(len(texts), len(entries)))
         return window
+
+    async def _fill(self, window: Window, places: Iterable[int]) -> None:
+        """Put the stored predictions of the texts at some places."""
+        unknown = [place for place in places if not window.asked(place)]
+        stored = await self._stored([window.entries[place] for place in unknown])
+        for place, prediction in zip(unknown, stored, strict=True):
+            if prediction is not None:
+                window.put(place, prediction)
 
     async def _ask(
         self, window: Window, places: Iterable[int], done: Callable[[int], None] | None
     ) -> None:
         """Ask about the texts at distinct places that have no outcome yet."""
-        samples = self.method.samples
-        collected: dict[int, dict[int, Prediction | Exception]] = {}
+        questions = _Questions(self.method, self._asker, window, places, done)
+        if self._contexts is None or window.snapshot is None:
+            await self._fanout.run(questions.asks(), questions.settle)
+            return
+        asks = questions.asks_with_examples(self._contexts, window.snapshot)
+        try:
+            await self._fanout.run(asks, questions.settle)
+        finally:
+            # also when a failure or a cancellation ends the run: these were paid for
+            await questions.keep(self._contexts)
 
-        def settle(ask: Ask, outcome: Prediction | Exception) -> None:
-            if samples > 1:
-                got = collected.setdefault(ask.place, {})
-                got[ask.sample] = outcome
-                if len(got) < samples:
-                    return
-                del collected[ask.place]
-                outcome = self._reduced([got[i] for i in range(samples)])
-            window.put(ask.place, outcome)
-            if done is not None:
-                done(ask.place)
 
-        def asks() -> Iterator[Ask]:
-            for place in places:
-                entry = window.entries[place]
-                if window.asked(place):
-                    if done is not None:
-                        done(place)
-                    continue
-                for sample in range(samples):
-                    yield self._asker.ask(entry.text, entry.hash, place, sample)
+class _Questions:
+    """What is asked about the texts at distinct places, and what is made of the answers."""
 
-        await self._fanout.run(asks(), settle)
+    def __init__(
+        self,
+        method: Method,
+        asker: Asker,
+        window: Window,
+        places: Iterable[int],
+        done: Callable[[int], None] | None,
+    ) -> None:
+        self._method = method
+        self._asker = asker
+        self._window = window
+        self._places = places
+        self._done = done
+        #: Place -> sample -> outcome, of texts that have some of their samples.
+        self._partial: dict[int, dict[int, Prediction | Exception]] = {}
+        #: Predictions made with examples, to be noted for `Contexts.stored`.
+        self._seen: list[tuple[PoolText, Prediction]] = []
+
+    def settle(self, ask: Ask, outcome: Prediction | Exception) -> None:
+        """Take the outcome of one ask; with a text's last one it has its prediction."""
+        samples = self._method.samples
+        if samples > 1:
+            got = self._partial.setdefault(ask.place, {})
+            got[ask.sample] = outcome
+            if len(got) < samples:
+                return
+            del self._partial[ask.place]
+            outcome = self._reduced([got[i] for i in range(samples)])
+        self._window.put(ask.place, outcome)
+        if self._window.snapshot is not None and not isinstance(outcome, Exception):
+            self._seen.append((self._window.entries[ask.place], outcome))
+        if self._done is not None:
+            self._done(ask.place)
+
+    def asks(self) -> Iterator[Ask]:
+        """Yield the asks of all texts that have no outcome yet."""
+        for place in self._unasked():
+            yield from self._asks(place, ())
+
+    async def asks_with_examples(
+        self, contexts: Contexts, snapshot: Snapshot
+    ) -> AsyncGenerator[list[Ask], None]:
+        """Yield the same, with the examples of each text in the prompt."""
+        pending = self._unasked()
+        while block := list(islice(pending, _BLOCK)):
+            entries = [self._window.entries[place] for place in block]
+            examples = await contexts.examples(entries, snapshot)
+            await self.keep(contexts)
+            yield [
+                ask
+                for place, shown in zip(block, examples, strict=True)
+                for ask in self._asks(place, shown)
+            ]
+
+    async def keep(self, contexts: Contexts) -> None:
+        """Note what was predicted since the last time."""
+        seen, self._seen = self._seen, []
+        await contexts.keep(seen)
+
+    def _unasked(self) -> Iterator[int]:
+        for place in self._places:
+            if not self._window.asked(place):
+                yield place
+            elif self._done is not None:
+                self._done(place)
+
+    def _asks(self, place: int, shown: tuple[Demonstration, ...]) -> Iterator[Ask]:
+        entry = self._window.entries[place]
+        for sample in range(self._method.samples):
+            yield self._asker.ask(entry.text, entry.hash, place, sample, shown)
 
     def _reduced(self, outcomes: Sequence[Prediction | Exception]) -> Prediction | Exception:
         answered = [o for o in outcomes if not isinstance(o, Exception)]
         if answered:
-            return self.method.reduce(answered)
+            return self._method.reduce(answered)
         return next(o for o in outcomes if isinstance(o, Exception))
 
 

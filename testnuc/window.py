@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -16,10 +17,24 @@ if TYPE_CHECKING:
     from testnuc.labels import LabelSet
     from testnuc.protocols import PoolText
 
-__all__ = ["Rows", "Window"]
+__all__ = ["Rows", "Snapshot", "Window"]
 
 #: Neighbors asked before the first look whether the winner is certain; doubled from then on.
 _FIRST_WAVE = 5
+
+
+@dataclass(slots=True, eq=False)
+class Snapshot:
+    """Where the examples for the prompts of a window come from."""
+
+    #: The pool as it was when the window's neighbors were found.
+    upto: int
+    #: Vectors of own texts that do not join the pool, by hash.
+    vectors: dict[bytes, NDArray[np.float16]] = field(default_factory=dict)
+    #: Texts that may be asked about so that they can be shown with a label; None: all.
+    askable: frozenset[bytes] | None = None
+    #: The labels that texts are shown with, by hash; None: shown without.
+    labels: dict[bytes, str | None] = field(default_factory=dict)
 
 
 class Window:
@@ -52,6 +67,8 @@ class Window:
         self.n_own = n_own
         self.neighbors = neighbors
         self.similarities = similarities
+        #: Set where the method shows examples.
+        self.snapshot: Snapshot | None = None
         #: How many of the neighbors vote: all, until the winner is certain earlier.
         self.counted = (neighbors >= 0).sum(axis=1)
         self.complete = np.ones(n_own, dtype=np.bool_)

@@ -7,6 +7,7 @@ voter is (label or -1, similarity, confidence or None), the text itself first.
 from __future__ import annotations
 
 import math
+import operator
 import struct
 from fractions import Fraction
 
@@ -126,3 +127,66 @@ def rank(ids, similarities, hashes, k):
     ]
     best = [(i, -s) for s, _, _, i in sorted(candidates)[:k]]
     return best + [(-1, math.nan)] * (k - len(best))
+
+
+def self_consistency(samples):
+    """Label of most (label or None, confidence or None) samples, and its part of them."""
+    best = (None, 0)
+    for label, _ in samples:
+        count = sum(other == label for other, _ in samples)
+        if label is not None and count > best[1]:
+            best = (label, count)
+    return best[0], best[1] / len(samples) if best[0] is not None else None
+
+
+def best_of_n(samples):
+    """The surest sample that has a label."""
+    best = None
+    for label, confidence in samples:
+        if label is None:
+            continue
+        sure = -1 if confidence is None else confidence
+        if best is None or sure > (-1 if best[1] is None else best[1]):
+            best = (label, confidence)
+    return samples[0] if best is None else best
+
+
+def weighted_best_of_n(samples):
+    """Label with the most confidence, and its part of all confidence."""
+    total = sum(Fraction(c) for _, c in samples if c is not None)
+    sums = {}
+    for label, confidence in samples:
+        if label is not None and confidence is not None:
+            sums[label] = sums.get(label, 0) + Fraction(confidence)
+    if not sums or total == 0:
+        return next((label for label, _ in samples if label is not None), None), None
+    winner = next(label for label, w in sums.items() if w == max(sums.values()))
+    return winner, float(sums[winner] / total)
+
+
+def purity(labels, neighbors, k):
+    """Mean over texts of the part of their k neighbors that have their label (eq. 1)."""
+    total = Fraction(0)
+    for i, ids in enumerate(neighbors):
+        near = [j for j in ids[:k] if j >= 0]
+        if near:
+            total += Fraction(sum(labels[j] == labels[i] for j in near), len(near))
+    return float(total / len(neighbors))
+
+
+def most_similar(vectors, i, k, pool=None):
+    """The k rows of the pool nearest to row i, which is not among them, and their cosines."""
+    others = [j for j in (range(len(vectors)) if pool is None else pool) if j != i]
+    scored = [(math.fsum(map(operator.mul, vectors[i], vectors[j])), j) for j in others]
+    scored.sort(key=lambda pair: -pair[0])
+    return [j for _, j in scored[:k]], [s for s, _ in scored[:k]]
+
+
+def inconsistency(runs):
+    """Mean over texts of the part of the runs that differ from the text's most frequent label."""
+    n = len(runs[0])
+    parts = []
+    for i in range(n):
+        given = [run[i] for run in runs]
+        parts.append(1 - max(given.count(label) for label in given) / len(runs))
+    return math.fsum(parts) / n

@@ -1,4 +1,4 @@
-"""The command line: ``testnuc demo``, ``testnuc classify``."""
+"""The command line: ``testnuc demo``, ``testnuc classify``, ``testnuc store``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import typer
 
-from testnuc.errors import ConfigurationError, InvalidInputError, TestNUCError
+from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, TestNUCError
 
 __all__ = ["app", "main"]
 
@@ -20,6 +20,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+store = typer.Typer(help="Move a store to another place, or look at it.", no_args_is_help=True)
+app.add_typer(store, name="store")
+
+_STORE = typer.Argument(
+    help="Path of an SQLite store, or postgresql://..", metavar="STORE", show_default=False
+)
+_FILE = typer.Argument(help="A .jsonl or .parquet file.", metavar="FILE", show_default=False)
 
 
 @app.command()
@@ -93,13 +101,37 @@ def _interruptible() -> Iterator[None]:
         sys.exit(130)
 
 
+@store.command("export")
+def export(place: str = _STORE, file: str = _FILE) -> None:
+    """Write all that a store holds to a file: predictions, texts, labels, embeddings."""
+    from testnuc.cli.store import export
+
+    export(place, file)
+
+
+@store.command("import")
+def import_(file: str = _FILE, place: str = _STORE) -> None:
+    """Put what was exported into a store; what is there already stays, so twice is harmless."""
+    from testnuc.cli.store import import_
+
+    import_(file, place)
+
+
+@store.command("stats")
+def stats(place: str = _STORE) -> None:
+    """Tell how many predictions of which model, and how many texts, a store holds."""
+    from testnuc.cli.store import stats
+
+    stats(place)
+
+
 def main() -> None:
     """Run the command line; a mistake of the user is one line and exit code 2."""
     # one bar is enough: that of the texts, not those of a model's weights
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app()
-    except (InvalidInputError, ConfigurationError) as exc:
+    except (InvalidInputError, ConfigurationError, StoreError) as exc:
         print(f"testnuc: {exc}", file=sys.stderr)  # noqa: T201 - this is the command's output
         sys.exit(2)
     except TestNUCError as exc:

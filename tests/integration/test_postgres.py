@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 import time
@@ -206,6 +207,7 @@ def test_a_store_serves_one_event_loop_after_another(url):
         return found
 
     assert None not in asyncio.run(get())
+    gc.collect()  # here, not in another test
 
 
 # -- what is stored --------------------------------------------------------------------------------
@@ -354,17 +356,55 @@ async def test_a_run_goes_on_after_the_server_restarted(database, url):
 
 
 async def test_patience_ends(database, url):
-    async with opened(url, patience=0.5) as store:
+    async with opened(url, patience=0.5, exact_below=10) as store:
         await store.put_predictions([stored(0)])
+        pool = store.pool("e")
+        vectors = clustered(60, 8)
+        await pool.add(entries(60), vectors)
+        before = (await pool.search(vectors, 3)).ids.tolist()
         await asyncio.to_thread(database.stop)
         try:
             started = time.monotonic()
             with pytest.raises(StoreError, match="cannot be reached"):
                 await store.get_predictions([stored(0).key])
             assert 0.5 <= time.monotonic() - started < 5
+            with pytest.raises(StoreError, match="cannot be reached"):
+                await pool.search(vectors, 3)
         finally:
             await asyncio.to_thread(database.start)
         assert await store.get_predictions([stored(0).key]) == [stored(0).prediction]
+        assert (await pool.search(vectors, 3)).ids.tolist() == before
+
+
+async def test_a_search_that_is_cancelled_leaves_no_transaction_open(url):
+    vectors = clustered(2_000, 32)
+    async with opened(url, exact_below=10, connections=2) as store:
+        pool = store.pool("e")
+        await pool.add(entries(2_000), vectors)
+        await pool.search(vectors[:20], 3)
+        for wait in (0.0, 0.002, 0.01, 0.05):
+            task = asyncio.create_task(pool.search(vectors, 3))
+            await asyncio.sleep(wait)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await store.put_predictions([stored(i) for i in range(5)])
+            await pool.add(entries(1, 2_000), vectors[:1])
+        assert (await pool.search(vectors[:20], 3)).ids.min() >= 0
+
+
+async def test_a_graph_is_built_whoever_stops_waiting_for_it(url):
+    vectors = clustered(1_500, 64)
+    async with opened(url, exact_below=10) as store:
+        pool = store.pool("e")
+        await pool.add(entries(1_500), vectors)
+        task = asyncio.create_task(pool.search(vectors, 3))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        # a few queries do not wait for it, and are answered exactly
+        assert (await pool.search(vectors[:2], 1)).ids.tolist() == [[0], [1]]
+        await pool._building
+        assert pool._indexed
+        await pool.close()
 
 
 # -- leases ----------------------------------------------------------------------------------------

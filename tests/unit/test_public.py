@@ -33,6 +33,8 @@ def test_an_unknown_name_is_an_attribute_error():
         ("import testnuc; testnuc.vote", "numba torch aiohttp"),
         ("import testnuc.cli", "numpy numba aiohttp torch"),
         ("import testnuc.testing", "torch usearch"),
+        ("import testnuc.evaluation", "numpy pandas matplotlib pooch torch"),
+        ("from testnuc.evaluation import load, purity_over_k", "pandas matplotlib pooch torch"),
     ],
 )
 def test_imports_stay_light(statement, heavy):

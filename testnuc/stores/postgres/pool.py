@@ -87,6 +87,7 @@ class PostgresPool:
         self._exact_below = exact_below
         self._count = 0
         self._indexed = False
+        self._building: asyncio.Task[None] | None = None
         self._turn = asyncio.Semaphore(_AT_ONCE)
 
     def __len__(self) -> int:
@@ -104,7 +105,10 @@ class PostgresPool:
         await self._now()
 
     async def close(self) -> None:
-        """Do nothing: the connections are the store's."""
+        """Stop building a graph; the connections are the store's."""
+        if self._building is not None:
+            self._building.cancel()
+            await asyncio.wait([self._building])
 
     async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
         """Add the texts that are not there yet; see `testnuc.protocols.Index.add`.
@@ -158,14 +162,22 @@ class PostgresPool:
         if limit < self._exact_below and len(vectors) > _FEW:
             await self._compare_here(matches, now, vectors, own, limit)
             return matches
-        step = 1
-        if limit >= self._exact_below:
-            step = _QUERIES
-            await self._graph(now)
-        parts = [slice(start, start + step) for start in range(0, len(vectors), step)]
-        async with asyncio.TaskGroup() as group:
-            for part in parts:
-                group.create_task(self._search_there(matches, part, now, vectors, own, limit))
+        graph = limit >= self._exact_below and await self._graph(now, wait=len(vectors) > _FEW)
+        step = _QUERIES if graph else 1
+        tasks = [
+            asyncio.create_task(
+                self._search_there(
+                    matches, slice(start, start + step), now, vectors, own, limit, graph=graph
+                )
+            )
+            for start in range(0, len(vectors), step)
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         return matches
 
     async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
@@ -237,18 +249,25 @@ class PostgresPool:
             )
         return size
 
-    async def _graph(self, now: Embedder) -> None:
-        """See that there is a graph.
+    async def _graph(self, now: Embedder, *, wait: bool) -> bool:
+        """Return whether there is a graph; if there is none, it is built.
 
         It is made for the first search that needs it, not while texts are added: to build one is
-        several times quicker than to add to one.
+        several times quicker than to add to one. A search that is cancelled does not stop it.
         """
-        while not self._indexed:
-            self._indexed = await self._database.run(
-                partial(index_texts, number=now.id, dim=now.dim)
-            )
-            if not self._indexed:
-                await asyncio.sleep(_BUILDING)
+        if not self._indexed:
+            if self._building is None or self._building.done():
+                self._building = asyncio.create_task(self._build(now), name="testnuc-graph")
+                self._building.add_done_callback(_retrieve)
+            if wait:
+                await asyncio.shield(self._building)
+        return self._indexed
+
+    async def _build(self, now: Embedder) -> None:
+        build = partial(index_texts, number=now.id, dim=now.dim)
+        while not await self._database.run(build):  # noqa: ASYNC110 - another process builds it
+            await asyncio.sleep(_BUILDING)
+        self._indexed = True
 
     async def _compare_here(
         self,
@@ -293,12 +312,14 @@ class PostgresPool:
         vectors: NDArray[np.float16],
         own: Sequence[bytes],
         limit: int,
+        *,
+        graph: bool,
     ) -> None:
         """Let the server find candidates, then score and rank them as every index does."""
         async with self._turn:
             k = matches.ids.shape[1]
             queries = to_vectors(vectors[part])
-            candidates = await self._candidates(now, queries, own[part], k, limit)
+            candidates = await self._candidates(now, queries, own[part], k, limit, graph=graph)
             hashes = sorted({h for row in candidates for h, _, _ in row})
             if not hashes:
                 return
@@ -323,13 +344,20 @@ class PostgresPool:
         await asyncio.to_thread(rank)
 
     async def _candidates(
-        self, now: Embedder, queries: Sequence[bytes], own: Sequence[bytes], k: int, limit: int
+        self,
+        now: Embedder,
+        queries: Sequence[bytes],
+        own: Sequence[bytes],
+        k: int,
+        limit: int,
+        *,
+        graph: bool,
     ) -> sql.Nearest:
         """Return what holds the k best of each query, its own text left out."""
         count = k + 1 + _EXTRA
         found: sql.Nearest = [[] for _ in queries]
         open_ = list(range(len(queries)))
-        if limit >= self._exact_below:
+        if graph:
             rows = await self._ask(sql.nearest_by_graph, now, queries, count, limit)
             for i, row in enumerate(rows):
                 found[i] = [c for c in row if c[0] != own[i]]
@@ -356,6 +384,11 @@ class PostgresPool:
             partial(how, embedder=now, queries=queries, count=count, limit=limit)
         )
         return found
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def _ranks(hashes: Sequence[bytes]) -> NDArray[np.uint64]:

@@ -192,24 +192,25 @@ async def index_texts(connection: Any, number: int, dim: int) -> bool:
     if not await connection.fetchval("SELECT pg_try_advisory_lock($1, $2)", _LOCK, number):
         return False
     try:
-        if await _has_graph(connection, number):
-            return True
-        # minutes for a pool that was filled before it had a graph
-        await connection.execute("SET statement_timeout = 0")
-        # what is left of a building that was interrupted
-        await connection.execute(f"DROP INDEX IF EXISTS texts_{number}_graph")
-        column = f"(binary_quantize(vector)::bit({dim})) bit_hamming_ops"
-        if not uses_bits(dim):
-            column = "vector halfvec_ip_ops"
-        await connection.execute(
-            f"CREATE INDEX CONCURRENTLY texts_{number}_graph ON texts_{number} "
-            f"USING hnsw ({column}) WHERE number IS NOT NULL",
-            timeout=_BUILDING,
-        )
-    finally:
-        if not connection.is_closed():
-            await connection.execute("RESET statement_timeout")
-            await connection.execute("SELECT pg_advisory_unlock($1, $2)", _LOCK, number)
+        if not await _has_graph(connection, number):
+            # minutes for a pool that was filled before it had a graph
+            await connection.execute("SET statement_timeout = 0")
+            # what is left of a building that was interrupted
+            await connection.execute(f"DROP INDEX IF EXISTS texts_{number}_graph")
+            column = f"(binary_quantize(vector)::bit({dim})) bit_hamming_ops"
+            if not uses_bits(dim):
+                column = "vector halfvec_ip_ops"
+            await connection.execute(
+                f"CREATE INDEX CONCURRENTLY texts_{number}_graph ON texts_{number} "
+                f"USING hnsw ({column}) WHERE number IS NOT NULL",
+                timeout=_BUILDING,
+            )
+        await connection.execute("RESET statement_timeout")
+        await connection.execute("SELECT pg_advisory_unlock($1, $2)", _LOCK, number)
+    except BaseException:
+        # with the connection its lock ends, and what was set on it
+        connection.terminate()
+        raise
     return True
 
 

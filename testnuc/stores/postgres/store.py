@@ -55,6 +55,8 @@ class PostgresStore:
         Seconds to go on trying when the server is away, before a `StoreError`.
     exact_below : int
         Number of texts below which the search is exact.
+    lease_seconds : float
+        How long others wait for what a process that was killed had begun to ask.
 
     Raises
     ------
@@ -76,9 +78,13 @@ class PostgresStore:
         connections: int = 8,
         patience: float = 60.0,
         exact_below: int = EXACT_BELOW,
+        lease_seconds: float = 30.0,
     ) -> None:
         if connections < 1:
             raise InvalidInputError(f"connections is {connections}; give at least 1")
+        if not lease_seconds > 0:
+            raise InvalidInputError(f"lease_seconds is {lease_seconds}; give a positive number")
+        self.lease_seconds = lease_seconds
         self._address = Address(url)
         self._database = Database(self._address, connections=connections, patience=patience)
         self._writer = Writer(self._database)

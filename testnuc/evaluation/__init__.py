@@ -1,0 +1,101 @@
+"""Study a dataset, a labeler and a vote: the paper's tables and plots with your own.
+
+::
+
+    dataset = load("banking77", data_dir="data")
+    recording = await record(dataset, model="openai/gpt-4o-mini", store="answers.db")
+    table = accuracy_over_k(recording)          # a pandas table
+    plot(table).savefig("accuracy_over_k.png")  # matplotlib
+
+`record` asks once for each text; the studies then work on arrays of predictions and neighbors, so
+that each takes seconds. pandas and matplotlib come with the extra ``plots``, the download of the
+paper's datasets with ``data``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from testnuc.evaluation.costs import Cost, measure_costs
+    from testnuc.evaluation.datasets import PAPER_DATASETS, Dataset, load
+    from testnuc.evaluation.gold import gold_votes, gold_votes_over_k, purity, purity_over_k
+    from testnuc.evaluation.neighborhoods import Neighborhood, leave_one_out, nearest, splits
+    from testnuc.evaluation.paper import paper_accuracy, paper_tables
+    from testnuc.evaluation.plots import plot
+    from testnuc.evaluation.recording import Recording, embedded, record, record_runs
+    from testnuc.evaluation.stability import consistency, voted_runs
+    from testnuc.evaluation.studies import (
+        accuracy_of_the_choice,
+        accuracy_over_embedders,
+        accuracy_over_k,
+        accuracy_over_policies,
+        accuracy_over_pool_size,
+        accuracy_with_foreign_texts,
+    )
+
+_HOMES = {
+    "stability": ("consistency", "voted_runs"),
+    "costs": ("Cost", "measure_costs"),
+    "datasets": ("PAPER_DATASETS", "Dataset", "load"),
+    "neighborhoods": ("Neighborhood", "leave_one_out", "nearest", "splits"),
+    "paper": ("paper_accuracy", "paper_tables"),
+    "plots": ("plot",),
+    "gold": ("gold_votes", "gold_votes_over_k", "purity", "purity_over_k"),
+    "recording": ("Recording", "embedded", "record", "record_runs"),
+    "studies": (
+        "accuracy_of_the_choice",
+        "accuracy_over_embedders",
+        "accuracy_over_k",
+        "accuracy_over_policies",
+        "accuracy_over_pool_size",
+        "accuracy_with_foreign_texts",
+    ),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "PAPER_DATASETS",
+    "Cost",
+    "Dataset",
+    "Neighborhood",
+    "Recording",
+    "accuracy_of_the_choice",
+    "accuracy_over_embedders",
+    "accuracy_over_k",
+    "accuracy_over_policies",
+    "accuracy_over_pool_size",
+    "accuracy_with_foreign_texts",
+    "consistency",
+    "embedded",
+    "gold_votes",
+    "gold_votes_over_k",
+    "leave_one_out",
+    "load",
+    "measure_costs",
+    "nearest",
+    "paper_accuracy",
+    "paper_tables",
+    "plot",
+    "purity",
+    "purity_over_k",
+    "record",
+    "record_runs",
+    "splits",
+    "voted_runs",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'testnuc.evaluation' has no attribute {name!r}")
+    # a submodule may bear the name of what it defines
+    value: object = getattr(import_module(f"testnuc.evaluation.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

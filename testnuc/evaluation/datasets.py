@@ -1,0 +1,237 @@
+"""Datasets with gold labels: the paper's eight by name, or any .jsonl or .csv."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import orjson
+
+from testnuc.errors import InvalidInputError
+from testnuc.evaluation.paper import paper_tables
+from testnuc.prompts import valid_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["PAPER_DATASETS", "Dataset", "load"]
+
+#: The paper's datasets by the names of the reference repository -> their rows in its table.
+PAPER_DATASETS = {
+    "banking77": "BANKING",
+    "clinc": "CLINC",
+    "reddit": "Reddit",
+    "stackexchange": "StackExchange",
+    "mtop_domain": "MTOP",
+    "clinc_domain": "CLINC(D)",
+    "few_event": "FewEvent",
+    "go_emotion": "GoEmotion",
+}
+
+_TEXT_COLUMNS = ("text", "input", "sentence", "utterance", "message", "query")
+_LABEL_COLUMNS = ("label", "gold", "intent", "category", "class", "target")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dataset:
+    """Texts and their gold labels, row by row."""
+
+    name: str
+    texts: tuple[str, ...]
+    labels: tuple[str, ...]
+    #: The label set, sorted; of the whole file, also in a sample of it.
+    names: tuple[str, ...]
+    #: How the file differs from what the paper's table says of it; empty: not at all.
+    differences: tuple[str, ...] = ()
+    source: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __repr__(self) -> str:
+        return f"<Dataset {self.name}: {len(self)} texts, {len(self.names)} labels>"
+
+    @property
+    def gold(self) -> NDArray[np.int32]:
+        """The index of each label in `names`, int32[N]."""
+        at = {name: i for i, name in enumerate(self.names)}
+        return np.array([at[label] for label in self.labels], dtype=np.int32)
+
+    @property
+    def descriptions(self) -> dict[str, str]:
+        """Label -> words: without underscores and what is left of file names."""
+        return {name: _words(name) for name in self.names}
+
+    def select(self, rows: Sequence[int]) -> Dataset:
+        """Return some of the rows; the label set stays."""
+        texts, labels = self.texts, self.labels
+        return replace(
+            self, texts=tuple(texts[i] for i in rows), labels=tuple(labels[i] for i in rows)
+        )
+
+    def sample(self, n: int | None, seed: int = 0) -> Dataset:
+        """Return n rows drawn at random, in their order; all where there are no more."""
+        if n is None or n >= len(self):
+            return self
+        rows = np.random.default_rng(seed).permutation(len(self))[:n]
+        return self.select(sorted(rows.tolist()))
+
+    def distinct(self) -> Dataset:
+        """Return each wording once, with its first label."""
+        rows = list({text: i for i, text in reversed(list(enumerate(self.texts)))}.values())
+        return self.select(sorted(rows))
+
+
+def load(
+    name: str | os.PathLike[str],
+    data_dir: str | os.PathLike[str] | None = None,
+    split: Literal["large", "small"] | None = None,
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    base_url: str | None = None,
+) -> Dataset:
+    """Load a dataset of the paper by its name, or any file of texts and labels.
+
+    Parameters
+    ----------
+    name : str or path
+        One of `PAPER_DATASETS`, or a path to a .jsonl or .csv file.
+    data_dir : path, optional
+        A copy of the reference repository's data: ``DIR/datasets/NAME/large.jsonl`` or
+        ``DIR/NAME/large.jsonl``. Default: download the file from that repository, checked against
+        its checksum, into the user's cache.
+    split : {"large", "small"}, optional
+        ``large`` is the paper's pool and test set, ``small`` a held-out part. Default: ``large``,
+        or ``small`` where a `data_dir` has no other, which `Dataset.differences` then tells.
+    text, label : str, optional
+        The columns of a file; default: what such columns are usually called.
+    base_url : str, optional
+        Where to download from; a mirror of the reference repository's ``data/datasets``.
+
+    Raises
+    ------
+    InvalidInputError
+        There is no such dataset, file or column, or a row cannot be used; the message names it.
+    """
+    if isinstance(name, os.PathLike) or str(name) not in PAPER_DATASETS:
+        path = Path(name)
+        if path.suffix.lower() not in {".jsonl", ".csv"}:
+            raise InvalidInputError(
+                f"there is no dataset {os.fspath(name)!r}; give one of "
+                f"{', '.join(PAPER_DATASETS)}, or a path to a .jsonl or .csv file"
+            )
+        return read(path, path.stem, text=text, label=label)
+    name = str(name)
+    if split not in {None, "large", "small"}:
+        raise InvalidInputError(f"split is {split!r}; choose 'large' or 'small'")
+    if data_dir is None:
+        from testnuc.evaluation.downloading import download
+
+        path = download(name, split or "large", base_url)
+    else:
+        path = _local(Path(data_dir), name, split)
+    dataset = read(path, name, text=text, label=label)
+    return replace(dataset, differences=_differences(dataset, path.stem))
+
+
+def read(path: Path, name: str, *, text: str | None = None, label: str | None = None) -> Dataset:
+    """Read a .jsonl or .csv file with a text and a label column."""
+    if not path.is_file():
+        raise InvalidInputError(f"there is no file {path}; check the path")
+    rows = _csv(path) if path.suffix.lower() == ".csv" else _jsonl(path)
+    if not rows:
+        raise InvalidInputError(f"{path} holds no rows")
+    first = rows[0][1]
+    text = _column(path, first, text, _TEXT_COLUMNS, "text")
+    label = _column(path, first, label, _LABEL_COLUMNS, "label")
+    texts, labels = [], []
+    for line, row in rows:
+        problem = valid_text(row.get(text))
+        if problem is not None:
+            raise InvalidInputError(f"{path}, line {line}: the text {problem}")
+        given = row.get(label)
+        if isinstance(given, bool) or not isinstance(given, str | int) or given == "":
+            raise InvalidInputError(f"{path}, line {line}: the label is {given!r}; give a string")
+        texts.append(str(row[text]))
+        labels.append(str(given))
+    names = tuple(sorted(set(labels)))
+    if len(names) < 2:
+        raise InvalidInputError(f"{path} has the one label {names[0]!r}; there is nothing to study")
+    return Dataset(name, tuple(texts), tuple(labels), names, source=path)
+
+
+def _local(folder: Path, name: str, split: str | None) -> Path:
+    tried = []
+    for wanted in (split,) if split is not None else ("large", "small"):
+        for parent in (folder / "datasets" / name, folder / name):
+            path = parent / f"{wanted}.jsonl"
+            if path.is_file():
+                return path
+            tried.append(path)
+    raise InvalidInputError(
+        f"there is no {tried[0]}, nor {', '.join(map(str, tried[1:]))}; check data_dir, or leave "
+        "it out to download the file"
+    )
+
+
+def _jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError as exc:
+            raise InvalidInputError(f"{path}, line {number} is not JSON: {exc}") from exc
+        if not isinstance(row, dict):
+            raise InvalidInputError(f"{path}, line {number} is not a JSON object")
+        rows.append((number, row))
+    return rows
+
+
+def _csv(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    # utf-8-sig: spreadsheets write a byte order mark
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        return [(reader.line_num, dict(row)) for row in reader]
+
+
+def _column(
+    path: Path, row: dict[str, Any], given: str | None, usual: Sequence[str], what: str
+) -> str:
+    found = given if given is not None else next((name for name in usual if name in row), None)
+    if found is None or found not in row:
+        wanted = f"no column {given!r}" if given is not None else f"no {what} column"
+        raise InvalidInputError(
+            f"{path} has {wanted}; its columns are {', '.join(map(repr, row))}: "
+            f"name one with {what}=.."
+        )
+    return found
+
+
+def _differences(dataset: Dataset, split: str) -> tuple[str, ...]:
+    """Compare a file with the paper's table of datasets."""
+    classes, total, _ = paper_tables()["datasets"][PAPER_DATASETS[dataset.name]]
+    found = []
+    if len(dataset.names) != classes:
+        found.append(f"{len(dataset.names)} classes, in the paper {classes}")
+    if split != "large":
+        found.append(f"{split} split of {len(dataset)} texts, in the paper {total} texts")
+    elif len(dataset) != total:
+        found.append(f"{len(dataset)} texts, in the paper {total}")
+    n_distinct = len(set(dataset.texts))
+    if n_distinct != len(dataset):
+        found.append(f"{len(dataset) - n_distinct} texts occur more than once")
+    return tuple(found)
+
+
+def _words(name: str) -> str:
+    for end in (".txt", ".stackexchange.com"):
+        name = name.removesuffix(end)
+    return " ".join(name.replace("_", " ").split())

@@ -1,0 +1,62 @@
+"""The paper's own numbers (Zou et al., ACL 2025, arXiv 2502.19163), to stand beside ours."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import orjson
+
+__all__ = ["COLUMNS", "paper_accuracy", "paper_tables"]
+
+#: Dataset by our name -> its column in the paper's tables of accuracy.
+COLUMNS = {
+    "banking77": "BANKING",
+    "clinc": "CLINC",
+    "reddit": "Reddit",
+    "stackexchange": "StackEx",
+    "mtop_domain": "MTOP",
+    "clinc_domain": "CLINC(D)",
+    "few_event": "FewEvent",
+    "go_emotion": "GoEmotion",
+}
+
+
+@cache
+def paper_tables() -> dict[str, Any]:
+    """Return all tables of the paper that anything here is compared with, and the citation."""
+    content = files("testnuc.evaluation").joinpath("paper_tables.json").read_bytes()
+    tables: dict[str, Any] = orjson.loads(content)
+    return tables
+
+
+def paper_accuracy(dataset: str, row: str, table: str = "GPT-4o-mini") -> float | None:
+    """Return one accuracy of the paper; None where it has none.
+
+    Parameters
+    ----------
+    dataset : str
+        Our name of the dataset.
+    row : str
+        As the paper calls the row, such as ``"TestNUC (K=10)"``.
+    table : str
+        A model of the main table, ``"aggregation_gpt4o_mini_K50"``, ``"embedders_gpt4o_mini"``, or
+        a method of ``"enhanced_methods_gpt4o_mini"``.
+    """
+    tables = paper_tables()
+    column = COLUMNS.get(dataset)
+    if column is None:
+        return None
+    order: list[str] = tables["datasets_order"]
+    if table in tables["accuracy_by_model"]:
+        rows = tables["accuracy_by_model"][table]
+    elif table in tables["enhanced_methods_gpt4o_mini"]:
+        rows = tables["enhanced_methods_gpt4o_mini"][table]
+    else:
+        found = tables.get(table, {})
+        rows, order = found.get("rows", {}), found.get("order", order)
+    if row not in rows or column not in order:
+        return None
+    accuracy: float = rows[row][order.index(column)]
+    return accuracy

@@ -1,0 +1,90 @@
+"""How often labels are wrong, and how often they change from run to run."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc.errors import InvalidInputError
+from testnuc.evaluation.neighborhoods import Neighborhood, nearest, winners_over_k
+from testnuc.evaluation.tables import frame
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from testnuc.evaluation.recording import Recording
+
+__all__ = ["consistency", "voted_runs"]
+
+
+def consistency(winners: Mapping[str, NDArray[np.int32]], gold: NDArray[np.int32]) -> pd.DataFrame:
+    """Return error rate and inconsistency ratio; columns ``method, error, inconsistency, runs``.
+
+    The inconsistency ratio is the mean, over texts, of the part of the runs whose label differs
+    from the text's most frequent one: 0 where all runs agree.
+
+    Parameters
+    ----------
+    winners : mapping
+        Name of a row -> int32[runs, N], the label that each run gave each text; -1 = none.
+    gold : int32[N]
+    """
+    rows = []
+    for method, labels in winners.items():
+        if labels.ndim != 2 or labels.shape[1] != len(gold):
+            raise InvalidInputError(
+                f"{method} has the shape {labels.shape}; give (runs, {len(gold)})"
+            )
+        rows.append(
+            {
+                "method": method,
+                "error": float((labels != gold).mean()),
+                "inconsistency": float((1 - _agreement(labels)).mean()),
+                "runs": len(labels),
+            }
+        )
+    return frame("consistency", rows)
+
+
+def voted_runs(
+    runs: Sequence[Recording],
+    *,
+    ks: Sequence[int] = (10, 50),
+    policy: str = "weighted",
+    rows: NDArray[np.int64] | None = None,
+    pool: NDArray[np.int64] | None = None,
+) -> dict[str, NDArray[np.int32]]:
+    """Return the labels of each run alone and by the vote, for `consistency`.
+
+    Parameters
+    ----------
+    runs : sequence of Recording
+        The same texts, asked about again and again; see `record_runs`.
+    ks, policy
+        Of the vote; each run votes with its own answers.
+    rows, pool : int64[..], optional
+        As for `nearest`.
+    """
+    if not runs:
+        raise InvalidInputError("there are no runs; give at least one recording")
+    hood: Neighborhood = nearest(runs[0], max(ks), rows=rows, pool=pool)
+    ks = [0, *(min(k, hood.k) for k in ks)]
+    found = [winners_over_k(run, hood, ks, (policy,))[0] for run in runs]
+    names = ["alone", *(f"vote (k={k})" for k in ks[1:])]
+    return {name: np.stack([labels[i] for labels in found]) for i, name in enumerate(names)}
+
+
+def _agreement(labels: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Return, for each text, the part of the runs that gave its most frequent label."""
+    ordered = np.sort(labels, axis=0)
+    longest = np.ones(labels.shape[1], dtype=np.int64)
+    current = np.ones(labels.shape[1], dtype=np.int64)
+    for before, after in pairwise(ordered):
+        current = np.where(before == after, current + 1, 1)
+        longest = np.maximum(longest, current)
+    return np.asarray(longest / len(labels))

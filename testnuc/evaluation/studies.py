@@ -1,0 +1,301 @@
+"""The paper's studies of the vote, on recorded answers: each returns a plain table.
+
+Where `test` is None a study is leave-one-out: every text is voted on by all others. Otherwise
+`test` texts are drawn at random and the rest is the pool, once for each of `seeds`; the table gives
+the mean and the standard deviation over them. ``k`` = 0 is the text's own prediction alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc.errors import InvalidInputError
+from testnuc.evaluation.neighborhoods import leave_one_out, nearest, splits, winners_over_k
+from testnuc.evaluation.tables import frame
+from testnuc.voting import VotePolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from testnuc.evaluation.neighborhoods import Neighborhood
+    from testnuc.evaluation.recording import Recording
+
+__all__ = [
+    "accuracy_of_the_choice",
+    "accuracy_over_embedders",
+    "accuracy_over_k",
+    "accuracy_over_policies",
+    "accuracy_over_pool_size",
+    "accuracy_with_foreign_texts",
+]
+
+POLICIES = ("majority", "weighted", "confidence_weighted", "filtered")
+KS = (0, 5, 10, 20, 30, 50, 100)
+THETAS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
+FLOORS = (0.3, 0.4, 0.5, 0.6, 0.7)
+SIZES = (500, 1_000, 2_500, 5_000, None)
+
+
+def accuracy_over_k(
+    recording: Recording,
+    *,
+    ks: Sequence[int] = KS,
+    policies: Sequence[str] = POLICIES,
+    test: int | None = None,
+    seeds: Sequence[int] = range(5),
+) -> pd.DataFrame:
+    """Return the accuracy for each policy and k; columns ``policy, k, accuracy, std, runs``."""
+    ks = [k for k in ks if k < len(recording) - (test or 0)]
+    runs = [
+        _accuracies(recording, hood, ks, policies)
+        for hood in _hoods(recording, max(ks), test, seeds)
+    ]
+    return frame("accuracy_over_k", list(_cells(runs, ("policy", "k"), (policies, ks))))
+
+
+def accuracy_over_policies(
+    recording: Recording,
+    *,
+    k: int = 50,
+    thetas: Sequence[float] = THETAS,
+    floors: Sequence[float] = FLOORS,
+    test: int | None = None,
+    seeds: Sequence[int] = range(5),
+) -> pd.DataFrame:
+    """Return the accuracy of each policy, over theta and over a floor of similarity.
+
+    Columns ``policy, threshold, accuracy, std, runs``: the four policies of the paper, then
+    ``filtered`` (weighted by similarity among confidences of at least theta) over `thetas`, and
+    ``similarity floor`` (weighted, among similarities of at least the threshold) over `floors`.
+    """
+    rows: list[tuple[str, float | None, str | VotePolicy]] = [("alone", None, "weighted")]
+    rows += [(name, None, name) for name in POLICIES[:3]]
+    rows += [("filtered", t, VotePolicy.filtered(t)) for t in thetas]
+    rows += [("similarity floor", f, VotePolicy(min_similarity=f)) for f in floors]
+    policies = [policy for _, _, policy in rows]
+    runs = []
+    for hood in _hoods(recording, k, test, seeds):
+        found = _accuracies(recording, hood, [0, min(k, hood.k)], policies)
+        runs.append(np.concatenate([found[:1, 0], found[1:, 1]]))
+    cells = _cells(runs, ("row",), (range(len(rows)),))
+    return frame(
+        "accuracy_over_policies",
+        [
+            {"policy": rows[cell.pop("row")][0], "threshold": rows[i][1], **cell}
+            for i, cell in enumerate(cells)
+        ],
+    )
+
+
+def accuracy_over_pool_size(
+    recording: Recording,
+    *,
+    sizes: Sequence[int | None] = SIZES,
+    ks: Sequence[int] = (10, 30, 50),
+    policy: str | VotePolicy = "weighted",
+    test: int = 500,
+    seeds: Sequence[int] = range(5),
+) -> pd.DataFrame:
+    """Return the accuracy for each size of the pool; columns ``pool, k, accuracy, std, runs``.
+
+    None stands for all texts but the test texts. A smaller pool is part of each larger one.
+    """
+    whole = len(recording) - test
+    sizes = sorted({whole if size is None else min(size, whole) for size in sizes})
+    runs = []
+    for _, rows, pool in splits(recording, test=test, seeds=seeds):
+        found = []
+        for size in sizes:
+            hood = nearest(recording, max(ks), rows=rows, pool=pool[:size])
+            usable = [min(k, hood.k) for k in ks]
+            found.append(_accuracies(recording, hood, usable, (policy,))[0])
+        runs.append(np.stack(found))
+    return frame("accuracy_over_pool_size", list(_cells(runs, ("pool", "k"), (sizes, ks))))
+
+
+def accuracy_over_embedders(
+    recording: Recording,
+    vectors: Mapping[str, NDArray[Any]],
+    *,
+    ks: Sequence[int] = KS,
+    policy: str | VotePolicy = "weighted",
+    test: int | None = None,
+    seeds: Sequence[int] = range(5),
+) -> pd.DataFrame:
+    """Return the accuracy for each embedder and k; columns ``embedder, k, accuracy, std, runs``.
+
+    Parameters
+    ----------
+    recording : Recording
+        The answers; its own embeddings are not used.
+    vectors : mapping
+        Name of the embedder -> float[N, dim], an embedding of each text of the recording.
+    ks, policy, test, seeds
+        As elsewhere.
+    """
+    rows: list[dict[str, Any]] = []
+    for embedder, found in vectors.items():
+        other = recording.with_vectors(found)
+        runs = [
+            _accuracies(other, hood, ks, (policy,))[0]
+            for hood in _hoods(other, max(ks), test, seeds)
+        ]
+        rows += [{"embedder": embedder, **cell} for cell in _cells(runs, ("k",), (ks,))]
+    return frame("accuracy_over_embedders", rows)
+
+
+def accuracy_with_foreign_texts(
+    recording: Recording,
+    foreign: Recording,
+    *,
+    shares: Sequence[float] = (0.0, 0.6, 0.75),
+    pool: int = 4_000,
+    ks: Sequence[int] = (0, 3, 5, 10, 20, 30, 40, 50, 60, 80, 100),
+    policies: Sequence[str] = ("majority", "weighted"),
+    test: int = 500,
+    seeds: Sequence[int] = range(5),
+) -> pd.DataFrame:
+    """Return the accuracy where a part of the pool is replaced by texts of another dataset.
+
+    Columns ``share, policy, k, accuracy, std, runs``.
+
+    Parameters
+    ----------
+    recording : Recording
+    foreign : Recording
+        Texts of another dataset, asked about with the labels of `recording`; see
+        ``record(labels_of=..)``.
+    shares : sequence of float
+        Part of the pool that is replaced.
+    pool : int
+        Texts in the pool, foreign ones included.
+    ks, policies, test, seeds
+        As elsewhere.
+    """
+    if foreign.names != recording.names:
+        raise InvalidInputError(
+            f"{foreign.name} was asked about with other labels than {recording.name}; record it "
+            "with labels_of=.."
+        )
+    wanted = round(pool * max(shares))
+    own = set(recording.texts)
+    usable = [i for i, text in enumerate(foreign.texts) if text not in own]
+    if wanted > len(usable) or pool > len(recording) - test:
+        raise InvalidInputError(
+            f"a pool of {pool} with {wanted} foreign texts needs that many: there are "
+            f"{len(usable)} foreign texts and {len(recording) - test} of {recording.name}"
+        )
+    both = _joined(recording, foreign, usable)
+    runs = []
+    for seed, rows, rest in splits(recording, test=test, seeds=seeds):
+        strangers = np.random.default_rng([seed, 1]).permutation(len(usable)) + len(recording)
+        found = []
+        for share in shares:
+            replaced = round(pool * share)
+            mixed = np.concatenate([rest[: pool - replaced], strangers[:replaced]])
+            hood = nearest(both, max(ks), rows=rows, pool=mixed)
+            found.append(_accuracies(both, hood, ks, policies))
+        runs.append(np.stack(found))
+    axes = (shares, policies, ks)
+    return frame("accuracy_with_foreign_texts", list(_cells(runs, ("share", "policy", "k"), axes)))
+
+
+def accuracy_of_the_choice(
+    recording: Recording,
+    *,
+    ks: Sequence[int] = KS,
+    policies: Sequence[str] = POLICIES,
+    held_out: int = 500,
+    test: int = 500,
+    seeds: Sequence[int] = range(5),
+) -> pd.DataFrame:
+    """Return what k and the policy bring that are best on held-out texts; one row for each seed.
+
+    Columns ``seed, policy, k, held_out, accuracy, alone``: for each seed `held_out` texts with
+    gold labels choose k and the policy, `test` other texts tell the accuracy of that choice. No
+    test label has a part in it.
+    """
+    rows = []
+    for seed, drawn, pool in splits(recording, test=held_out + test, seeds=seeds):
+        known, unseen = drawn[:held_out], drawn[held_out:]
+        usable = [k for k in ks if k <= len(pool)]
+        on_known = _accuracies(
+            recording, nearest(recording, max(usable), rows=known, pool=pool), usable, policies
+        )
+        on_test = _accuracies(
+            recording, nearest(recording, max(usable), rows=unseen, pool=pool), usable, policies
+        )
+        # the first best: fewer neighbors, simpler policies
+        best = np.unravel_index(int(on_known.T.argmax()), on_known.T.shape)
+        at_k, at_policy = int(best[0]), int(best[1])
+        rows.append(
+            {
+                "seed": seed,
+                "policy": policies[at_policy],
+                "k": usable[at_k],
+                "held_out": float(on_known[at_policy, at_k]),
+                "accuracy": float(on_test[at_policy, at_k]),
+                "alone": float((recording.labels[unseen] == recording.gold[unseen]).mean()),
+            }
+        )
+    return frame("accuracy_of_the_choice", rows)
+
+
+def _hoods(
+    recording: Recording, k: int, test: int | None, seeds: Sequence[int]
+) -> Iterable[Neighborhood]:
+    k = max(k, 1)
+    if test is None:
+        yield leave_one_out(recording, k)
+        return
+    for _, rows, pool in splits(recording, test=test, seeds=seeds):
+        yield nearest(recording, k, rows=rows, pool=pool)
+
+
+def _accuracies(
+    recording: Recording,
+    hood: Neighborhood,
+    ks: Sequence[int],
+    policies: Sequence[str | VotePolicy],
+) -> NDArray[np.float64]:
+    """Return float64[len(policies), len(ks)]."""
+    winners = winners_over_k(recording, hood, ks, policies)
+    return np.asarray((winners == recording.gold[hood.rows]).mean(axis=2))
+
+
+def _cells(
+    runs: Sequence[NDArray[np.float64]],
+    columns: Sequence[str],
+    axes: Sequence[Sequence[Any]],
+) -> Iterable[dict[str, Any]]:
+    """Yield a row for each cell of the runs: where it is, the mean and the deviation."""
+    stacked = np.stack(runs)
+    mean = stacked.mean(axis=0)
+    # of a sample; one run has none
+    std = stacked.std(axis=0, ddof=1) if len(runs) > 1 else np.full(mean.shape, np.nan)
+    for place in np.ndindex(mean.shape):
+        where = {name: axis[i] for name, axis, i in zip(columns, axes, place, strict=True)}
+        yield {
+            **where,
+            "accuracy": float(mean[place]),
+            "std": float(std[place]),
+            "runs": len(runs),
+        }
+
+
+def _joined(recording: Recording, foreign: Recording, rows: Sequence[int]) -> Recording:
+    return type(recording)(
+        f"{recording.name}+{foreign.name}",
+        recording.names,
+        (*recording.texts, *(foreign.texts[i] for i in rows)),
+        np.concatenate([recording.gold, np.full(len(rows), -1, dtype=np.int32)]),
+        np.concatenate([recording.labels, foreign.labels[rows]]),
+        np.concatenate([recording.confidences, foreign.confidences[rows]]),
+        np.concatenate([recording.vectors, foreign.vectors[rows]]),
+    )

@@ -1,0 +1,27 @@
+"""The tables that studies return."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from testnuc.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+
+__all__ = ["frame"]
+
+
+def frame(study: str, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Return the rows as a table that knows which study it is of (``table.attrs["study"]``)."""
+    try:
+        import pandas as pd
+    except ImportError as exc:
+        raise MissingDependencyError(
+            "studies return pandas tables: pip install 'testnuc[plots]'"
+        ) from exc
+    table = pd.DataFrame(rows)
+    table.attrs["study"] = study
+    return table

@@ -1,0 +1,286 @@
+"""The fan-out on a store with leases, other processes played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from testnuc.errors import ProviderError, ServerError, StoreError
+from testnuc.fanout import Ask, Fanout
+from testnuc.limits import Meter
+from testnuc.results import Prediction
+from testnuc.stores.memory import MemoryStore
+
+LABEL = Prediction("a", 0.5)
+
+
+class LeaseStore(MemoryStore):
+    """Leases by a clock that the test sets; `others` holds what other processes have leased."""
+
+    lease_seconds = 30.0
+
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+        self.mine = {}
+        self.others = set()
+        self.broken = False
+        self.slow = None
+
+    async def lease(self, keys, seconds):
+        if self.slow is not None:
+            await self.slow.wait()
+        await asyncio.sleep(0)
+        if self.broken:
+            raise StoreError("gone")
+        granted = []
+        for key in keys:
+            free = key not in self.others and self.mine.get(key, -1) <= self.now
+            free = free and key not in self._rows
+            if free:
+                self.mine[key] = self.now + seconds
+            granted.append(free)
+        return granted
+
+    async def renew(self, keys, seconds):
+        await asyncio.sleep(0)
+        if self.broken:
+            raise StoreError("gone")
+        held = [self.mine.get(key, -1) > self.now for key in keys]
+        self.mine.update((k, self.now + seconds) for k, h in zip(keys, held, strict=True) if h)
+        return held
+
+    async def release(self, keys):
+        for key in keys:
+            self.mine.pop(key, None)
+
+    async def put_predictions(self, rows):
+        for row in rows:
+            self.mine.pop(row.key, None)
+        return await super().put_predictions(rows)
+
+
+class Clock:
+    """What the fan-out sleeps by: a sleep ends when the test has moved the clock past it."""
+
+    def __init__(self, store):
+        self.store = store
+        self.sleeping = []
+
+    async def sleep(self, seconds):
+        wake = asyncio.Event()
+        self.sleeping.append((self.store.now + seconds, wake))
+        await wake.wait()
+
+    async def advance(self, seconds):
+        end = self.store.now + seconds
+        while self.store.now < end:
+            self.store.now = min(self.store.now + 0.5, end)
+            for at, wake in list(self.sleeping):
+                if at <= self.store.now:
+                    self.sleeping.remove((at, wake))
+                    wake.set()
+            await settled()
+
+
+async def settled():
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class Bench:
+    def __init__(self, *, workers=4):
+        self.store = LeaseStore()
+        self.clock = Clock(self.store)
+        self.meter = Meter()
+        self.asked = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.outcome = LABEL
+        self.fanout = Fanout(
+            self.answer,
+            self.store,
+            b"s" * 16,
+            meter=self.meter,
+            workers=workers,
+            drain=0.1,
+            sleep=self.clock.sleep,
+        )
+
+    async def answer(self, asks):
+        self.asked += [ask.text for ask in asks]
+        await self.gate.wait()
+        return [self.outcome] * len(asks)
+
+    def start(self, *names):
+        asks = [Ask(key(name), name, key(name), i) for i, name in enumerate(names)]
+        outcomes = {}
+        task = asyncio.create_task(
+            self.fanout.run(asks, lambda ask, outcome: outcomes.__setitem__(ask.text, outcome))
+        )
+        return task, outcomes
+
+    async def store_elsewhere(self, name, prediction):
+        from testnuc.protocols import StoredPrediction
+
+        row = StoredPrediction(key(name), b"s" * 16, key(name), 0, prediction)
+        await MemoryStore.put_predictions(self.store, [row])
+        self.store.others.discard(key(name))
+
+
+def key(name):
+    return name.encode().ljust(16, b".")
+
+
+@pytest.fixture
+async def bench():
+    bench = Bench()
+    yield bench
+    await bench.fanout.close()
+
+
+async def test_what_nobody_else_asks_is_asked(bench):
+    task, outcomes = bench.start("x", "y")
+    await task
+    assert outcomes == {"x": LABEL, "y": LABEL}
+    assert bench.store.mine == {}
+
+
+async def test_what_another_asks_is_read_when_it_is_stored(bench):
+    bench.store.others = {key("x")}
+    task, outcomes = bench.start("x", "y")
+    await settled()
+    assert (bench.asked, outcomes) == (["y"], {"y": LABEL})
+    theirs = Prediction("b", 0.9)
+    await bench.store_elsewhere("x", theirs)
+    await bench.clock.advance(2)
+    await task
+    assert outcomes["x"] == theirs
+    assert (bench.asked, bench.meter.store_hits) == (["y"], 1)
+
+
+async def test_what_another_gave_up_is_asked(bench):
+    bench.store.others = {key("x")}
+    task, outcomes = bench.start("x")
+    await bench.clock.advance(10)
+    assert bench.asked == []
+    bench.store.others.clear()
+    await bench.clock.advance(3)
+    await task
+    assert (bench.asked, outcomes) == (["x"], {"x": LABEL})
+
+
+async def test_a_lease_is_renewed_while_the_call_takes_longer(bench):
+    bench.gate.clear()
+    task, _ = bench.start("x")
+    await settled()
+    for _ in range(10):
+        await bench.clock.advance(29)
+        assert bench.store.mine[key("x")] > bench.store.now
+    bench.gate.set()
+    await task
+    assert bench.asked == ["x"]
+
+
+async def test_leases_that_cannot_be_renewed_stop_nothing(bench, caplog):
+    bench.gate.clear()
+    task, outcomes = bench.start("x")
+    await settled()
+    bench.store.broken = True
+    await bench.clock.advance(11)
+    bench.gate.set()
+    await task
+    assert outcomes == {"x": LABEL}
+    assert "leases could not be renewed" in caplog.text
+
+
+async def test_a_failed_call_lets_others_ask(bench):
+    bench.outcome = ServerError("503")
+    task, outcomes = bench.start("x")
+    await task
+    await settled()
+    assert isinstance(outcomes["x"], ServerError)
+    assert bench.store.mine == {}
+
+
+async def test_a_store_that_fails_while_waiting_stops_the_run(bench):
+    bench.store.others = {key("x")}
+    task, _ = bench.start("x")
+    await settled()
+    bench.store.broken = True
+    await bench.clock.advance(1)
+    with pytest.raises(StoreError, match="gone"):
+        await task
+
+
+async def test_a_store_that_refuses_leases_stops_the_run(bench):
+    bench.store.broken = True
+    task, _ = bench.start("x", "y")
+    with pytest.raises(StoreError, match="gone"):
+        await task
+    assert bench.asked == []
+
+
+async def test_a_cancelled_run_gives_back_what_it_had_not_sent():
+    bench = Bench(workers=1)
+    bench.gate.clear()
+    bench.store.others = {key("w")}
+    task, _ = bench.start("x", "y", "z", "w")
+    await settled()
+    assert (bench.asked, len(bench.store.mine)) == (["x"], 3)
+    task.cancel()
+    await settled()
+    assert list(bench.store.mine) == [key("x")], "what was sent goes on"
+    bench.gate.set()
+    await settled()
+    assert await bench.store.get_predictions([key("x")]) == [LABEL]
+    assert bench.store.mine == {}
+    assert not bench.fanout._entries
+    await bench.fanout.close()
+
+
+async def test_a_run_cancelled_while_it_leases_leaves_nothing_behind(bench):
+    bench.store.slow = asyncio.Event()
+    bench.store.others = {key("y")}
+    first, _ = bench.start("x", "y")
+    await settled()
+    second, outcomes = bench.start("x")
+    await settled()
+    first.cancel()
+    await settled()
+    bench.store.slow.set()
+    await second
+    await settled()
+    assert outcomes == {"x": LABEL}
+    assert bench.store.mine == {}
+    assert not bench.fanout._entries
+    assert not bench.fanout._leasing._awaited
+
+
+async def test_runs_of_one_client_wait_together(bench):
+    bench.store.others = {key("x")}
+    first, one = bench.start("x")
+    second, two = bench.start("x")
+    await settled()
+    first.cancel()
+    await settled()
+    bench.store.others.clear()
+    await bench.clock.advance(2)
+    await second
+    assert (one, two) == ({}, {"x": LABEL})
+    assert bench.asked == ["x"]
+
+
+async def test_closing_ends_the_waiting_and_gives_leases_back():
+    bench = Bench(workers=1)
+    bench.gate.clear()
+    bench.store.others = {key("w")}
+    task, _ = bench.start("x", "y", "w")
+    other, _ = bench.start("w")
+    await settled()
+    await bench.fanout.close()
+    for run in (task, other):
+        with pytest.raises(ProviderError, match="closed"):
+            await run
+    assert bench.store.mine == {}
