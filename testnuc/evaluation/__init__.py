@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from testnuc.evaluation.costs import Cost, Estimate, estimate_cost, measure_costs
+    from testnuc.evaluation.costs import Cost, measure_costs
     from testnuc.evaluation.datasets import PAPER_DATASETS, Dataset, load
     from testnuc.evaluation.gold import gold_votes, gold_votes_over_k, purity, purity_over_k
     from testnuc.evaluation.neighborhoods import Neighborhood, leave_one_out, nearest, splits
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "stability": ("consistency", "voted_runs"),
-    "costs": ("Cost", "Estimate", "estimate_cost", "measure_costs"),
+    "costs": ("Cost", "measure_costs"),
     "datasets": ("PAPER_DATASETS", "Dataset", "load"),
     "neighborhoods": ("Neighborhood", "leave_one_out", "nearest", "splits"),
     "paper": ("paper_accuracy", "paper_tables"),
@@ -59,7 +59,6 @@ __all__ = [
     "PAPER_DATASETS",
     "Cost",
     "Dataset",
-    "Estimate",
     "Neighborhood",
     "Recording",
     "accuracy_of_the_choice",
@@ -70,7 +69,6 @@ __all__ = [
     "accuracy_with_foreign_texts",
     "consistency",
     "embedded",
-    "estimate_cost",
     "gold_votes",
     "gold_votes_over_k",
     "leave_one_out",

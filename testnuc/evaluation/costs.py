@@ -8,26 +8,23 @@ from typing import TYPE_CHECKING, Literal
 
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.tables import frame
-from testnuc.labels import LabelSet
-from testnuc.limits import Price
 from testnuc.methods.best_of_n import BestOfN, WeightedBestOfN
 from testnuc.methods.self_consistency import SelfConsistency
 from testnuc.methods.standard import StandardPrompting
 from testnuc.methods.topk_icl import TopKICL, TopKICLP
-from testnuc.prompts import system_prompt
 from testnuc.protocols import TokenUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pandas as pd
 
     from testnuc.client import TestNUC
-    from testnuc.evaluation.datasets import Dataset
+    from testnuc.limits import Price
     from testnuc.protocols import Method
     from testnuc.results import Usage
 
-__all__ = ["METHODS", "Cost", "Estimate", "estimate_cost", "measure_costs"]
+__all__ = ["METHODS", "Cost", "measure_costs"]
 
 #: The paper's names of the methods.
 METHODS: Mapping[str, Method] = {
@@ -38,11 +35,6 @@ METHODS: Mapping[str, Method] = {
     "KNN-ICL": TopKICL(10),
     "KNN-ICL-P": TopKICLP(10),
 }
-
-#: Tokens of an answer, characters of a token, and of what stands around an example.
-_ANSWER = 20
-_CHARACTERS = 4
-_EXAMPLE = 30
 
 _Way = Literal["alone", "neighbors asked", "neighbors stored", "batch"]
 
@@ -105,61 +97,6 @@ async def measure_costs(
     if price is not None:
         rows = [_priced(row, price) for row in rows]
     return frame("measure_costs", [asdict(row) for row in rows])
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """What a run will cost at most, before anything is stored."""
-
-    calls: int
-    input_tokens: int
-    output_tokens: int
-    #: None: the model has no known price.
-    usd: float | None
-
-
-def estimate_cost(
-    dataset: Dataset,
-    model: str,
-    methods: Iterable[Method],
-    *,
-    texts: int | None = None,
-    url: str | None = None,
-) -> Estimate:
-    """Estimate what it costs to record a dataset with some methods.
-
-    Methods share their samples: of several, the one with the most is counted. Tokens are guessed
-    from the length of the prompts, four characters each.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    model : str
-        Such as ``"openai/gpt-4o-mini"``.
-    methods : iterable of Method
-    texts : int, optional
-        How many texts are asked about; default: all distinct ones.
-    url : str, optional
-        Where calls are sent: a server that is not in the price list has no price.
-    """
-    distinct = dataset.distinct()
-    n = len(distinct) if texts is None else min(texts, len(distinct))
-    mean = sum(map(len, distinct.texts)) / len(distinct.texts)
-    system = len(system_prompt(LabelSet(distinct.names)))
-    methods = list(methods)
-    plain = [m.samples for m in methods if not m.context]
-    # stage 1 of labeled examples is standard prompting, of any text of the dataset
-    first = len(distinct) if any(m.labeled for m in methods) else 0
-    shown = [(m.samples, m.context) for m in methods if m.context]
-    n_plain = max(n * max(plain, default=0), first)
-    calls = n_plain + sum(n * samples for samples, _ in shown)
-    characters = calls * (system + mean)
-    characters += sum(n * samples * context * (mean + _EXAMPLE) for samples, context in shown)
-    tokens = int(characters / _CHARACTERS), calls * _ANSWER
-    provider, _, name = model.partition("/")
-    price = Price.of(provider, name, url)
-    usd = None if price is None else price.usd(TokenUsage(*tokens))
-    return Estimate(calls, *tokens, usd)
 
 
 def _priced(row: Cost, price: Price) -> Cost:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -18,7 +18,7 @@ from testnuc.embedding import embedder_name
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.datasets import Dataset
 from testnuc.intake import hash_text
-from testnuc.results import Prediction
+from testnuc.results import Prediction, Usage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -191,6 +191,7 @@ async def record(
     labels_of: Dataset | None = None,
     method: Method | None = None,
     rows: Sequence[int] | None = None,
+    agree: Callable[[Usage], bool] | None = None,
     progress: bool = False,
     **client: Any,
 ) -> Recording:
@@ -212,12 +213,15 @@ async def record(
         gold labels are -1 then.
     rows : sequence of int, optional
         Which distinct texts to ask about; default: all. The others have no prediction.
+    agree : callable, optional
+        Given what it will cost at most (see `TestNUC.estimate`); False: nothing is asked, and
+        `InvalidInputError` is raised.
     progress : bool
     **client
         Passed to `TestNUC`: ``base_url``, ``api_key``, ``store``, ``budget``, ..
     """
     found, _ = await _asked(
-        dataset, model, embedder, vectors, labels_of, method, rows, progress=progress, **client
+        dataset, model, embedder, vectors, labels_of, method, rows, agree, progress, client
     )
     return found
 
@@ -230,6 +234,7 @@ async def record_runs(
     embedder: str | Embedder = "sentence-transformers/all-MiniLM-L6-v2",
     vectors: NDArray[Any] | None = None,
     rows: Sequence[int] | None = None,
+    agree: Callable[[Usage], bool] | None = None,
     progress: bool = False,
     **client: Any,
 ) -> list[Recording]:
@@ -238,10 +243,10 @@ async def record_runs(
     The answers are the samples of `SelfConsistency`, and stored as such. The parameters are those
     of `record`.
     """
+    method = _EachSample(runs)
     first, said = await _asked(
-        dataset, model, embedder, vectors, None, _EachSample(runs), rows, progress=progress,
-        **client,
-    )  # fmt: skip
+        dataset, model, embedder, vectors, None, method, rows, agree, progress, client
+    )
     distinct = dataset.distinct()
     recordings = []
     for run in range(runs):
@@ -273,9 +278,9 @@ async def _asked(
     labels_of: Dataset | None,
     method: Method | None,
     rows: Sequence[int] | None,
-    *,
-    progress: bool,
-    **client: Any,
+    agree: Callable[[Usage], bool] | None,
+    progress: bool,  # noqa: FBT001 - private, and always given
+    client: dict[str, Any],
 ) -> tuple[Recording, dict[str, list[tuple[str | None, float | None]]]]:
     distinct = dataset.distinct()
     if vectors is None:
@@ -294,6 +299,8 @@ async def _asked(
         if method is not None and method.context:
             await nuc.add(distinct.texts)
         asked = distinct.texts if rows is None else [distinct.texts[i] for i in rows]
+        if agree is not None and not agree(await nuc.estimate(asked)):
+            raise InvalidInputError("nothing was asked: the estimate was not agreed to")
         results = await nuc.classify_many(asked, progress=progress)
     said = {r.text: r.prediction for r in results if r.prediction is not None}
     if labels_of is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from testnuc.testing import HashEmbedder
+from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, gold, messages
 
 
@@ -90,3 +91,88 @@ def test_store_measures_and_opens_again(tmp_path):
     assert row["found"] == 1.0
     assert row["file MiB"] > 0
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"], "it clears up after itself"
+
+
+def study(folder, out, *more):
+    return bench(
+        "paper", "--data", folder, "--dataset", "tickets", "--out", out, "--test", "30", "--seeds",
+        "2", *more,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def named(recorded):
+    """Name the recorded dataset as one of the paper's, as only those are known by name."""
+    folder, predictions, embeddings = recorded
+    (folder / "datasets" / "tickets").rename(folder / "datasets" / "banking77")
+    # each text once: the embeddings are row for row those of the dataset
+    rows = predictions.read_text().splitlines()[:-1]
+    predictions.write_text("\n".join(rows) + "\n")
+    np.save(embeddings, np.load(embeddings)[:-1])
+    return folder, predictions, embeddings
+
+
+def test_paper_studies_of_recorded_answers(named, tmp_path):
+    folder, predictions, embeddings = named
+    out = tmp_path / "out"
+    code, printed, err = study(
+        folder, out, "--dataset", "banking77", "--predictions", predictions, "--embeddings",
+        embeddings, "--study", "datasets,k,policies,pool,choice,gold", "--k", "10",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "0.712" in printed  # the paper's own, beside ours
+    written = json.loads((out / "paper.json").read_text())
+    names = [section["name"] for section in written["sections"]]
+    assert names == [
+        "datasets", "k", "k_splits", "policies", "pool", "choice", "purity_banking77",
+        "gold_votes_banking77",
+    ]  # fmt: skip
+    first = written["sections"][0]["rows"][0]
+    assert (first["policy"], first["paper"]) == ("alone", 0.652)
+    assert first["difference"] == pytest.approx(first["accuracy"] - 0.652)
+    assert (out / "paper.md").read_text().count("![") == 7
+    for image in out.glob("*.png"):
+        assert image.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_paper_asks_a_model_only_after_a_yes_and_resumes(named, tmp_path):
+    folder, _, _ = named
+    with LoopbackLLM(lambda text: (gold(text), 0.8)) as llm:
+        arguments = [
+            "--dataset", "banking77", "--model", "openai/gpt-4o-mini", "--base-url", llm.base_url,
+            "--api-key", "key", "--store", tmp_path / "answers.db", "--study", "datasets", "--k",
+            "5", "--methods", "Self-Consistency,KNN-ICL-P",
+        ]  # fmt: skip
+        code, printed, err = study(folder, tmp_path / "out", *arguments)
+        assert code == 1
+        assert "run it again with --yes" in err
+        first = int(re.search(r"at most ([\d,]+) calls", printed)[1].replace(",", ""))
+        # ten samples of the texts that the votes need, which are nearly all
+        assert 1_000 < first <= 1_200
+        assert llm.requests == 0
+        code, printed, err = study(folder, tmp_path / "out", *arguments, "--yes")
+        assert code == 0, err
+        calls = llm.calls
+        # then one with examples, whose labels are the first samples where there are any
+        assert first + first // 10 <= calls <= first + first // 10 + 20
+        code, _, err = study(folder, tmp_path / "out", *arguments, "--yes")
+        assert code == 0, err
+        assert llm.calls == calls
+    rows = json.loads((tmp_path / "out" / "paper.json").read_text())["sections"][0]["rows"]
+    assert {row["method"] for row in rows} == {"Self-Consistency", "KNN-ICL-P"}
+    assert all(row["accuracy"] == 1 for row in rows)
+
+
+def test_paper_names_wrong_studies(named):
+    folder, predictions, _ = named
+    code, _, err = bench("paper", "--data", folder, "--study", "nothing", "--model", "local/x")
+    assert code == 1
+    assert "there is no study 'nothing'; choose from datasets, k" in err
+    code, _, err = bench("paper", "--data", folder, "--study", "k")
+    assert code == 2
+    assert "give one of --model and --predictions" in err
+    code, _, err = bench(
+        "paper", "--data", folder, "--dataset", "clinc", "--study", "gold,purity",
+        "--predictions", predictions,
+    )  # fmt: skip
+    assert code == 1

@@ -13,7 +13,6 @@ from testnuc import SelfConsistency, StandardPrompting, TestNUC, TopKICL, TopKIC
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation import (
     embedded,
-    estimate_cost,
     load,
     measure_costs,
     plot,
@@ -166,16 +165,24 @@ async def test_costs_by_method(tmp_path):
     plot(table).savefig(tmp_path / "costs.png")
 
 
-def test_an_estimate_counts_samples_once_and_examples_too(dataset):
-    def calls(*methods, **more):
-        return estimate_cost(dataset, "openai/gpt-4o-mini", methods, **more).calls
+@pytest.mark.parametrize(
+    ("method", "calls"),
+    [(StandardPrompting(), 40), (SelfConsistency(3), 120), (TopKICL(4), 40), (TopKICLP(4), 80)],
+)
+async def test_nothing_is_asked_before_the_estimate_is_agreed_to(dataset, tmp_path, method, calls):
+    seen = []
 
-    assert calls(StandardPrompting()) == 40
-    assert calls(StandardPrompting(), SelfConsistency(10), SelfConsistency(3)) == 400
-    assert calls(TopKICL(4), texts=10) == 10
-    assert calls(TopKICLP(4), texts=10) == 50
-    assert calls(SelfConsistency(10), TopKICLP(4)) == 440
-    plain = estimate_cost(dataset, "openai/gpt-4o-mini", [StandardPrompting()])
-    shown = estimate_cost(dataset, "openai/gpt-4o-mini", [TopKICL(10)])
-    assert 0 < plain.usd < shown.usd < 1
-    assert estimate_cost(dataset, "openai/any", [TopKICL(10)], url="http://127.0.0.1").usd is None
+    def agree(usage):
+        seen.append(usage)
+        return len(seen) > 1
+
+    async with LoopbackLLM(confident) as llm:
+        options = {**arguments(llm), "method": method, "agree": agree, "store": tmp_path / "a.db"}
+        with pytest.raises(InvalidInputError, match="not agreed"):
+            await record(dataset, **options)
+        assert llm.requests == 0
+        await record(dataset, **options)
+        assert seen[0].calls == calls
+        assert 0.9 * calls <= llm.calls <= calls
+        # examples included; rather too high than too low
+        assert llm.input_tokens <= seen[0].input_tokens < 3 * llm.input_tokens

@@ -1,0 +1,172 @@
+"""Where the answers of `bench paper` come from: a recorded file, or a model that is asked."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from testnuc.errors import InvalidInputError
+from testnuc.evaluation import (
+    Dataset,
+    Recording,
+    embedded,
+    load,
+    nearest,
+    record,
+    splits,
+)
+from testnuc.testing import LoopbackLLM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from testnuc.protocols import Method
+    from testnuc.results import Usage
+
+__all__ = [
+    "agreement",
+    "answers_in",
+    "dataset_of",
+    "file_of",
+    "recorded",
+    "recordings_by_method",
+    "vectors_of",
+]
+
+
+def file_of(path: str, what: str) -> Path:
+    """Return the path of a file that must exist."""
+    found = Path(path)
+    if not found.is_file():
+        sys.exit(f"bench paper: there is no {what} {found}; check the path")
+    return found
+
+
+def answers_in(path: str) -> list[dict[str, Any]]:
+    """Return the rows of a file of recorded answers."""
+    content = file_of(path, "file of predictions").read_bytes()
+    return [orjson.loads(line) for line in content.split(b"\n") if line.strip()]
+
+
+def dataset_of(arguments: argparse.Namespace, name: str) -> Dataset:
+    """Load a dataset; of a large one, the rows that ``--limit`` leaves."""
+    try:
+        dataset = load(name, arguments.data)
+    except InvalidInputError as exc:
+        sys.exit(f"bench paper: there is no dataset {name}: {exc}")
+    return dataset.sample(arguments.limit)
+
+
+async def vectors_of(
+    arguments: argparse.Namespace, dataset: Dataset, embedder: str | None = None
+) -> NDArray[Any]:
+    """Return the embeddings of the distinct texts: from a file, from the cache, or new."""
+    distinct = dataset.distinct()
+    if arguments.embeddings and embedder is None:
+        vectors = np.load(file_of(arguments.embeddings, "file of embeddings"), allow_pickle=False)
+        whole = load(dataset.name, arguments.data)
+        if len(vectors) != len(whole):
+            sys.exit(
+                f"bench paper: {arguments.embeddings} holds {len(vectors)} vectors, but there are "
+                f"{len(whole)} texts; give the embeddings of this file, row for row"
+            )
+        row = {text: i for i, text in enumerate(whole.texts)}
+        return np.asarray(vectors[[row[text] for text in distinct.texts]])
+    return await embedded(distinct.texts, embedder or arguments.embedder, cache_dir=arguments.cache)
+
+
+async def recorded(arguments: argparse.Namespace, dataset: Dataset) -> Recording:
+    """Return recorded answers, as the client reads them from a server on this machine."""
+    rows = answers_in(arguments.predictions)
+    answers: dict[str, tuple[str, float | None]] = {}
+    for row in rows:
+        answers.setdefault(str(row["text"]), (str(row["prediction"]), row["confidence"]))
+    missing = [text for text in dataset.texts if text not in answers]
+    if missing:
+        sys.exit(
+            f"bench paper: the predictions are not about {dataset.name}: {len(missing)} texts have "
+            f"none, such as {missing[0][:60]!r}"
+        )
+    vectors = await vectors_of(arguments, dataset)
+    async with LoopbackLLM(answers) as llm:
+        return await record(
+            dataset,
+            model="openai/gpt-4o-mini",
+            base_url=llm.base_url,
+            api_key="loopback",
+            embedder=arguments.embedder,
+            vectors=vectors,
+            progress=sys.stderr.isatty(),
+        )
+
+
+async def recordings_by_method(
+    arguments: argparse.Namespace, dataset: Dataset, methods: dict[str, Method]
+) -> dict[str, Recording]:
+    """Ask the model about all texts that the votes of the test texts need, by each method."""
+    vectors = await vectors_of(arguments, dataset)
+    rows = _needed(arguments, dataset, vectors)
+    found = {}
+    for name, method in methods.items():
+        found[name] = await record(
+            dataset,
+            model=arguments.model,
+            embedder=arguments.embedder,
+            vectors=vectors,
+            method=method,
+            rows=rows,
+            agree=agreement(arguments, f"{dataset.name}, {name}"),
+            progress=sys.stderr.isatty(),
+            base_url=arguments.base_url,
+            api_key=arguments.api_key,
+            store=arguments.store,
+        )
+    return found
+
+
+def _needed(
+    arguments: argparse.Namespace, dataset: Dataset, vectors: NDArray[Any]
+) -> Sequence[int]:
+    """Return the rows of the test texts and of all who vote on them."""
+    nobody = Recording.of(dataset, {}, vectors)
+    if arguments.test is None or arguments.whole:
+        return range(len(nobody))
+    wanted = np.zeros(len(nobody), dtype=np.bool_)
+    k = max(arguments.k)
+    for _, rows, pool in splits(nobody, test=arguments.test, seeds=range(arguments.seeds)):
+        wanted[rows] = True
+        if k:
+            ids = nearest(nobody, k, rows=rows, pool=pool).ids
+            wanted[ids[ids >= 0]] = True
+    return [int(row) for row in np.flatnonzero(wanted)]
+
+
+def agreement(arguments: argparse.Namespace, what: str) -> Callable[[Usage], bool]:
+    """Return what says what it will cost at most, and goes on only with a yes."""
+
+    def agree(usage: Usage) -> bool:
+        if usage.usd == 0 or not usage.calls:
+            return True
+        price = (
+            "of a price that is not known" if usage.usd is None else f"at most {usage.usd:.2f} $"
+        )
+        stored = f" ({usage.store_hits:,} answers are stored)" if usage.store_hits else ""
+        print(
+            f"{what}: at most {usage.calls:,} calls to {arguments.model}, {usage.input_tokens:,} "
+            f"tokens in and {usage.output_tokens:,} out, {price}{stored}",
+            flush=True,
+        )
+        if arguments.yes:
+            return True
+        if sys.stdin.isatty() and input("go on? [y/N] ").strip().lower() in {"y", "yes"}:
+            return True
+        sys.exit("bench paper: nothing was asked; run it again with --yes")
+
+    return agree
