@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _SIZES = (10_000, 100_000)
 _FULL = 1_000_000
 _LABELS = [f"intent number {i}" for i in range(77)]
-_STEPS = ("search", "window", "pool", "vectors", "ask", "vote")
+_STEPS = ("search", "usable", "window", "labels", "add", "vectors", "ask", "vote")
 
 
 def _text(i: int) -> str:
@@ -145,12 +145,13 @@ async def _classify(
 ) -> dict[str, float]:
     steps = _Steps()
     pipeline: Any = nuc._pipeline
-    steps.watch(pipeline, "_search", "search")
+    steps.watch(nuc._pool, "search", "search")
+    steps.watch(pipeline, "_note_usable", "usable")
     steps.watch(pipeline, "_window", "window")
     steps.watch(pipeline, "predict", "ask")
     steps.watch(nuc._embedding, "vectors", "vectors")
-    for method in ("labels", "add"):
-        steps.watch(nuc._pool, method, "pool")
+    steps.watch(nuc._pool, "labels", "labels")
+    steps.watch(nuc._pool, "add", "add")
     embedder.cpu = 0.0
     with _voting(steps):
         started, cpu = time.perf_counter(), time.process_time()
@@ -177,8 +178,13 @@ async def _measure(
     texts = [_text(i) for i in range(n, n + len(new))]
     kind = "memory" if store is None else "sqlite"
     rows = []
+    if store is not None:
+        # a pool that was made before, as a service finds it
+        async with _client(store, embedder) as nuc:
+            await _fill(nuc, n, dim, every)
     async with _client(store, embedder) as nuc:
-        await _fill(nuc, n, dim, every)
+        if store is None:
+            await _fill(nuc, n, dim, every)
         await nuc.classify_many(texts[:warm])
         for name, start in (("new texts", warm), ("next batch", warm + batch)):
             row = await _classify(nuc, embedder, texts[start : start + batch])
@@ -216,10 +222,11 @@ def main(arguments: list[str]) -> None:
                 for row in asyncio.run(run(path, n, given.dim, given.batch, given.without)):
                     report.row(**row)
     report.note(
-        "search: neighbors that have a prediction; window: fetching their texts and predictions; "
-        "pool: known labels, and adding the batch to the pool and its graph; vectors: looking up "
-        "and storing embeddings; ask: the batch's own predictions, by a provider that answers at "
-        "once, and storing them; vote: the kernel; all: without the embedder"
+        "search: nearest texts; usable: which of them have a prediction; window: their texts and "
+        "predictions; labels: known ones of the batch; add: the batch to the pool and its index; "
+        "vectors: looking up and storing embeddings; ask: the batch's own predictions, by a "
+        "provider that answers at once, and storing them; vote: the kernel; all: without the "
+        "embedder"
     )
     report.note("new texts: none is stored; known texts: a batch again, its answers are stored")
     report.note(HOW)
