@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -170,6 +171,8 @@ class Asker:
         if self._wire is not None:
             return await self._transport.call(self._wire, request)
         assert self._other is not None
+        # what is not sent anywhere may be answered at once: others must have their turn as well
+        await asyncio.sleep(0)
         return await self._transport.answer(self._other, request)
 
     def _prediction(self, answer: Answer) -> Prediction:

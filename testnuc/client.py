@@ -37,7 +37,7 @@ from testnuc.results import Classification, PoolStats, Results, Usage
 from testnuc.streaming import stream_windows
 from testnuc.transport import Transport
 from testnuc.trust import MAX_NEIGHBORS, MIN_PREDICTIONS, Calibration, Counting, calibrate
-from testnuc.window import Rows, classification
+from testnuc.window import Rows, classification, load_kernels
 
 if TYPE_CHECKING:
     import os
@@ -614,6 +614,10 @@ class TestNUC:
         await asyncio.shield(self._opening)
 
     async def _open(self) -> None:
+        kernels = asyncio.to_thread(load_kernels, self.labels, self._pipeline.counting)
+        await asyncio.gather(kernels, self._open_store())
+
+    async def _open_store(self) -> None:
         await self._store.open()
         await self._store.describe(
             self._scope, {"model": self.model, "labels": list(self.labels.names)}

@@ -25,6 +25,8 @@ __all__ = ["Embedding", "embedder_name"]
 
 #: Most texts given to the embedder at a time.
 _BATCH = 512
+#: Vectors handed out between two turns of the event loop.
+_TURN = 64
 #: Texts looked up and waited for at a time.
 _CHUNK = 2_048
 
@@ -102,9 +104,10 @@ class Embedding:
         if missing:
             futures = [self._ask(texts[i], hashes[i]) for i in missing]
             try:
+                # cancelling this cancels none of them: another caller may wait for the same text
+                await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
                 for i, future in zip(missing, futures, strict=True):
-                    # shielded: another caller may be waiting for the same text
-                    found[i] = await asyncio.shield(future)
+                    found[i] = _vector(future)
             except BaseException:
                 for future in futures:
                     # whoever else waits sees the failure; nobody has to
@@ -141,9 +144,7 @@ class Embedding:
                         if not future.done():
                             future.set_exception(exc)
                 else:
-                    for (_, future), vector in zip(batch.values(), vectors, strict=True):
-                        if not future.done():
-                            future.set_result(vector)
+                    await _hand_out([future for _, future in batch.values()], vectors)
                 for text_hash in batch:
                     del self._running[text_hash]
         finally:
@@ -162,15 +163,9 @@ class Embedding:
                 f"the embedder returned an array of shape {vectors.shape} for {len(texts)} texts; "
                 f"expected ({len(texts)}, {self._embedder.dim})"
             )
-        norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
-        bad = ~(np.isfinite(norms) & (norms > 0))
-        if bad.any():
-            text = texts[int(bad.argmax())]
-            raise EmbeddingError(
-                f"the embedder returned NaN, infinity or a zero vector for the text {text[:80]!r}"
-            )
-        unit: NDArray[np.float16] = (vectors / norms[:, None]).astype(np.float16)
-        return unit
+        if len(texts) < _BATCH // 8:
+            return _unit(texts, vectors)
+        return await asyncio.to_thread(_unit, texts, vectors)
 
     async def close(self) -> None:
         """Stop embedding; whoever still waits gets a `CancelledError`."""
@@ -183,6 +178,35 @@ class Embedding:
             future.cancel()
         self._waiting.clear()
         self._running.clear()
+
+
+def _unit(texts: Sequence[str], vectors: NDArray[np.float32]) -> NDArray[np.float16]:
+    """Return vectors of unit norm, rounded; refuses those that have no direction."""
+    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    bad = ~(np.isfinite(norms) & (norms > 0))
+    if bad.any():
+        text = texts[int(bad.argmax())]
+        raise EmbeddingError(
+            f"the embedder returned NaN, infinity or a zero vector for the text {text[:80]!r}"
+        )
+    unit: NDArray[np.float16] = (vectors / norms[:, None]).astype(np.float16)
+    return unit
+
+
+async def _hand_out(
+    futures: Sequence[asyncio.Future[NDArray[np.float16]]], vectors: NDArray[np.float16]
+) -> None:
+    for number, (future, vector) in enumerate(zip(futures, vectors, strict=True), 1):
+        if not future.done():
+            future.set_result(vector)
+        if number % _TURN == 0:
+            # each may wake a caller: not hundreds of them in one turn of the loop
+            await asyncio.sleep(0)
+
+
+def _vector(future: asyncio.Future[NDArray[np.float16]]) -> NDArray[np.float16] | None:
+    """Return what a future holds; None while another one's failure is to be raised."""
+    return future.result() if future.done() else None
 
 
 def _retrieve(future: asyncio.Future[NDArray[np.float16]]) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Estimator"]
 
 #: Texts looked up at a time.
-_CHUNK = 512
+_CHUNK = 128
 #: As for prompts: low, so that the estimate is rather too high.
 _BYTES_PER_TOKEN = 3.2
 #: A confidence as models write it.

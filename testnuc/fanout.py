@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Ask", "Fanout"]
 
 #: Asks looked up in the store at a time.
-_CHUNK = 512
+_CHUNK = 256
 
 
 class Fanout:
@@ -120,6 +120,8 @@ class Fanout:
         try:
             async for chunk in chunks:
                 await self._claim(run, chunk)
+                # where all is stored, in memory, nothing has made anybody wait yet
+                await asyncio.sleep(0)
                 # hold back the next chunk until the workers are about to run out of work
                 while len(run.queue) > self._low_water and run.failure is None:
                     await self._change(run)

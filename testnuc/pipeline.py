@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from testnuc.contexts import Contexts
-from testnuc.protocols import PoolText
+from testnuc.protocols import Matches, PoolText
 from testnuc.trust import MIN_PREDICTIONS
-from testnuc.window import Snapshot, Window
+from testnuc.window import Snapshot, Window, placed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from testnuc.fanout import Ask, Fanout
     from testnuc.labels import LabelSet
     from testnuc.prompts import Demonstration
-    from testnuc.protocols import Index, Matches, Method, Store
+    from testnuc.protocols import Index, Method, Store
     from testnuc.results import Prediction
     from testnuc.trust import Counting, Decision, Diagnosis
 
@@ -109,6 +109,7 @@ class Pipeline:
         hashes = [entry.hash for entry in texts]
         vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
         known = await self._pool.labels(hashes)
+        await asyncio.sleep(0)
         texts = [
             entry if label is None else replace(entry, label=label)
             for entry, label in zip(texts, known, strict=True)
@@ -156,7 +157,7 @@ class Pipeline:
             rows = np.arange(window.n_own)
             for known in window.waves():
                 await self._ask(window, _in_order(window, rows, known), done)
-                rows = rows[~window.cut(rows, known)]
+                rows = rows[~await _aside(len(rows), window.cut, rows, known)]
                 if not len(rows):
                     break
 
@@ -205,7 +206,7 @@ class Pipeline:
                 e for e, p in zip(part, stored, strict=True) if p is not None or e.label is not None
             ]
         if len(texts) < MIN_PREDICTIONS:
-            window = await self._window(texts, None)
+            window = await self._window(texts, _nobody(len(texts)))
         else:
             hashes = [entry.hash for entry in texts]
             vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
@@ -225,7 +226,7 @@ class Pipeline:
             snapshot = Snapshot(await self._contexts.snapshot())
         while start is not None:
             texts, start = await self._pool.scan(start, _SEARCH)
-            window = await self._window(texts, None)
+            window = await self._window(texts, _nobody(len(texts)))
             window.snapshot = snapshot
             if snapshot is not None and self.neighbors == "stored":
                 await self._fill(window, range(len(texts)))
@@ -239,8 +240,6 @@ class Pipeline:
         *,
         together: bool,
     ) -> Matches:
-        from testnuc.protocols import Matches
-
         batch = {entry.hash for entry in texts} if together else set()
         parts = []
         for start in range(0, len(texts), _SEARCH):
@@ -263,8 +262,6 @@ class Pipeline:
         batch: set[bytes],
     ) -> Matches:
         """Find the k nearest texts that have a prediction, or will have one with this batch."""
-        from testnuc.protocols import Matches
-
         ids = np.full((len(vectors), self.k), -1, dtype=np.int64)
         similarities = np.zeros((len(vectors), self.k), dtype=np.float32)
         usable: dict[int, bool] = {}
@@ -300,6 +297,13 @@ class Pipeline:
 
     async def _stored(self, entries: Sequence[PoolText]) -> list[Prediction | None]:
         """Return the prediction of each text if all of its samples are stored."""
+        found: list[Prediction | None] = []
+        for start in range(0, len(entries), _BLOCK):
+            found += await self._stored_block(entries[start : start + _BLOCK])
+            await asyncio.sleep(0)
+        return found
+
+    async def _stored_block(self, entries: Sequence[PoolText]) -> list[Prediction | None]:
         if self._contexts is not None:
             return await self._contexts.stored(entries)
         n = self.method.samples
@@ -309,38 +313,19 @@ class Pipeline:
             for sample in range(n)
         ]
         found = await self._store.get_predictions(keys)
-        predictions: list[Prediction | None] = []
-        for start in range(0, len(found), n):
-            samples = [p for p in found[start : start + n] if p is not None]
-            predictions.append(self.method.reduce(samples) if len(samples) == n else None)
-        return predictions
+        samples = [[p for p in found[i : i + n] if p is not None] for i in range(0, len(found), n)]
+        return [self.method.reduce(of) if len(of) == n else None for of in samples]
 
-    async def _window(self, texts: Sequence[PoolText], matches: Matches | None) -> Window:
+    async def _window(self, texts: Sequence[PoolText], matches: Matches) -> Window:
         """Give each text a place: own texts first, then the neighbors that are none of them."""
-        entries = list(texts)
-        places = {entry.hash: place for place, entry in enumerate(entries)}
-        if matches is None:
-            neighbors = np.empty((len(entries), 0), dtype=np.int64)
-            similarities = np.empty((len(entries), 0), dtype=np.float32)
-        else:
-            ids = np.unique(matches.ids)
-            ids = ids[ids >= 0]
-            place_of = np.empty(len(ids), dtype=np.int64)
-            for at, entry in enumerate(await self._pool.fetch(ids)):
-                place = places.get(entry.hash)
-                if place is None:
-                    place = len(entries)
-                    entries.append(entry)
-                elif entry.label is not None:
-                    entries[place] = entry
-                place_of[at] = place
-            neighbors = np.full(matches.ids.shape, -1, dtype=np.int64)
-            filled = matches.ids >= 0
-            neighbors[filled] = place_of[np.searchsorted(ids, matches.ids[filled])]
-            similarities = matches.similarities
-        window = Window(self.labels, self.counting, entries, len(texts), neighbors, similarities)
-        if self.neighbors == "stored" and matches is not None:
-            await self._fill(window, range(len(texts), len(entries)))
+        ids = await _aside(len(texts), np.unique, matches.ids)
+        ids = ids[ids >= 0]
+        others = await self._pool.fetch(ids)
+        window: Window = await _aside(
+            len(texts), placed, self.labels, self.counting, texts, ids, others, matches
+        )
+        if self.neighbors == "stored":
+            await self._fill(window, range(len(texts), len(window.entries)))
         return window
 
     async def _fill(self, window: Window, places: Iterable[int]) -> None:
@@ -446,6 +431,18 @@ class _Questions:
         if answered:
             return self._method.reduce(answered)
         return next(o for o in outcomes if isinstance(o, Exception))
+
+
+async def _aside(size: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function: in a thread, if it has so much to do that the event loop would wait."""
+    if size < _SEARCH:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
+
+
+def _nobody(n: int) -> Matches:
+    """Return the neighbors of n texts that have none."""
+    return Matches(np.empty((n, 0), dtype=np.int64), np.empty((n, 0), dtype=np.float32))
 
 
 def _in_order(window: Window, rows: NDArray[np.int64], known: int | None) -> Iterator[int]:

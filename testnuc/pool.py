@@ -65,10 +65,9 @@ class Pool:
             elif entry.label is not None:
                 self._texts[row] = entry
         upto = len(self._texts)
+        nearest, fresh = self._nearest, [texts[i].hash for i in new]
         # submitted in the same step in which the numbers were given: the order is the same
-        added = self._adder.submit(
-            self._nearest.add, vectors[new], _ranks([texts[i].hash for i in new])
-        )
+        added = self._adder.submit(lambda: nearest.add(vectors[new], _ranks(fresh)))
         await asyncio.shield(asyncio.wrap_future(added))
         return upto
 

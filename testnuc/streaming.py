@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from testnuc.pipeline import Pipeline
     from testnuc.window import Window
 
-    #: A result and the window it is from; an error; None at the end.
-    _Ready: TypeAlias = "tuple[_StreamedWindow, Classification] | Exception | None"
+    #: The number of a text in its window that has all it needs; an error; None at the end.
+    _Ready: TypeAlias = "tuple[_StreamedWindow, int] | Exception | None"
 
 __all__ = ["stream_windows"]
 
@@ -44,9 +44,11 @@ async def stream_windows(
         while (item := await ready.get()) is not None:
             if isinstance(item, Exception):
                 raise item
-            window, result = item
-            yield result
+            window, position = item
+            yield window.result(position)
             window.untaken -= 1
+            # what is ready is made into results here: others must have their turn in between
+            await asyncio.sleep(0)
             if not window.untaken:
                 slots.release()
     finally:
@@ -97,6 +99,9 @@ class _StreamedWindow:
         self._ready = ready
         #: Results that the consumer has not taken yet.
         self.untaken = len(batch)
+        self._problems: dict[int, str] = {}
+        self._places: dict[int, int] = {}
+        self._window: Window | None = None
 
     async def prepare(self) -> Coroutine[None, None, None] | None:
         """Add the texts to the pool and find their neighbors; returns what is left to do."""
@@ -108,29 +113,42 @@ class _StreamedWindow:
                 valid.append(text)
                 positions.append(position)
             else:
-                self._ready.put_nowait((self, self._invalid(position, text, problem)))
+                self._problems[position] = problem
+                self._ready.put_nowait((self, position))
         entries, places = await distinct(valid)
         if not entries:
             return None
-        window = await self._pipeline.prepare(entries, together=True)
-        indices: list[list[int]] = [[] for _ in entries]
-        for position, place in zip(positions, places.tolist(), strict=True):
-            indices[place].append(position)
-        return self._predict(window, indices)
+        self._window = await self._pipeline.prepare(entries, together=True)
+        self._places = dict(zip(positions, places.tolist(), strict=True))
+        positions_of: list[list[int]] = [[] for _ in entries]
+        for position, place in self._places.items():
+            positions_of[place].append(position)
+        return self._predict(self._window, positions_of)
 
-    async def _predict(self, window: Window, indices: list[list[int]]) -> None:
-        waits, waits_for = _waiting(window)
-        if self._pipeline.neighbors == "stored":
-            # neighbors outside the window have what they have
-            for other in range(window.n_own, len(window.entries)):
-                for place in waits_for[other]:
-                    waits[place] -= 1
+    def result(self, position: int) -> Classification:
+        """Make the record of a text that has all it needs."""
+        text, index = self._batch[position], self._start + position
+        if position in self._problems:
+            return self._invalid(position, text, self._problems[position])
+        assert self._window is not None
+        place = self._places[position]
+        vote = self._window.vote(slice(place, place + 1))
+        return classification(self._window, place, vote, 0, index, text)
+
+    async def _predict(self, window: Window, positions_of: list[list[int]]) -> None:
+        # with "stored", neighbors outside the window have what they have
+        end = window.n_own if self._pipeline.neighbors == "stored" else len(window.entries)
+        waits, waits_for = await asyncio.to_thread(_waiting, window, end)
+
+        def ready(place: int) -> None:
+            for position in positions_of[place]:
+                self._ready.put_nowait((self, position))
 
         def done(other: int) -> None:
             for place in waits_for[other]:
                 waits[place] -= 1
                 if not waits[place]:
-                    self._put(window, place, indices[place])
+                    ready(place)
             waits_for[other] = []
 
         # with waves a text is certain only when its wave is over; what is decided or corrected by
@@ -140,16 +158,9 @@ class _StreamedWindow:
         waves = late or not self._pipeline.join_pool
         await self._pipeline.predict(window, waves=waves and not late, done=None if waves else done)
         if waves:
-            window.balance()
+            await asyncio.to_thread(window.balance)
             for place in range(window.n_own):
-                self._put(window, place, indices[place])
-
-    def _put(self, window: Window, place: int, indices: list[int]) -> None:
-        result = window.vote(slice(place, place + 1))
-        for position in indices:
-            text = self._batch[position]
-            index = self._start + position
-            self._ready.put_nowait((self, classification(window, place, result, 0, index, text)))
+                ready(place)
 
     def _invalid(self, position: int, text: Any, problem: str) -> Classification:
         return Classification(
@@ -165,13 +176,16 @@ class _StreamedWindow:
         )
 
 
-def _waiting(window: Window) -> tuple[list[int], list[list[int]]]:
-    """Return how many predictions each own text waits for, and which texts wait for each."""
+def _waiting(window: Window, end: int) -> tuple[list[int], list[list[int]]]:
+    """Return how many predictions each own text waits for, and which texts wait for each.
+
+    Only texts at places below `end` are waited for.
+    """
     waits = [0] * window.n_own
     waits_for: list[list[int]] = [[] for _ in window.entries]
     for place in range(window.n_own):
         for other in (place, *window.neighbors[place].tolist()):
-            if other >= 0:
+            if 0 <= other < end:
                 waits[place] += 1
                 waits_for[other].append(place)
     return waits, waits_for

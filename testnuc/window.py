@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
+from testnuc.protocols import PoolText
 from testnuc.results import Classification, Neighbor, Prediction
 from testnuc.trust import Counting, Decision, Diagnosis, correct, diagnose, factors
 from testnuc.voting import VotePolicy, VoteResult, decided, vote_pool
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.labels import LabelSet
-    from testnuc.protocols import PoolText
+    from testnuc.protocols import Matches
 
-__all__ = ["Rows", "Snapshot", "Window"]
+__all__ = ["Rows", "Snapshot", "Window", "classification", "load_kernels", "placed"]
 
 #: Neighbors asked before the first look whether the winner is certain; doubled from then on.
 _FIRST_WAVE = 5
@@ -237,6 +238,54 @@ class Window:
         while ends[-1] < width:
             ends.append(ends[-1] * 2)
         return [*ends[:-1], width]
+
+
+def placed(
+    labels: LabelSet,
+    counting: Counting,
+    texts: Sequence[PoolText],
+    ids: NDArray[np.int64],
+    others: Sequence[PoolText],
+    matches: Matches,
+) -> Window:
+    """Give each text a place: own texts first, then the neighbors that are none of them.
+
+    Parameters
+    ----------
+    labels, counting, texts
+        Of the window; the texts to classify.
+    ids : int64[n]
+        Numbers of all neighbors in the pool, ascending.
+    others : sequence of PoolText
+        The texts with these numbers.
+    matches : Matches
+        Numbers and similarities of the neighbors of each text.
+    """
+    entries = list(texts)
+    places = {entry.hash: place for place, entry in enumerate(entries)}
+    place_of = np.empty(len(ids), dtype=np.int64)
+    for at, entry in enumerate(others):
+        place = places.get(entry.hash)
+        if place is None:
+            place = len(entries)
+            entries.append(entry)
+        elif entry.label is not None:
+            entries[place] = entry
+        place_of[at] = place
+    neighbors = np.full(matches.ids.shape, -1, dtype=np.int64)
+    filled = matches.ids >= 0
+    neighbors[filled] = place_of[np.searchsorted(ids, matches.ids[filled])]
+    return Window(labels, counting, entries, len(texts), neighbors, matches.similarities)
+
+
+def load_kernels(labels: LabelSet, counting: Counting) -> None:
+    """Vote once on nothing, so that no later vote compiles, which takes seconds."""
+    texts = [PoolText("a", b"a"), PoolText("b", b"b")]
+    neighbors = np.array([[1], [0]], dtype=np.int64)
+    window = Window(labels, counting, texts, 2, neighbors, np.ones((2, 1), dtype=np.float32))
+    window.vote(slice(0, 2))
+    window.vote(slice(0, 2), votes=True)
+    window.cut(np.arange(2), 1)
 
 
 class Rows(Sequence[Classification]):

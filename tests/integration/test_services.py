@@ -1,0 +1,129 @@
+"""One client inside a service: thousands of callers, and an event loop that is never blocked."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from contextlib import contextmanager
+
+import pytest
+from blockbuster import BlockingError, blockbuster_ctx
+
+from testnuc import TestNUC
+from testnuc.errors import EmbeddingError
+from testnuc.protocols import Answer, Reply
+from testnuc.testing import HashEmbedder, LoopbackLLM
+from tests.conftest import confident, gold, messages
+
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+
+
+@pytest.fixture(autouse=True)
+async def _blocking_calls_raise(client_of):
+    """Sleeping, files, locks, subprocesses and blocking sockets in the loop are errors."""
+    # what is imported when the first client of a process is made is read from files
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+        await nuc.classify_many(messages(20))
+    with blockbuster_ctx("testnuc", excluded_modules=["testnuc.testing"]):
+        yield
+
+
+async def test_a_blocking_call_would_be_noticed(client_of):
+    class Blocking(HashEmbedder):
+        async def embed(self, texts):
+            time.sleep(0.001)  # noqa: ASYNC251
+            return await super().embed(texts)
+
+    async with (
+        LoopbackLLM(confident) as llm,
+        TestNUC(**client_of(llm, embedder=Blocking())) as nuc,
+    ):
+        with pytest.raises(EmbeddingError) as caught:
+            await nuc.add(["a text"])
+    assert isinstance(caught.value.__cause__, BlockingError)
+
+
+#: Seconds of CPU time after which a step of a task counts as long. Measured are 2 to 7 ms, of which
+#: the embedder of the tests has most; a machine with much to do makes a few of them longer.
+LONG, MOST_LONG = 0.02, 3
+
+
+@contextmanager
+def long_steps():
+    """Collect the CPU times of long steps of tasks: others' load hardly counts."""
+    found = []
+    run = asyncio.events.Handle._run
+
+    def measured(handle):
+        before = time.thread_time()
+        run(handle)
+        took = time.thread_time() - before
+        if took > LONG:
+            found.append((took, repr(handle)[:300]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.events.Handle, "_run", measured)
+        yield found
+
+
+@pytest.fixture
+def no_gc():
+    # collections are the host's matter, and would count as the step they fall into
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def test_two_thousand_callers_share_one_client(client_of, no_gc):
+    class Counting(HashEmbedder):
+        sizes: list[int] = []  # noqa: RUF012
+
+        async def embed(self, texts):
+            self.sizes.append(len(texts))
+            await asyncio.sleep(0.005)
+            return await super().embed(texts)
+
+    embedder = Counting()
+    texts = messages(2_000)
+    async with (
+        LoopbackLLM(confident) as llm,
+        TestNUC(**client_of(llm, embedder=embedder, neighbors="stored", k=5)) as nuc,
+    ):
+        await nuc.classify_many(messages(2_100)[2_000:])
+        embedder.sizes.clear()
+        with long_steps() as long:
+            callers = [asyncio.create_task(nuc.classify(text)) for text in texts]
+            # half of them ask what another one is asking
+            callers += [asyncio.create_task(nuc.classify(text)) for text in texts[::2]]
+            results = await asyncio.gather(*callers)
+        assert [r.prediction.label for r in results[:2_000]] == [gold(t) for t in texts]
+        assert llm.calls == 2_100
+        assert set(llm.asked.values()) == {1}
+        # each text is embedded once, hundreds at a time
+        assert sum(embedder.sizes) == 2_000
+        assert len(embedder.sizes) <= 8
+    assert len(long) <= MOST_LONG, long
+
+
+async def test_a_large_batch_leaves_the_loop_to_others(no_gc):
+    texts = [f"message {i} about {i % 97}" for i in range(20_000)]
+
+    class Rule:
+        name, model, identity = "rule", "constant", "1"
+
+        async def answer(self, request):
+            return Reply(tuple(Answer("refund", 0.5) for _ in request.texts))
+
+    # without sockets: the calls themselves are what other tests are about
+    async with TestNUC(
+        ["refund", "login"], Rule(), embedder=HashEmbedder(), texts_per_call=20
+    ) as nuc:
+        with long_steps() as long:
+            results = await nuc.classify_many(texts)
+            streamed = [r.index async for r in nuc.stream(texts[:6_000], window=3_000)]
+            await nuc.estimate([f"{text}, once more" for text in texts])
+        assert len(results) == 20_000
+        assert sorted(streamed) == list(range(6_000))
+    assert len(long) <= MOST_LONG, long
