@@ -6,6 +6,7 @@ the predictions that their votes need. Both work on a `Window`.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
@@ -14,6 +15,7 @@ import numpy as np
 
 from testnuc.contexts import Contexts
 from testnuc.protocols import PoolText
+from testnuc.trust import MIN_PREDICTIONS
 from testnuc.window import Snapshot, Window
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from testnuc.prompts import Demonstration
     from testnuc.protocols import Index, Matches, Method, Store
     from testnuc.results import Prediction
-    from testnuc.voting import VotePolicy
+    from testnuc.trust import Counting, Decision, Diagnosis
 
 __all__ = ["Pipeline"]
 
@@ -36,6 +38,10 @@ __all__ = ["Pipeline"]
 _SEARCH = 1_024
 #: Texts whose examples are looked up at a time, while earlier ones are being asked about.
 _BLOCK = 256
+#: A batch with so many predictions decides for itself; a smaller one by the pool's.
+_WINDOW_DECIDES = 2_000
+#: Parts of a large pool that are looked at.
+_CHUNKS = 12
 #: How many times more neighbors are fetched when too few of them have a prediction.
 _WIDEN = 4
 
@@ -45,8 +51,8 @@ class Pipeline:
 
     Parameters
     ----------
-    labels, policy, k, method
-        What to vote on, how, with how many neighbors, on which predictions.
+    labels, counting, method
+        What to vote on, how, on which predictions; ``counting.k`` neighbors are looked for.
     neighbors : {"predict", "stored"}
         Whether neighbors without a prediction are asked about, or not considered.
     asker, fanout, embedding, pool, store
@@ -58,8 +64,7 @@ class Pipeline:
     def __init__(
         self,
         labels: LabelSet,
-        policy: VotePolicy,
-        k: int,
+        counting: Counting,
         method: Method,
         neighbors: Literal["predict", "stored"],
         *,
@@ -71,8 +76,11 @@ class Pipeline:
         join_pool: bool,
     ) -> None:
         self.labels = labels
-        self.policy = policy
-        self.k = k
+        self.counting = counting
+        self.k = counting.k
+        #: Decided once for all, by labeled texts.
+        self.decision: Decision | None = None
+        self._diagnosed: tuple[int, Diagnosis] | None = None
         self.method = method
         self.neighbors = neighbors
         self.join_pool = join_pool
@@ -136,10 +144,13 @@ class Pipeline:
             Told each place whose prediction is in or failed.
         """
         own = range(window.n_own)
-        if self.neighbors == "stored":
+        if window.counting.policy is None:
+            await self._ask(window, own, done)
+            await self._decide(window)
+        elif self.neighbors == "stored":
             # neighbors have theirs already, but for those that are asked about here
             await self._ask(window, own, done)
-        elif not waves or window.neighbors.shape[1] == 0:
+        elif not waves or window.neighbors.shape[1] == 0 or window.counting.prior is not None:
             await self._ask(window, _in_order(window, np.arange(window.n_own), None), done)
         else:
             rows = np.arange(window.n_own)
@@ -148,6 +159,63 @@ class Pipeline:
                 rows = rows[~window.cut(rows, known)]
                 if not len(rows):
                     break
+
+    async def predict_own(self, window: Window) -> None:
+        """Get the predictions of the own texts, and those of neighbors that are stored."""
+        await self._ask(window, range(window.n_own), None)
+        await self._fill(window, range(window.n_own, len(window.entries)))
+
+    async def _decide(self, window: Window) -> None:
+        """Decide by the predictions that there are, and ask about neighbors only if they vote."""
+        decision = self.decision
+        if decision is None:
+            if self.neighbors == "predict":
+                await self._fill(window, range(window.n_own, len(window.entries)))
+            predicted = sum(p is not None for p in window.predictions[: window.n_own])
+            if predicted >= min(_WINDOW_DECIDES, max(len(self._pool) // 2, MIN_PREDICTIONS)):
+                window.diagnosis = await asyncio.to_thread(window.diagnose)
+            else:
+                window.diagnosis = await self.diagnose(refresh=False)
+            decision = window.diagnosis.decision
+        window.decide(decision)
+        if decision.policy is not None and self.neighbors == "predict":
+            voters = _in_order(window, np.arange(window.n_own), decision.k)
+            await self._ask(window, voters, None)
+
+    async def diagnose(self, *, refresh: bool = True) -> Diagnosis:
+        """Look at the predictions of the pool.
+
+        Parameters
+        ----------
+        refresh : bool
+            False: what was found before is good enough until the pool has grown by a quarter.
+        """
+        size = len(self._pool)
+        if not refresh and self._diagnosed is not None and size < 1.25 * self._diagnosed[0]:
+            return self._diagnosed[1]
+        chunks = range(0, size, _SEARCH)
+        if len(chunks) > _CHUNKS:
+            # spread over the pool, so that old and new texts are looked at
+            chunks = range(0, size, size // _CHUNKS)
+        texts: list[PoolText] = []
+        for start in chunks:
+            part, _ = await self._pool.scan(start, _SEARCH)
+            stored = await self._stored(part)
+            texts += [
+                e for e, p in zip(part, stored, strict=True) if p is not None or e.label is not None
+            ]
+        if len(texts) < MIN_PREDICTIONS:
+            window = await self._window(texts, None)
+        else:
+            hashes = [entry.hash for entry in texts]
+            vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
+            matches = await self._search(texts, vectors, None, together=False)
+            window = await self._window(texts, matches)
+        await self._fill(window, range(len(window.entries)))
+        found = await asyncio.to_thread(window.diagnose)
+        if found.predictions >= MIN_PREDICTIONS:
+            self._diagnosed = (size, found)
+        return found
 
     async def predict_pool(self, advance: Callable[[], None]) -> None:
         """Get a prediction of every text of the pool that has none."""
@@ -270,7 +338,7 @@ class Pipeline:
             filled = matches.ids >= 0
             neighbors[filled] = place_of[np.searchsorted(ids, matches.ids[filled])]
             similarities = matches.similarities
-        window = Window(self.labels, self.policy, entries, len(texts), neighbors, similarities)
+        window = Window(self.labels, self.counting, entries, len(texts), neighbors, similarities)
         if self.neighbors == "stored" and matches is not None:
             await self._fill(window, range(len(texts), len(entries)))
         return window

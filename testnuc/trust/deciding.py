@@ -5,8 +5,9 @@ labels. Both make a text disagree with its neighbors; only near copies tell them
 that say the same have the same label, so what contradicts there is accident. Hence three questions,
 each answered by extrapolation to similarity 1, with an interval:
 
-1. *Do near copies contradict each other?* The agreement kappa(1), by its highest upper bound over
-   several bandwidths, must stay below 1. A strong labeler, or a pool without near copies, ends here.
+1. *Do near copies contradict each other?* The agreement kappa(1), by its highest upper bound
+   over several bandwidths, must stay below 1. A strong labeler, or a pool without near copies,
+   ends here.
 2. *Are the labels more often right than wrong?* Two predictions that are each right with
    probability q (beyond chance) agree with q^2, so the lower bound must exceed 1/4.
 3. *Does a nearest neighbor, kept out of the vote, side with the vote or with the text's own label?*
