@@ -85,6 +85,7 @@ async def _client(arguments: argparse.Namespace) -> Report:
             api_key="loopback",
             embedder=embedder,
             k=k,
+            policy="weighted",
         ) as nuc,
     ):
         results = await nuc.classify_many(texts, progress=True)

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         Results,
         Usage,
     )
+    from testnuc.trust import Calibration, Diagnosis, Review, Tuning, review_queue
     from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
 
 __version__ = "0.1.0.dev0"
@@ -99,6 +100,7 @@ _HOMES = {
     "methods.standard": ("StandardPrompting",),
     "methods.topk_icl": ("TopKICL", "TopKICLP"),
     "results": ("Classification", "Neighbor", "PoolStats", "Prediction", "Results", "Usage"),
+    "trust": ("Calibration", "Diagnosis", "Review", "Tuning", "review_queue"),
     "voting": ("VotePolicy", "VoteResult", "decided", "vote", "vote_curve", "vote_pool"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -109,11 +111,13 @@ __all__ = [
     "BestOfN",
     "Budget",
     "BudgetExceededError",
+    "Calibration",
     "CallTimeoutError",
     "Classification",
     "ConfigurationError",
     "ConnectionFailedError",
     "ContentRefusedError",
+    "Diagnosis",
     "EmbeddingError",
     "EmptyReplyError",
     "InvalidInputError",
@@ -131,6 +135,7 @@ __all__ = [
     "ReplyError",
     "Results",
     "RetryPolicy",
+    "Review",
     "SelfConsistency",
     "ServerError",
     "SmallPoolWarning",
@@ -141,6 +146,7 @@ __all__ = [
     "TopKICL",
     "TopKICLP",
     "TruncatedReplyError",
+    "Tuning",
     "UnknownModelError",
     "UnreadableReplyError",
     "Usage",
@@ -148,6 +154,7 @@ __all__ = [
     "VoteResult",
     "WeightedBestOfN",
     "decided",
+    "review_queue",
     "vote",
     "vote_curve",
     "vote_pool",

@@ -6,6 +6,8 @@ import asyncio
 import time
 import warnings
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from testnuc import embedders, methods, providers, stores
@@ -24,6 +26,7 @@ from testnuc.intake import (
     labeled,
 )
 from testnuc.labels import LabelSet
+from testnuc.learning import gold_labels, tune
 from testnuc.limits import Budget, Meter, Price, RateLimit, RetryPolicy, require_price
 from testnuc.pipeline import Pipeline
 from testnuc.pool import Pool
@@ -33,7 +36,7 @@ from testnuc.protocols import PoolText, WireProvider
 from testnuc.results import Classification, PoolStats, Results, Usage
 from testnuc.streaming import stream_windows
 from testnuc.transport import Transport
-from testnuc.voting import VotePolicy
+from testnuc.trust import MAX_NEIGHBORS, MIN_PREDICTIONS, Calibration, Counting, calibrate
 from testnuc.window import Rows, classification
 
 if TYPE_CHECKING:
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from testnuc.protocols import Embedder, Index, Method, Provider, Store
+    from testnuc.trust import Diagnosis, Tuning
+    from testnuc.voting import VotePolicy
     from testnuc.window import Window
 
 __all__ = ["SmallPoolWarning", "TestNUC"]
@@ -77,9 +82,19 @@ class TestNUC:
         What keeps predictions, embeddings and pool: a path (SQLite), ``"postgresql://.."``, or your
         own; default: this process's memory.
     k : int, optional
-        Neighbors that vote besides the text itself; default 10. 0: no vote.
+        Neighbors that vote besides the text itself; default 10, under "auto" decided (up to 30 are
+        looked at). 0: no vote.
     policy : str or VotePolicy
-        ``"majority"``, ``"weighted"``, ``"confidence_weighted"``, ``"filtered"``, or your own.
+        ``"auto"`` (default): look at the predictions, without labels, and decide whether and how
+        neighbors vote (see `diagnose`); or ``"majority"``, ``"weighted"``,
+        ``"confidence_weighted"``, ``"filtered"``, or your own.
+    prior : "balanced" or mapping of str to float, optional
+        The share that each label should have in a batch: votes for labels that the LLM over-uses
+        are reduced. Only where you know the shares. No effect on `classify`.
+    prior_power : float
+        1 = in full, 0.5 = half the way.
+    min_trust : float, optional
+        A label with less trust is withheld: ``label`` is None, and ``reason`` says why.
     instructions : str, optional
         Your guidelines for the LLM.
     none_label : str, optional
@@ -139,7 +154,10 @@ class TestNUC:
         embedder: str | Embedder = "sentence-transformers/all-MiniLM-L6-v2",
         store: str | os.PathLike[str] | Store | None = None,
         k: int | None = None,
-        policy: str | VotePolicy = "weighted",
+        policy: str | VotePolicy = "auto",
+        prior: str | Mapping[str, float] | None = None,
+        prior_power: float = 1.0,
+        min_trust: float | None = None,
         instructions: str | None = None,
         none_label: str | None = None,
         request_options: Mapping[str, Any] | None = None,
@@ -157,8 +175,24 @@ class TestNUC:
         trust_env: bool = False,
     ) -> None:
         self.labels = LabelSet(labels, none_label=none_label)
-        self.policy = VotePolicy.of(policy)
-        self.k = checked_whole("k", _DEFAULT_K if k is None else k, least=0)
+        if k is not None:
+            checked_whole("k", k, least=0)
+        checked_number("prior_power", prior_power, 0.0, 2.0)
+        checked_number("min_trust", min_trust, 0.0, 1.0)
+        counting = Counting.of(
+            policy,
+            k,
+            prior,
+            prior_power,
+            min_trust,
+            self.labels.names,
+            default_k=_DEFAULT_K,
+            most=MAX_NEIGHBORS,
+        )
+        #: How votes weigh; None: decided from the predictions.
+        self.policy = counting.policy
+        #: Neighbors that are looked for.
+        self.k = counting.k
         checked_whole("texts_per_call", texts_per_call, least=1)
         checked_whole("max_concurrency", max_concurrency, least=1)
         checked_number("temperature", temperature, 0.0, 2.0)
@@ -209,8 +243,7 @@ class TestNUC:
         self._transport.on_wait = self._fanout.lend
         self._pipeline = Pipeline(
             self.labels,
-            self.policy,
-            self.k,
+            counting,
             methods.resolve(method, texts_per_call=texts_per_call),
             neighbors,
             asker=asker,
@@ -260,14 +293,18 @@ class TestNUC:
         if self._closed:
             return
         self._closed = True
-        await self._fanout.close()
-        await self._embedding.close()
-        await self._transport.aclose()
-        await self._pool.close()
-        await self._store.close()
-        closing = getattr(self._embedder, "close", None)
-        if closing is not None and self._own_embedder:
-            await closing()
+        # a stack, so that all of them are closed even if this is cancelled on the way
+        async with AsyncExitStack() as closing:
+            close_embedder = getattr(self._embedder, "close", None)
+            if close_embedder is not None and self._own_embedder:
+                closing.push_async_callback(close_embedder)
+            closing.push_async_callback(self._store.close)
+            closing.push_async_callback(self._pool.close)
+            closing.push_async_callback(self._transport.aclose)
+            closing.push_async_callback(self._embedding.close)
+            closing.push_async_callback(self._fanout.close)
+            if self._opening is not None:
+                await asyncio.wait([self._opening])
 
     @property
     def usage(self) -> Usage:
@@ -401,6 +438,7 @@ class TestNUC:
         window = await self._pipeline.prepare([entry], together=False)
         self._warn_of_small_pool(window)
         await self._pipeline.predict(window, waves=True)
+        self._warn_of_few(window)
         result = classification(window, 0, window.vote(slice(0, 1)), 0, 0, text)
         if result.label is None and result.error is not None:
             raise result.error
@@ -453,6 +491,7 @@ class TestNUC:
             await self._pipeline.predict(window, waves=waves, done=done)
         finally:
             bar.close()
+        self._warn_of_few(window)
         rows = await asyncio.to_thread(Rows, window, given, places)
         return Results(rows, self._meter.since(before), time.perf_counter() - started)
 
@@ -478,6 +517,77 @@ class TestNUC:
         await self._ready()
         async for result in stream_windows(self._pipeline, texts, window):
             yield result
+
+    async def diagnose(self) -> Diagnosis:
+        """Look at the pool's predictions, without labels, and tell whether a vote would help.
+
+        Makes no call: it sees what `classify_many`, `stream` or `predict_pool` left in the store.
+        ``print`` it, or call its ``plot()``.
+        """
+        await self._ready()
+        return await self._pipeline.diagnose()
+
+    async def tune(self, texts: Iterable[str], labels: Sequence[str]) -> Tuning:
+        """Choose k, policy, own weight and prior by 50 to 500 labeled texts, and vote like that.
+
+        Makes no call but those of the texts themselves; neighbors vote where they have a stored
+        prediction, so label the pool first. Keeps the own predictions unless a vote is surely
+        better. Labeled texts must not be in the pool with their labels: they would vote.
+
+        Raises
+        ------
+        InvalidInputError
+            A text is invalid, or a label is not in the set.
+        """
+        given = await checked_texts(texts)
+        gold = gold_labels(labels, len(given), self.labels)
+        await self._ready()
+        entries, places = await distinct(given)
+        tuning = await tune(self._pipeline, entries, places, gold)
+        self.policy, self.k = None, self._pipeline.k
+        return tuning
+
+    async def calibrate(
+        self, texts: Iterable[str], labels: Sequence[str], *, method: str | None = None
+    ) -> Calibration:
+        """Learn from labeled texts how often a label of a given share is right.
+
+        From now on ``trust`` is that chance. Needs scikit-learn (extra ``trust``).
+
+        Parameters
+        ----------
+        texts : iterable of str
+        labels : sequence of str
+            Their right labels.
+        method : {"platt", "isotonic"}, optional
+            Default: by the number of texts.
+        """
+        given = await checked_texts(texts)
+        gold = gold_labels(labels, len(given), self.labels)
+        pipeline = self._pipeline
+        pipeline.counting = replace(pipeline.counting, calibration=None)
+        names = self.labels.names
+        pairs = [
+            (result.trust, result.label == names[label])
+            for result, label in zip(await self.classify_many(given), gold.tolist(), strict=True)
+            if result.trust is not None and result.label is not None
+        ]
+        curve = calibrate([t for t, _ in pairs], [r for _, r in pairs], method=method)
+        pipeline.counting = replace(pipeline.counting, calibration=curve)
+        return curve
+
+    def _warn_of_few(self, window: Window) -> None:
+        seen = window.diagnosis
+        if seen is None or seen.predictions >= MIN_PREDICTIONS or self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"policy 'auto' has {seen.predictions} predictions to judge by and needs "
+            f"{MIN_PREDICTIONS}: each text keeps its own; label more texts at once, or choose "
+            "policy='weighted'",
+            SmallPoolWarning,
+            stacklevel=3,
+        )
 
     def _provider(
         self, model: str | Provider | WireProvider, base_url: str | None, api_key: str | None
@@ -511,7 +621,7 @@ class TestNUC:
 
     def _warn_of_small_pool(self, window: Window) -> None:
         found = int((window.neighbors >= 0).sum(axis=1).max(initial=0))
-        if found >= self.k or self._warned:
+        if self.policy is None or found >= self.k or self._warned:
             return
         self._warned = True
         who = f"at most {found} neighbors vote" if found else "nobody but the text itself votes"

@@ -368,14 +368,17 @@ class Fanout:
                 run.failure = run.failure or ProviderError("the client was closed")
                 run.changed.set()
         self._turns.clear()
-        if self._workers:
-            _, late = await asyncio.wait(self._workers, timeout=self._drain)
+        try:
+            if self._workers:
+                await asyncio.wait(self._workers, timeout=self._drain)
+        finally:
+            late = tuple(self._workers)
             for worker in late:
                 worker.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        if self._leasing is not None:
-            await asyncio.gather(*self._claims, return_exceptions=True)
-            await self._leasing.close()
+            if self._leasing is not None:
+                await asyncio.gather(*self._claims, return_exceptions=True)
+                await self._leasing.close()
 
 
 async def _chunks(asks: Iterable[Ask]) -> AsyncGenerator[list[Ask], None]:

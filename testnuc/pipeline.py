@@ -6,36 +6,39 @@ the predictions that their votes need. Both work on a `Window`.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from testnuc.contexts import Contexts
 from testnuc.protocols import PoolText
+from testnuc.questions import Questions
+from testnuc.trust import MIN_PREDICTIONS
 from testnuc.window import Snapshot, Window
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from testnuc.asking import Asker
     from testnuc.embedding import Embedding
-    from testnuc.fanout import Ask, Fanout
+    from testnuc.fanout import Fanout
     from testnuc.labels import LabelSet
-    from testnuc.prompts import Demonstration
     from testnuc.protocols import Index, Matches, Method, Store
     from testnuc.results import Prediction
-    from testnuc.voting import VotePolicy
+    from testnuc.trust import Counting, Decision, Diagnosis
 
 __all__ = ["Pipeline"]
 
 #: Queries searched at a time, so that other searches wait milliseconds.
 _SEARCH = 1_024
-#: Texts whose examples are looked up at a time, while earlier ones are being asked about.
-_BLOCK = 256
+#: A batch with so many predictions decides for itself; a smaller one by the pool's.
+_WINDOW_DECIDES = 2_000
+#: Parts of a large pool that are looked at.
+_CHUNKS = 12
 #: How many times more neighbors are fetched when too few of them have a prediction.
 _WIDEN = 4
 
@@ -45,8 +48,8 @@ class Pipeline:
 
     Parameters
     ----------
-    labels, policy, k, method
-        What to vote on, how, with how many neighbors, on which predictions.
+    labels, counting, method
+        What to vote on, how, on which predictions; ``counting.k`` neighbors are looked for.
     neighbors : {"predict", "stored"}
         Whether neighbors without a prediction are asked about, or not considered.
     asker, fanout, embedding, pool, store
@@ -58,8 +61,7 @@ class Pipeline:
     def __init__(
         self,
         labels: LabelSet,
-        policy: VotePolicy,
-        k: int,
+        counting: Counting,
         method: Method,
         neighbors: Literal["predict", "stored"],
         *,
@@ -71,8 +73,11 @@ class Pipeline:
         join_pool: bool,
     ) -> None:
         self.labels = labels
-        self.policy = policy
-        self.k = k
+        self.counting = counting
+        self.k = counting.k
+        #: Decided once for all, by labeled texts.
+        self.decision: Decision | None = None
+        self._diagnosed: tuple[int, Diagnosis] | None = None
         self.method = method
         self.neighbors = neighbors
         self.join_pool = join_pool
@@ -136,10 +141,13 @@ class Pipeline:
             Told each place whose prediction is in or failed.
         """
         own = range(window.n_own)
-        if self.neighbors == "stored":
+        if window.counting.policy is None:
+            await self._ask(window, own, done)
+            await self._decide(window)
+        elif self.neighbors == "stored":
             # neighbors have theirs already, but for those that are asked about here
             await self._ask(window, own, done)
-        elif not waves or window.neighbors.shape[1] == 0:
+        elif not waves or window.neighbors.shape[1] == 0 or window.counting.prior is not None:
             await self._ask(window, _in_order(window, np.arange(window.n_own), None), done)
         else:
             rows = np.arange(window.n_own)
@@ -148,6 +156,63 @@ class Pipeline:
                 rows = rows[~window.cut(rows, known)]
                 if not len(rows):
                     break
+
+    async def predict_own(self, window: Window) -> None:
+        """Get the predictions of the own texts, and those of neighbors that are stored."""
+        await self._ask(window, range(window.n_own), None)
+        await self._fill(window, range(window.n_own, len(window.entries)))
+
+    async def _decide(self, window: Window) -> None:
+        """Decide by the predictions that there are, and ask about neighbors only if they vote."""
+        decision = self.decision
+        if decision is None:
+            if self.neighbors == "predict":
+                await self._fill(window, range(window.n_own, len(window.entries)))
+            predicted = sum(p is not None for p in window.predictions[: window.n_own])
+            if predicted >= min(_WINDOW_DECIDES, max(len(self._pool) // 2, MIN_PREDICTIONS)):
+                window.diagnosis = await asyncio.to_thread(window.diagnose)
+            else:
+                window.diagnosis = await self.diagnose(refresh=False)
+            decision = window.diagnosis.decision
+        window.decide(decision)
+        if decision.policy is not None and self.neighbors == "predict":
+            voters = _in_order(window, np.arange(window.n_own), decision.k)
+            await self._ask(window, voters, None)
+
+    async def diagnose(self, *, refresh: bool = True) -> Diagnosis:
+        """Look at the predictions of the pool.
+
+        Parameters
+        ----------
+        refresh : bool
+            False: what was found before is good enough until the pool has grown by a quarter.
+        """
+        size = len(self._pool)
+        if not refresh and self._diagnosed is not None and size < 1.25 * self._diagnosed[0]:
+            return self._diagnosed[1]
+        chunks = range(0, size, _SEARCH)
+        if len(chunks) > _CHUNKS:
+            # spread over the pool, so that old and new texts are looked at
+            chunks = range(0, size, size // _CHUNKS)
+        texts: list[PoolText] = []
+        for start in chunks:
+            part, _ = await self._pool.scan(start, _SEARCH)
+            stored = await self._stored(part)
+            texts += [
+                e for e, p in zip(part, stored, strict=True) if p is not None or e.label is not None
+            ]
+        if len(texts) < MIN_PREDICTIONS:
+            window = await self._window(texts, None)
+        else:
+            hashes = [entry.hash for entry in texts]
+            vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
+            matches = await self._search(texts, vectors, None, together=False)
+            window = await self._window(texts, matches)
+        await self._fill(window, range(len(window.entries)))
+        found = await asyncio.to_thread(window.diagnose)
+        if found.predictions >= MIN_PREDICTIONS:
+            self._diagnosed = (size, found)
+        return found
 
     async def predict_pool(self, advance: Callable[[], None]) -> None:
         """Get a prediction of every text of the pool that has none."""
@@ -270,7 +335,7 @@ class Pipeline:
             filled = matches.ids >= 0
             neighbors[filled] = place_of[np.searchsorted(ids, matches.ids[filled])]
             similarities = matches.similarities
-        window = Window(self.labels, self.policy, entries, len(texts), neighbors, similarities)
+        window = Window(self.labels, self.counting, entries, len(texts), neighbors, similarities)
         if self.neighbors == "stored" and matches is not None:
             await self._fill(window, range(len(texts), len(entries)))
         return window
@@ -287,7 +352,7 @@ class Pipeline:
         self, window: Window, places: Iterable[int], done: Callable[[int], None] | None
     ) -> None:
         """Ask about the texts at distinct places that have no outcome yet."""
-        questions = _Questions(self.method, self._asker, window, places, done)
+        questions = Questions(self.method, self._asker, window, places, done)
         if self._contexts is None or window.snapshot is None:
             await self._fanout.run(questions.asks(), questions.settle)
             return
@@ -297,87 +362,6 @@ class Pipeline:
         finally:
             # also when a failure or a cancellation ends the run: these were paid for
             await questions.keep(self._contexts)
-
-
-class _Questions:
-    """What is asked about the texts at distinct places, and what is made of the answers."""
-
-    def __init__(
-        self,
-        method: Method,
-        asker: Asker,
-        window: Window,
-        places: Iterable[int],
-        done: Callable[[int], None] | None,
-    ) -> None:
-        self._method = method
-        self._asker = asker
-        self._window = window
-        self._places = places
-        self._done = done
-        #: Place -> sample -> outcome, of texts that have some of their samples.
-        self._partial: dict[int, dict[int, Prediction | Exception]] = {}
-        #: Predictions made with examples, to be noted for `Contexts.stored`.
-        self._seen: list[tuple[PoolText, Prediction]] = []
-
-    def settle(self, ask: Ask, outcome: Prediction | Exception) -> None:
-        """Take the outcome of one ask; with a text's last one it has its prediction."""
-        samples = self._method.samples
-        if samples > 1:
-            got = self._partial.setdefault(ask.place, {})
-            got[ask.sample] = outcome
-            if len(got) < samples:
-                return
-            del self._partial[ask.place]
-            outcome = self._reduced([got[i] for i in range(samples)])
-        self._window.put(ask.place, outcome)
-        if self._window.snapshot is not None and not isinstance(outcome, Exception):
-            self._seen.append((self._window.entries[ask.place], outcome))
-        if self._done is not None:
-            self._done(ask.place)
-
-    def asks(self) -> Iterator[Ask]:
-        """Yield the asks of all texts that have no outcome yet."""
-        for place in self._unasked():
-            yield from self._asks(place, ())
-
-    async def asks_with_examples(
-        self, contexts: Contexts, snapshot: Snapshot
-    ) -> AsyncGenerator[list[Ask], None]:
-        """Yield the same, with the examples of each text in the prompt."""
-        pending = self._unasked()
-        while block := list(islice(pending, _BLOCK)):
-            entries = [self._window.entries[place] for place in block]
-            examples = await contexts.examples(entries, snapshot)
-            await self.keep(contexts)
-            yield [
-                ask
-                for place, shown in zip(block, examples, strict=True)
-                for ask in self._asks(place, shown)
-            ]
-
-    async def keep(self, contexts: Contexts) -> None:
-        """Note what was predicted since the last time."""
-        seen, self._seen = self._seen, []
-        await contexts.keep(seen)
-
-    def _unasked(self) -> Iterator[int]:
-        for place in self._places:
-            if not self._window.asked(place):
-                yield place
-            elif self._done is not None:
-                self._done(place)
-
-    def _asks(self, place: int, shown: tuple[Demonstration, ...]) -> Iterator[Ask]:
-        entry = self._window.entries[place]
-        for sample in range(self._method.samples):
-            yield self._asker.ask(entry.text, entry.hash, place, sample, shown)
-
-    def _reduced(self, outcomes: Sequence[Prediction | Exception]) -> Prediction | Exception:
-        answered = [o for o in outcomes if not isinstance(o, Exception)]
-        if answered:
-            return self._method.reduce(answered)
-        return next(o for o in outcomes if isinstance(o, Exception))
 
 
 def _in_order(window: Window, rows: NDArray[np.int64], known: int | None) -> Iterator[int]:

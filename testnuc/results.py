@@ -58,6 +58,38 @@ class Classification:
     votes: Mapping[str, float] = field(default_factory=dict)
     #: Why the text's own call failed, or why the text is invalid.
     error: Exception | None = None
+    #: How far the label can be trusted, 0..1: its part of the vote, calibrated if the client is;
+    #: None with fewer than three voters, or where the vote is not complete.
+    trust: float | None = None
+    #: Why there is no label although somebody voted; why the neighbors did not decide.
+    reason: str | None = None
+
+    def explain(self) -> str:
+        """Return how the label came about, in a few lines."""
+        own = self.prediction.label if self.prediction is not None else None
+        lines = [f"{self.text[:100]!r} is labeled {self.label!r}"]
+        if self.prediction is None:
+            lines.append("the text has no prediction of its own")
+        else:
+            sure = self.prediction.confidence
+            lines.append(
+                f"the LLM said {own!r}" + ("" if sure is None else f" (confidence {sure:.2f})")
+            )
+        if self.voters > 1:
+            votes = ", ".join(f"{label!r} {weight:.2f}" for label, weight in self.votes.items())
+            lines.append(f"{self.voters} voted: {votes}")
+        if own is not None and self.label not in {None, own}:
+            lines.append("its neighbors overruled it:")
+            lines.extend(
+                f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in self.neighbors[:5]
+            )
+        if self.trust is not None:
+            lines.append(f"trust {self.trust:.2f}")
+        if self.reason is not None:
+            lines.append(self.reason)
+        if self.error is not None:
+            lines.append(f"error: {self.error}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,10 +133,14 @@ class _StreamedWindow:
                     self._put(window, place, indices[place])
             waits_for[other] = []
 
-        # with waves a text is certain only when its wave is over
-        waves = not self._pipeline.join_pool
-        await self._pipeline.predict(window, waves=waves, done=None if waves else done)
+        # with waves a text is certain only when its wave is over; what is decided or corrected by
+        # all of the window, when the window is
+        counting = window.counting
+        late = counting.policy is None or counting.prior is not None
+        waves = late or not self._pipeline.join_pool
+        await self._pipeline.predict(window, waves=waves and not late, done=None if waves else done)
         if waves:
+            window.balance()
             for place in range(window.n_own):
                 self._put(window, place, indices[place])
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
 from testnuc.results import Classification, Neighbor, Prediction
+from testnuc.trust import Counting, Decision, Diagnosis, correct, diagnose, factors
 from testnuc.voting import VotePolicy, VoteResult, decided, vote_pool
 
 if TYPE_CHECKING:
@@ -21,6 +22,12 @@ __all__ = ["Rows", "Snapshot", "Window"]
 
 #: Neighbors asked before the first look whether the winner is certain; doubled from then on.
 _FIRST_WAVE = 5
+#: Rows whose votes for every label are held at a time.
+_BLOCK = 4_096
+#: Voters below which a share says little.
+_LEAST_VOTERS = 3
+#: Neighbors that are told of, however few of them vote.
+_SHOWN = 10
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +50,8 @@ class Window:
     Parameters
     ----------
     labels : LabelSet
-    policy : VotePolicy
+    counting : Counting
+        How the votes are counted.
     entries : list of PoolText
         The text at each place; the first `n_own` are the texts to classify.
     n_own : int
@@ -55,14 +63,18 @@ class Window:
     def __init__(
         self,
         labels: LabelSet,
-        policy: VotePolicy,
+        counting: Counting,
         entries: list[PoolText],
         n_own: int,
         neighbors: NDArray[np.int64],
         similarities: NDArray[np.float32],
     ) -> None:
         self.labels = labels
-        self.policy = policy
+        self.counting = counting
+        #: Why the votes are counted as they are, where that was decided.
+        self.decision: Decision | None = None
+        self.diagnosis: Diagnosis | None = None
+        self._scale: NDArray[np.float64] | None = None
         self.entries = entries
         self.n_own = n_own
         self.neighbors = neighbors
@@ -92,15 +104,69 @@ class Window:
         if outcome.confidence is not None:
             self._confidences[place] = outcome.confidence
 
+    def answers(self) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Return the label and the confidence at each place; -1 and NaN where there is none."""
+        return self._winners, self._confidences
+
     def asked(self, place: int) -> bool:
         """Whether the text at a place has an outcome."""
         return self.predictions[place] is not None or place in self.errors
 
+    @property
+    def policy(self) -> VotePolicy:
+        """How a vote weighs; until it is decided, by similarity."""
+        return self.counting.policy or VotePolicy.weighted()
+
+    def diagnose(self) -> Diagnosis:
+        """Look at the predictions of the own texts and their neighbors."""
+        return diagnose(
+            self.neighbors,
+            self.similarities,
+            self._winners,
+            n_classes=len(self.labels.names),
+            row_ids=np.arange(self.n_own, dtype=np.int64),
+            k=self.counting.k if self.counting.fixed_k else None,
+        )
+
+    def decide(self, decision: Decision) -> None:
+        """Count the votes of this window as was decided."""
+        self.decision = decision
+        self.counting = replace(
+            self.counting, policy=decision.policy or VotePolicy.weighted(), k=decision.k
+        )
+        self.counted = (self.neighbors[:, : decision.k] >= 0).sum(axis=1)
+
+    def balance(self) -> None:
+        """Fix the prior correction, when all votes are in."""
+        prior = self.counting.prior
+        if prior is None:
+            return
+        mass = np.zeros(len(prior))
+        for start in range(0, self.n_own, _BLOCK):
+            votes = self._vote(slice(start, start + _BLOCK), votes=True).votes
+            assert votes is not None
+            mass += votes.sum(axis=0)
+        self._scale = factors(mass, prior, self.counting.prior_power)
+
     def vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
         """Vote on some of the own texts."""
+        if self._scale is None:
+            return self._vote(rows, votes=votes)
+        numbers = np.arange(self.n_own)[rows]
+        parts = [numbers[i : i + _BLOCK] for i in range(0, len(numbers), _BLOCK)]
+        return _joined([self._corrected(part) for part in parts or [numbers]], votes=votes)
+
+    def _corrected(self, rows: NDArray[np.int64]) -> VoteResult:
+        assert self._scale is not None
+        result = self._vote(rows, votes=True)
+        assert result.votes is not None
+        return replace(correct(result, result.votes, self._scale), votes=result.votes * self._scale)
+
+    def _vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
+        k = self.counting.k
         return vote_pool(
-            self.neighbors[rows],
-            self.similarities[rows],
+            self.neighbors[rows, :k],
+            self.similarities[rows, :k],
             self._winners,
             self._confidences,
             self._winners[: self.n_own][rows],
@@ -109,6 +175,35 @@ class Window:
             policy=self.policy,
             votes=votes or None,
         )
+
+    def trust(self, place: int, winner: int, share: float, voters: int) -> float | None:
+        """Return how far a label can be trusted.
+
+        Under a given policy that is its share. Under auto, all neighbors that were looked at are
+        heard with the text itself, one vote each by similarity, also where they do not decide.
+        """
+        if winner < 0 or not self.complete[place]:
+            return None
+        if self.counting.auto:
+            rows = np.array([place])
+            result = vote_pool(
+                self.neighbors[rows],
+                self.similarities[rows],
+                self._winners,
+                None,
+                self._winners[rows],
+                None,
+                n_classes=len(self.labels.names),
+                votes=True,
+            )
+            assert result.votes is not None
+            voters = int(result.voters[0])
+            weights = result.votes[0]
+            share = float(weights[winner] / weights.sum()) if voters else 0.0
+        if voters < _LEAST_VOTERS:
+            return None
+        calibration = self.counting.calibration
+        return share if calibration is None else calibration(share)
 
     def cut(self, rows: NDArray[np.int64], known: int) -> NDArray[np.bool_]:
         """Stop the votes that are certain after `known` neighbors; returns which of `rows` are.
@@ -165,6 +260,7 @@ class Rows(Sequence[Classification]):
         self._texts = texts
         self._places = places
         self._start = start
+        window.balance()
         self._result = window.vote(slice(0, window.n_own))
 
     def __len__(self) -> int:
@@ -210,8 +306,11 @@ def classification(
     weights = single.votes[0]
     heaviest = sorted(np.flatnonzero(weights).tolist(), key=lambda c: (-weights[c], c != winner))
     neighbors = []
+    told = max(window.counting.k, _SHOWN)
     for other, similarity in zip(
-        window.neighbors[place].tolist(), window.similarities[place].tolist(), strict=True
+        window.neighbors[place, :told].tolist(),
+        window.similarities[place, :told].tolist(),
+        strict=True,
     ):
         if other >= 0:
             said = window.predictions[other]
@@ -223,10 +322,17 @@ def classification(
                     said.confidence if said is not None else None,
                 )
             )
+    trust = window.trust(place, winner, float(result.share[row]), int(result.voters[row]))
+    reason = None if window.decision is None or window.decision.policy else window.decision.reason
+    least = window.counting.min_trust
+    label = names[winner] if winner >= 0 else None
+    if least is not None and trust is not None and trust < least and label is not None:
+        reason = f"trust {trust:.2f} is below {least:g}; it would be {label!r}"
+        label = None
     return Classification(
         index=index,
         text=text,
-        label=names[winner] if winner >= 0 else None,
+        label=label,
         share=float(result.share[row]),
         margin=float(result.margin[row]),
         voters=int(result.voters[row]),
@@ -235,4 +341,18 @@ def classification(
         neighbors=tuple(neighbors),
         votes={names[c]: float(weights[c]) for c in heaviest},
         error=window.errors.get(place),
+        trust=trust,
+        reason=reason,
+    )
+
+
+def _joined(parts: Sequence[VoteResult], *, votes: bool) -> VoteResult:
+    tables = [part.votes for part in parts if part.votes is not None]
+    return VoteResult(
+        label=np.concatenate([part.label for part in parts]),
+        share=np.concatenate([part.share for part in parts]),
+        margin=np.concatenate([part.margin for part in parts]),
+        weight=np.concatenate([part.weight for part in parts]),
+        voters=np.concatenate([part.voters for part in parts]),
+        votes=np.concatenate(tables) if votes else None,
     )

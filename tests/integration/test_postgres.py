@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 import time
@@ -206,6 +207,7 @@ def test_a_store_serves_one_event_loop_after_another(url):
         return found
 
     assert None not in asyncio.run(get())
+    gc.collect()  # here, not in another test
 
 
 # -- what is stored --------------------------------------------------------------------------------

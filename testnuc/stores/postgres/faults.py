@@ -46,6 +46,8 @@ def passing(error: BaseException) -> bool:
             # one of two transactions that wait for each other
             pg.DeadlockDetectedError,
             pg.SerializationError,
+            # the driver lost track of a connection that broke in the middle of a statement
+            pg.InternalClientError,
             # a standby that is about to become the primary
             pg.ReadOnlySQLTransactionError,
         ),

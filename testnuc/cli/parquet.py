@@ -1,0 +1,117 @@
+"""Records in Parquet files; needs pyarrow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from testnuc.errors import InvalidInputError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from testnuc.stores.moving import Record
+
+__all__ = ["ParquetWriter", "read"]
+
+#: All columns that a record may have; most are null in each row, which costs next to nothing.
+_TEXT = (
+    "kind",
+    "scope",
+    "facts",
+    "key",
+    "hash",
+    "label",
+    "said",
+    "embedder",
+    "text",
+    "vector",
+    "counts",
+)
+#: Columns of each kind: a null in them is a value, in all others it is nothing.
+_OF = {
+    "scope": ("kind", "scope", "facts"),
+    "prediction": ("kind", "key", "scope", "hash", "sample", "label", "confidence", "said"),
+    "text": ("kind", "embedder", "text", "label", "vector"),
+    "vector": ("kind", "embedder", "hash", "vector"),
+    "end": ("kind", "counts"),
+}
+_JSON = ("facts", "counts")
+
+
+class ParquetWriter:
+    """Writes records, a row group for each batch.
+
+    Parameters
+    ----------
+    path : Path
+
+    Raises
+    ------
+    MissingDependencyError
+        pyarrow is not installed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        arrow, parquet = _pyarrow()
+        self._arrow = arrow
+        self._schema = arrow.schema(
+            [
+                *((name, arrow.string()) for name in _TEXT),
+                ("sample", arrow.int32()),
+                ("confidence", arrow.float64()),
+            ]
+        )
+        self._file = parquet.ParquetWriter(str(path), self._schema, compression="zstd")
+
+    def write(self, records: list[Record]) -> None:
+        """Write a batch."""
+        plain = [
+            {name: _plain(name, value) for name, value in record.items()} for record in records
+        ]
+        self._file.write_table(self._arrow.Table.from_pylist(plain, schema=self._schema))
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+
+def read(path: Path) -> Iterator[Record]:
+    """Yield the records of a file.
+
+    Raises
+    ------
+    InvalidInputError
+        It is no Parquet file of ours.
+    MissingDependencyError
+        pyarrow is not installed.
+    """
+    arrow, parquet = _pyarrow()
+    try:
+        with parquet.ParquetFile(str(path)) as file:
+            for batch in file.iter_batches():
+                for row in batch.to_pylist():
+                    yield {
+                        name: orjson.loads(row[name]) if name in _JSON else row[name]
+                        for name in _OF.get(row["kind"], ("kind",))
+                    }
+    except (arrow.ArrowException, KeyError, TypeError) as exc:
+        raise InvalidInputError(f"{path} is not a Parquet file of a store: {exc}") from exc
+
+
+def _plain(name: str, value: Any) -> Any:
+    return orjson.dumps(value).decode() if name in _JSON else value
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as exc:
+        raise MissingDependencyError(
+            "Parquet files need pyarrow; install it with: pip install 'testnuc[parquet]', or give "
+            "a .jsonl file"
+        ) from exc
+    return pa, parquet

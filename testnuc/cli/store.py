@@ -1,0 +1,196 @@
+"""``testnuc store``: move what was paid for from one store to another, and look at it."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+
+import orjson
+
+from testnuc.cli.loop import run_to_end
+from testnuc.errors import InvalidInputError
+from testnuc.stores import moving, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator
+
+    from testnuc.protocols import Store
+    from testnuc.stores.moving import Movable, Record
+
+__all__ = ["export", "import_", "stats"]
+
+#: What is counted, in the order it is told.
+_COUNTED = {"prediction": "predictions", "text": "texts", "vector": "other vectors"}
+
+
+class _Writer(Protocol):
+    def write(self, records: list[Record]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def export(store: str, file: str) -> None:
+    """Write all that a store holds to a file; counts go to stderr."""
+    path = Path(file)
+    kind = _kind(file)
+    if not path.parent.is_dir():
+        raise InvalidInputError(f"{file}: there is no folder {path.parent}; make it first")
+    if path.exists() and not path.is_file():
+        raise InvalidInputError(f"{file} is not a file; name another")
+    # a new file first: an interruption must not leave half of one
+    part = path.with_name(path.name + ".part")
+
+    async def write() -> Counter[str]:
+        async with _opened(store, new=False) as opened:
+            return await _write(opened, _writer(kind, part))
+
+    try:
+        counts = run_to_end(write())
+        part.replace(path)
+    except OSError as exc:
+        raise InvalidInputError(f"{file} cannot be written: {exc.strerror or exc}") from exc
+    finally:
+        part.unlink(missing_ok=True)
+    _tell(f"exported {_told(counts)} to {file}")
+
+
+def import_(file: str, store: str) -> None:
+    """Put all that a file holds into a store; counts go to stderr."""
+    path = Path(file)
+    kind = _kind(file)
+    _require_file("file", file)
+    seen: Counter[str] = Counter()
+
+    async def read() -> None:
+        async with _opened(store, new=True) as opened:
+            await moving.load(opened, _checked(_read(kind, path), seen, file))
+
+    try:
+        run_to_end(read())
+    except OSError as exc:
+        raise InvalidInputError(f"{file} cannot be read: {exc.strerror or exc}") from exc
+    _tell(f"imported {_told(seen)} from {file}; what was there already stays as it is")
+
+
+def stats(store: str) -> None:
+    """Tell what a store holds: a line for each model and label set, and for each embedder."""
+
+    async def look() -> list[str]:
+        async with _opened(store, new=False) as opened:
+            predictions, texts = await moving.contents(opened)
+            lines = []
+            for scope, facts in await opened.scopes():
+                model = facts.get("model", "unknown model")
+                labels = f"{len(facts['labels'])} labels" if "labels" in facts else "unknown labels"
+                lines.append(f"{predictions[scope]:>12,} predictions  {model}, {labels}")
+            for embedder, dim in await opened.embedders():
+                lines.append(f"{texts[embedder]:>12,} texts        {embedder}, {dim} dimensions")
+            return lines
+
+    for line in run_to_end(look()) or ["nothing is stored yet"]:
+        print(line)  # noqa: T201 - this is the command's output
+
+
+@asynccontextmanager
+async def _opened(store: str, *, new: bool) -> AsyncIterator[Movable]:
+    if not new and "://" not in store:
+        _require_file("store", store)
+    opened: Store = resolve(store)
+    await opened.open()
+    try:
+        yield cast("Movable", opened)
+    finally:
+        await opened.close()
+
+
+async def _write(store: Movable, writer: _Writer) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    try:
+        async for batch in moving.dump(store):
+            counts.update(record["kind"] for record in batch)
+            writer.write(batch)
+        writer.write([{"kind": "end", "counts": dict(counts)}])
+    finally:
+        writer.close()
+    return counts
+
+
+def _checked(records: Iterable[Record], seen: Counter[str], file: str) -> Iterator[Record]:
+    """Pass records on, and see that they are all of what was exported."""
+    whole = False
+    for record in records:
+        if record.get("kind") == "end":
+            whole = record.get("counts") == dict(seen)
+            continue
+        seen[str(record.get("kind"))] += 1
+        yield record
+    if not whole:
+        raise InvalidInputError(
+            f"{file} is cut short or was changed: what it holds was imported, but the store it "
+            "came from held more; export it again"
+        )
+
+
+class _JsonWriter:
+    """Writes records as JSON Lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = path.open("wb")
+
+    def write(self, records: list[Record]) -> None:
+        options = orjson.OPT_APPEND_NEWLINE
+        self._file.writelines(orjson.dumps(record, option=options) for record in records)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _writer(kind: str, path: Path) -> _Writer:
+    if kind == ".jsonl":
+        return _JsonWriter(path)
+    from testnuc.cli.parquet import ParquetWriter
+
+    return ParquetWriter(path)
+
+
+def _read(kind: str, path: Path) -> Iterator[Record]:
+    if kind == ".jsonl":
+        return _json_lines(path)
+    from testnuc.cli import parquet
+
+    return parquet.read(path)
+
+
+def _json_lines(path: Path) -> Iterator[Record]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record: Any = orjson.loads(line)
+            except orjson.JSONDecodeError as exc:
+                raise InvalidInputError(f"{path}, line {number} is not JSON: {exc}") from exc
+            if not isinstance(record, dict):
+                raise InvalidInputError(f"{path}, line {number} is no JSON object")
+            yield record
+
+
+def _require_file(what: str, path: str) -> None:
+    if not Path(path).is_file():
+        raise InvalidInputError(f"there is no {what} {path}; check the path")
+
+
+def _kind(file: str) -> str:
+    kind = Path(file).suffix.lower()
+    if kind not in {".jsonl", ".parquet"}:
+        raise InvalidInputError(f"{file} is neither .jsonl nor .parquet")
+    return kind
+
+
+def _told(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[kind]:,} {name}" for kind, name in _COUNTED.items())
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)  # noqa: T201 - this is the command's output

@@ -1,0 +1,36 @@
+"""How far a label can be trusted, and whether the neighbors should vote at all.
+
+Pure functions on arrays, below the client: `diagnose` decides the auto policy from predictions
+alone, `tune_votes` from a few labels, `prior` corrects over-used labels, `calibrate` turns a vote's
+share into a probability, `review_queue` says what a person should look at first.
+"""
+
+from __future__ import annotations
+
+from testnuc.trust.calibrating import Calibration, calibrate
+from testnuc.trust.counting import Counting
+from testnuc.trust.deciding import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
+from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
+from testnuc.trust.evidence import Estimate
+from testnuc.trust.prior import correct, factors
+from testnuc.trust.reviewing import Review, review_queue
+from testnuc.trust.tuning import Tuning, tune_votes
+
+__all__ = [
+    "MAX_NEIGHBORS",
+    "MIN_PREDICTIONS",
+    "Calibration",
+    "Candidate",
+    "Counting",
+    "Decision",
+    "Diagnosis",
+    "Estimate",
+    "Review",
+    "Tuning",
+    "calibrate",
+    "correct",
+    "diagnose",
+    "factors",
+    "review_queue",
+    "tune_votes",
+]

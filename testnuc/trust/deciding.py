@@ -1,0 +1,250 @@
+"""The auto policy: whether to vote, with how many neighbors, against how heavy an own vote.
+
+A vote helps where a prediction is wrong by accident, and does harm where neighbors have other
+labels. Both make a text disagree with its neighbors; only near copies tell them apart: two texts
+that say the same have the same label, so what contradicts there is accident. Hence three questions,
+each answered by extrapolation to similarity 1, with an interval:
+
+1. *Do near copies contradict each other?* The agreement kappa(1), by its highest upper bound
+   over several bandwidths, must stay below 1. A strong labeler, or a pool without near copies,
+   ends here.
+2. *Are the labels more often right than wrong?* Two predictions that are each right with
+   probability q (beyond chance) agree with q^2, so the lower bound must exceed 1/4.
+3. *Does a nearest neighbor, kept out of the vote, side with the vote or with the text's own label?*
+   Of all candidates (k, own weight) that overrule no more near copies than contradict each other,
+   the one with the highest lower bound of that balance is taken, if it is above 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
+from testnuc.trust.evidence import (
+    JUDGES,
+    Estimate,
+    at_similarity_one,
+    chance,
+    kappa_by_rank,
+    pairs_of,
+)
+from testnuc.voting import VotePolicy, vote_curves
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from testnuc.trust.evidence import Pairs
+
+__all__ = ["MAX_NEIGHBORS", "MIN_PREDICTIONS", "diagnose"]
+
+#: Predictions below which nothing is decided: the intervals would be wider than any effect.
+MIN_PREDICTIONS = 200
+#: Neighbors that are looked at; more rarely helped, and cost a lookup each.
+MAX_NEIGHBORS = 30
+#: Texts looked at: standard errors shrink with the root, time grows with the number.
+_MAX_ROWS = 10_000
+_KS = (10, 20, 30)
+_OWN_WEIGHTS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+#: Shares of the most similar pairs a line is fitted to. Agreement need not be linear in the
+#: similarity: the most pessimistic of all bandwidths counts.
+_BANDWIDTHS = (0.05, 0.1, 0.2, 0.5)
+#: The share whose neighbors judge a vote.
+_NEAR = 0.2
+#: q^2 where a label is as often right as wrong.
+_EVEN = 0.25
+#: Changed labels below which a candidate is not judged.
+_MIN_CHANGED = 30
+_BINS = 10
+#: A class predicted more often than this makes an unbalanced set.
+_DOMINANT = 0.8
+
+
+def diagnose(
+    neighbor_ids: NDArray[np.int64],
+    similarities: NDArray[np.float32],
+    pool_labels: NDArray[np.int32],
+    *,
+    n_classes: int,
+    row_ids: NDArray[np.int64] | None = None,
+    k: int | None = None,
+) -> Diagnosis:
+    """Look at predictions without labels, and decide how to vote.
+
+    Parameters
+    ----------
+    neighbor_ids : int64[B, K]
+        Positions of each text's neighbors in `pool_labels`, most similar first; -1 = none.
+    similarities : float32[B, K]
+        Cosines.
+    pool_labels : int32[N]
+        Predicted labels, -1 = no prediction.
+    n_classes : int
+    row_ids : int64[B], optional
+        Positions of the texts themselves; default 0, 1, ..
+    k : int, optional
+        Decide on the own weight alone, for so many neighbors.
+
+    Returns
+    -------
+    Diagnosis
+    """
+    if row_ids is None:
+        row_ids = np.arange(len(neighbor_ids), dtype=np.int64)
+    known = np.flatnonzero(pool_labels[row_ids] >= 0)
+    if len(known) > _MAX_ROWS:
+        known = known[np.linspace(0, len(known) - 1, _MAX_ROWS).astype(np.int64)]
+    row_ids, ids, sims = row_ids[known], neighbor_ids[known], similarities[known]
+    own = pool_labels[row_ids]
+    others = np.where(ids >= 0, pool_labels[ids], -1).astype(np.int32)
+    by_chance = chance(own, n_classes)
+    kappas = kappa_by_rank(own, others, by_chance)
+    pairs = pairs_of(own, others, ids, row_ids, sims)
+    warnings = _warnings(own, n_classes)
+    copies, copies_high, copies_low = _near_copies(pairs, by_chance)
+    candidates: tuple[Candidate, ...] = ()
+    if len(own) < MIN_PREDICTIONS:
+        decision = Decision(
+            None,
+            0,
+            f"only {len(own)} predictions to judge by, {MIN_PREDICTIONS} are needed: each text "
+            "keeps its own",
+        )
+    elif copies_high >= 1:
+        decision = Decision(
+            None,
+            0,
+            "texts that are nearly copies do not clearly contradict each other (agreement "
+            f"extrapolated to similarity 1 may be as high as {min(copies_high, 1):.2f}): "
+            "where neighbors disagree, their labels may well differ, so each text keeps its own",
+        )
+    elif copies_low <= _EVEN:
+        decision = Decision(
+            None,
+            0,
+            f"even near copies agree little beyond chance (at least {copies_low:.2f}): "
+            "similarity or predictions are no guide here, so each text keeps its own",
+        )
+    else:
+        allowed = (1 - copies_high) * (1 - by_chance)
+        candidates = _candidates(own, others, sims, n_classes, k)
+        decision = _choose(candidates, allowed)
+    return Diagnosis(
+        predictions=len(own),
+        kappa=tuple(kappas),
+        agreement=_by_similarity(pairs, by_chance),
+        near_copies=copies,
+        near_copies_bounds=(copies_low, copies_high),
+        candidates=candidates,
+        decision=decision,
+        warnings=warnings,
+    )
+
+
+def _warnings(own: NDArray[np.int32], n_classes: int) -> tuple[str, ...]:
+    found = []
+    if len(own) < MIN_PREDICTIONS:
+        found.append(
+            f"the pool is too small: {len(own)} predictions, {MIN_PREDICTIONS} are needed to judge"
+        )
+    if len(own):
+        largest = np.bincount(own, minlength=n_classes).max() / len(own)
+        if largest > _DOMINANT:
+            found.append(
+                f"the label set is unbalanced: {largest:.0%} of the predictions are one label"
+            )
+    return tuple(found)
+
+
+def _near_copies(pairs: Pairs, by_chance: float) -> tuple[float, float, float]:
+    """Return kappa at similarity 1, its highest upper bound, and its lower bound."""
+    if len(pairs.row) < MIN_PREDICTIONS or by_chance >= 1:
+        return 0.0, np.inf, -np.inf
+    kappa = (pairs.agree - by_chance) / (1 - by_chance)
+    estimates = []
+    for share in _BANDWIDTHS:
+        near = pairs.similarity >= np.quantile(pairs.similarity, 1 - share)
+        estimates.append(at_similarity_one(pairs.similarity[near], kappa[near], pairs.row[near]))
+    middle = estimates[_BANDWIDTHS.index(_NEAR)]
+    return middle.value, max(e.high for e in estimates), middle.low
+
+
+def _by_similarity(pairs: Pairs, by_chance: float) -> tuple[tuple[float, float, int], ...]:
+    """Return (mean similarity, kappa, pairs) of bins with equally many pairs."""
+    if not len(pairs.row):
+        return ()
+    order = np.argsort(pairs.similarity, kind="stable")
+    bins = []
+    for part in np.array_split(order, min(_BINS, len(order))):
+        agreement = float(pairs.agree[part].mean())
+        kappa = (agreement - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
+        bins.append((float(pairs.similarity[part].mean()), kappa, len(part)))
+    return tuple(bins)
+
+
+def _candidates(
+    own: NDArray[np.int32],
+    others: NDArray[np.int32],
+    sims: NDArray[np.float32],
+    n_classes: int,
+    k: int | None,
+) -> tuple[Candidate, ...]:
+    """Judge each vote by near neighbors that are kept out of it."""
+    width = others.shape[1]
+    ks = tuple(n for n in _KS if n <= width) or (width,)
+    if k is not None:
+        ks = (min(k, width),)
+    policies = [VotePolicy(own_weight=weight) for weight in _OWN_WEIGHTS]
+    labels = np.concatenate([own[:, None], others], axis=1)
+    cosines = np.concatenate([np.ones((len(own), 1), np.float32), sims], axis=1)
+    cosines = np.where(labels >= 0, cosines, np.float32(0))
+    full = vote_curves(labels, cosines, n_classes=n_classes, ks=ks, policies=policies)
+
+    judged = others[:, :JUDGES] >= 0
+    cut = np.quantile(sims[:, :JUDGES][judged], 1 - _NEAR)
+    row, rank = np.nonzero(judged & (sims[:, :JUDGES] >= cut))
+    judge = others[row, rank]
+    without = labels[row]
+    without[np.arange(len(row)), rank + 1] = -1
+    winners = vote_curves(without, cosines[row], n_classes=n_classes, ks=ks, policies=policies)
+    similarity = sims[row, rank].astype(np.float64)
+    mine = own[row]
+    found = []
+    for p, weight in enumerate(_OWN_WEIGHTS):
+        for q, n in enumerate(ks):
+            changes = winners[p, q] != mine
+            sides = (judge == winners[p, q]).astype(np.float64) - (judge == mine)
+            found.append(
+                Candidate(
+                    k=n,
+                    own_weight=weight,
+                    changed=float((full[p, q] != own).mean()),
+                    gain=at_similarity_one(similarity, sides * changes, row)
+                    if changes.sum() >= _MIN_CHANGED
+                    else Estimate(0.0, 0.0),
+                    overruled=at_similarity_one(similarity, changes.astype(np.float64), row).value,
+                )
+            )
+    return tuple(found)
+
+
+def _choose(candidates: tuple[Candidate, ...], allowed: float) -> Decision:
+    fit = [c for c in candidates if c.gain.low > 0 and c.overruled <= allowed]
+    if not fit:
+        return Decision(
+            None,
+            0,
+            f"near copies contradict each other in at least {allowed:.1%} of the cases, but no vote"
+            " that changes so few labels has its neighbors' support: each text keeps its own",
+        )
+    best = max(fit, key=lambda c: (c.gain.low, c.own_weight, -c.k))
+    return Decision(
+        VotePolicy(own_weight=best.own_weight),
+        best.k,
+        f"near copies contradict each other in at least {allowed:.1%} of the cases, and neighbors "
+        f"that were kept out side with the vote of {best.k} against an own weight of "
+        f"{best.own_weight:g}: it changes {best.changed:.1%} of the labels, with an expected gain "
+        f"of {100 * best.gain.value:.1f} points ({100 * best.gain.low:.1f} to "
+        f"{100 * best.gain.high:.1f}) where a text has near copies",
+    )

@@ -1,0 +1,127 @@
+"""What predictions say of themselves: agreement of texts that are nearly copies of each other.
+
+All of it is read from predictions and similarities; nobody's gold label is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Estimate", "Pairs", "at_similarity_one", "chance", "kappa_by_rank", "pairs_of"]
+
+#: Neighbors whose predictions are compared with a text's own, and that judge a vote.
+JUDGES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value and its standard error."""
+
+    value: float
+    error: float
+
+    @property
+    def low(self) -> float:
+        """Two standard errors below."""
+        return self.value - 2 * self.error
+
+    @property
+    def high(self) -> float:
+        """Two standard errors above."""
+        return self.value + 2 * self.error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """Texts and neighbors that both have a prediction, each pair once."""
+
+    #: int64[P], the row of the text.
+    row: NDArray[np.int64]
+    #: float64[P], the cosine of the two.
+    similarity: NDArray[np.float64]
+    #: float64[P], 1 where the two predictions are equal.
+    agree: NDArray[np.float64]
+
+
+def chance(labels: NDArray[np.int32], n_classes: int) -> float:
+    """Return how often two predictions drawn at random are equal."""
+    counts = np.bincount(labels[labels >= 0], minlength=n_classes)
+    total = counts.sum()
+    return float(((counts / total) ** 2).sum()) if total else 1.0
+
+
+def corrected(agreement: float, by_chance: float) -> float:
+    """Return an agreement as kappa: 0 = that of chance, 1 = always."""
+    return (agreement - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
+
+
+def kappa_by_rank(
+    own: NDArray[np.int32], others: NDArray[np.int32], by_chance: float
+) -> list[float]:
+    """Return the kappa of the texts' predictions with those of their r-th neighbors, r = 1, 2, ..
+
+    Parameters
+    ----------
+    own : int32[B]
+    others : int32[B, K]
+        Predictions of the neighbors; -1 = none.
+    by_chance : float
+    """
+    values = []
+    for column in others.T:
+        both = (own >= 0) & (column >= 0)
+        agreement = float((own[both] == column[both]).mean()) if both.any() else by_chance
+        values.append(corrected(agreement, by_chance))
+    return values
+
+
+def pairs_of(
+    own: NDArray[np.int32],
+    others: NDArray[np.int32],
+    neighbor_ids: NDArray[np.int64],
+    row_ids: NDArray[np.int64],
+    similarities: NDArray[np.float32],
+) -> Pairs:
+    """Return the pairs of each text with its `JUDGES` nearest neighbors."""
+    width = min(JUDGES, others.shape[1])
+    row, rank = np.nonzero((own[:, None] >= 0) & (others[:, :width] >= 0))
+    first, second = row_ids[row], neighbor_ids[row, rank]
+    # two texts that are each other's neighbors are one observation, not two
+    key = np.stack([np.minimum(first, second), np.maximum(first, second)], axis=1)
+    _, once = np.unique(key, axis=0, return_index=True)
+    once.sort()
+    row, rank = row[once], rank[once]
+    return Pairs(
+        row,
+        similarities[row, rank].astype(np.float64),
+        (own[row] == others[row, rank]).astype(np.float64),
+    )
+
+
+def at_similarity_one(
+    similarity: NDArray[np.float64],
+    value: NDArray[np.float64],
+    row: NDArray[np.int64],
+) -> Estimate:
+    """Return the mean of `value` extrapolated to similarity 1.
+
+    A straight line by least squares; the standard error allows any dependence among the values of
+    one row (a text has several neighbors). The farther the similarities stay from 1, the larger it
+    is: that is what makes the estimate honest for pools without near copies.
+    """
+    if len(value) < 3:
+        return Estimate(0.0, np.inf)
+    x = np.stack([np.ones_like(similarity), similarity - 1], axis=1)
+    inverse = np.linalg.inv(x.T @ x + 1e-9 * np.eye(2))
+    line = inverse @ (x.T @ value)
+    _, group = np.unique(row, return_inverse=True)
+    scores = np.zeros((int(group.max()) + 1, 2))
+    np.add.at(scores, group, x * (value - x @ line)[:, None])
+    variance = inverse @ (scores.T @ scores) @ inverse
+    return Estimate(float(line[0]), float(np.sqrt(max(variance[0, 0], 0.0))))

