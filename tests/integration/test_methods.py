@@ -194,7 +194,7 @@ async def test_known_labels_are_shown_and_never_asked_for(client_of):
 async def test_waves_stop_when_the_winner_is_certain(client_of, method):
     async with (
         LoopbackLLM(lambda _: ("refund", 0.9), record=2_000) as llm,
-        TestNUC(**client_of(llm, k=40, method=method)) as nuc,
+        TestNUC(**client_of(llm, k=40, policy="majority", method=method)) as nuc,
     ):
         await nuc.add(messages(120))
         result = await nuc.classify("refund please number 1000")
