@@ -251,6 +251,7 @@ async def _cost(arguments: argparse.Namespace, out: Sections, dataset: Dataset) 
                 base_url=llm.base_url,
                 api_key="loopback",
                 embedder=embedder,
+                policy="weighted",
                 **more,
             )
 

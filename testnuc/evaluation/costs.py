@@ -73,7 +73,8 @@ async def measure_costs(
     Parameters
     ----------
     client : callable
-        Makes a client of ``method=``, ``k=``, ``neighbors=`` and ``join_pool=``.
+        Makes a client of ``method=``, ``k=``, ``neighbors=`` and ``join_pool=``; of a fixed policy,
+        since "auto" asks about neighbors only where it decides that they vote.
     texts, pool : sequence of str
         The texts to classify, and unlabeled ones; no text is in both.
     methods : mapping
