@@ -63,6 +63,9 @@ class Counting:
     ) -> Counting:
         """Return what the arguments of a client mean."""
         auto = isinstance(policy, str) and policy == "auto"
+        if auto and k == 0:
+            # nothing is left to decide
+            auto, policy = False, "weighted"
         return cls(
             policy=None if auto else VotePolicy.of(policy),
             k=(most if auto else default_k) if k is None else k,

@@ -69,6 +69,7 @@ def arguments(llm, store, **more):
         "api_key": "k",
         "embedder": HashEmbedder(),
         "store": store,
+        "policy": "weighted",
         **more,
     }
 
