@@ -94,7 +94,7 @@ async def test_it_serves_a_client(monkeypatch):
     async with Server() as server, LoopbackLLM(confident) as llm:
         embedder = OpenAIEmbedder("small", base_url=server.base_url)
         async with TestNUC(
-            LABELS, model="openai/test", base_url=llm.base_url, embedder=embedder
+            LABELS, "openai/test", base_url=llm.base_url, embedder=embedder, policy="weighted"
         ) as nuc:
             results = await nuc.classify_many(messages(30))
         assert [r.prediction.label for r in results] == [gold(t) for t in messages(30)]
