@@ -87,7 +87,7 @@ async def test_classify_asks_in_waves_and_stops_when_the_winner_is_certain(clien
             await nuc.add(messages(120))
             assert llm.calls == 0
             result = await nuc.classify(query)
-            # waves end after 5, 10, 15, 20: then the own vote and 20 neighbors outweigh any 20 others
+            # waves end after 5, 10, 15, 20: then the own vote and those 20 outweigh any 20 others
             assert llm.calls == result.voters == 21
             assert len(result.neighbors) == 20
             assert not result.complete
