@@ -20,7 +20,7 @@ from testnuc.evaluation import (
     record,
     splits,
 )
-from testnuc.testing import LoopbackLLM
+from testnuc.testing import HashEmbedder, LoopbackLLM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,7 +79,10 @@ async def vectors_of(
             )
         row = {text: i for i, text in enumerate(whole.texts)}
         return np.asarray(vectors[[row[text] for text in distinct.texts]])
-    return await embedded(distinct.texts, embedder or arguments.embedder, cache_dir=arguments.cache)
+    name = embedder or arguments.embedder
+    # hashed words: what neighbors are worth that share words, not meaning
+    made = HashEmbedder() if name == "hash" else name
+    return await embedded(distinct.texts, made, cache_dir=arguments.cache)
 
 
 async def recorded(arguments: argparse.Namespace, dataset: Dataset) -> Recording:

@@ -119,24 +119,25 @@ async def _client(arguments: argparse.Namespace) -> Report:
 
 
 async def _study(arguments: argparse.Namespace) -> None:
-    from bench._reproduction import reproduce
+    from bench._reproduction import neighborhoods, reproduce
     from bench._sections import Sections
     from bench._studies import STUDIES
 
     names = list(PAPER_DATASETS) if arguments.dataset == "all" else arguments.dataset.split(",")
     wanted = arguments.study.split(",")
-    unknown = [name for name in wanted if name not in {"datasets", *STUDIES}]
+    of_all = {"datasets": reproduce, "gold": neighborhoods}
+    unknown = [name for name in wanted if name not in {*of_all, *STUDIES}]
     if unknown:
         sys.exit(
-            f"bench paper: there is no study {unknown[0]!r}; choose from datasets, "
+            f"bench paper: there is no study {unknown[0]!r}; choose from datasets, gold, "
             + ", ".join(STUDIES)
         )
     answers = arguments.model or Path(arguments.predictions or "no answers").name
     command = "python -m bench paper " + " ".join(arguments.given)
     sections = Sections(f"{', '.join(names)}: {answers}", command)
     for name in wanted:
-        if name == "datasets":
-            await reproduce(arguments, sections, names)
+        if name in of_all:
+            await of_all[name](arguments, sections, names)
             continue
         for dataset in names:
             await STUDIES[name](arguments, sections, dataset_of(arguments, dataset))
@@ -195,10 +196,8 @@ def main(argv: list[str]) -> None:
 
 
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    if bool(arguments.model) == bool(arguments.predictions) and arguments.study not in {
-        "gold",
-        "cost",
-    }:
+    asks = not set(arguments.study.split(",")) <= {"gold", "cost"}
+    if asks and bool(arguments.model) == bool(arguments.predictions):
         parser.error("give one of --model and --predictions: where the answers come from")
     arguments.whole = False
     arguments.known = {}

@@ -116,7 +116,13 @@ def _voting(steps: _Steps) -> Iterator[None]:
 
 def _client(store: str | None, embedder: _Embedder, **more: Any) -> testnuc.TestNUC:
     return testnuc.TestNUC(
-        _LABELS, _Provider(), embedder=embedder, store=store, neighbors="stored", **more
+        _LABELS,
+        _Provider(),
+        embedder=embedder,
+        store=store,
+        neighbors="stored",
+        policy="weighted",
+        **more,
     )
 
 

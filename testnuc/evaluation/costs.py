@@ -73,7 +73,8 @@ async def measure_costs(
     Parameters
     ----------
     client : callable
-        Makes a client of ``method=``, ``k=``, ``neighbors=`` and ``join_pool=``.
+        Makes a client of ``method=``, ``k=``, ``neighbors=`` and ``join_pool=``, with a fixed
+        policy.
     texts, pool : sequence of str
         The texts to classify, and unlabeled ones; no text is in both.
     methods : mapping

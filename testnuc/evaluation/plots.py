@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["plot"]
 
+#: More lines than this have their legend beside the axes.
+_MOST_INSIDE = 5
+
 
 @dataclass(frozen=True, slots=True)
 class _Look:
@@ -93,16 +96,14 @@ def plot(table: pd.DataFrame, *, title: str | None = None) -> Figure:
 def _lines(axes: Axes, table: pd.DataFrame, look: _Look) -> None:
     assert look.x is not None
     # rows without an x (the policies that have no threshold) are lines across
-    for _, row in table[table[look.x].isna()].iterrows():
-        level = float(row[look.y])
-        axes.axhline(level, linestyle=":", color="0.45", linewidth=1)
-        axes.annotate(
-            " " + _name(row, look.by),
-            (1.0, level),
-            xycoords=("axes fraction", "data"),
-            fontsize=7,
-            va="center",
-            color="0.3",
+    styles = (":", "-.", "--", (0, (5, 1, 1, 1, 1, 1)))
+    for i, (_, row) in enumerate(table[table[look.x].isna()].iterrows()):
+        axes.axhline(
+            float(row[look.y]),
+            linestyle=styles[i % len(styles)],
+            color="0.4",
+            linewidth=1,
+            label=_name(row, look.by),
         )
     drawn = table[table[look.x].notna()]
     keys = list(look.by)
@@ -121,11 +122,15 @@ def _lines(axes: Axes, table: pd.DataFrame, look: _Look) -> None:
             marker=markers[i % len(markers)],
             markersize=4,
             linewidth=1.4,
+            elinewidth=0.6,
             capsize=2,
         )
     axes.set_xlabel(look.xlabel)
     axes.set_ylabel(look.ylabel)
-    axes.legend(fontsize=8, ncols=2 if drawn.groupby(keys).ngroups > 6 else 1)
+    if len(axes.get_legend_handles_labels()[0]) > _MOST_INSIDE:
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    else:
+        axes.legend(fontsize=8)
 
 
 def _bars(axes: Axes, table: pd.DataFrame, look: _Look) -> None:
@@ -144,7 +149,7 @@ def _name(row: Any, columns: list[str] | tuple[str, ...]) -> str:
         if column == "share":
             parts.append(f"{value:.0%} foreign")
         elif column in {"k", "seed"}:
-            parts.append(f"{column} = {value}")
+            parts.append(f"{column} = {value:g}")
         else:
             parts.append(str(value).replace("_", " "))
     return ", ".join(parts)

@@ -293,6 +293,7 @@ async def _asked(
         model,
         embedder=KnownVectors(distinct.texts, vectors, embedder),
         k=0,
+        policy="weighted",
         method=method,
         **client,
     ) as nuc:

@@ -108,8 +108,11 @@ class Graph:
         if self.mapped is None and len(rows):
             self._index.remove(rows.astype(np.uint64))
 
-    def search(self, queries: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-        """Return about the nearest rows, int64[B, at least 1], padded with -1."""
+    def search(self, queries: NDArray[np.float16], count: int) -> NDArray[np.int64]:
+        """Return about the nearest rows, int64[B, at least 1], padded with -1.
+
+        The queries are of the type of the graph: to convert them costs up to a tenth of a search.
+        """
         found = np.full((len(queries), max(count, 1)), -1, dtype=np.int64)
         if count == 0:
             return found

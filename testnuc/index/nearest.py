@@ -184,7 +184,7 @@ class NearestVectors:
             part = slice(start, start + _QUERY_CHUNK)
             with self._lock:
                 end = self._size if limit is None else min(limit, self._size)
-                found = self._candidates(single[part], k, exclude[part], end)
+                found = self._candidates(queries[part], single[part], k, exclude[part], end)
                 half = self._vectors.array[: self._size]
                 ranks = self._ranks.array[: self._size]
             scores = np.minimum(rescore(single[part], half.view(np.uint16), found), np.float32(1))
@@ -337,21 +337,26 @@ class NearestVectors:
                 self._single = np.empty((0, self.dim), dtype=np.float32)
 
     def _candidates(
-        self, queries: NDArray[np.float32], k: int, exclude: NDArray[np.int64], end: int
+        self,
+        queries: NDArray[np.float16],
+        single: NDArray[np.float32],
+        k: int,
+        exclude: NDArray[np.int64],
+        end: int,
     ) -> NDArray[np.int64]:
         """Return rows, int64[B, at least k], unordered and padded with -1, that hold the best k."""
         if self._graph is None:
-            return self._exact_candidates(queries, k, exclude, 0, end)
+            return self._exact_candidates(single, k, exclude, 0, end)
         found = self._graph_candidates(self._graph, queries, k, exclude, end)
         if self._graph.rows < end:
-            rest = self._exact_candidates(queries, k, exclude, self._graph.rows, end)
+            rest = self._exact_candidates(single, k, exclude, self._graph.rows, end)
             found = np.concatenate([found, rest], axis=1)
         return found
 
     def _graph_candidates(
         self,
         graph: Graph,
-        queries: NDArray[np.float32],
+        queries: NDArray[np.float16],
         k: int,
         exclude: NDArray[np.int64],
         end: int,

@@ -25,6 +25,8 @@ _POWERS = (0.5, 1.0)
 _FOLDS = 5
 #: Standard errors by which a choice must beat the own predictions.
 _SURE = 2.0
+#: Standard errors of a 90 % interval.
+_SPREAD = 1.645
 #: A few lucky texts prove nothing: at least so many must be labeled otherwise, and rightly.
 _LEAST_GAIN = 4
 
@@ -40,7 +42,7 @@ class Tuning:
     prior_power: float
     #: Accuracy of the own predictions on the labeled texts.
     alone: float
-    #: Cross-validated gain in accuracy of choosing like this, and its 95 % interval.
+    #: Cross-validated gain in accuracy of choosing like this, and its 90 % interval.
     gain: float
     interval: tuple[float, float]
     texts: int
@@ -107,11 +109,11 @@ def tune_votes(
         if pick is not None:
             honest[out] = table[pick, out]
     gain = float(honest.mean())
-    error = 1.96 * float(honest.std(ddof=1)) / np.sqrt(len(rows))
+    error = _SPREAD * float(honest.std(ddof=1)) / np.sqrt(len(rows))
     interval = (gain - error, gain + error)
     alone = float(base.mean())
-    if chosen is None or gain < 0:
-        reason = "no vote is surely better than the own predictions: each text keeps its own"
+    if chosen is None or interval[0] < 0:
+        reason = "no vote is surely better than the own predictions"
         return Tuning(None, 0, 0.0, alone, 0.0, (0.0, 0.0), len(rows), reason)
     best = choices[chosen]
     reason = f"vote of {best.k} with {best.policy}" + (

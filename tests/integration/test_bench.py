@@ -124,8 +124,7 @@ def test_paper_studies_of_recorded_answers(named, tmp_path):
     written = json.loads((out / "paper.json").read_text())
     names = [section["name"] for section in written["sections"]]
     assert names == [
-        "datasets", "k", "k_splits", "policies", "pool", "choice", "purity_banking77",
-        "gold_votes_banking77",
+        "datasets", "k", "k_splits", "policies", "pool", "choice", "purity", "gold_votes",
     ]  # fmt: skip
     first = written["sections"][0]["rows"][0]
     assert (first["policy"], first["paper"]) == ("alone", 0.652)
@@ -167,7 +166,7 @@ def test_paper_names_wrong_studies(named):
     folder, predictions, _ = named
     code, _, err = bench("paper", "--data", folder, "--study", "nothing", "--model", "local/x")
     assert code == 1
-    assert "there is no study 'nothing'; choose from datasets, k" in err
+    assert "there is no study 'nothing'; choose from datasets, gold, k" in err
     code, _, err = bench("paper", "--data", folder, "--study", "k")
     assert code == 2
     assert "give one of --model and --predictions" in err

@@ -83,11 +83,11 @@ async def test_neighbors_are_the_most_similar_texts_and_never_the_text_itself(cl
 async def test_classify_asks_in_waves_and_stops_when_the_winner_is_certain(client_of):
     query = "refund please number 1000"
     async with LoopbackLLM(lambda _: ("refund", 0.9)) as llm:
-        async with TestNUC(**client_of(llm, k=40)) as nuc:
+        async with TestNUC(**client_of(llm, k=40, policy="majority")) as nuc:
             await nuc.add(messages(120))
             assert llm.calls == 0
             result = await nuc.classify(query)
-            # waves end after 5, 10, 15, 20: then the own vote and those 20 outweigh any 20 others
+            # the own vote and 20 neighbors outweigh any 20 others, and no fewer do
             assert llm.calls == result.voters == 21
             assert len(result.neighbors) == 20
             assert not result.complete
@@ -95,7 +95,7 @@ async def test_classify_asks_in_waves_and_stops_when_the_winner_is_certain(clien
             await nuc.predict_pool()
             again = await nuc.classify(query)
             assert (again.label, again.share, again.voters) == ("refund", result.share, 21)
-        async with TestNUC(**client_of(llm, k=40, neighbors="stored")) as nuc:
+        async with TestNUC(**client_of(llm, k=40, policy="majority", neighbors="stored")) as nuc:
             await nuc.add(messages(120))
             await nuc.predict_pool()
             full = await nuc.classify(query)

@@ -137,7 +137,7 @@ async def test_costs_by_method(tmp_path):
     async with LoopbackLLM(confident) as llm:
 
         def client(**more):
-            return TestNUC(LABELS, **arguments(llm), **more)
+            return TestNUC(LABELS, **arguments(llm), policy="weighted", **more)
 
         table = await measure_costs(
             client,

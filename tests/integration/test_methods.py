@@ -194,7 +194,7 @@ async def test_known_labels_are_shown_and_never_asked_for(client_of):
 async def test_waves_stop_when_the_winner_is_certain(client_of, method):
     async with (
         LoopbackLLM(lambda _: ("refund", 0.9), record=2_000) as llm,
-        TestNUC(**client_of(llm, k=40, method=method)) as nuc,
+        TestNUC(**client_of(llm, k=40, policy="majority", method=method)) as nuc,
     ):
         await nuc.add(messages(120))
         result = await nuc.classify("refund please number 1000")
@@ -306,3 +306,31 @@ async def test_a_wrong_key_stops_every_method_at_once(client_of):
 def test_several_texts_in_one_prompt_cannot_have_examples(client_of):
     with pytest.raises(testnuc.InvalidInputError, match=r"texts_per_call is 4.*examples"):
         TestNUC(LABELS, "openai/x", api_key="k", method=TopKICL(3), texts_per_call=4)
+
+
+@pytest.mark.parametrize("method", [SelfConsistency(3), TopKICL(3), TopKICLP(3)])
+async def test_stored_predictions_outlive_the_client(client_of, method, tmp_path):
+    options = {"method": method, "k": 3, "store": tmp_path / "labels.db"}
+    texts = messages(40)
+    async with LoopbackLLM(confident) as llm:
+        async with TestNUC(**client_of(llm, **options)) as nuc:
+            first = await nuc.classify_many(texts)
+        calls = llm.calls
+        async with TestNUC(**client_of(llm, **options)) as nuc:
+            again = await nuc.classify_many(texts)
+            assert again.labels == first.labels
+        assert llm.calls == calls
+        async with TestNUC(**client_of(llm, **options, neighbors="stored")) as nuc:
+            result = await nuc.classify("courier lost it twice")
+            assert result.voters == 4
+        assert llm.calls == calls + method.samples
+
+
+@pytest.mark.parametrize("method", [SelfConsistency(2), TopKICL(3), TopKICLP(3)])
+async def test_the_auto_policy_judges_by_predictions_of_the_method(client_of, method):
+    texts = messages(300)
+    async with LoopbackLLM(confident) as llm:
+        async with TestNUC(**client_of(llm, method=method, policy="auto")) as nuc:
+            results = await nuc.classify_many(texts)
+        assert llm.calls <= 600
+    assert results.labels == [gold(text) for text in texts]

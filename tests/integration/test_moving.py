@@ -39,6 +39,7 @@ def client(llm, store, embedder=None, **more):
         api_key="k",
         embedder=embedder or HashEmbedder(),
         store=store,
+        policy="weighted",
         **more,
     )
 
@@ -73,7 +74,13 @@ async def same_labels(base_url, store, expected):
     """Label the same texts with another store: nothing may be asked or embedded."""
     embedder = HashEmbedder()
     nuc = testnuc.TestNUC(
-        LABELS, "openai/x", base_url=base_url, api_key="k", embedder=embedder, store=store
+        LABELS,
+        "openai/x",
+        base_url=base_url,
+        api_key="k",
+        embedder=embedder,
+        store=store,
+        policy="weighted",
     )
     async with nuc:
         again = await nuc.classify_many(TEXTS)

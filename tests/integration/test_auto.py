@@ -1,0 +1,168 @@
+"""The auto policy, trust, prior and tuning through the client."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from testnuc import SmallPoolWarning, TestNUC, VotePolicy, review_queue
+from testnuc.protocols import Answer, Reply, TokenUsage
+
+NAMES = [f"label {i}" for i in range(6)]
+
+
+class Embedder:
+    name = "clusters"
+    dim = 24
+
+    async def embed(self, texts):
+        rows = []
+        for text in texts:
+            group, member = map(int, text.split())
+            center = np.random.default_rng(group).normal(size=24)
+            noise = np.random.default_rng(10_000 * group + member).normal(size=24)
+            row = center + 0.03 * (member % 8) * noise
+            rows.append(row / np.linalg.norm(row))
+        return np.array(rows, np.float32)
+
+
+class Labeler:
+    """Right in seven of ten cases, else anything."""
+
+    name = "test"
+    model = "noisy"
+    identity = "1"
+
+    def __init__(self):
+        self.asked = 0
+
+    async def answer(self, request):
+        self.asked += len(request.texts)
+        return Reply(tuple(Answer(said(t), None) for t in request.texts), TokenUsage(0, 0))
+
+
+def gold(text):
+    return NAMES[int(text.split()[0]) % 6]
+
+
+def said(text):
+    group, member = map(int, text.split())
+    rng = np.random.default_rng([group, member, 7])
+    return gold(text) if rng.random() < 0.7 else NAMES[rng.integers(6)]
+
+
+TEXTS = [f"{group} {member}" for group in range(60) for member in range(20)]
+
+
+def client(**more):
+    labeler = Labeler()
+    return labeler, TestNUC(NAMES, labeler, embedder=Embedder(), **more)
+
+
+def accuracy(results):
+    return np.mean([r.label == gold(r.text) for r in results])
+
+
+async def test_auto_votes_where_it_helps_and_costs_no_call_more():
+    labeler, nuc = client()
+    async with nuc:
+        results = await nuc.classify_many(TEXTS)
+        assert labeler.asked == len(TEXTS)
+        alone = np.mean([r.prediction.label == gold(r.text) for r in results])
+        assert accuracy(results) > alone + 0.05
+        assert all(r.trust is not None and 0 <= r.trust <= 1 for r in results)
+        found = await nuc.diagnose()
+        assert found.decision.policy is not None
+        assert labeler.asked == len(TEXTS)
+        # a later single text uses what the pool says
+        one = await nuc.classify("3 21")
+        assert labeler.asked == len(TEXTS) + 1
+        assert one.voters > 3
+        assert review_queue(results, 5)
+    _, other = client()
+    async with other:
+        streamed = {r.index: r async for r in other.stream(TEXTS, window=len(TEXTS))}
+    for row in results:
+        same = streamed[row.index]
+        assert (same.label, same.share, same.trust) == (row.label, row.share, row.trust)
+
+
+async def test_few_predictions_keep_their_own():
+    labeler, nuc = client()
+    async with nuc:
+        with pytest.warns(SmallPoolWarning, match="20 predictions"):
+            results = await nuc.classify_many(TEXTS[:20])
+    assert labeler.asked == 20
+    assert [r.label for r in results] == [said(t) for t in TEXTS[:20]]
+    assert "20 predictions" in results[0].reason
+
+
+async def test_a_single_text_asks_no_neighbor_before_there_is_evidence():
+    labeler, nuc = client()
+    async with nuc:
+        await nuc.add(TEXTS)
+        with pytest.warns(SmallPoolWarning):
+            result = await nuc.classify("3 30")
+    assert labeler.asked == 1
+    assert result.label == said("3 30")
+
+
+async def test_trust_is_unknown_without_voters_and_withholds_labels():
+    _, nuc = client(policy="weighted", k=0)
+    async with nuc:
+        assert (await nuc.classify_many(TEXTS[:5]))[0].trust is None
+    _, nuc = client(policy="weighted", min_trust=0.6)
+    async with nuc:
+        results = await nuc.classify_many(TEXTS)
+    withheld = [r for r in results if r.label is None]
+    assert 0 < len(withheld) < len(TEXTS)
+    assert all("below 0.6" in r.reason for r in withheld)
+    assert all(r.share == r.trust for r in results)
+
+
+async def test_prior_balances_the_batch():
+    _, nuc = client(policy="weighted", prior={name: 1 + (name == NAMES[0]) * 20 for name in NAMES})
+    async with nuc:
+        tilted = await nuc.classify_many(TEXTS)
+        streamed = {r.index: r.label async for r in nuc.stream(TEXTS, window=len(TEXTS))}
+    assert [streamed[i] for i in range(len(TEXTS))] == tilted.labels
+    _, nuc = client(policy="weighted")
+    async with nuc:
+        plain = await nuc.classify_many(TEXTS)
+    assert tilted.labels.count(NAMES[0]) > plain.labels.count(NAMES[0])
+
+
+async def test_tune_and_calibrate():
+    labeler, nuc = client(policy=VotePolicy(own_weight=100.0))
+    async with nuc:
+        before = await nuc.classify_many(TEXTS)
+        some = TEXTS[::6]
+        tuning = await nuc.tune(some, [gold(t) for t in some])
+        assert tuning.policy is not None
+        assert "labeled texts" in str(tuning)
+        assert labeler.asked == len(TEXTS)
+        after = await nuc.classify_many(TEXTS)
+        assert accuracy(after) > accuracy(before) + 0.05
+        pytest.importorskip("sklearn")
+        with pytest.raises(ValueError, match="200 right labels"):
+            await nuc.calibrate(some, [gold(t) for t in some])
+        # as if the person had other labels in mind for some
+        other = [NAMES[0] if i % 9 == 0 else gold(t) for i, t in enumerate(some)]
+        curve = await nuc.calibrate(some, other)
+        assert (await nuc.classify_many(TEXTS))[0].trust == curve(after[0].trust)
+        with pytest.raises(ValueError, match="not in the label set"):
+            await nuc.tune(some[:1], ["nothing"])
+
+
+async def test_stored_neighbors_and_no_joining():
+    labeler, nuc = client(neighbors="stored", join_pool=False)
+    async with nuc:
+        await nuc.add(TEXTS)
+        await nuc.predict_pool()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            results = await nuc.classify_many([f"{g} 25" for g in range(30)])
+    assert labeler.asked == len(TEXTS) + 30
+    assert results[0].voters > 3

@@ -1,0 +1,255 @@
+"""What is decided without labels, prior, calibration, tuning and review: on arrays."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testnuc.errors import InvalidInputError
+from testnuc.index import NearestVectors
+from testnuc.results import Classification, Neighbor, Prediction
+from testnuc.trust import calibrate, correct, diagnose, factors, review_queue, tune_votes
+from testnuc.trust.evidence import at_similarity_one
+from testnuc.trust.prior import target_shares
+from testnuc.voting import vote_pool
+
+CLASSES = 8
+
+
+def clustered(n, right, seed=0, spread=0.25):
+    """Return neighbors, similarities, noisy labels and gold of texts in tight clusters."""
+    rng = np.random.default_rng(seed)
+    centers = rng.normal(size=(n // 8, 32))
+    group = rng.integers(0, len(centers), n)
+    # from copies to strangers
+    width = spread * rng.random((n, 1)) * 2
+    vectors = centers[group] + width * rng.normal(size=(n, 32))
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
+    gold = (group % CLASSES).astype(np.int32)
+    noise = rng.integers(0, CLASSES, n).astype(np.int32)
+    labels = np.where(rng.random(n) < right, gold, noise).astype(np.int32)
+    index = NearestVectors(32, exact_below=n + 1)
+    index.add(vectors, np.arange(n, dtype=np.uint64))
+    ids, similarities = index.search(vectors, 30, exclude=np.arange(n))
+    return ids, similarities, labels, gold
+
+
+def gain(found, ids, similarities, labels, gold):
+    chosen = found.decision
+    if chosen.policy is None:
+        return 0.0
+    voted = vote_pool(
+        ids[:, : chosen.k],
+        similarities[:, : chosen.k],
+        labels,
+        None,
+        labels,
+        None,
+        n_classes=CLASSES,
+        policy=chosen.policy,
+    ).label
+    return float((voted == gold).mean() - (labels == gold).mean())
+
+
+@pytest.mark.parametrize("right", [0.65, 0.8])
+def test_accidents_in_clusters_are_outvoted(right):
+    ids, similarities, labels, gold = clustered(2_000, right)
+    found = diagnose(ids, similarities, labels, n_classes=CLASSES)
+    assert found.decision.policy is not None, found
+    assert gain(found, ids, similarities, labels, gold) > 0.05
+    assert found.expected_gain.low > 0
+    assert found.near_copies_bounds[0] <= found.near_copies <= found.near_copies_bounds[1]
+
+
+def test_a_right_labeler_is_left_alone():
+    ids, similarities, labels, _ = clustered(2_000, 1.0)
+    assert diagnose(ids, similarities, labels, n_classes=CLASSES).decision.policy is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("right", [0.5, 0.8, 1.0])
+def test_neighbors_that_mean_nothing_do_no_harm(seed, right):
+    ids, similarities, labels, gold = clustered(1_000, right, seed)
+    rng = np.random.default_rng(seed)
+    ids = rng.permutation(ids.ravel()).reshape(ids.shape)
+    found = diagnose(ids, similarities, labels, n_classes=CLASSES)
+    assert gain(found, ids, similarities, labels, gold) >= -0.01
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_labels_that_texts_do_not_tell_do_no_harm(seed):
+    """A strong labeler whose labels have nothing to do with the embedding."""
+    ids, similarities, _, _ = clustered(1_000, 1.0, seed)
+    gold = np.random.default_rng(seed).integers(0, 2, 1_000).astype(np.int32)
+    found = diagnose(ids, similarities, gold, n_classes=CLASSES)
+    assert found.decision.policy is None
+
+
+def test_same_predictions_same_decision():
+    ids, similarities, labels, _ = clustered(1_500, 0.7)
+    first, second = (diagnose(ids, similarities, labels, n_classes=CLASSES) for _ in range(2))
+    assert first == second
+
+
+def test_a_small_pool_decides_nothing_and_says_so():
+    ids, similarities, labels, _ = clustered(400, 0.7)
+    labels[150:] = -1
+    found = diagnose(ids, similarities, labels, n_classes=CLASSES)
+    assert found.decision.policy is None
+    assert "150 predictions" in found.decision.reason
+    assert any("too small" in w for w in found.warnings)
+    assert "vote:" in str(found)
+
+
+def test_nothing_to_look_at():
+    empty = np.empty((0, 0))
+    found = diagnose(
+        empty.astype(np.int64), empty.astype(np.float32), np.empty(0, np.int32), n_classes=3
+    )
+    assert found.predictions == 0
+    assert found.decision.policy is None
+
+
+def test_an_unbalanced_set_is_told():
+    ids, similarities, labels, _ = clustered(400, 0.7)
+    labels[:] = 0
+    labels[:20] = 1
+    found = diagnose(ids, similarities, labels, n_classes=CLASSES)
+    assert any("unbalanced" in w for w in found.warnings)
+
+
+def test_a_given_k_is_kept():
+    ids, similarities, labels, _ = clustered(2_000, 0.7)
+    found = diagnose(ids, similarities, labels, n_classes=CLASSES, k=12)
+    assert {c.k for c in found.candidates} == {12}
+
+
+def test_the_line_ends_at_one():
+    x = np.linspace(0.5, 0.9, 50)
+    estimate = at_similarity_one(x, 2 * x - 1, np.arange(50))
+    assert estimate.value == pytest.approx(1.0, abs=1e-6)
+    assert estimate.error == pytest.approx(0.0, abs=1e-6)
+
+
+def test_plot():
+    pytest.importorskip("matplotlib")
+    ids, similarities, labels, _ = clustered(600, 0.7)
+    assert len(diagnose(ids, similarities, labels, n_classes=CLASSES).plot().axes) == 2
+
+
+def test_prior_moves_mass_and_leaves_empty_labels():
+    mass = np.array([3.0, 1.0, 0.0])
+    target = target_shares("balanced", ["a", "b", "c"])
+    scale = factors(mass, target, 1.0)
+    assert scale[2] == 1.0
+    assert mass[0] * scale[0] == pytest.approx(mass[1] * scale[1])
+    assert factors(mass, target, 0.0) == pytest.approx([1, 1, 1])
+    assert target_shares({"b": 1, "a": 3}, ["a", "b"]) == pytest.approx([0.75, 0.25])
+
+
+@pytest.mark.parametrize("prior", ["even", {"a": 1}, {"a": 1, "b": 0}, {"a": 1, "b": float("nan")}])
+def test_prior_refused(prior):
+    with pytest.raises(InvalidInputError):
+        target_shares(prior, ["a", "b"])
+
+
+def test_correction_without_effect_changes_nothing():
+    ids, similarities, labels, _ = clustered(300, 0.6)
+    labels[:30] = -1
+    result = vote_pool(ids, similarities, labels, None, labels, None, n_classes=CLASSES, votes=True)
+    same = correct(result, result.votes, np.ones(CLASSES))
+    assert (same.label == result.label).all()
+    assert same.share == pytest.approx(result.share, abs=1e-6)
+    assert same.margin == pytest.approx(result.margin, abs=1e-6)
+
+
+@pytest.mark.parametrize("method", ["platt", "isotonic"])
+def test_calibration(method):
+    pytest.importorskip("sklearn")
+    rng = np.random.default_rng(0)
+    share = rng.random(3_000)
+    curve = calibrate(share, rng.random(3_000) < share**2, method=method)
+    chances = [curve(s) for s in np.linspace(0, 1, 11)]
+    assert chances == sorted(chances)
+    assert curve(0.7) == pytest.approx(0.49, abs=0.1)
+    with pytest.raises(InvalidInputError):
+        calibrate([0.5] * 30, [True] * 30)
+
+
+def test_tuning_finds_the_vote_and_leaves_well_alone():
+    ids, similarities, labels, gold = clustered(2_000, 0.6)
+    rows = np.arange(0, 2_000, 13)
+    none = np.full(2_000, np.nan, np.float32)
+    found = tune_votes(ids, similarities, labels, none, rows, gold[rows], n_classes=CLASSES)
+    assert found.policy is not None
+    assert found.interval[0] >= 0
+    shuffled = np.random.default_rng(0).permutation(ids.ravel()).reshape(ids.shape)
+    found = tune_votes(shuffled, similarities, gold, none, rows, gold[rows], n_classes=CLASSES)
+    assert found.policy is None
+
+
+def result(index, label, trust, own, near):
+    return Classification(
+        index,
+        f"text {index}",
+        label,
+        0.5,
+        0.5,
+        5,
+        complete=True,
+        prediction=Prediction(own),
+        neighbors=(Neighbor("other", near, "b", None),),
+        trust=trust,
+    )
+
+
+def test_review_puts_the_doubtful_first_and_says_why():
+    calm = [result(i, "b", 1.0, "b", 0.6) for i in range(98)]
+    changed = result(98, "a", 0.3, "c", 0.65)
+    far = result(99, "b", 1.0, "b", 0.01)
+    queue = review_queue([*calm, changed, far], 2)
+    assert [r.result.index for r in queue] == [98, 99]
+    assert any("changed 'c' to 'a'" in why for why in queue[0].why)
+    assert "far from all others" in queue[1].why[0]
+    assert "overruled" in changed.explain()
+    with pytest.raises(InvalidInputError):
+        review_queue([], -1)
+
+
+DATA = Path(os.environ.get("TESTNUC_DATA", "../shared/data"))
+
+
+@pytest.mark.skipif(
+    not (DATA / "predictions").is_dir(), reason="no recorded sets: set TESTNUC_DATA"
+)
+def test_recorded_banking_questions():
+    import orjson
+
+    path = DATA / "predictions" / "banking77.gpt-4o-mini.jsonl"
+    rows = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    vectors = np.load(DATA / "embeddings" / "banking77.all-MiniLM-L6-v2.f16.npy")
+    names = sorted({row["gold"] for row in rows})
+    first = sorted({row["text"]: i for i, row in reversed([*enumerate(rows)])}.values())
+    gold = np.array([names.index(rows[i]["gold"]) for i in first], np.int32)
+    told = [rows[i]["prediction"] for i in first]
+    labels = np.array([names.index(p) if p in names else -1 for p in told], np.int32)
+    index = NearestVectors(384, exact_below=20_000)
+    index.add(vectors[first], np.arange(len(first), dtype=np.uint64))
+    ids, similarities = index.search(vectors[first], 30, exclude=np.arange(len(first)))
+    found = diagnose(ids, similarities, labels, n_classes=len(names))
+    chosen = found.decision
+    assert chosen.policy is not None
+    voted = vote_pool(
+        ids[:, : chosen.k],
+        similarities[:, : chosen.k],
+        labels,
+        None,
+        labels,
+        None,
+        n_classes=len(names),
+        policy=chosen.policy,
+    ).label
+    assert (voted == gold).mean() - (labels == gold).mean() >= 0.04
