@@ -55,10 +55,12 @@ class Ask:
 class Run:
     """What one caller waits for."""
 
-    __slots__ = ("changed", "done", "failure", "open", "queue")
+    __slots__ = ("changed", "done", "failure", "feeding", "open", "queue")
 
-    def __init__(self, done: Done) -> None:
+    def __init__(self, done: Done, *, feeding: bool) -> None:
         self.done = done
+        #: Whether more asks are at hand, so that a call need not go out half full.
+        self.feeding = feeding
         #: Claimed by this run and not yet taken by a worker.
         self.queue: deque[Entry] = deque()
         #: Asks that have no outcome yet.

@@ -115,7 +115,8 @@ class Fanout:
         StoreError
             The store failed.
         """
-        run = Run(done)
+        # asks that come with time could wait for one of their own that is held back
+        run = Run(done, feeding=isinstance(asks, Iterable))
         chunks = _chunks(asks) if isinstance(asks, Iterable) else asks
         try:
             async for chunk in chunks:
@@ -127,6 +128,8 @@ class Fanout:
                     await self._change(run)
                 if run.failure is not None:
                     raise run.failure
+            run.feeding = False
+            self._hire()
             while run.open and run.failure is None:
                 await self._change(run)
             if run.failure is not None:
@@ -253,7 +256,8 @@ class Fanout:
         hashes: set[bytes] = set()
         for _ in range(len(self._turns)):
             run = self._turns[0]
-            while run.queue and len(bundle) < self._per_call:
+            held_back = run.feeding and len(run.queue) < self._per_call
+            while run.queue and len(bundle) < self._per_call and not held_back:
                 ask = run.queue[0].ask
                 if bundle and (ask.demonstrations or ask.text_hash in hashes):
                     break

@@ -170,7 +170,8 @@ class Concurrency:
         self._share = min(1.0, self._share + self._fresh)
         self._heard += (now - sent_at - self._heard) * (_DOWN if self._heard else 1.0)
         if wait is not None or self._share >= _MANY:
-            self._pause(sent_at, now, wait)
+            # who cannot be reached is not burdened by being asked again
+            self._pause(sent_at, now, wait, self._max_wait if load else self._initial_wait)
         if now >= self._window_end:
             self._turn(now)
 
@@ -186,7 +187,7 @@ class Concurrency:
         if now >= self._window_end:
             self._turn(now)
 
-    def _pause(self, sent_at: float, now: float, wait: float | None) -> None:
+    def _pause(self, sent_at: float, now: float, wait: float | None, most: float) -> None:
         if wait is None:
             if not self._streak:
                 self._first_pause = now
@@ -195,7 +196,7 @@ class Concurrency:
                 self._streak += 1
                 self._paused_at = now
             doublings = min(self._streak - 1, _MOST_DOUBLINGS)
-            wait = min(self._max_wait, self._initial_wait * _SHORT * 2.0**doublings)
+            wait = min(most, self._initial_wait * _SHORT * 2.0**doublings)
         spread = self._rng.uniform(0.0, _SPREAD + _SPREAD_PART * wait)
         self._cause = max(self._cause, sent_at)
         self.paused_until = max(self.paused_until, now + wait + spread)

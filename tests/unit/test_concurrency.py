@@ -73,6 +73,23 @@ def test_an_outage_is_probed_and_overcome():
     assert answered > 64 / 0.2 * 8
 
 
+def longest_pause(*, load):
+    bound = Concurrency(64, initial_wait=0.5, max_wait=60, rng=Random(1))
+    now, longest = 1.0, 0.0
+    for _ in range(12):
+        for _ in range(40):
+            bound.refused(now, now + 0.001, None, load=load)
+        longest = max(longest, bound.paused_until - now)
+        now = bound.paused_until + 0.01
+    return longest
+
+
+def test_a_server_that_is_gone_is_looked_for_steadily():
+    assert longest_pause(load=False) < 0.6
+    # one that is overloaded is left alone for longer and longer
+    assert longest_pause(load=True) > 30
+
+
 def test_single_refusals_cost_little():
     rng = Random(3)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from testnuc.fanout import Ask, Fanout
 from testnuc.limits import Meter
 from testnuc.results import Prediction
@@ -11,11 +13,14 @@ from testnuc.stores.memory import MemoryStore
 
 
 def asks(n):
-    return [Ask(bytes([i]) * 16, f"text {i}", bytes([i]) * 16, i) for i in range(n)]
+    keys = [i.to_bytes(16, "big") for i in range(n)]
+    return [Ask(key, f"text {i}", key, i) for i, key in enumerate(keys)]
 
 
-def fanout(answer, workers):
-    return Fanout(answer, MemoryStore(), b"scope", meter=Meter(), workers=workers)
+def fanout(answer, workers, per_call=1):
+    return Fanout(
+        answer, MemoryStore(), b"scope", meter=Meter(), workers=workers, per_call=per_call
+    )
 
 
 async def test_calls_that_wait_for_a_next_try_hold_up_nobody():
@@ -71,4 +76,32 @@ async def test_not_more_than_twice_the_workers_however_many_wait():
     assert waiting == 6
     go_on.set()
     await run
+    await fan.close()
+
+
+@pytest.mark.parametrize("pace", [0, 0.001])
+@pytest.mark.parametrize("workers", [1, 64])
+async def test_no_call_goes_out_half_full_but_the_last(workers, pace):
+    sizes = []
+
+    async def answer(bundle):
+        sizes.append(len(bundle))
+        await asyncio.sleep(pace)
+        return [Prediction("a")] * len(bundle)
+
+    fan = fanout(answer, workers, per_call=7)
+    async with asyncio.timeout(20):
+        await fan.run(asks(3_000), lambda _, __: None)
+    assert sorted(sizes) == [4, *[7] * 428]
+    await fan.close()
+
+
+async def test_runs_that_share_what_another_one_holds_back_are_served():
+    async def answer(bundle):
+        await asyncio.sleep(0)
+        return [Prediction("a")] * len(bundle)
+
+    fan = fanout(answer, workers=2, per_call=10)
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(fan.run(asks(n), lambda _, __: None) for n in (3, 700, 995, 1, 12)))
     await fan.close()
