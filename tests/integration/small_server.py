@@ -93,7 +93,7 @@ async def serving(answer):
         return await response if asyncio.iscoroutine(response) else response
 
     app = web.Application()
-    app.router.add_post("/v1", handle)
+    app.router.add_post("/v1{path:.*}", handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -175,3 +175,38 @@ def test_paper_names_wrong_studies(named):
         "--predictions", predictions,
     )  # fmt: skip
     assert code == 1
+
+
+def test_faults_finds_nothing_lost(tmp_path):
+    result = tmp_path / "result.json"
+    code, out, err = bench(
+        "faults", "--texts", 200, "--killed-for", 0.3, "--kinds", "429,500,truncated,missing-ids",
+        "--json", result,
+    )  # fmt: skip
+    assert code == 0, out + err
+    rows = json.loads(result.read_text())["rows"]
+    assert [row["fault"] for row in rows][:2] == ["none", "429"]
+    assert len(rows) == 10
+    assert all(row["lost"] == row["violations"] == 0 for row in rows)
+    assert sum(row["faults"] for row in rows) > 20
+
+
+def test_cost_of_the_demos_messages(tmp_path):
+    result = tmp_path / "result.json"
+    code, out, err = bench("cost", "--texts", 40, "--k", 5, "--json", result)
+    assert code == 0, out + err
+    rows = {row["way"]: row for row in json.loads(result.read_text())["rows"]}
+    calls = {way: row["calls per text"] for way, row in rows.items()}
+    assert calls["plain prompting"] == calls["a batch as its own pool"] == 1
+    assert calls["5 + 1 calls per text (computed)"] == 6
+    assert calls["a batch as its own pool, 10 texts a call"] == 0.1
+    assert calls["texts alone, stored neighbors (TestNUC-S)"] == 1
+    assert calls["texts alone, early exit"] > 1
+    assert calls["texts alone, early exit"] <= calls["texts alone, each neighbor once (computed)"]
+    assert rows["plain prompting"]["usd per 1,000 texts"] > 0
+
+
+def test_cost_names_a_wrong_folder(tmp_path):
+    code, _, err = bench("cost", "--data", tmp_path)
+    assert code == 1
+    assert "there is no file" in err

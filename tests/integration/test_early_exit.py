@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testnuc import TestNUC
+from testnuc.evaluation.recording import KnownVectors
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import HashEmbedder, LoopbackLLM
 
@@ -95,20 +96,6 @@ PREDICTIONS = DATA / "predictions" / "banking77.gpt-4o-mini.jsonl"
 EMBEDDINGS = DATA / "embeddings" / "banking77.all-MiniLM-L6-v2.f16.npy"
 
 
-class Recorded:
-    """Embeddings computed earlier, by text."""
-
-    name = "recorded"
-    dim = 384
-
-    def __init__(self, texts, vectors):
-        self.row = {text: row for row, text in enumerate(texts)}
-        self.vectors = vectors
-
-    async def embed(self, texts):
-        return self.vectors[[self.row[text] for text in texts]].astype(np.float32)
-
-
 @pytest.mark.skipif(
     not (PREDICTIONS.is_file() and EMBEDDINGS.is_file()),
     reason="the recorded answers are not here; name their folder by TESTNUC_DATA",
@@ -117,7 +104,8 @@ async def test_calls_saved_on_recorded_answers(client_of):
     rows = [json.loads(line) for line in PREDICTIONS.read_text().splitlines()]
     names = sorted({row["gold"] for row in rows})
     recorded = {row["text"]: (row["prediction"], row["confidence"]) for row in rows}
-    embedder = Recorded([row["text"] for row in rows], np.load(EMBEDDINGS))
+    vectors = np.load(EMBEDDINGS)
+    embedder = KnownVectors([row["text"] for row in rows], vectors, HashEmbedder(384))
     everything = list(recorded)
     own, k = everything[:: len(everything) // 300][:300], 30
     pool = [text for text in everything if text not in set(own)]

@@ -1,0 +1,202 @@
+"""What a label costs: calls, tokens and US dollars per text, by the way neighbors are asked."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import warnings
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from bench._report import Report
+from testnuc import TestNUC
+from testnuc.client import SmallPoolWarning
+from testnuc.evaluation.recording import KnownVectors
+from testnuc.limits import PICO, Price
+from testnuc.protocols import TokenUsage
+from testnuc.testing import HashEmbedder, LoopbackLLM
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from testnuc.results import Usage
+
+_PACKS = (1, 5, 10, 20)
+_MODEL = "gpt-4o-mini"
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """Texts to label, texts of the pool, and what the model says of each."""
+
+    name: str
+    labels: list[str]
+    answers: dict[str, tuple[str, float | None]]
+    own: list[str]
+    pool: list[str]
+    embedder: Any
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        sys.exit(f"bench cost: there is no file {path}; check --data and --dataset")
+    return [orjson.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
+
+
+def _read(folder: Path | None, dataset: str, n: int) -> _Data:
+    """Read the dataset, with recorded answers and embeddings where there are any."""
+    embedder: Any = HashEmbedder()
+    answers: dict[str, tuple[str, float | None]] = {}
+    if folder is None:
+        content = (files("testnuc") / "data" / "support_messages.jsonl").read_bytes()
+        rows = [orjson.loads(line) for line in content.splitlines()]
+        for row in rows:
+            answers.setdefault(row["text"], (row["label"], 0.9))
+        name, labels = "the demo's messages, gold labels as answers", _labels(rows)
+    else:
+        rows = _lines(folder / "datasets" / dataset / "large.jsonl")
+        labels, name = _labels(rows), f"{dataset}, gold labels as answers"
+        recorded = sorted((folder / "predictions").glob(f"{dataset}.*.jsonl"))
+        vectors = sorted((folder / "embeddings").glob(f"{dataset}.*.npy"))
+        for row in rows:
+            answers.setdefault(row["input"], (row["label"], 0.9))
+        if recorded:
+            name = f"{dataset}, recorded answers ({recorded[0].stem})"
+            said = _lines(recorded[0])
+            answers = {}
+            for row in said:
+                answers.setdefault(row["text"], (row["prediction"], row["confidence"]))
+            if vectors:
+                texts = [row["text"] for row in said]
+                known = np.load(vectors[0], allow_pickle=False)
+                embedder = KnownVectors(texts, known, HashEmbedder(known.shape[1]))
+    everything = list(answers)
+    n = min(n, len(everything) // 2)
+    # spread over the whole, and the same in every run
+    own = everything[:: len(everything) // n][:n]
+    apart = set(own)
+    return _Data(name, labels, answers, own, [t for t in everything if t not in apart], embedder)
+
+
+def _labels(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return sorted({str(row["label"]) for row in rows})
+
+
+def _client(data: _Data, llm: LoopbackLLM, k: int, **more: Any) -> TestNUC:
+    return TestNUC(
+        data.labels,
+        model=f"openai/{_MODEL}",
+        base_url=llm.base_url,
+        api_key="loopback",
+        embedder=data.embedder,
+        k=k,
+        policy="weighted",
+        **more,
+    )
+
+
+async def _batch(data: _Data, k: int, **more: Any) -> Usage:
+    """Label the texts as one batch, in which they are each other's neighbors."""
+    async with LoopbackLLM(data.answers) as llm, _client(data, llm, k, **more) as nuc:
+        await nuc.classify_many(data.own)
+        _check(llm, nuc)
+        return nuc.usage
+
+
+async def _apart(data: _Data, k: int, neighbors: str) -> tuple[Usage, int]:
+    """Label the texts as if each came alone, with neighbors in the pool of the others.
+
+    Returns the usage without that of `predict_pool`, and how many different neighbors voted.
+    """
+    async with (
+        LoopbackLLM(data.answers) as llm,
+        _client(data, llm, k, neighbors=neighbors, join_pool=False) as nuc,
+    ):
+        await nuc.add(data.pool)
+        if neighbors == "stored":
+            await nuc.predict_pool()
+        before = nuc._meter.mark()
+        results = await nuc.classify_many(data.own)
+        _check(llm, nuc)
+        voted = {neighbor.text for result in results for neighbor in result.neighbors}
+        return nuc._meter.since(before), len(voted)
+
+
+def _check(llm: LoopbackLLM, nuc: TestNUC) -> None:
+    used = nuc.usage
+    counted = (llm.calls, llm.input_tokens, llm.output_tokens)
+    if counted != (used.calls, used.input_tokens, used.output_tokens):
+        sys.exit(f"bench cost: the server counted {counted}, the client {used}")
+
+
+async def _report(data: _Data, k: int) -> Report:
+    n = len(data.own)
+    report = Report(
+        "cost",
+        f"{data.name}: {n:,} texts, {len(data.labels)} labels, k = {k}; pool of "
+        f"{len(data.pool):,} other texts where texts come alone; prices of {_MODEL}",
+    )
+    price = Price.of("openai", _MODEL)
+
+    def row(way: str, calls: int, sent: int, received: int) -> None:
+        usd = None if price is None else price.pico(TokenUsage(sent, received)) / PICO
+        report.row(
+            way=way,
+            **{
+                "calls per text": round(calls / n, 3),
+                "input tokens": round(sent / n, 1),
+                "output tokens": round(received / n, 1),
+                "usd per 1,000 texts": None if usd is None else round(usd / n * 1_000, 5),
+            },
+        )
+
+    def measured(way: str, usage: Usage) -> None:
+        row(way, usage.calls, usage.input_tokens or 0, usage.output_tokens or 0)
+
+    plain = await _batch(data, 0)
+    measured("plain prompting", plain)
+    sent, received = plain.input_tokens or 0, plain.output_tokens or 0
+    row(
+        f"{k} + 1 calls per text (computed)",
+        (k + 1) * plain.calls, (k + 1) * sent, (k + 1) * received,
+    )  # fmt: skip
+    for pack in _PACKS:
+        packed = f", {pack} texts a call" if pack > 1 else ""
+        measured(f"a batch as its own pool{packed}", await _batch(data, k, texts_per_call=pack))
+    stored, different = await _apart(data, k, "stored")
+    share = (n + different) / n
+    row(
+        "texts alone, each neighbor once (computed)",
+        n + different, round(share * sent), round(share * received),
+    )  # fmt: skip
+    measured("texts alone, early exit", (await _apart(data, k, "predict"))[0])
+    measured("texts alone, stored neighbors (TestNUC-S)", stored)
+    report.note("tokens: the loopback server's estimate, 4 characters for each, without the schema")
+    report.note("K + 1 calls: plain prompting times K + 1, as if no two texts shared a neighbor")
+    report.note("each neighbor once, early exit: neighbors that texts have in common are shared")
+    report.note(f"stored: the {len(data.pool):,} predictions of the pool were paid for before")
+    return report
+
+
+def main(argv: list[str]) -> None:
+    """Count what each way of asking uses, on the loopback server."""
+    parser = argparse.ArgumentParser(prog="python -m bench cost", description=__doc__)
+    parser.add_argument("--data", help="folder with datasets/; default: the demo's messages")
+    parser.add_argument("--dataset", default="banking77")
+    parser.add_argument("--texts", type=int, default=1_000)
+    parser.add_argument("--k", type=int, default=10)
+    parser.add_argument("--json", help="write the result to this file")
+    arguments = parser.parse_args(argv)
+    warnings.simplefilter("ignore", SmallPoolWarning)
+    folder = None if arguments.data is None else Path(arguments.data)
+    data = _read(folder, arguments.dataset, arguments.texts)
+    report = asyncio.run(_report(data, arguments.k))
+    report.show()
+    if arguments.json:
+        report.write(arguments.json)
