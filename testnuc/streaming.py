@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import InvalidInputError
-from testnuc.intake import distinct
+from testnuc.intake import distinct, values
 from testnuc.prompts import valid_text
 from testnuc.results import Classification
 from testnuc.window import classification
@@ -203,7 +203,7 @@ async def _batches(
                 yield start, batch
                 start, batch = start + size, []
     else:
-        for text in texts:
+        for text in values(texts):
             batch.append(text)
             if len(batch) == size:
                 yield start, batch

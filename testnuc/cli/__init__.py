@@ -1,4 +1,4 @@
-"""The command line: ``testnuc demo``, ``classify``, ``study`` and ``store``."""
+"""The command line: ``testnuc demo``, ``classify``, ``report``, ``study`` and ``store``."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ def classify(
     max_concurrency: int = typer.Option(64, help="Most calls in flight."),
     requests_per_minute: int | None = typer.Option(None, help="The provider's limit."),
     tokens_per_minute: int | None = typer.Option(None, help="The provider's limit."),
+    full: bool = typer.Option(False, "--full", help="Write neighbors, votes and usage, too."),  # noqa: FBT001, FBT003
 ) -> None:
     """Label the texts of a file; they vote on each other."""
     with _interruptible():
@@ -79,6 +80,7 @@ def classify(
             output=output,
             requests_per_minute=requests_per_minute,
             tokens_per_minute=tokens_per_minute,
+            full=full,
             client={
                 "model": model,
                 "embedder": embedder,
@@ -133,6 +135,25 @@ def study(
             yes=yes,
             client={"model": model, "base_url": base_url, "embedder": embedder, "store": store},
         )
+
+
+@app.command()
+def report(
+    file: str = typer.Argument(
+        help="What `classify -o` wrote: .jsonl (with --full: all there is to see) or .csv.",
+        metavar="RESULTS",
+        show_default=False,
+    ),
+    output: str = typer.Option("report.html", "--output", "-o", help="A .html file."),
+    text_column: str = typer.Option("text", help="Column or field that holds the text."),
+    title: str | None = typer.Option(None, help="Default: the name of the file."),
+    most: int = typer.Option(20_000, help="Texts that are listed; of more, those to review first."),
+) -> None:
+    """Make a page to look at results with, and to mark them: one file for any browser."""
+    with _interruptible():
+        from testnuc.cli.report import run
+
+        run(file, output=output, text_column=text_column, title=title, most=most)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from testnuc.client import SmallPoolWarning, TestNUC
 from testnuc.errors import InvalidInputError
 from testnuc.limits import RateLimit
 from testnuc.prompts import valid_text
+from testnuc.records import run_record
 
 if TYPE_CHECKING:
     from testnuc.results import Results, Usage
@@ -29,11 +30,12 @@ def run(
     output: str | None,
     requests_per_minute: int | None,
     tokens_per_minute: int | None,
+    full: bool,
     client: dict[str, Any],
 ) -> None:
     """Read, label, write; the bar and the summary go to stderr, so that stdout can be piped."""
     table = read_table(file, text_column)
-    check_output(output, file)
+    check_output(output, file, full=full)
     problems = {at: p for at, text in enumerate(table.texts) if (p := valid_text(text))}
     valid = [at for at in range(len(table.rows)) if at not in problems]
     if not valid:
@@ -51,7 +53,8 @@ def run(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SmallPoolWarning)
         results = run_to_end(label())
-    write_results(output, table, dict(zip(valid, results, strict=True)), problems)
+    labeled = dict(zip(valid, results, strict=True))
+    write_results(output, table, labeled, problems, run=run_record(results) if full else None)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for warning in caught:
         if issubclass(warning.category, SmallPoolWarning):
