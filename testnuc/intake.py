@@ -96,9 +96,10 @@ async def checked_texts(texts: Iterable[str]) -> list[str]:
         )
     if isinstance(texts, AsyncIterable):
         raise InvalidInputError("texts is an async iterable; use stream(texts)")
-    if not isinstance(texts, Iterable):
+    column = values(texts)
+    if not isinstance(column, Iterable):
         raise InvalidInputError(f"texts is {texts!r}; give a list of strings")
-    given = list(values(texts))
+    given = list(column)
     for position, text in enumerate(given):
         problem = valid_text(text)
         if problem is not None:

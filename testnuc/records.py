@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["cells", "results_of", "run_record", "table", "write_jsonl", "write_whole"]
+__all__ = ["UNKNOWN", "cells", "results_of", "run_record", "table", "write_jsonl", "write_whole"]
 
 #: The field of the one record that is of the run, not of a text.
 _RUN = "nuc_run"
+#: What a file without that record says of what was spent.
+UNKNOWN = Usage(input_tokens=None, cached_tokens=None, output_tokens=None, usd=None)
 
 
 def cells(result: Classification) -> dict[str, Any]:
@@ -135,7 +137,7 @@ def results_of(
         A record holds no text or no label, or a value is not what it should be.
     """
     rows: list[Classification] = []
-    usage, run = Usage(), dict[str, Any]()
+    usage, run = UNKNOWN, dict[str, Any]()
     for record in records:
         if _RUN in record:
             run = record[_RUN] or {}
@@ -161,7 +163,8 @@ def results_of(
         raise InvalidInputError(f"{source} holds no results")
     try:
         known = {field.name for field in fields(Usage)}
-        usage = Usage(**{k: v for k, v in (run.get("usage") or {}).items() if k in known})
+        if spent := run.get("usage"):
+            usage = Usage(**{name: value for name, value in spent.items() if name in known})
         seconds, labels = float(run.get("seconds") or 0.0), tuple(map(str, run.get("labels") or ()))
     except (ValueError, TypeError, AttributeError) as exc:
         raise InvalidInputError(f"{source}: {_RUN} is not what testnuc writes: {exc!r}") from exc

@@ -33,6 +33,8 @@ async def stream_windows(
     At most two windows are under way or not yet taken by the consumer: the slow last calls of one
     do not leave the workers idle, and a slow consumer does not fill the memory.
     """
+    if not isinstance(texts, AsyncIterable):
+        texts = values(texts)
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable | AsyncIterable):
         raise InvalidInputError(f"texts is {texts!r:.60}; give an iterable of texts")
     ready: asyncio.Queue[_Ready] = asyncio.Queue()
@@ -203,7 +205,7 @@ async def _batches(
                 yield start, batch
                 start, batch = start + size, []
     else:
-        for text in values(texts):
+        for text in texts:
             batch.append(text)
             if len(batch) == size:
                 yield start, batch

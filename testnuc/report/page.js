@@ -105,8 +105,10 @@
   }
 
   function told() {
+    // half a character, of a text that was refused, has no place in a file
+    const whole = (text) => text.replace(/\p{Surrogate}/gu, "\ufffd");
     return [...marks].map(([text, mark]) => ({
-      text,
+      text: whole(text),
       label: mark.label,
       right: mark.truth === null ? false : mark.truth === mark.label,
       right_label: mark.truth,
@@ -347,7 +349,7 @@
         type: "button", id: "wrong", "aria-pressed": String(state === "wrong"), "aria-keyshortcuts": "w",
         onclick: () => wrong(row),
       }, "✗ Wrong"),
-      el("label", { class: "quiet" }, "right label", truth),
+      el("label", { class: "quiet", for: "truth" }, "right label"), truth,
       state ? el("button", {
         type: "button", id: "unmark", "aria-keyshortcuts": "u", onclick: () => { unmark(row); $("right").focus(); },
       }, "Unmark") : null);

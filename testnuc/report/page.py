@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from testnuc.intake import checked_whole
-from testnuc.records import write_whole
+from testnuc.records import UNKNOWN, write_whole
 from testnuc.report.contents import contents
 from testnuc.results import Results
 
@@ -70,7 +70,7 @@ def render(
     """
     checked_whole("most", most, least=1)
     if isinstance(results, Results):
-        usage = results.usage if usage is None else usage
+        usage = (None if results.usage == UNKNOWN else results.usage) if usage is None else usage
         seconds = results.seconds if seconds is None else seconds
         model = results.model if model is None else model
         choices = choices or results.choices
