@@ -24,6 +24,8 @@ _LABELS = [f"intent number {i}" for i in range(77)]
 _CLIENTS = ("aiohttp", "testnuc", "testnuc-sqlite", "openai", "litellm")
 #: Calls of the slow clients are fewer: their figures need no more, and the run is long enough.
 _SLOW = {"openai": 8, "litellm": 12}
+#: A client that takes longer than this, in seconds, is named, and not run again.
+_PATIENCE = 90
 
 
 def _texts(n: int) -> list[str]:
@@ -185,14 +187,20 @@ def _child(client: str, base_url: str, n: int, concurrency: int, loop: str) -> N
 # -- all clients ---------------------------------------------------------------------------------
 
 
-def _measure(client: str, base_url: str, n: int, concurrency: int, loop: str) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", "throughput", "--child", client, "--url", base_url,
-         "--calls", str(n), "--concurrency", str(concurrency), "--loop", loop],
-        capture_output=True, check=False, timeout=300,
-        # litellm would look for prices on the network
-        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-    )  # fmt: skip
+def _measure(
+    client: str, base_url: str, n: int, concurrency: int, loop: str
+) -> dict[str, float] | None:
+    """Run one client; None where it does not come to an end."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "bench", "throughput", "--child", client, "--url", base_url,
+             "--calls", str(n), "--concurrency", str(concurrency), "--loop", loop],
+            capture_output=True, check=False, timeout=_PATIENCE,
+            # litellm would look for prices on the network
+            env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None
     if done.returncode:
         sys.exit(f"bench throughput: {client} failed: {done.stderr.decode()[-2000:]}")
     result: dict[str, float] = orjson.loads(done.stdout.splitlines()[-1])
@@ -241,16 +249,23 @@ def main(argv: list[str]) -> None:
             with serve_in_process(_LABELS, latency=latency) as server:
                 # in turn, so that a noisy moment of the machine hits all
                 for _ in range(arguments.rounds):
-                    for client in clients:
+                    for client in list(runs):
                         n = max(arguments.calls // _SLOW.get(client, 1), 2 * concurrency)
                         result = _measure(client, server.base_url, n, concurrency, arguments.loop)
+                        if result is None:
+                            del runs[client]
+                            report.note(
+                                f"{client}: {n} calls, {concurrency} at once, latency {latency} s: "
+                                f"not done after {_PATIENCE} s"
+                            )
+                            continue
                         runs[client].append({**result, "calls": n})
             floor = (
                 statistics.median(r["cpu"] / r["calls"] for r in runs.get("aiohttp", []))
                 if (runs.get("aiohttp"))
                 else None
             )
-            for client in clients:
+            for client in runs:
                 cpu = statistics.median(r["cpu"] / r["calls"] for r in runs[client])
                 rate = statistics.median(r["calls"] / r["wall"] for r in runs[client])
                 report.row(
