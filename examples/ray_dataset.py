@@ -63,8 +63,8 @@ def main(n: int = 600) -> None:
         )
         print(f"{labeled.texts} distinct texts, {labeled.usage.calls} calls")
         for row in labeled.dataset.iter_rows():
-            if row["label"] != row["predicted_label"]:
-                print(f"{row['predicted_label']} -> {row['label']}: {row['text']}")
+            if row["label"] != row["own_label"]:
+                print(f"{row['own_label']} -> {row['label']}: {row['text']}")
 
 
 if __name__ == "__main__":

@@ -165,8 +165,12 @@ class Window:
 
     def _vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
         k = self.counting.k
+        neighbors = self.neighbors[rows, :k]
+        if self.decision is not None and self.decision.kept:
+            kept = np.isin(self._winners[: self.n_own][rows], self.decision.kept)
+            neighbors = np.where(kept[:, None], np.int64(-1), neighbors)
         return vote_pool(
-            self.neighbors[rows, :k],
+            neighbors,
             self.similarities[rows, :k],
             self._winners,
             self._confidences,
@@ -205,6 +209,17 @@ class Window:
             return None
         calibration = self.counting.calibration
         return share if calibration is None else calibration(share)
+
+    def reason(self, place: int) -> str | None:
+        """Return why the neighbors of the own text at `place` do not decide; None: they do."""
+        if self.decision is None:
+            return None
+        if self.decision.policy is None:
+            return self.decision.reason
+        if self._winners[place] in self.decision.kept:
+            name = self.labels.names[self._winners[place]]
+            return f"near neighbors side against the vote on texts labeled {name!r}: they keep it"
+        return None
 
     def cut(self, rows: NDArray[np.int64], known: int) -> NDArray[np.bool_]:
         """Stop the votes that are certain after `known` neighbors; returns which of `rows` are.
@@ -245,6 +260,20 @@ class Window:
         return [*ends[:-1], width]
 
 
+def numbers_of(matches: Matches) -> NDArray[np.int64]:
+    """Return the pool's numbers of all neighbors, each once, ascending."""
+    ids = matches.ids
+    highest = int(ids.max(initial=-1))
+    if highest >= 16 * ids.size:
+        found = np.unique(ids)
+        return found[found >= 0]
+    # a byte for each number is less than a sorted copy of all neighbors
+    seen = np.zeros(highest + 2, dtype=np.bool_)
+    seen[ids.reshape(-1)] = True
+    seen[-1] = False  # where the -1 went
+    return np.flatnonzero(seen)
+
+
 def placed(
     labels: LabelSet,
     counting: Counting,
@@ -264,7 +293,7 @@ def placed(
     others : sequence of PoolText
         The texts with these numbers.
     matches : Matches
-        Numbers and similarities of the neighbors of each text.
+        Numbers and similarities of the neighbors of each text; overwritten with their places.
     """
     entries = list(texts)
     places = {entry.hash: place for place, entry in enumerate(entries)}
@@ -277,10 +306,11 @@ def placed(
         elif entry.label is not None:
             entries[place] = entry
         place_of[at] = place
-    neighbors = np.full(matches.ids.shape, -1, dtype=np.int64)
-    filled = matches.ids >= 0
-    neighbors[filled] = place_of[np.searchsorted(ids, matches.ids[filled])]
-    return Window(labels, counting, entries, len(texts), neighbors, matches.similarities)
+    for start in range(0, len(texts), _BLOCK):
+        block = matches.ids[start : start + _BLOCK]
+        filled = block >= 0
+        block[filled] = place_of[np.searchsorted(ids, block[filled])]
+    return Window(labels, counting, entries, len(texts), matches.ids, matches.similarities)
 
 
 def load_kernels(labels: LabelSet, counting: Counting) -> None:
@@ -377,7 +407,7 @@ def classification(
                 )
             )
     trust = window.trust(place, winner, float(result.share[row]), int(result.voters[row]))
-    reason = None if window.decision is None or window.decision.policy else window.decision.reason
+    reason = window.reason(place)
     least = window.counting.min_trust
     label = names[winner] if winner >= 0 else None
     if least is not None and trust is not None and trust < least and label is not None:

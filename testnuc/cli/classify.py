@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from testnuc.cli.files import check_output, read_labels, read_table, write_results
+from testnuc.cli.clients import client_of
+from testnuc.cli.files import check_output, read_table, write_results
 from testnuc.cli.loop import run_to_end
-from testnuc.client import SmallPoolWarning, TestNUC
+from testnuc.client import SmallPoolWarning
 from testnuc.errors import InvalidInputError
-from testnuc.limits import RateLimit
 from testnuc.prompts import valid_text
+from testnuc.records import run_record
 
 if TYPE_CHECKING:
     from testnuc.results import Results, Usage
@@ -22,27 +23,17 @@ __all__ = ["run"]
 
 
 def run(
-    file: str,
-    labels: str,
-    *,
-    text_column: str,
-    output: str | None,
-    requests_per_minute: int | None,
-    tokens_per_minute: int | None,
-    client: dict[str, Any],
+    file: str, *, text_column: str, output: str | None, full: bool, client: dict[str, Any]
 ) -> None:
     """Read, label, write; the bar and the summary go to stderr, so that stdout can be piped."""
     table = read_table(file, text_column)
-    check_output(output, file)
+    check_output(output, file, full=full)
     problems = {at: p for at, text in enumerate(table.texts) if (p := valid_text(text))}
     valid = [at for at in range(len(table.rows)) if at not in problems]
     if not valid:
         at, problem = next(iter(problems.items()))
         raise InvalidInputError(f"{file} has no usable text: row {at + 1} {problem}")
-    rate_limit = None
-    if requests_per_minute is not None or tokens_per_minute is not None:
-        rate_limit = RateLimit(requests_per_minute, tokens_per_minute)
-    nuc = TestNUC(read_labels(labels), rate_limit=rate_limit, **client)
+    nuc = client_of(client)
 
     async def label() -> Results:
         async with nuc:
@@ -51,7 +42,8 @@ def run(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SmallPoolWarning)
         results = run_to_end(label())
-    write_results(output, table, dict(zip(valid, results, strict=True)), problems)
+    labeled = dict(zip(valid, results, strict=True))
+    write_results(output, table, labeled, problems, run=run_record(results) if full else None)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for warning in caught:
         if issubclass(warning.category, SmallPoolWarning):

@@ -15,7 +15,7 @@ from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.intake import distinct
 from testnuc.protocols import Matches, PoolText
-from testnuc.ray.limits import Line, RemoteAccount, RemoteAdmission
+from testnuc.ray.line import Line, RemoteAccount, RemoteAdmission
 from testnuc.stores import resolve
 from testnuc.stores.memory import MemoryStore
 from testnuc.window import Rows, placed
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from testnuc.limits import Budget, RateLimit
     from testnuc.protocols import Index, Reply, Request, Store
     from testnuc.ray.board import Board, Vectors
-    from testnuc.ray.limits import Limits
+    from testnuc.ray.line import Limits
     from testnuc.results import Prediction
     from testnuc.trust import Decision, Diagnosis
     from testnuc.window import Window

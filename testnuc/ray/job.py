@@ -52,7 +52,7 @@ class Labeled:
     """A labeled dataset, and what it took."""
 
     #: The rows that were given, with the columns of the vote: ``label``, ``share``, ``margin``,
-    #: ``voters``, ``trust``, ``predicted_label``, ``predicted_confidence``, ``error``, ``reason``.
+    #: ``voters``, ``trust``, ``own_label``, ``own_confidence``, ``error``, ``reason``.
     #: It votes when it is read; the pool lives as long as it is referred to.
     dataset: ray.data.Dataset
     #: Distinct texts.

@@ -42,8 +42,8 @@ COLUMNS = {
     "margin": "float64",
     "voters": "int64",
     "trust": "float64",
-    "predicted_label": "string",
-    "predicted_confidence": "float64",
+    "own_label": "string",
+    "own_confidence": "float64",
     "error": "string",
     "reason": "string",
 }
