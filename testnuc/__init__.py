@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         UnreadableReplyError,
     )
     from testnuc.labels import LabelSet
-    from testnuc.limits import Budget, RateLimit, RetryPolicy
+    from testnuc.limits import BatchPolicy, Budget, RateLimit, RetryPolicy
     from testnuc.methods.best_of_n import BestOfN, WeightedBestOfN
     from testnuc.methods.self_consistency import SelfConsistency
     from testnuc.methods.standard import StandardPrompting
@@ -94,7 +94,7 @@ _HOMES = {
         "UnreadableReplyError",
     ),
     "labels": ("LabelSet",),
-    "limits": ("Budget", "RateLimit", "RetryPolicy"),
+    "limits": ("BatchPolicy", "Budget", "RateLimit", "RetryPolicy"),
     "methods.best_of_n": ("BestOfN", "WeightedBestOfN"),
     "methods.self_consistency": ("SelfConsistency",),
     "methods.standard": ("StandardPrompting",),
@@ -108,6 +108,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "AuthenticationError",
     "BadRequestError",
+    "BatchPolicy",
     "BestOfN",
     "Budget",
     "BudgetExceededError",
