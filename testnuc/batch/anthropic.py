@@ -184,6 +184,8 @@ def _line(content: bytes) -> Line | None:
     try:
         found = orjson.loads(content)
         custom_id, result = found["custom_id"], found["result"]
+        if not isinstance(custom_id, str):
+            return None
         kind = result["type"]
         if kind == "succeeded":
             return Line(custom_id, 200, orjson.dumps(result["message"]))

@@ -191,6 +191,8 @@ def _line(content: bytes) -> Line | None:
     try:
         found = orjson.loads(content)
         custom_id, answer, error = found["custom_id"], found.get("response"), found.get("error")
+        if not isinstance(custom_id, str):
+            return None
         if answer and answer.get("body") is not None:
             return Line(custom_id, int(answer["status_code"]), orjson.dumps(answer["body"]))
         error = error or {}

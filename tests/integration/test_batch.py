@@ -20,6 +20,7 @@ from testnuc.protocols import Answer, Reply
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import Batches, Faults, HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
+from tests.integration.loopback_client import until
 
 MODELS = ["openai/test", "anthropic/claude-test"]
 #: What a single request of a batch can suffer.
@@ -292,8 +293,7 @@ async def test_both_lanes_share_what_is_in_flight(lane):
         )
         assert one.labels == two.labels
         slow = asyncio.create_task(nuc.classify_many(messages(60)[40:], lane="batch"))
-        while llm.batches < 2:
-            await asyncio.sleep(0)
+        await until(lambda: llm.batches == 2)
         await nuc.classify_many(messages(60)[40:])
         await slow
         assert (llm.calls, nuc.usage.calls) == (60, 60)
@@ -306,8 +306,7 @@ async def test_a_run_that_is_cancelled_leaves_its_batches_to_the_next(model, lan
     async with LoopbackLLM(confident, batches=batches) as llm:
         async with lane(llm, model=model, store=store) as nuc:
             run = asyncio.create_task(nuc.classify_many(texts, lane="batch"))
-            while llm.batches == 0:
-                await asyncio.sleep(0)
+            await until(lambda: llm.batches == 1)
             run.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await run
@@ -328,8 +327,7 @@ async def test_two_processes_follow_one_batch_and_one_counts_it(model, lane):
         lane(llm, model=model, store=store) as second,
     ):
         run = asyncio.create_task(first.classify_many(texts, lane="batch"))
-        while not any(b.remote_id for b in await store.batches()):
-            await asyncio.sleep(0)
+        await until(lambda: any(b.remote_id for b in store._batches.values()))
         other = await second.classify_many(texts, lane="batch")
         assert (await run).labels == other.labels
         assert (llm.batches, llm.calls) == (1, 80)
