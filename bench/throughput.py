@@ -24,6 +24,8 @@ _LABELS = [f"intent number {i}" for i in range(77)]
 _CLIENTS = ("aiohttp", "testnuc", "testnuc-sqlite", "openai", "litellm")
 #: Calls of the slow clients are fewer: their figures need no more, and the run is long enough.
 _SLOW = {"openai": 8, "litellm": 12}
+#: A client that takes longer than this, in seconds, is named, and not run again.
+_PATIENCE = 90
 
 
 def _texts(n: int) -> list[str]:
@@ -185,14 +187,20 @@ def _child(client: str, base_url: str, n: int, concurrency: int, loop: str) -> N
 # -- all clients ---------------------------------------------------------------------------------
 
 
-def _measure(client: str, base_url: str, n: int, concurrency: int, loop: str) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", "throughput", "--child", client, "--url", base_url,
-         "--calls", str(n), "--concurrency", str(concurrency), "--loop", loop],
-        capture_output=True, check=False, timeout=300,
-        # litellm would look for prices on the network
-        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-    )  # fmt: skip
+def _measure(
+    client: str, base_url: str, n: int, concurrency: int, loop: str
+) -> dict[str, float] | None:
+    """Run one client; None where it does not come to an end."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "bench", "throughput", "--child", client, "--url", base_url,
+             "--calls", str(n), "--concurrency", str(concurrency), "--loop", loop],
+            capture_output=True, check=False, timeout=_PATIENCE,
+            # litellm would look for prices on the network
+            env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None
     if done.returncode:
         sys.exit(f"bench throughput: {client} failed: {done.stderr.decode()[-2000:]}")
     result: dict[str, float] = orjson.loads(done.stdout.splitlines()[-1])
@@ -205,6 +213,47 @@ def _usable(client: str) -> bool:
     if client == "testnuc-sqlite":
         return find_spec("testnuc.stores.sqlite") is not None
     return client in ("aiohttp", "testnuc") or find_spec(client) is not None
+
+
+def _compare(
+    clients: list[str],
+    latency: float,
+    concurrency: int,
+    arguments: argparse.Namespace,
+    report: Report,
+) -> None:
+    """Measure the clients in turn, so that a noisy moment of the machine hits all."""
+    runs: dict[str, list[dict[str, float]]] = {client: [] for client in clients}
+    with serve_in_process(_LABELS, latency=latency) as server:
+        for _ in range(arguments.rounds):
+            for client in list(runs):
+                n = max(arguments.calls // _SLOW.get(client, 1), 2 * concurrency)
+                result = _measure(client, server.base_url, n, concurrency, arguments.loop)
+                if result is None:
+                    del runs[client]
+                    report.note(
+                        f"{client}: {n} calls, {concurrency} at once, latency {latency} s: "
+                        f"not done after {_PATIENCE} s"
+                    )
+                    continue
+                runs[client].append({**result, "calls": n})
+    floor = None
+    for client, measured in runs.items():
+        cpu = statistics.median(r["cpu"] / r["calls"] for r in measured)
+        rate = statistics.median(r["calls"] / r["wall"] for r in measured)
+        floor = cpu if client == "aiohttp" else floor
+        report.row(
+            **{
+                "latency ms": round(latency * 1_000),
+                "concurrency": concurrency,
+                "client": client,
+                "CPU us/call": round(cpu * 1e6),
+                "x aiohttp": None if floor is None else round(cpu / floor, 2),
+                "calls/s": round(rate),
+                "of possible": round(rate * latency / concurrency, 3) if latency else None,
+                "peak MB": round(statistics.median(r["mb"] for r in measured)),
+            }
+        )
 
 
 def main(argv: list[str]) -> None:
@@ -237,34 +286,7 @@ def main(argv: list[str]) -> None:
             report.note(f"{c} is not installed: pip install 'testnuc[bench]'")
     for latency in map(float, arguments.latency.split(",")):
         for concurrency in map(int, arguments.concurrency.split(",")):
-            runs: dict[str, list[dict[str, float]]] = {client: [] for client in clients}
-            with serve_in_process(_LABELS, latency=latency) as server:
-                # in turn, so that a noisy moment of the machine hits all
-                for _ in range(arguments.rounds):
-                    for client in clients:
-                        n = max(arguments.calls // _SLOW.get(client, 1), 2 * concurrency)
-                        result = _measure(client, server.base_url, n, concurrency, arguments.loop)
-                        runs[client].append({**result, "calls": n})
-            floor = (
-                statistics.median(r["cpu"] / r["calls"] for r in runs.get("aiohttp", []))
-                if (runs.get("aiohttp"))
-                else None
-            )
-            for client in clients:
-                cpu = statistics.median(r["cpu"] / r["calls"] for r in runs[client])
-                rate = statistics.median(r["calls"] / r["wall"] for r in runs[client])
-                report.row(
-                    **{
-                        "latency ms": round(latency * 1_000),
-                        "concurrency": concurrency,
-                        "client": client,
-                        "CPU us/call": round(cpu * 1e6),
-                        "x aiohttp": None if floor is None else round(cpu / floor, 2),
-                        "calls/s": round(rate),
-                        "of possible": round(rate * latency / concurrency, 3) if latency else None,
-                        "peak MB": round(statistics.median(r["mb"] for r in runs[client])),
-                    }
-                )
+            _compare(clients, latency, concurrency, arguments, report)
     report.show()
     if arguments.json:
         report.write(arguments.json)

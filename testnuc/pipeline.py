@@ -16,7 +16,7 @@ from testnuc.contexts import Contexts
 from testnuc.protocols import Matches, PoolText
 from testnuc.questions import Questions
 from testnuc.trust import MIN_PREDICTIONS
-from testnuc.window import Snapshot, Window, placed
+from testnuc.window import Snapshot, Window, numbers_of, placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -241,7 +241,7 @@ class Pipeline:
         together: bool,
     ) -> Matches:
         batch = {entry.hash for entry in texts} if together else set()
-        parts = []
+        matches: Matches | None = None
         for start in range(0, len(texts), _SEARCH):
             part = slice(start, start + _SEARCH)
             hashes = [entry.hash for entry in texts[part]]
@@ -249,10 +249,15 @@ class Pipeline:
                 found = await self._search_stored(vectors[part], hashes, upto, batch)
             else:
                 found = await self._pool.search(vectors[part], self.k, exclude=hashes, upto=upto)
-            parts.append(found)
-        return Matches(
-            np.concatenate([p.ids for p in parts]), np.concatenate([p.similarities for p in parts])
-        )
+            if len(found.ids) == len(texts):
+                return found
+            if matches is None:
+                # made once at full length: joining parts would hold everything twice
+                shape = (len(texts), found.ids.shape[1])
+                matches = Matches(np.empty(shape, np.int64), np.empty(shape, np.float32))
+            matches.ids[part] = found.ids
+            matches.similarities[part] = found.similarities
+        return _nobody(0) if matches is None else matches
 
     async def _search_stored(
         self,
@@ -318,8 +323,7 @@ class Pipeline:
 
     async def _window(self, texts: Sequence[PoolText], matches: Matches) -> Window:
         """Give each text a place: own texts first, then the neighbors that are none of them."""
-        ids = await _aside(len(texts), np.unique, matches.ids)
-        ids = ids[ids >= 0]
+        ids = await _aside(len(texts), numbers_of, matches)
         others = await self._pool.fetch(ids)
         window: Window = await _aside(
             len(texts), placed, self.labels, self.counting, texts, ids, others, matches

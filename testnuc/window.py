@@ -247,6 +247,20 @@ class Window:
         return [*ends[:-1], width]
 
 
+def numbers_of(matches: Matches) -> NDArray[np.int64]:
+    """Return the pool's numbers of all neighbors, each once, ascending."""
+    ids = matches.ids
+    highest = int(ids.max(initial=-1))
+    if highest >= 16 * ids.size:
+        found = np.unique(ids)
+        return found[found >= 0]
+    # a byte for each number is less than a sorted copy of all neighbors
+    seen = np.zeros(highest + 2, dtype=np.bool_)
+    seen[ids.reshape(-1)] = True
+    seen[-1] = False  # where the -1 went
+    return np.flatnonzero(seen)
+
+
 def placed(
     labels: LabelSet,
     counting: Counting,
@@ -266,7 +280,7 @@ def placed(
     others : sequence of PoolText
         The texts with these numbers.
     matches : Matches
-        Numbers and similarities of the neighbors of each text.
+        Numbers and similarities of the neighbors of each text; overwritten with their places.
     """
     entries = list(texts)
     places = {entry.hash: place for place, entry in enumerate(entries)}
@@ -279,10 +293,11 @@ def placed(
         elif entry.label is not None:
             entries[place] = entry
         place_of[at] = place
-    neighbors = np.full(matches.ids.shape, -1, dtype=np.int64)
-    filled = matches.ids >= 0
-    neighbors[filled] = place_of[np.searchsorted(ids, matches.ids[filled])]
-    return Window(labels, counting, entries, len(texts), neighbors, matches.similarities)
+    for start in range(0, len(texts), _BLOCK):
+        block = matches.ids[start : start + _BLOCK]
+        filled = block >= 0
+        block[filled] = place_of[np.searchsorted(ids, block[filled])]
+    return Window(labels, counting, entries, len(texts), matches.ids, matches.similarities)
 
 
 def load_kernels(labels: LabelSet, counting: Counting) -> None:

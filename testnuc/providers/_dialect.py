@@ -23,7 +23,7 @@ _REFUSED = re.compile(
 _SAMPLING = re.compile(r"\b(temperature|top_p)\b")
 _LIMIT = re.compile(rf"\b({'|'.join(LIMITS)})\b")
 _USE_LIMIT = re.compile(rf"use\W+({'|'.join(LIMITS)})\b")
-_SYSTEM = re.compile(r"system\W+(role|message|prompt|instruction)|role\W+system")
+_SYSTEM = re.compile(r"system\W+(role|message|prompt|instruction)|\brole\b[^.;]{0,40}\bsystem\b")
 _STRUCTURE = re.compile(
     r"response_?format|schema|structured[_ ]?output|output_config|output_format|json_object"
     r"|json[_ ]mode|guided|grammar|\benum\b"

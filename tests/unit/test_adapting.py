@@ -113,9 +113,16 @@ def test_the_limit_is_renamed(limit):
     assert "max_tokens" in sent(provider, asked)
 
 
-def test_models_without_a_system_role():
+@pytest.mark.parametrize(
+    "said",
+    [
+        "System role not supported",
+        "Unsupported value: 'messages[0].role' does not support 'system' with this model.",
+    ],
+)
+def test_models_without_a_system_role(said):
     provider, asked = OpenAI("gemma", base_url=LOCAL), request()
-    assert provider.adapt(refuse(provider, "System role not supported"))
+    assert provider.adapt(refuse(provider, said))
     assert sent(provider, asked)["messages"] == [
         {"role": "user", "content": f"{asked.task.system}\n\n{asked.user}"}
     ]

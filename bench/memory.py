@@ -1,0 +1,108 @@
+"""What a large `classify_many` takes in memory, above its texts, embeddings and results."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench._report import Report
+from testnuc import Results, TestNUC
+from testnuc.testing import serve_in_process
+
+_LABELS = [f"intent number {i}" for i in range(77)]
+#: Texts before the run: what is loaded and compiled once is not memory of a text.
+_WARM = 3_000
+_MB = 1 << 20
+
+
+class _Given:
+    """An embedder that looks vectors up: its own memory is there before the run."""
+
+    name = "bench/given"
+
+    def __init__(self, texts: Sequence[str], dim: int) -> None:
+        rng = np.random.default_rng(0)
+        centers = rng.normal(size=(500, dim)).astype(np.float32)
+        self.dim = dim
+        self.vectors = centers[rng.integers(0, 500, len(texts))]
+        self.vectors += 0.5 * rng.normal(size=self.vectors.shape).astype(np.float32)
+        self._at = {text: i for i, text in enumerate(texts)}
+
+    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        return self.vectors[[self._at[text] for text in texts]]
+
+
+def _status(key: str) -> float:
+    """Return a line of the process's status, in MB: VmRSS now, VmHWM the peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{key}:"))
+
+
+def _size(results: Results) -> float:
+    """Return the MB of what the results hold: neighbors, votes and predictions."""
+    rows: Any = results._rows
+    window, vote = rows._window, rows._result
+    arrays = [window.neighbors, window.similarities, *window.answers()]
+    arrays += [vote.label, vote.share, vote.margin, vote.weight, vote.voters]
+    size: float = sum(array.nbytes for array in arrays)
+    size += sum(sys.getsizeof(p) + sys.getsizeof(p.confidence) for p in window.predictions)
+    return size / _MB
+
+
+async def _run(n: int, dim: int, report: Report) -> None:
+    texts = [f"message {i}: what a customer writes {i % 977} about {i % 313}" for i in range(n)]
+    embedder = _Given(texts, dim)
+    with serve_in_process(_LABELS) as server:
+        options: dict[str, Any] = {
+            "model": "openai/test",
+            "base_url": server.base_url,
+            "api_key": "key",
+            "embedder": embedder,
+        }
+        async with TestNUC(_LABELS, **options) as nuc:
+            await nuc.classify_many(texts[:_WARM])
+        async with TestNUC(_LABELS, **options) as nuc:
+            gc.collect()
+            before = _status("VmRSS")
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            results = await nuc.classify_many(texts)
+            peak = _status("VmHWM") - before
+            assert results.usage.calls == n, "each text is asked about once"
+            assert None not in results.labels
+    embeddings, held = n * dim * 4 / _MB, _size(results)
+    report.row(
+        **{
+            "texts": n,
+            "dim": dim,
+            "peak MB": round(peak),
+            "embeddings MB": round(embeddings),
+            "results MB": round(held),
+            "above MB": round(peak - embeddings - held),
+            "seconds": round(results.seconds),
+        }
+    )
+
+
+def main(argv: list[str]) -> None:
+    """Label many texts against a server in another process and look at the memory's peak."""
+    parser = argparse.ArgumentParser(prog="python -m bench memory", description=__doc__)
+    parser.add_argument("--texts", type=int, default=100_000)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--json", help="write the result to this file")
+    arguments = parser.parse_args(argv)
+    if not Path("/proc/self/clear_refs").exists():
+        sys.exit("bench memory: needs Linux, which tells a process its peak")
+    report = Report("memory", "classify_many in one process, the server in another; memory store")
+    asyncio.run(_run(arguments.texts, arguments.dim, report))
+    report.note("Texts lie in memory before; embeddings are counted once, as float32.")
+    report.show()
+    if arguments.json:
+        report.write(arguments.json)
