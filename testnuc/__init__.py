@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from testnuc.methods.topk_icl import TopKICL, TopKICLP
     from testnuc.results import (
         Classification,
+        Estimate,
+        LaneEstimate,
         Neighbor,
         PoolStats,
         Prediction,
@@ -99,7 +101,16 @@ _HOMES = {
     "methods.self_consistency": ("SelfConsistency",),
     "methods.standard": ("StandardPrompting",),
     "methods.topk_icl": ("TopKICL", "TopKICLP"),
-    "results": ("Classification", "Neighbor", "PoolStats", "Prediction", "Results", "Usage"),
+    "results": (
+        "Classification",
+        "Estimate",
+        "LaneEstimate",
+        "Neighbor",
+        "PoolStats",
+        "Prediction",
+        "Results",
+        "Usage",
+    ),
     "trust": ("Calibration", "Diagnosis", "Review", "Tuning", "review_queue"),
     "voting": ("VotePolicy", "VoteResult", "decided", "vote", "vote_curve", "vote_pool"),
 }
@@ -121,8 +132,10 @@ __all__ = [
     "Diagnosis",
     "EmbeddingError",
     "EmptyReplyError",
+    "Estimate",
     "InvalidInputError",
     "LabelSet",
+    "LaneEstimate",
     "MismatchedReplyError",
     "MissingDependencyError",
     "Neighbor",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from testnuc import embedders, methods, providers, stores
 from testnuc.asking import Asker
 from testnuc.asks import Board
+from testnuc.batch import BatchLane, has_batches
 from testnuc.embedding import Embedding, embedder_name
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.estimating import Estimator
@@ -34,7 +35,7 @@ from testnuc.pool import Pool
 from testnuc.progress import Progress
 from testnuc.prompts import valid_text
 from testnuc.protocols import PoolText, WireProvider
-from testnuc.results import Classification, PoolStats, Results, Usage
+from testnuc.results import Classification, Estimate, PoolStats, Results, Usage
 from testnuc.streaming import stream_windows
 from testnuc.transport import Transport
 from testnuc.trust import MAX_NEIGHBORS, MIN_PREDICTIONS, Calibration, Counting, calibrate
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from types import TracebackType
 
-    from testnuc.batch import BatchLane
     from testnuc.protocols import Embedder, Index, Method, Provider, Store
     from testnuc.trust import Diagnosis, Tuning
     from testnuc.voting import VotePolicy
@@ -213,7 +213,8 @@ class TestNUC:
         self._pool: Index = Pool() if stored is None else stored
         self._embedding = Embedding(self._embedder, self._store, self._pool)
         provider = self._provider(model, base_url, api_key)
-        price = Price.of(provider.name, provider.model, getattr(provider, "url", None))
+        url = getattr(provider, "url", None)
+        price = Price.of(provider.name, provider.model, url)
         require_price(budget, price, f"{provider.name}/{provider.model}")
         self._meter = Meter()
         self._transport = Transport(
@@ -264,14 +265,19 @@ class TestNUC:
             store=self._store,
             join_pool=join_pool,
         )
+        method_ = self._pipeline.method
         self._estimator = Estimator(
             asker,
             self._store,
             self._pool,
-            self._pipeline.method,
+            method_,
             neighbors_of_each=self.k if neighbors == "predict" else 0,
             texts_per_call=texts_per_call,
             price=price,
+            batch_price=Price.of(provider.name, provider.model, url, batch=True),
+            batches=has_batches(provider),
+            stages=1 + method_.labeled + (self.policy is None and neighbors == "predict"),
+            rate_limit=rate_limit,
         )
         self.model = f"{provider.name}/{provider.model}"
         self._opening: asyncio.Task[None] | None = None
@@ -401,8 +407,8 @@ class TestNUC:
         finally:
             bar.close()
 
-    async def estimate(self, texts: Iterable[str]) -> Usage:
-        """Tell calls, tokens and US dollars of `classify_many` before anything is sent.
+    async def estimate(self, texts: Iterable[str]) -> Estimate:
+        """Tell calls, tokens, US dollars and time of `classify_many` before anything is sent.
 
         Nothing is embedded, sent or added. The calls are those of the distinct texts without a
         stored prediction, and an upper bound where the pool holds other texts without one
@@ -416,10 +422,11 @@ class TestNUC:
 
         Returns
         -------
-        Usage
-            Tokens of the prompts by the provider's own estimate, those of the answers by what a
-            typical one has: a model that thinks before it answers uses more. ``usd`` is None for a
-            model without a known price, tokens are None for a provider that does not estimate.
+        Estimate
+            Of the live lane; its ``lanes`` compare it with the batch lane, where the provider has
+            one. Tokens of the prompts by the provider's own estimate, those of the answers by what
+            a typical one has: a model that thinks before it answers uses more. ``usd`` is None for
+            a model without a known price, tokens are None for a provider that does not estimate.
 
         Raises
         ------
@@ -639,33 +646,18 @@ class TestNUC:
 
     def _open_lane(self) -> None:
         """Make the batch lane, once; refuses what cannot have one before anything is sent."""
-        if self._lane is not None:
-            return
-        from testnuc.batch import BatchLane
-
-        provider = self._asker.provider
-        url = getattr(provider, "url", None)
-        per_call = self._estimator.texts_per_call
-        self._lane = BatchLane(
-            self._asker,
-            self._store,
-            self._transport,
-            policy=self._batches,
-            price=Price.of(provider.name, provider.model, url, batch=True),
-            per_call=per_call,
-            live=self._max_concurrency,
-        )
-        self._pipeline.lanes["batch"] = Fanout(
-            self._lane.answer,
-            self._store,
-            self._scope,
-            meter=self._meter,
-            workers=self._batches.in_flight,
-            per_call=self._lane.per_bundle,
-            drain=0.0,
-            mixed=True,
-            board=self._board,
-        )
+        if self._lane is None:
+            self._lane = BatchLane(
+                self._asker,
+                self._store,
+                self._transport,
+                policy=self._batches,
+                price=self._estimator.batch_price,
+                per_call=self._estimator.texts_per_call,
+                live=self._max_concurrency,
+                board=self._board,
+            )
+            self._pipeline.lanes["batch"] = self._lane.fanout
 
     async def _ready(self) -> None:
         if self._closed:

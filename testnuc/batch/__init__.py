@@ -15,7 +15,8 @@
 
 from __future__ import annotations
 
+from testnuc.batch.apis import has_batches
 from testnuc.batch.lane import BatchLane
 from testnuc.batch.records import BatchStore
 
-__all__ = ["BatchLane", "BatchStore"]
+__all__ = ["BatchLane", "BatchStore", "has_batches"]

@@ -20,6 +20,7 @@ __all__ = [
     "QueueFullError",
     "RemoteBatch",
     "batch_api",
+    "has_batches",
     "poll_after",
 ]
 
@@ -147,6 +148,14 @@ def batch_api(provider: object, exchanges: Exchanges) -> BatchAPI:
         f"lane='batch' needs a provider with a batch API, and {name!r} has none that testnuc "
         "speaks; use an openai/.. or anthropic/.. model, or lane='live'"
     )
+
+
+def has_batches(provider: object) -> bool:
+    """Whether a provider has a batch API that we speak."""
+    from testnuc.providers.anthropic import Anthropic
+    from testnuc.providers.openai import OpenAI
+
+    return isinstance(provider, Anthropic | OpenAI)
 
 
 def poll_after(headers: Mapping[str, str]) -> float | None:

@@ -15,13 +15,14 @@ from testnuc.batch.queueing import TokenQueue
 from testnuc.batch.records import facts_of, pack, require_batches, unpack
 from testnuc.batch.rounds import Rounds
 from testnuc.errors import BudgetExceededError, ProviderError
+from testnuc.fanout import Fanout
 from testnuc.protocols import StoredBatch, StoredPrediction, WireProvider
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
     from testnuc.asking import Asker
-    from testnuc.asks import Ask, Outcome
+    from testnuc.asks import Ask, Board, Outcome
     from testnuc.batch.filling import Load, Pack
     from testnuc.limits import BatchPolicy, Price, Reservation
     from testnuc.protocols import Store, TokenUsage
@@ -54,6 +55,8 @@ class BatchLane:
         Most texts in a request.
     live : int
         Most calls at a time where the rest is asked live.
+    board : Board, optional
+        What the other lanes of the client ask just now.
     sleep, wall : callable
         For tests.
 
@@ -73,6 +76,7 @@ class BatchLane:
         price: Price | None,
         per_call: int,
         live: int,
+        board: Board | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -102,17 +106,25 @@ class BatchLane:
         self._bringing: dict[bytes, asyncio.Task[Outcomes]] = {}
         self._tasks: set[asyncio.Task[Outcomes]] = set()
         self._creating: set[asyncio.Task[StoredBatch]] = set()
+        most = min(policy.max_requests or self._api.max_requests, self._api.max_requests)
+        #: Gives asks to `answer`, as many at once as fill a batch.
+        self.fanout = Fanout(
+            self.answer,
+            store,
+            asker.scope,
+            meter=transport.meter,
+            workers=policy.in_flight,
+            per_call=most * per_call,
+            # batches outlive the client: there is nothing to wait for
+            drain=0.0,
+            mixed=True,
+            board=board,
+        )
         if not getattr(store, "durable", True):
             _log.warning(
                 "the store is in memory: if this process ends before its batches do, their "
                 "answers are lost; give store='path.db'"
             )
-
-    @property
-    def per_bundle(self) -> int:
-        """How many asks to give to `answer` at once: as many as fill a batch."""
-        most = self._policy.max_requests or self._api.max_requests
-        return min(most, self._api.max_requests) * self._per_call
 
     async def resume(self) -> None:
         """Take up the batches that earlier processes left open, or others have under way."""
