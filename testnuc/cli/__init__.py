@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import typer
 
+from testnuc.cli.batch import batch
 from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, TestNUCError
 
 __all__ = ["app", "main"]
@@ -23,6 +24,7 @@ app = typer.Typer(
 
 store = typer.Typer(help="Move a store to another place, or look at it.", no_args_is_help=True)
 app.add_typer(store, name="store")
+app.add_typer(batch, name="batch")
 
 _STORE = typer.Argument(
     help="Path of an SQLite store, or postgresql://..", metavar="STORE", show_default=False
