@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from testnuc.limits import BatchPolicy, Price
     from testnuc.protocols import StoredBatch, StoredPrediction, TokenUsage
 
-__all__ = ["Courier", "Outcomes"]
+__all__ = ["Courier", "Outcomes", "UntoldError"]
 
 #: Key -> what came of it.
 Outcomes = dict[bytes, "Outcome"]
@@ -44,13 +44,27 @@ Outcomes = dict[bytes, "Outcome"]
 _log = logging.getLogger("testnuc.batch")
 
 _GONE = 404
-#: How often a creation is tried.
+#: How often a creation is tried while no other batch is under way.
 _CREATIONS = 10
 _GROWTH = 1.5
 #: Seconds to go on asking for a batch while the provider fails.
 _PATIENCE = 3_600.0
 #: Predictions stored at a time.
 _CHUNK = 1_000
+
+
+class UntoldError(Exception):
+    """A creation failed in a way that does not tell whether there is a batch now.
+
+    Parameters
+    ----------
+    error : ProviderError
+        How it failed.
+    """
+
+    def __init__(self, error: ProviderError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Courier:
@@ -103,23 +117,23 @@ class Courier:
         Raises
         ------
         ProviderError
-            The provider does not take it; nothing of it is left, unless nobody knows.
+            The provider does not take it; nothing was created.
+        UntoldError
+            It may have been created: `adopt` tells.
         """
         await self._store.put_batch(batch, self._owner, self._policy.grace)
-        name = batch.id.hex()
         try:
             async with self._held(batch):
-                prepared = await self.api.prepare(name, lines)
+                prepared = await self.api.prepare(batch.id.hex(), lines)
                 remote_id = await self._created(batch, prepared, busy)
-        except ProviderError as error:
-            if not _unknown(error):
-                await self._store.end_batch(batch.id, "refused", Usage())
+        except ProviderError:
+            await self._store.end_batch(batch.id, "refused", Usage())
             raise
         await self._store.note_batch(batch.id, remote_id)
         return replace(batch, remote_id=remote_id)
 
     async def _created(self, batch: StoredBatch, prepared: bytes, busy: Callable[[], bool]) -> str:
-        """Create a batch once: after a failure that leaves it open, look for it first."""
+        """Create a batch, once: only after a refusal it is tried again."""
         tries, pause = 0, self._policy.first_poll
         while True:
             if not await self._store.claim_batch(batch.id, self._owner, self._policy.grace):
@@ -130,16 +144,13 @@ class Courier:
             try:
                 return (await self.api.create(batch.id.hex(), prepared)).id
             except ProviderError as error:
-                if not busy() or not isinstance(error, RateLimitedError):
-                    tries += 1
+                if error.retryable and not isinstance(error, RateLimitedError):
+                    raise UntoldError(error) from error
+                tries += not busy()
                 if not error.retryable or tries >= _CREATIONS:
                     raise
-                wait = max(error.retry_after or 0.0, 0.0) or pause
-                _log.info("a batch was not created (%s); again in %.0f s", error, wait)
-                if _unknown(error):
-                    found = await self._found(batch)
-                    if found is not None:
-                        return found
+                wait = error.retry_after or pause
+                _log.info("a batch was refused for now (%s); again in %.0f s", error, wait)
             await self._sleep(wait)
             pause = min(pause * _GROWTH, self._policy.longest_poll)
 
@@ -159,7 +170,7 @@ class Courier:
                 _log.info("batch %s was found at the provider: %s", batch.id.hex(), found)
                 await self._store.note_batch(batch.id, found)
                 return replace(batch, remote_id=found)
-            await self._sleep(self._policy.grace / 10)
+            await self._sleep(min(self._policy.first_poll, self._policy.grace / 10))
             now = [b for b in await self._store.batches(batch.scope) if b.id == batch.id]
             if not now:
                 return None
@@ -263,8 +274,3 @@ class Courier:
                 failing, wait = 0.0, remote.poll_after
             await self._sleep(pause if wait is None else wait)
             pause = min(pause * _GROWTH, self._policy.longest_poll)
-
-
-def _unknown(error: ProviderError) -> bool:
-    """Whether a creation that failed like this may have created the batch all the same."""
-    return error.retryable and not isinstance(error, RateLimitedError)

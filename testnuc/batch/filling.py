@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from testnuc.limits import Price
     from testnuc.protocols import WireProvider
 
-__all__ = ["Load", "Pack", "loads", "packs"]
+__all__ = ["Filler", "Load", "Pack", "packs"]
 
 #: The asks of one request: about distinct texts.
 Pack = tuple["Ask", ...]
+#: The part of the provider's bytes that is used: a request may be written a little differently
+#: when it is sent, and some bytes are around it.
+_FULL = 0.98
 #: Requests written between two turns of the event loop.
 _TURN = 500
 
@@ -33,8 +36,7 @@ class Load:
 
     id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     packs: list[Pack] = field(default_factory=list)
-    #: The requests as the provider takes them; given up once it has them.
-    lines: list[bytes] = field(default_factory=list)
+    #: Bytes of the requests.
     size: int = 0
     #: Estimated input tokens, most output tokens, and what they cost at most in 1e-12 US dollars.
     input_tokens: int = 0
@@ -74,53 +76,68 @@ def packs(asks: Iterable[Ask], per_call: int, alone: Collection[bytes] = ()) -> 
         yield tuple(together)
 
 
-async def loads(
-    requests: Iterable[Pack],
-    asker: Asker,
-    provider: WireProvider,
-    api: BatchAPI,
-    *,
-    price: Price | None,
-    most_requests: int | None,
-    most_tokens: int | None,
-) -> AsyncIterator[Load]:
-    """Yield batches, each as full as the limits allow; a request beyond them has one for itself.
+@dataclass(frozen=True, slots=True)
+class Filler:
+    """Puts requests together to batches, and writes them.
+
+    They are written twice, to know their size and to be sent: what waits to be sent may be ten
+    times what can be held in memory.
 
     Parameters
     ----------
-    requests : iterable of Pack
     asker : Asker
     provider : WireProvider
-        Writes the requests.
     api : BatchAPI
-        Whose limits are held, too.
+        Whose limits are held.
     price : Price, optional
-    most_requests, most_tokens : int, optional
+    most_requests : int, optional
+        The user's own limit.
     """
-    most = min(api.max_requests, most_requests or api.max_requests)
-    load = Load()
-    for written, pack in enumerate(requests, 1):
-        request = asker.request(pack)
-        sent, received = provider.reserve(request)
-        body = provider.encode(request)
-        line = api.line(custom_id(load.id.hex(), len(load.packs)), body)
-        full = (
-            len(load.packs) >= most
-            or load.size + len(line) + 2 > api.max_bytes - _TURN
-            or (most_tokens is not None and load.input_tokens + sent > most_tokens)
-        )
-        if full and load.packs:
+
+    asker: Asker
+    provider: WireProvider
+    api: BatchAPI
+    price: Price | None
+    most_requests: int | None
+
+    async def loads(self, requests: Iterable[Pack], most_tokens: int | None) -> AsyncIterator[Load]:
+        """Yield batches as full as the limits allow; a request beyond them has one for itself."""
+        api = self.api
+        most = min(api.max_requests, self.most_requests or api.max_requests)
+        most_bytes = int(_FULL * api.max_bytes)
+        load = Load()
+        for done, pack in enumerate(requests, 1):
+            request = self.asker.request(pack)
+            sent, received = self.provider.reserve(request)
+            size = len(self._line(load, len(load.packs), pack))
+            full = (
+                len(load.packs) >= most
+                or load.size + size > most_bytes
+                or (most_tokens is not None and load.input_tokens + sent > most_tokens)
+            )
+            if full and load.packs:
+                yield load
+                load = Load()
+            load.packs.append(pack)
+            load.size += size
+            load.input_tokens += sent
+            load.output_tokens += received
+            if self.price is not None:
+                load.pico_usd += self.price.worst(sent, received)
+            if done % _TURN == 0:
+                await asyncio.sleep(0)
+        if load.packs:
             yield load
-            load = Load()
-            line = api.line(custom_id(load.id.hex(), 0), body)
-        load.packs.append(pack)
-        load.lines.append(line)
-        load.size += len(line) + 2
-        load.input_tokens += sent
-        load.output_tokens += received
-        if price is not None:
-            load.pico_usd += price.worst(sent, received)
-        if written % _TURN == 0:
-            await asyncio.sleep(0)
-    if load.packs:
-        yield load
+
+    async def lines(self, load: Load) -> list[bytes]:
+        """Return the requests of a batch as the provider takes them."""
+        lines: list[bytes] = []
+        for number, pack in enumerate(load.packs):
+            lines.append(self._line(load, number, pack))
+            if number % _TURN == 0:
+                await asyncio.sleep(0)
+        return lines
+
+    def _line(self, load: Load, number: int, pack: Pack) -> bytes:
+        body = self.provider.encode(self.asker.request(pack))
+        return self.api.line(custom_id(load.id.hex(), number), body)

@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 from testnuc.batch.apis import QueueFullError, batch_api
-from testnuc.batch.courier import Courier, Outcomes
-from testnuc.batch.filling import loads, packs
+from testnuc.batch.courier import Courier, Outcomes, UntoldError
+from testnuc.batch.filling import Filler, packs
 from testnuc.batch.joining import Reader
 from testnuc.batch.queueing import TokenQueue
 from testnuc.batch.records import facts_of, pack, require_batches, unpack
@@ -19,7 +19,7 @@ from testnuc.fanout import Fanout
 from testnuc.protocols import StoredBatch, StoredPrediction, WireProvider
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from testnuc.asking import Asker
     from testnuc.asks import Ask, Board, Outcome
@@ -98,6 +98,8 @@ class BatchLane:
             self._api, reader, self._store, policy=policy, price=price, sleep=sleep
         )
         self._queue = TokenQueue(policy.max_enqueued_tokens)
+        self._filler = Filler(asker, provider, self._api, price, policy.max_requests)
+        self._writing = asyncio.Lock()
         self._slots = asyncio.Semaphore(policy.in_flight)
         self._live = asyncio.Semaphore(live)
         #: Batches that this client knows of: not to be taken up again.
@@ -172,7 +174,8 @@ class BatchLane:
         """Return what the batches bring that are under way, and those that are sent now."""
         brought = {self._bringing[a.key] for a in asks if a.key in self._bringing}
         others = [ask for ask in asks if ask.key not in self._bringing]
-        async for load in self._loads(packs(others, self._per_call, frozenset(alone))):
+        requests = packs(others, self._per_call, frozenset(alone))
+        async for load in self._filler.loads(requests, self._queue.limit):
             await self._slots.acquire()
             keys = [ask.key for pack in load.packs for ask in pack]
             alone.update(pack[0].key for pack in load.packs if len(pack) == 1)
@@ -184,17 +187,6 @@ class BatchLane:
             found = await asyncio.shield(task)
             outcomes.update((key, found[key]) for key in wanted & found.keys())
         return outcomes
-
-    def _loads(self, requests: Iterable[Pack]) -> AsyncIterator[Load]:
-        return loads(
-            requests,
-            self._asker,
-            self._provider,
-            self._api,
-            price=self._price,
-            most_requests=self._policy.max_requests,
-            most_tokens=self._queue.limit,
-        )
 
     def _begin(self, work: Awaitable[Outcomes], keys: Sequence[bytes]) -> asyncio.Task[Outcomes]:
         async def bring() -> Outcomes:
@@ -262,7 +254,7 @@ class BatchLane:
         outcomes: Outcomes = {}
         half = len(load.packs) // 2
         for part in (load.packs[:half], load.packs[half:]):
-            async for smaller in self._loads(part):
+            async for smaller in self._filler.loads(part, self._queue.limit):
                 outcomes.update(await self._carry(smaller))
         return outcomes
 
@@ -277,22 +269,25 @@ class BatchLane:
             pack(load.items),
         )
         self._known.add(batch.id)
-        lines, load.lines = load.lines, []
-        creating = asyncio.create_task(
-            self._courier.create(batch, lines, lambda: self._queue.used > load.input_tokens)
-        )
-        del lines
-        self._creating.add(creating)
-        creating.add_done_callback(self._creating.discard)
+        # what is not billed for certain stays set aside for good
+        billed = False
         try:
-            # not to be cut off between the creation and the note of its id
-            batch = await asyncio.shield(creating)
+            try:
+                batch = await self._created(batch, load)
+            except UntoldError as untold:
+                billed = True
+                adopted = await self._courier.adopt(batch)
+                if adopted is None:
+                    billed = False
+                    await self._sleep(self._policy.first_poll)
+                    raise untold.error from None
+                batch = adopted
+            billed = True
             remote, outcomes, usages = await self._courier.follow(batch)
-        except BaseException as error:
+        except BaseException:
             self._known.discard(batch.id)
             if account is not None and reservation is not None:
-                refused = isinstance(error, ProviderError) and not error.retryable
-                (account.release if refused else account.keep)(reservation)
+                (account.keep if billed else account.release)(reservation)
             raise
         if isinstance(remote.error, QueueFullError):
             self._queue.refused(remote.error.limit)
@@ -301,6 +296,19 @@ class BatchLane:
         elif account is not None and reservation is not None:
             account.release(reservation)
         return outcomes
+
+    async def _created(self, batch: StoredBatch, load: Load) -> StoredBatch:
+        # one at a time: its requests may be hundreds of megabytes
+        async with self._writing:
+            lines = await self._filler.lines(load)
+            creating = asyncio.create_task(
+                self._courier.create(batch, lines, lambda: self._queue.used > load.input_tokens)
+            )
+            del lines
+            self._creating.add(creating)
+            creating.add_done_callback(self._creating.discard)
+            # not to be cut off between the creation and the note of its id
+            return await asyncio.shield(creating)
 
     def _count(
         self, usages: Sequence[TokenUsage | None], reservation: Reservation | None, requests: int

@@ -98,6 +98,7 @@ class BatchDesk:
         self.batches: dict[str, _Batch] = {}
         #: Creations that were asked for, whatever became of them.
         self.creations = 0
+        self.downloads = 0
         self._refused = 0
         self._chance = random.Random(7)  # noqa: S311 - no secret
 
@@ -127,10 +128,9 @@ class BatchDesk:
             case "POST", "files", None if name is None:
                 return self._upload(call)
             case "GET", "files", "content" if name in self.files or self._output(name):
-                self.options.told("download")
                 assert name is not None
                 body = self.files.get(name)
-                return Response(200, body if body is not None else self._output(name) or b"")
+                return self._download(body if body is not None else self._output(name) or b"")
             case "POST", "batches", None if name is None:
                 return self._create_openai(call)
             case "GET", "batches", None if name is None:
@@ -239,10 +239,9 @@ class BatchDesk:
         if verb == "cancel" and call.method == "POST":
             return self._cancel(name, self._anthropic_batch)
         if verb == "results":
-            self.options.told("download")
             if not batch.ended:
                 raise Problem(400, "The batch has not ended")
-            return Response(200, b"\n".join(batch.output + batch.errors) + b"\n")
+            return self._download(b"\n".join(batch.output + batch.errors) + b"\n")
         return self._retrieve(name, self._anthropic_batch)
 
     def _create_anthropic(self, call: Call) -> Response:
@@ -327,6 +326,14 @@ class BatchDesk:
         if not batch.ended:
             self._advance(batch)
         return self._told(shown(batch))
+
+    def _download(self, content: bytes) -> Response:
+        self.options.told("download")
+        self.downloads += 1
+        response = Response(200, content)
+        if self.downloads <= self.options.broken:
+            response.delivery = "reset-within"
+        return response
 
     def _cancel(self, name: str, shown: Callable[[_Batch], dict[str, Any]]) -> Response:
         self.options.told("cancel")

@@ -45,6 +45,8 @@ class Batches:
     lost : sequence of int
         Numbers of batches, from 0, that are created, but whose creation is not told: the connection
         is reset.
+    broken : int
+        How many downloads of results break off before the first that is whole.
     max_requests, max_bytes, enqueued_tokens : int, optional
         A batch beyond these is refused, or fails its validation, as at the provider. The last
         counts the tokens of all batches that have not ended.
@@ -64,6 +66,7 @@ class Batches:
     missing: float = 0.0
     refusals: int = 0
     lost: Sequence[int] = ()
+    broken: int = 0
     max_requests: int | None = None
     max_bytes: int | None = None
     enqueued_tokens: int | None = None

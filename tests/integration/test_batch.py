@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 
 import pytest
 
@@ -168,10 +170,12 @@ async def test_the_error_of_one_item_is_that_of_one_text(model, lane):
 
 
 async def test_what_fails_for_all_raises(model, lane):
-    async with LoopbackLLM(confident, api_key="other") as llm, lane(llm, model=model) as nuc:
-        with pytest.raises(AuthenticationError):
-            await nuc.classify_many(messages(250), lane="batch")
-        assert await nuc._store.batches() == []
+    store = MemoryStore()
+    async with LoopbackLLM(confident, api_key="other") as llm:
+        async with lane(llm, model=model, store=store) as nuc:
+            with pytest.raises(AuthenticationError):
+                await nuc.classify_many(messages(250), lane="batch")
+        assert await store.batches() == []
     async with LoopbackLLM(confident, model="other") as llm, lane(llm, model=model) as nuc:
         with pytest.raises(testnuc.UnknownModelError):
             await nuc.classify_many(messages(20), lane="batch")
@@ -365,6 +369,81 @@ async def test_bad_arguments_are_refused_before_anything_is_sent(client_of):
     for wrong in ({"rest": "soon"}, {"attempts": 0}, {"in_flight": None}, {"grace": -1}):
         with pytest.raises(InvalidInputError, match=next(iter(wrong))):
             BatchPolicy(**wrong)
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_what_another_process_creates_is_left_to_it_while_it_lives(model, lane, known):
+    texts = messages(60)
+    store = MemoryStore()
+    batches = Batches(polls=5)
+    async with LoopbackLLM(confident, batches=batches) as llm:
+        async with lane(llm, model=model, store=store) as nuc:
+            # as another process would: the batch is there, and its id is not noted yet
+            run = asyncio.create_task(nuc.classify_many(texts, lane="batch"))
+            await until(lambda: any(b.remote_id for b in store._batches.values()))
+            (batch,) = await store.batches()
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+        store._batches[batch.id] = replace(batch, remote_id=None)
+        store._holders[batch.id] = (b"another", time.monotonic() + (60 if known else 0.15))
+        async with lane(llm, model=model, store=store) as nuc:
+            run = asyncio.create_task(nuc.classify_many(texts, lane="batch"))
+            await asyncio.sleep(0.05)
+            assert llm.batches == 1
+            if known:
+                await store.note_batch(batch.id, batch.remote_id)
+            results = await run
+            assert not results.errors
+            assert (llm.batches, llm.calls, nuc.usage.calls) == (1, 60, 60)
+
+
+async def test_batches_of_others_are_not_taken_for_ours(lane):
+    model, store = "anthropic/claude-test", MemoryStore()
+    policy = {"max_requests": 40}
+    async with (
+        LoopbackLLM(confident, batches=Batches(lost=[0, 1, 2], polls=3)) as llm,
+        lane(llm, model=model, store=store, policy=policy) as ours,
+        lane(llm, model=model, policy=policy, temperature=0.1) as theirs,
+    ):
+        # three batches of the same size at the same time, and nobody was told an id
+        mine, others = await asyncio.gather(
+            ours.classify_many(messages(80), lane="batch"),
+            theirs.classify_many(messages(40), lane="batch"),
+        )
+        assert not mine.errors + others.errors
+        assert (llm.batches, llm.calls) == (3, 120)
+
+
+async def test_a_provider_that_is_away_for_a_while_is_waited_for(model, lane):
+    retry = testnuc.RetryPolicy(attempts=2, initial_wait=0.001)
+    batches = Batches(polls=100, broken=2)
+    async with (
+        LoopbackLLM(confident, batches=batches) as llm,
+        lane(llm, model=model, retry=retry, policy={"max_requests": 30}) as nuc,
+    ):
+        run = asyncio.create_task(nuc.classify_many(messages(90), lane="batch"))
+        await until(lambda: llm.batches == 3)
+        await llm.stop()
+        await asyncio.sleep(0.05)
+        await llm.start()
+        results = await run
+        assert not results.errors
+        assert llm.calls == nuc.usage.calls == 90
+
+
+async def test_a_batch_that_is_gone_is_sent_again(model, lane):
+    store = MemoryStore()
+    async with LoopbackLLM(confident, batches=Batches(polls=10_000)) as llm:
+        async with lane(llm, model=model, store=store) as nuc:
+            run = asyncio.create_task(nuc.classify_many(messages(30), lane="batch"))
+            await until(lambda: any(b.remote_id for b in store._batches.values()))
+            llm._desk.batches.clear()
+            llm._desk.options = Batches()
+            results = await run
+            assert not results.errors
+        ends = [b.outcome for b in await store.batches(ended=True)]
+        assert ends[0] == "gone"
+        assert len(ends) == 2
 
 
 async def test_an_exhausted_quota_ends_the_run(lane):
