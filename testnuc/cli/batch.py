@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import typer
 
-__all__ = ["batch"]
+__all__ = ["LANE", "REST", "batch"]
+
+_PANEL = "Batches"
+
+#: Options of commands that ask.
+LANE = typer.Option(
+    "live",
+    help="live, or batch: the provider's batch API, at half the price, within a day; see --store.",
+    rich_help_panel=_PANEL,
+)
+REST = typer.Option(
+    "batch",
+    help="What a batch leaves without an answer: sent in another (batch), asked live, or an error.",
+    rich_help_panel=_PANEL,
+)
 
 batch = typer.Typer(
     help="Look at the batches of a store, go on with them, or cancel them.", no_args_is_help=True

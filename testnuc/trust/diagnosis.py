@@ -41,6 +41,9 @@ class Decision:
     k: int
     #: Why, in words.
     reason: str
+    #: Label indices: a text that the LLM gave one of these keeps it, because near neighbors that
+    #: were kept out side against the vote there.
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 
 import numpy as np
@@ -166,3 +167,27 @@ async def test_stored_neighbors_and_no_joining():
             results = await nuc.classify_many([f"{g} 25" for g in range(30)])
     assert labeler.asked == len(TEXTS) + 30
     assert results[0].voters > 3
+
+
+async def test_many_callers_look_at_the_pool_once():
+    labeler, nuc = client(neighbors="stored")
+    looks = []
+    look = nuc._pipeline.diagnose
+
+    async def counted():
+        looks.append(len(nuc))
+        return await look()
+
+    nuc._pipeline.diagnose = counted
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SmallPoolWarning)
+        async with nuc:
+            # too few predictions: looked at again when there can be enough, not by every caller
+            for text in TEXTS[:100]:
+                await nuc.classify(text)
+            assert len(looks) < 25
+            await nuc.classify_many(TEXTS[100:800])
+            looks.clear()
+            await asyncio.gather(*(nuc.classify(f"{i % 60} {20 + i}") for i in range(600)))
+            assert 1 <= len(looks) <= 6
+    assert labeler.asked == 1_400

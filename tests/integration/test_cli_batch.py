@@ -139,3 +139,32 @@ def test_mistakes_are_told(left_behind, tmp_path):
         code, out, err = run_here("batch", "resume", path, key="wrong-key-123")
         assert code == 1
         assert "0 of 0" in err
+
+
+def test_a_file_is_labeled_in_the_batch_lane(tmp_path, monkeypatch):
+    source, target = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    source.write_text("\n".join(TEXTS) + "\n")
+    monkeypatch.setattr(
+        "testnuc.cli.clients.TestNUC",
+        lambda labels, **given: TestNUC(labels, **given | {"embedder": HashEmbedder()}),
+    )
+    batches = Batches(outcomes=["expired"], answered=0.5)
+    with LoopbackLLM(confident, batches=batches) as llm:
+        flags = ["--labels", ",".join(LABELS), "--model", "openai/test", "--policy", "weighted"]
+        flags += ["--base-url", llm.base_url, "--output", target, "--lane"]
+        code, _, err = run_here("classify", source, *flags, "batch")
+        assert code == 2
+        assert "--store" in err
+        flags += ["batch", "--store", tmp_path / "store.db"]
+        code, _, err = run_here("classify", source, *flags, "--rest", "never")
+        assert code == 2
+        assert "rest is 'never'" in err
+        assert llm.requests == 0
+        code, _, err = run_here("classify", source, *flags, "--rest", "live")
+        assert code == 0, err
+        assert "60 texts" in err
+        assert (llm.batches, llm.calls) == (1, 60)
+        assert len(target.read_text().splitlines()) == 60
+        code, _, err = run_here("classify", source, *flags[:-3], "fast")
+        assert code == 2
+        assert "lane is 'fast'" in err

@@ -1,0 +1,88 @@
+"""``testnuc serve``: labels over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from testnuc import embedders
+from testnuc.cli.clients import client_of
+from testnuc.cli.files import read_table
+from testnuc.cli.loop import run_to_end
+from testnuc.errors import ConfigurationError, InvalidInputError
+from testnuc.prompts import valid_text
+from testnuc.server import ServerSettings, Service, serve
+
+if TYPE_CHECKING:
+    from testnuc.protocols import Embedder
+
+__all__ = ["run"]
+
+_log = logging.getLogger("testnuc.server")
+
+
+def run(
+    *,
+    pool: str | None,
+    text_column: str,
+    token_file: str | None,
+    settings: dict[str, Any],
+    client: dict[str, Any],
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; exit code 1 if requests were cut off."""
+    limits = ServerSettings(token=_token(token_file), **settings)
+    texts = [] if pool is None else _texts(pool, text_column)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.captureWarnings(capture=True)
+    embedder = embedders.resolve(client["embedder"])
+    nuc = client_of(client, embedder=embedder)
+    service = Service(nuc, limits)
+
+    async def prepare() -> None:
+        if not client["embedder"].startswith("openai/"):
+            # the first request would wait for the model to load
+            await embedder.embed(["ready"])
+        if texts:
+            await nuc.add(texts)
+            _log.info("pool of %d texts", len(nuc))
+
+    async def run_service() -> bool:
+        try:
+            async with nuc:
+                return await serve(service, prepare=prepare, listening=_tell)
+        finally:
+            await _close(embedder)
+
+    if not run_to_end(run_service()):
+        sys.exit(1)
+
+
+def _tell(url: str) -> None:
+    print(f"testnuc: serving on {url}, see {url}/openapi.json", file=sys.stderr)  # noqa: T201
+
+
+def _token(file: str | None) -> str | None:
+    if file is None:
+        return os.environ.get("TESTNUC_TOKEN")
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigurationError(f"--token-file {file} cannot be read: {exc}") from exc
+
+
+def _texts(pool: str, text_column: str) -> list[str]:
+    table = read_table(pool, text_column)
+    for number, text in enumerate(table.texts, 1):
+        problem = valid_text(text)
+        if problem is not None:
+            raise InvalidInputError(f"{pool}, row {number}: the text {problem}")
+    return table.texts
+
+
+async def _close(embedder: Embedder) -> None:
+    close = getattr(embedder, "close", None)
+    if close is not None:
+        await close()

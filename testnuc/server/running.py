@@ -1,0 +1,188 @@
+"""A service from its first to its last second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from testnuc.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from testnuc.server.service import Service
+
+__all__ = ["serve"]
+
+_log = logging.getLogger("testnuc.server")
+
+#: Connections that wait to be accepted; the system may allow fewer.
+_BACKLOG = 1_024
+#: Seconds for answers that are made already to be sent.
+_LAST_BYTES = 5.0
+
+
+async def serve(
+    service: Service,
+    *,
+    prepare: Callable[[], Awaitable[object]] | None = None,
+    listening: Callable[[str], object] | None = None,
+) -> bool:
+    """Serve until SIGTERM or Ctrl-C, let requests under way finish, then return.
+
+    While `prepare` runs, ``/healthz`` is answered and ``/readyz`` says 503. After the signal,
+    ``/readyz`` says 503 again; a second signal ends what is under way.
+
+    Parameters
+    ----------
+    service : Service
+    prepare : callable, optional
+        Makes the client ready: loads a model, fills the pool. What it raises ends the service.
+    listening : callable, optional
+        Told the URL once there is one.
+
+    Returns
+    -------
+    bool
+        Whether all requests under way were finished.
+
+    Raises
+    ------
+    ConfigurationError
+        The address cannot be listened on.
+    """
+    settings = service.settings
+    runner = web.AppRunner(
+        service.app,
+        access_log=None,
+        # a call that nobody waits for any more need not be sent
+        handler_cancellation=True,
+        keepalive_timeout=settings.idle_timeout,
+        shutdown_timeout=_LAST_BYTES,
+        auto_decompress=False,
+    )
+    await runner.setup()
+    async with _cleaned(runner), _signals() as signals:
+        site = web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG)
+        try:
+            await site.start()
+        except OSError as exc:
+            raise ConfigurationError(
+                f"cannot listen on {settings.host}:{settings.port}: {exc.strerror or exc}; choose "
+                "another --port, or end what uses it"
+            ) from exc
+        if listening is not None:
+            listening(_url(runner))
+        sweeping = asyncio.create_task(_close_idle(service, runner), name="testnuc-sweep")
+        try:
+            await _until_signal(service, signals, prepare)
+            return await _drain(service, signals)
+        finally:
+            sweeping.cancel()
+            await asyncio.gather(sweeping, return_exceptions=True)
+
+
+async def _until_signal(
+    service: Service, signals: asyncio.Semaphore, prepare: Callable[[], Awaitable[object]] | None
+) -> None:
+    stop = asyncio.create_task(signals.acquire())
+    starting = asyncio.ensure_future(_start(service, prepare))
+    try:
+        await asyncio.wait([stop, starting], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            # raises what preparing raised
+            await starting
+            await stop
+    finally:
+        for task in (stop, starting):
+            task.cancel()
+        await asyncio.gather(stop, starting, return_exceptions=True)
+
+
+async def _start(service: Service, prepare: Callable[[], Awaitable[object]] | None) -> None:
+    if prepare is not None:
+        await prepare()
+    service.state = "ready"
+    _log.info("ready")
+
+
+async def _drain(service: Service, signals: asyncio.Semaphore) -> bool:
+    """Let requests finish; returns whether all did."""
+    service.state = "draining"
+    _log.info("ending: %d texts under way", service.queue.pending)
+    settings = service.settings
+    again = asyncio.create_task(signals.acquire())
+    try:
+        if settings.grace:
+            await asyncio.wait([again], timeout=settings.grace)
+        service.closing = True
+        empty = asyncio.create_task(service.queue.empty())
+        await asyncio.wait(
+            [again, empty], timeout=settings.drain_timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        finished = empty.done()
+        empty.cancel()
+    finally:
+        again.cancel()
+    if not finished:
+        _log.warning("ended with %d texts under way", service.queue.pending)
+        service.abort()
+    return finished
+
+
+async def _close_idle(service: Service, runner: web.AppRunner) -> None:
+    """Close connections that send no request, or do not take their answer.
+
+    aiohttp bounds the time between two requests, but neither that before the first one nor that of
+    a head or an answer that stands still.
+    """
+    idle = service.settings.idle_timeout
+    while True:
+        await asyncio.sleep(min(1.0, idle / 4))
+        assert runner.server is not None
+        now = time.monotonic()
+        connections = runner.server.connections
+        for gone in service.used.keys() - set(connections):
+            del service.used[gone]
+        for connection in connections:
+            since = service.used.setdefault(connection, now)
+            if since is not None and now - since > idle and connection.transport is not None:
+                # not close(), which would wait for what is buffered to be sent
+                connection.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def _cleaned(runner: web.AppRunner) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def _signals() -> AsyncIterator[asyncio.Semaphore]:
+    """Count the signals that tell the process to end."""
+    received = asyncio.Semaphore(0)
+    loop = asyncio.get_running_loop()
+    handled = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # not on Windows, where Ctrl-C cancels the main task; nor outside the main thread
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, received.release)
+            handled.append(number)
+    try:
+        yield received
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
+
+
+def _url(runner: web.AppRunner) -> str:
+    host, port = runner.addresses[0][:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

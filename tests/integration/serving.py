@@ -1,0 +1,67 @@
+"""A service on a real socket, and a provider whose answers can be held back."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from testnuc import TestNUC
+from testnuc.protocols import Answer, Reply, TokenUsage
+from testnuc.server import ServerSettings, Service, serve
+from testnuc.testing import HashEmbedder
+from tests.conftest import LABELS, confident
+
+JSON = {"Content-Type": "application/json"}
+
+
+class Held:
+    """Answers as `confident` does, but only while `gate` is set."""
+
+    name, model, identity = "held", "test", "1"
+
+    def __init__(self):
+        self.gate = asyncio.Event()
+        self.asked = []
+
+    async def answer(self, request):
+        self.asked += request.texts
+        await self.gate.wait()
+        return Reply(tuple(Answer(*confident(t)) for t in request.texts), TokenUsage(10, 5))
+
+    async def asked_for(self, texts):
+        """Wait until so many texts were asked."""
+        while len(self.asked) < texts:  # noqa: ASYNC110 - what is waited for is no event
+            await asyncio.sleep(0.001)
+
+
+def client(model, **more):
+    given = {"embedder": HashEmbedder(), "policy": "weighted", "k": 3, "max_concurrency": 8}
+    return TestNUC(LABELS, model, **{**given, **more})
+
+
+@asynccontextmanager
+async def served(nuc, page=None, prepare=None, **settings):
+    """Serve a client; yields the service and a session whose paths are relative to it."""
+    service = Service(nuc, ServerSettings(**{"port": 0, **settings}), page=page)
+    url = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(serve(service, prepare=prepare, listening=url.set_result))
+    async with nuc:
+        try:
+            await asyncio.wait([url, task], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                await task
+            timeout = aiohttp.ClientTimeout(total=20)
+            async with aiohttp.ClientSession(url.result(), timeout=timeout) as session:
+                yield service, session
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition, seconds=10):
+    """Wait for what is no event."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)

@@ -1,0 +1,101 @@
+"""``testnuc serve`` as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from testnuc.testing import LoopbackLLM
+from tests.conftest import LABELS, confident, messages
+
+pytest.importorskip("prometheus_client")
+
+#: The command line with an embedder that needs no model.
+SCRIPT = (
+    "import runpy\nfrom testnuc import embedders\nfrom testnuc.testing import HashEmbedder\n"
+    "embedders.resolve = lambda _: HashEmbedder()\n"
+    "runpy.run_module('testnuc', run_name='__main__')\n"
+)
+
+
+def start(*arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-X", "dev", "-c", SCRIPT, "serve", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OPENAI_API_KEY": "key", **environment},
+    )
+
+
+def told_address(process):
+    for line in process.stderr:
+        if "serving on" in line:
+            return line.split("serving on ")[1].split(",")[0]
+    raise AssertionError(process.wait())
+
+
+def ask(url, path, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as exc:
+        with exc:
+            return exc.code, json.loads(exc.read())
+
+
+def test_it_serves_and_ends_well(tmp_path):
+    pool, store = tmp_path / "pool.txt", tmp_path / "labels.db"
+    pool.write_text("\n".join(messages(30)))
+    with LoopbackLLM(confident) as llm:
+        options = (
+            "--port", 0, "--labels", ",".join(LABELS), "--model", "openai/test",
+            "--base-url", llm.base_url, "--pool", pool, "--store", store, "--policy", "weighted",
+        )  # fmt: skip
+        process = start(*options)
+        try:
+            url = told_address(process)
+            while ask(url, "/readyz")[0] != 200:
+                assert process.poll() is None
+                time.sleep(0.02)
+            status, answer = ask(url, "/v1/classify", {"text": "refund please, now"})
+            assert (status, answer["label"]) == (200, "refund")
+            assert answer["voters"] > 3
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    assert "Warning" not in err
+    assert store.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "says"),
+    [
+        (["--host", "0.0.0.0"], {}, "TESTNUC_TOKEN"),
+        (["--host", "0.0.0.0"], {"TESTNUC_TOKEN": "short"}, "fewer than 16"),
+        (["--token-file", "nowhere"], {}, "--token-file nowhere cannot be read"),
+        (["--pool", "nowhere.txt"], {}, "there is no file nowhere.txt"),
+        (["--max-pending", "10"], {}, "max_pending=10"),
+        (["--model", "gpt-4o"], {}, "openai/"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(arguments, environment, says):
+    process = start("--labels", "a,b", *arguments, **environment)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2, err
+    assert out == ""
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
