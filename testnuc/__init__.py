@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from testnuc.methods.self_consistency import SelfConsistency
     from testnuc.methods.standard import StandardPrompting
     from testnuc.methods.topk_icl import TopKICL, TopKICLP
+    from testnuc.report import read_marks
     from testnuc.results import (
         Classification,
         Estimate,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
         Results,
         Usage,
     )
+    from testnuc.sync import SyncTestNUC
     from testnuc.trust import Calibration, Diagnosis, Review, Tuning, review_queue
     from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
 
@@ -111,6 +113,8 @@ _HOMES = {
         "Results",
         "Usage",
     ),
+    "report": ("read_marks",),
+    "sync": ("SyncTestNUC",),
     "trust": ("Calibration", "Diagnosis", "Review", "Tuning", "review_queue"),
     "voting": ("VotePolicy", "VoteResult", "decided", "vote", "vote_curve", "vote_pool"),
 }
@@ -155,6 +159,7 @@ __all__ = [
     "SmallPoolWarning",
     "StandardPrompting",
     "StoreError",
+    "SyncTestNUC",
     "TestNUC",
     "TestNUCError",
     "TopKICL",
@@ -168,6 +173,7 @@ __all__ = [
     "VoteResult",
     "WeightedBestOfN",
     "decided",
+    "read_marks",
     "review_queue",
     "vote",
     "vote_curve",

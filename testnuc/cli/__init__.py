@@ -57,12 +57,21 @@ def classify(
     ),
     lane: str = LANE,
     rest: str = REST,
+    full: bool = typer.Option(False, "--full", help="Write neighbors, votes and usage, too."),  # noqa: FBT001, FBT003
 ) -> None:
     """Label the texts of a file; they vote on each other."""
     with _interruptible():
         from testnuc.cli.classify import run
 
-        run(file, text_column=text_column, output=output, client=client, lane=lane, rest=rest)
+        run(
+            file,
+            text_column=text_column,
+            output=output,
+            full=full,
+            client=client,
+            lane=lane,
+            rest=rest,
+        )
 
 
 @app.command()
@@ -160,6 +169,25 @@ def study(
             yes=yes,
             client={"model": model, "base_url": base_url, "embedder": embedder, "store": store},
         )
+
+
+@app.command()
+def report(
+    file: str = typer.Argument(
+        help="What `classify -o` wrote: .jsonl (with --full: all there is to see) or .csv.",
+        metavar="RESULTS",
+        show_default=False,
+    ),
+    output: str = typer.Option("report.html", "--output", "-o", help="A .html file."),
+    text_column: str = TEXT_COLUMN,
+    title: str | None = typer.Option(None, help="Default: the name of the file."),
+    most: int = typer.Option(20_000, help="Texts that are listed; of more, those to review first."),
+) -> None:
+    """Make a page to look at results with, and to mark them: one file for any browser."""
+    with _interruptible():
+        from testnuc.cli.report import run
+
+        run(file, output=output, text_column=text_column, title=title, most=most)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from testnuc.client import SmallPoolWarning
 from testnuc.errors import InvalidInputError
 from testnuc.limits import BatchPolicy
 from testnuc.prompts import valid_text
+from testnuc.records import run_record
 
 if TYPE_CHECKING:
     from testnuc.results import Results, Usage
@@ -27,6 +28,7 @@ def run(
     *,
     text_column: str,
     output: str | None,
+    full: bool,
     client: dict[str, Any],
     lane: Any = "live",
     rest: Any = "batch",
@@ -39,7 +41,7 @@ def run(
         )
     policy = BatchPolicy(rest=rest)
     table = read_table(file, text_column)
-    check_output(output, file)
+    check_output(output, file, full=full)
     problems = {at: p for at, text in enumerate(table.texts) if (p := valid_text(text))}
     valid = [at for at in range(len(table.rows)) if at not in problems]
     if not valid:
@@ -55,7 +57,8 @@ def run(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SmallPoolWarning)
         results = run_to_end(label())
-    write_results(output, table, dict(zip(valid, results, strict=True)), problems)
+    labeled = dict(zip(valid, results, strict=True))
+    write_results(output, table, labeled, problems, run=run_record(results) if full else None)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for warning in caught:
         if issubclass(warning.category, SmallPoolWarning):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from testnuc.errors import InvalidInputError
+from testnuc.records import cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -103,10 +104,12 @@ def read_labels(given: str) -> list[str] | dict[str, str]:
     raise InvalidInputError(f"{given} holds {type(value).__name__}; give a list or an object")
 
 
-def check_output(output: str | None, file: str) -> None:
+def check_output(output: str | None, file: str, *, full: bool = False) -> None:
     """Refuse an output that cannot be written, before anything is spent."""
     if output is None:
         return
+    if full and Path(output).suffix.lower() != ".jsonl":
+        raise InvalidInputError(f"{output} cannot hold neighbors and votes (--full); name a .jsonl")
     _kind(output)
     path = Path(output)
     if not path.parent.is_dir():
@@ -122,11 +125,19 @@ def write_results(
     table: Table,
     results: Mapping[int, Classification],
     problems: Mapping[int, str],
+    *,
+    run: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write each row with its label; JSON Lines to the terminal where no file is named."""
+    """Write each row with its label; JSON Lines to the terminal where no file is named.
+
+    With a record of the run all of each result is written, and the record after the last.
+    """
     rows = [
-        {**row, **_cells(results.get(at), problems.get(at))} for at, row in enumerate(table.rows)
+        {**row, **_cells(results.get(at), problems.get(at), full=run is not None)}
+        for at, row in enumerate(table.rows)
     ]
+    if run is not None:
+        rows.append(dict(run))
     kind = ".jsonl" if output is None else _kind(output)
     if kind == ".txt":
         text = "".join(f"{row['nuc_label'] or ''}\n" for row in rows)
@@ -144,9 +155,11 @@ def write_results(
         part.replace(whole)
 
 
-def _cells(result: Classification | None, problem: str | None) -> dict[str, Any]:
+def _cells(result: Classification | None, problem: str | None, *, full: bool) -> dict[str, Any]:
     if result is None:
         return dict.fromkeys(_COLUMNS) | {"nuc_error": problem}
+    if full:
+        return cells(result)
     own = result.prediction
     values = (
         result.label,
@@ -199,7 +212,8 @@ def _content(path: Path) -> str:
 
 def _json_lines(file: str, content: str) -> list[dict[str, Any]]:
     rows = []
-    for number, line in enumerate(content.splitlines(), 1):
+    # not splitlines: JSON may hold what else that takes for the end of a line, such as U+2028
+    for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
         try:
