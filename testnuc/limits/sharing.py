@@ -52,6 +52,9 @@ class Accounting(Protocol):
     def settle(self, reservation: Reservation, pico_usd: int, tokens: int, calls: int = 1) -> None:
         """Book what a call did cost."""
 
+    def book(self, pico_usd: int, tokens: int, calls: int) -> None:
+        """Book what was spent without a reservation."""
+
     def keep(self, reservation: Reservation) -> None:
         """Book the whole reservation."""
 

@@ -6,7 +6,7 @@
       └───────────────────────────────────────────── vote ─ rows with labels
 
 Each stage is a ``map_batches`` of Ray Data. `limits` holds what all workers share, in one named
-actor, and `line` is how they reach it; `board` holds the pool, in actors that are searched
+actor, and `line` is how they reach it; `shards` holds the pool, in actors that are searched
 together; `clients` are what asks and what votes; `stages` is what Ray runs, and `job` puts it
 together.
 """

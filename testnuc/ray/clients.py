@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from testnuc.limits import Budget, RateLimit
     from testnuc.protocols import Index, Reply, Request, Store
-    from testnuc.ray.board import Board, Vectors
     from testnuc.ray.line import Limits
+    from testnuc.ray.shards import Shards, Vectors
     from testnuc.results import Prediction
     from testnuc.trust import Decision, Diagnosis
     from testnuc.window import Window
@@ -192,7 +192,7 @@ class _NoModel:
 
 
 class _NoEmbedder:
-    """Stands where a client has its embedder: all vectors are on the board."""
+    """Stands where a client has its embedder: all vectors are in the shards."""
 
     name = "board"
 
@@ -207,12 +207,12 @@ class _NoEmbedder:
 
 
 class Voting(TestNUC):
-    """Votes on texts whose predictions, and those of their neighbors, are on the board.
+    """Votes on texts whose predictions, and those of their neighbors, are in the shards.
 
     Parameters
     ----------
     settings : Settings
-    board : Board
+    shards : Shards
     dim : int
         Length of a vector.
     decision : Decision, optional
@@ -220,16 +220,16 @@ class Voting(TestNUC):
     """
 
     def __init__(
-        self, settings: Settings, board: Board, dim: int, decision: Decision | None = None
+        self, settings: Settings, shards: Shards, dim: int, decision: Decision | None = None
     ) -> None:
         given = {name: v for name, v in settings.client.items() if name in _OF_VOTES}
         super().__init__(
             model=_NoModel(),
             embedder=_NoEmbedder(dim),
-            store=_with_pool(MemoryStore(), board),
+            store=_with_pool(MemoryStore(), shards),
             **given,
         )
-        self._board = board
+        self._shards = shards
         self._decision = decision
 
     async def vote(self, texts: Sequence[str]) -> Rows:
@@ -247,14 +247,14 @@ class Voting(TestNUC):
         if self._pipeline.counting.policy is not None:
             return None
         await self._ready()
-        entries = await self._board.sample(_SAMPLE)
+        entries = await self._shards.sample(_SAMPLE)
         window = await self._window(entries)
         diagnosis: Diagnosis = await asyncio.to_thread(window.diagnose)
         return diagnosis
 
     async def _window(self, entries: Sequence[PoolText]) -> Window:
         window = await self._pipeline.prepare(entries, together=True)
-        outcomes = await self._board.outcomes([entry.hash for entry in window.entries])
+        outcomes = await self._shards.outcomes([entry.hash for entry in window.entries])
         for place, outcome in enumerate(outcomes):
             if outcome is not None:
                 window.put(place, TestNUCError(outcome) if isinstance(outcome, str) else outcome)

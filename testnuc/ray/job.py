@@ -167,7 +167,7 @@ def classify_dataset(
             settings.get("budget"),
         )
     )
-    board = [_shard(ray) for _ in range(shards)]
+    pool = [_shard(ray) for _ in range(shards)]
 
     def stage(kind: str, **more: Any) -> dict[str, Any]:
         return {
@@ -191,16 +191,16 @@ def classify_dataset(
         put = (
             once.map_batches(Embed, fn_constructor_args=(job,), **embedding)
             .map_batches(Predict, fn_constructor_args=(job,), **stage("predict"))
-            .map_batches(Index, fn_constructor_args=(board,), **stage("index"))
+            .map_batches(Index, fn_constructor_args=(pool,), **stage("index"))
             .materialize()
         )
         counts = put.to_pandas() if put.count() else None
         number = 0 if counts is None else int(counts["texts"].sum())
         dim = 1 if counts is None else int(counts["dim"].iloc[0])
-        diagnosis = _decide(ray, job, board, dim)
+        diagnosis = _decide(ray, job, pool, dim)
         usage = ray.get(limits.usage.remote())
     except Exception as exc:
-        for actor in board:
+        for actor in pool:
             ray.kill(actor)
         cause: Exception | None = ray.get(limits.failure.remote())
         if cause is None:
@@ -211,7 +211,7 @@ def classify_dataset(
     _warn(number, diagnosis, settings.get("k"))
     decision = None if diagnosis is None else diagnosis.decision
     labeled = dataset.map_batches(
-        Vote, fn_constructor_args=(job, board, dim, decision, column, prefix), **stage("vote")
+        Vote, fn_constructor_args=(job, pool, dim, decision, column, prefix), **stage("vote")
     )
     return Labeled(labeled, number, usage, diagnosis)
 
@@ -253,29 +253,29 @@ def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, pr
 
 
 def _shard(ray: Any) -> Any:
-    from testnuc.ray.board import Shard
+    from testnuc.ray.shards import Shard
 
     options = {"num_cpus": 0, "max_concurrency": 1_000, "scheduling_strategy": "SPREAD"}
     return ray.remote(Shard).options(**options).remote()
 
 
-def _decide(ray: Any, job: Settings, board: Sequence[Any], dim: int) -> Diagnosis | None:
-    """Look at the predictions on the board, where the policy is "auto"."""
+def _decide(ray: Any, job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis | None:
+    """Look at the predictions in the shards, where the policy is "auto"."""
     if job.client["policy"] != "auto" or job.client.get("k") == 0:
         return None
     diagnosis: Diagnosis = ray.get(
-        ray.remote(_diagnosed).options(num_cpus=1).remote(job, list(board), dim)
+        ray.remote(_diagnosed).options(num_cpus=1).remote(job, list(pool), dim)
     )
     return diagnosis
 
 
-def _diagnosed(job: Settings, board: Sequence[Any], dim: int) -> Diagnosis | None:
+def _diagnosed(job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis | None:
     import asyncio
 
-    from testnuc.ray.board import Board
+    from testnuc.ray.shards import Shards
 
     async def decide() -> Diagnosis | None:
-        return await Voting(job, Board(board), dim).decide()
+        return await Voting(job, Shards(pool), dim).decide()
 
     return asyncio.run(decide())
 

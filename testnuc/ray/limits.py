@@ -159,10 +159,10 @@ class SharedLimits:
 
         self._grant(line, number, admit())
 
-    def _on_reserve(self, line: _Worker, number: int, pico_usd: int, tokens: int) -> None:
+    def _on_reserve(self, line: _Worker, number: int, *amounts: int) -> None:
         async def reserve() -> None:
             assert self._account is not None
-            line.reservations[number] = await self._account.reserve(pico_usd, tokens)
+            line.reservations[number] = await self._account.reserve(*amounts)
 
         self._grant(line, number, reserve())
 
@@ -222,10 +222,15 @@ class SharedLimits:
             self._admission.observe(permit, headers)
         return permit
 
-    def _on_settle(self, line: _Worker, number: int, pico_usd: int, tokens: int) -> None:
+    def _on_book(self, line: _Worker, number: int, *amounts: int) -> None:
+        del line, number
+        assert self._account is not None
+        self._account.book(*amounts)
+
+    def _on_settle(self, line: _Worker, number: int, *amounts: int) -> None:
         reservation = line.reservations.pop(number, None)
         if reservation is not None and self._account is not None:
-            self._account.settle(reservation, pico_usd, tokens)
+            self._account.settle(reservation, *amounts)
 
     def _on_keep(self, line: _Worker, number: int) -> None:
         reservation = line.reservations.pop(number, None)

@@ -231,13 +231,16 @@ class RemoteAccount:
 
     async def reserve(self, pico_usd: int, tokens: int, calls: int = 1) -> Reservation:
         """Set the worst case of a call aside, once there is room for it."""
-        number = await self._line.ask("reserve", pico_usd, tokens)
+        number = await self._line.ask("reserve", pico_usd, tokens, calls)
         return _RemoteReservation(number, (pico_usd, tokens, calls))
 
     def settle(self, reservation: Reservation, pico_usd: int, tokens: int, calls: int = 1) -> None:
         """Book what a call did cost."""
-        del calls
-        self._close("settle", reservation, pico_usd, tokens)
+        self._close("settle", reservation, pico_usd, tokens, calls)
+
+    def book(self, pico_usd: int, tokens: int, calls: int) -> None:
+        """Book what was spent without a reservation."""
+        self._line.say("book", -1, pico_usd, tokens, calls)
 
     def keep(self, reservation: Reservation) -> None:
         """Book the whole reservation."""

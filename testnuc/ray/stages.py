@@ -18,8 +18,8 @@ from testnuc.errors import InvalidInputError
 from testnuc.intake import hash_text
 from testnuc.prompts import valid_text
 from testnuc.protocols import PoolText
-from testnuc.ray.board import Board, Vectors
 from testnuc.ray.clients import Asking, Voting
+from testnuc.ray.shards import Shards, Vectors
 from testnuc.results import Prediction
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from testnuc.ray.board import Outcome
     from testnuc.ray.clients import Settings
+    from testnuc.ray.shards import Outcome
     from testnuc.results import Classification
     from testnuc.trust import Decision
 
@@ -139,14 +139,14 @@ class Predict:
 
 
 class Index:
-    """Puts texts, vectors and predictions on the board; returns how many, and their dimension."""
+    """Puts texts, vectors and predictions into the shards; returns their number and dimension."""
 
     def __init__(self, shards: Sequence[Any]) -> None:
         self._loop = Background()
-        self._board = Board(shards)
+        self._shards = Shards(shards)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Put a batch on the board."""
+        """Put a batch into the shards."""
         import pyarrow as pa
 
         texts, hashes = _texts(table)
@@ -158,7 +158,7 @@ class Index:
             )
         ]
         vectors = _vectors(table)
-        self._loop.run(self._board.put(texts, hashes, vectors, outcomes))
+        self._loop.run(self._shards.put(texts, hashes, vectors, outcomes))
         return pa.table({"texts": [len(texts)], "dim": [vectors.shape[1]]})
 
 
@@ -179,7 +179,7 @@ class Vote:
         self._prefix = prefix
 
         async def client() -> Voting:
-            return Voting(settings, Board(shards), dim, decision)
+            return Voting(settings, Shards(shards), dim, decision)
 
         self._client = self._loop.run(client())
 

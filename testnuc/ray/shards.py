@@ -20,7 +20,7 @@ from testnuc.results import Prediction
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Board", "Outcome", "Shard", "Vectors"]
+__all__ = ["Outcome", "Shard", "Shards", "Vectors"]
 
 #: What was said of a text, or why nothing was; None: the text is not known.
 Outcome = Prediction | str | None
@@ -100,7 +100,7 @@ class Vectors:
         """Do nothing."""
 
     async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
-        """Add nothing: the texts of a job are put on its board."""
+        """Add nothing: the texts of a job are put into its shards."""
         del texts, vectors
         return 0
 
@@ -141,7 +141,7 @@ class Vectors:
         return []
 
 
-class Board(Vectors):
+class Shards(Vectors):
     """All shards, as the `Index` of one client; text ``n`` of shard ``s`` has the number
     ``n * shards + s``.
 

@@ -9,7 +9,7 @@ import testnuc
 from testnuc.intake import hash_text
 from testnuc.pool import Pool
 from testnuc.protocols import PoolText
-from testnuc.ray.board import Board, Shard
+from testnuc.ray.shards import Shard, Shards
 from testnuc.results import Prediction
 
 K = 10
@@ -40,7 +40,7 @@ async def filled(n, shards):
     texts = [f"text {i}" for i in range(n)]
     hashes = [hash_text(text) for text in texts]
     vectors, of = unit_vectors(n)
-    board = Board([Here(Shard()) for _ in range(shards)])
+    board = Shards([Here(Shard()) for _ in range(shards)])
     outcomes = [Prediction(f"label {c % 7}") for c in of]
     order = np.random.default_rng(1).permutation(n)
     for start in range(0, n, 500):
@@ -104,7 +104,7 @@ async def test_fewer_texts_than_neighbors_and_no_text():
     assert ((matches.ids >= 0).sum(axis=1) == 5).all()
     expected = await pool.search(vectors, K, exclude=hashes)
     assert (matches.similarities == expected.similarities).all()
-    empty = Board([Here(Shard()), Here(Shard())])
+    empty = Shards([Here(Shard()), Here(Shard())])
     assert ((await empty.search(vectors, K)).ids == -1).all()
     assert await empty.sample(5) == []
     await pool.close()
