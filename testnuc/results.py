@@ -193,6 +193,8 @@ class _Columns(Protocol):
 
     def failed(self) -> list[int]: ...
 
+    def changed(self) -> int: ...
+
     def __getitem__(self, index: int, /) -> Classification: ...
 
 
@@ -238,6 +240,8 @@ class Results(Sequence[Classification]):
     @property
     def changed(self) -> int:
         """How many texts have another label than their own prediction's."""
+        if isinstance(self._rows, _Columns):
+            return self._rows.changed()
         return sum(row.changed for row in self)
 
     def to_pandas(self) -> pd.DataFrame:

@@ -101,7 +101,7 @@
 
   function refresh() {
     draw(true);
-    explain();
+    tellMark(shown[at]);
   }
 
   function told() {
@@ -179,7 +179,7 @@
 
     const most = Math.max(1, ...summary.labels.map(([, n]) => n));
     $("labels").append(...summary.labels.map(([label, n]) =>
-      bar(nameOf(label), n, n / most, () => narrow({ label: String(label) }), "show these texts")));
+      bar(nameOf(label), n, n / most, () => narrow({ label: String(label) }), nameOf(label))));
 
     const highest = Math.max(1, ...summary.trust);
     $("trust").append(...summary.trust.map((n, at) => {
@@ -196,9 +196,9 @@
 
     const widest = summary.pairs.length ? summary.pairs[0][2] : 1;
     $("pairs").append(...summary.pairs.map(([own, label, n]) => bar(
-      el("span", { class: "name" }, foreign("bdi", nameOf(own)), " → ", foreign("bdi", nameOf(label))),
-      n, n / widest, () => narrow({ show: "changed", label: String(label) }), "show these texts")));
-    $("pairs-note").textContent = !summary.changed
+      el("span", { class: "name pair" }, foreign("bdi", nameOf(own)), " → ", foreign("bdi", nameOf(label))),
+      n, n / widest, () => narrow({ show: "changed", label: String(label) }), `${nameOf(own)} → ${nameOf(label)}`)));
+    $("pairs-note").textContent = !data.total ? "" : !summary.changed
       ? "Nothing: each text keeps the label that the LLM gave it."
       : summary.otherPairs ? `and ${many(summary.otherPairs, "more pair")} of labels` : "";
   }
@@ -281,7 +281,7 @@
     drawn = [first, end];
     const made = [];
     for (let position = first; position < end; position++) made.push(item(shown[position], position));
-    if (!shown.length) made.push(el("p", { class: "empty" }, "No text is like that. Clear the filters to see all."));
+    if (!shown.length) made.push(el("p", { class: "empty" }, rows.length ? "No text is like that. Clear the filters to see all." : "There is no text yet."));
     sized.replaceChildren(...made);
     sized.style.overflow = shown.length ? "hidden" : "visible";
     if (at >= first && at < end) list.setAttribute("aria-activedescendant", `item-${at}`);
@@ -329,30 +329,28 @@
   }
 
   function marking(row) {
-    const state = markOf(row);
-    const known = marks.get(texts[row.x]);
     const truth = el("select", { id: "truth" }, el("option", { value: "" }, "not said"),
       ...choices.filter((label) => row.l === null || label !== labels[row.l])
         .map((label) => el("option", { value: `=${label}` }, label)));
-    if (known && known.truth !== null && state === "wrong") truth.value = `=${known.truth}`;
-    truth.addEventListener("change", () => {
-      mark(row, truth.value === "" ? null : truth.value.slice(1));
-      $("truth").focus();
-    });
-    const again = (id, act) => () => { act(); $(id).focus(); };
+    truth.addEventListener("change", () => mark(row, truth.value === "" ? null : truth.value.slice(1)));
+    const button = (id, key, act, name, disabled) => el("button",
+      { type: "button", id, "aria-keyshortcuts": key, disabled, onclick: () => act(row) }, name);
     return el("div", { class: "marking", role: "group", "aria-label": "Mark" },
-      el("button", {
-        type: "button", id: "right", "aria-pressed": String(state === "right"), "aria-keyshortcuts": "r",
-        disabled: row.l === null, onclick: again("right", () => right(row)),
-      }, "✓ Right"),
-      el("button", {
-        type: "button", id: "wrong", "aria-pressed": String(state === "wrong"), "aria-keyshortcuts": "w",
-        onclick: () => wrong(row),
-      }, "✗ Wrong"),
+      button("right", "r", right, "✓ Right", row.l === null),
+      button("wrong", "w", wrong, "✗ Wrong"),
       el("label", { class: "quiet", for: "truth" }, "right label"), truth,
-      state ? el("button", {
-        type: "button", id: "unmark", "aria-keyshortcuts": "u", onclick: () => { unmark(row); $("right").focus(); },
-      }, "Unmark") : null);
+      button("unmark", "u", unmark, "Unmark"));
+  }
+
+  /** Show how the chosen text is marked; nothing is made anew, so that what has the focus keeps it. */
+  function tellMark(row) {
+    const state = markOf(row);
+    $("right").setAttribute("aria-pressed", String(state === "right"));
+    $("wrong").setAttribute("aria-pressed", String(state === "wrong"));
+    const known = marks.get(texts[row.x]);
+    $("truth").value = state === "wrong" && known.truth !== null ? `=${known.truth}` : "";
+    if (!state && document.activeElement === $("unmark")) $("wrong").focus();
+    $("unmark").hidden = !state;
   }
 
   function right(row) {
@@ -437,6 +435,7 @@
       el("h3", {}, "Nearest texts"),
       row.k.length ? neighbors(row) : el("p", { class: "quiet" }, "None are known for this text."),
     );
+    tellMark(row);
     detail.scrollTop = 0;
   }
 
@@ -491,7 +490,7 @@
       event.preventDefault();
       const inside = detail.contains(event.target);
       letters[event.key](shown[at]);
-      // the explanation was made anew: what had the focus in it is gone
+      // another text is explained: what had the focus in there is gone
       if (inside && !detail.contains(document.activeElement)) detail.focus({ preventScroll: true });
     }
   });
