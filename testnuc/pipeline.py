@@ -108,14 +108,15 @@ class Pipeline:
         self.neighbors = neighbors
         self.join_pool = join_pool
         self._asker = asker
-        self._fanout = fanout
+        #: Lane -> what asks in it; the client adds those that it needs.
+        self.lanes = {"live": fanout}
         self._embedding = embedding
         self._pool = pool
         self._store = store
         self._contexts: Contexts | None = None
         if method.context:
             self._contexts = Contexts(
-                method, asker=asker, fanout=fanout, embedding=embedding, pool=pool, store=store
+                method, asker=asker, embedding=embedding, pool=pool, store=store
             )
 
     async def prepare(self, texts: Sequence[PoolText], *, together: bool) -> Window:
@@ -382,12 +383,15 @@ class Pipeline:
                 done(place)
 
         questions = Questions(self.method, self._asker, window, places, counted)
+        fanout = self.lanes[window.lane]
         if self._contexts is None or window.snapshot is None:
-            await self._fanout.run(questions.asks(), questions.settle)
+            await fanout.run(questions.asks(), questions.settle)
             return
-        asks = questions.asks_with_examples(self._contexts, window.snapshot)
+        asks = questions.asks_with_examples(
+            self._contexts, window.snapshot, fanout, whole=window.lane != "live"
+        )
         try:
-            await self._fanout.run(asks, questions.settle)
+            await fanout.run(asks, questions.settle)
         finally:
             # also when a failure or a cancellation ends the run: these were paid for
             await questions.keep(self._contexts)

@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-__all__ = ["Classification", "Neighbor", "PoolStats", "Prediction", "Results", "Usage"]
+__all__ = [
+    "Classification",
+    "Estimate",
+    "LaneEstimate",
+    "Neighbor",
+    "PoolStats",
+    "Prediction",
+    "Results",
+    "Usage",
+]
 
 #: Columns of a data frame.
 _COLUMNS = (
@@ -169,6 +178,61 @@ class Usage:
     coalesced: int = 0
     #: Requests sent again after a failure.
     retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LaneEstimate:
+    """What a run would take in one lane. None means unknown."""
+
+    #: "live" or "batch".
+    lane: str
+    calls: int
+    input_tokens: int | None
+    output_tokens: int | None
+    usd: float | None
+    #: Seconds that it takes at least, by the client's own rate limit.
+    least_seconds: float | None = None
+    #: Seconds that it takes at most, by the provider's word; what fails and is sent again is not in
+    #: it.
+    most_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate(Usage):
+    """What a run would use: in the live lane, and in each lane that the provider has.
+
+    ``print`` it for a table.
+    """
+
+    lanes: tuple[LaneEstimate, ...] = ()
+
+    def __str__(self) -> str:
+        rows = [("lane", "calls", "input tokens", "output tokens", "usd", "hours")]
+        for lane in self.lanes:
+            least, most = lane.least_seconds, lane.most_seconds
+            hours = "unknown" if least is None else f"at least {least / 3600:.2f}"
+            hours = hours if most is None else f"at most {most / 3600:.0f}"
+            rows.append(
+                (
+                    lane.lane,
+                    f"{lane.calls:,}",
+                    "unknown" if lane.input_tokens is None else f"{lane.input_tokens:,}",
+                    "unknown" if lane.output_tokens is None else f"{lane.output_tokens:,}",
+                    "unknown" if lane.usd is None else f"{lane.usd:.4f}",
+                    hours,
+                )
+            )
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        if self.store_hits:
+            lines.append(f"{self.store_hits:,} predictions are stored already")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)

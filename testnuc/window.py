@@ -82,6 +82,8 @@ class Window:
         self.similarities = similarities
         #: Set where the method shows examples.
         self.snapshot: Snapshot | None = None
+        #: How it is asked about: "live", or by "batch".
+        self.lane = "live"
         #: How many of the neighbors vote: all, until the winner is certain earlier.
         self.counted = (neighbors >= 0).sum(axis=1)
         self.complete = np.ones(n_own, dtype=np.bool_)

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from testnuc.cli.batch import LANE, REST, batch
 from testnuc.cli.options import TEXT_COLUMN, with_client
 from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, TestNUCError
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 
 store = typer.Typer(help="Move a store to another place, or look at it.", no_args_is_help=True)
 app.add_typer(store, name="store")
+app.add_typer(batch, name="batch")
 
 _STORE = typer.Argument(
     help="Path of an SQLite store, or postgresql://..", metavar="STORE", show_default=False
@@ -53,13 +55,23 @@ def classify(
     output: str | None = typer.Option(
         None, "--output", "-o", help="A .csv, .jsonl or .txt file; default: JSON Lines to stdout."
     ),
+    lane: str = LANE,
+    rest: str = REST,
     full: bool = typer.Option(False, "--full", help="Write neighbors, votes and usage, too."),  # noqa: FBT001, FBT003
 ) -> None:
     """Label the texts of a file; they vote on each other."""
     with _interruptible():
         from testnuc.cli.classify import run
 
-        run(file, text_column=text_column, output=output, full=full, client=client)
+        run(
+            file,
+            text_column=text_column,
+            output=output,
+            full=full,
+            client=client,
+            lane=lane,
+            rest=rest,
+        )
 
 
 @app.command()

@@ -13,6 +13,7 @@ from testnuc.cli.files import check_output, read_table, write_results
 from testnuc.cli.loop import run_to_end
 from testnuc.client import SmallPoolWarning
 from testnuc.errors import InvalidInputError
+from testnuc.limits import BatchPolicy
 from testnuc.prompts import valid_text
 from testnuc.records import run_record
 
@@ -23,9 +24,22 @@ __all__ = ["run"]
 
 
 def run(
-    file: str, *, text_column: str, output: str | None, full: bool, client: dict[str, Any]
+    file: str,
+    *,
+    text_column: str,
+    output: str | None,
+    full: bool,
+    client: dict[str, Any],
+    lane: Any = "live",
+    rest: Any = "batch",
 ) -> None:
     """Read, label, write; the bar and the summary go to stderr, so that stdout can be piped."""
+    if lane == "batch" and not client["store"]:
+        raise InvalidInputError(
+            "--lane batch needs --store PATH: batches take hours, and the store is what finds "
+            "their answers when this process has ended meanwhile"
+        )
+    policy = BatchPolicy(rest=rest)
     table = read_table(file, text_column)
     check_output(output, file, full=full)
     problems = {at: p for at, text in enumerate(table.texts) if (p := valid_text(text))}
@@ -33,11 +47,12 @@ def run(
     if not valid:
         at, problem = next(iter(problems.items()))
         raise InvalidInputError(f"{file} has no usable text: row {at + 1} {problem}")
-    nuc = client_of(client)
+    nuc = client_of(client, batches=policy)
 
     async def label() -> Results:
         async with nuc:
-            return await nuc.classify_many([table.texts[at] for at in valid], progress=True)
+            texts = [table.texts[at] for at in valid]
+            return await nuc.classify_many(texts, progress=True, lane=lane)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SmallPoolWarning)

@@ -2,7 +2,7 @@
 
 ::
 
-    policies     RateLimit, RetryPolicy, Budget: what the user says
+    policies     RateLimit, RetryPolicy, Budget, BatchPolicy: what the user says
     headers      what the server says, read from the headers of its answers
     rates        sliding windows of requests and tokens
     gates        what is left of the server's own limits
@@ -21,12 +21,13 @@ from testnuc.limits.budget import BudgetAccount, Reservation
 from testnuc.limits.headers import retry_after
 from testnuc.limits.meter import Mark, Meter
 from testnuc.limits.permits import Permit
-from testnuc.limits.policies import Budget, RateLimit, RetryPolicy
+from testnuc.limits.policies import BatchPolicy, Budget, RateLimit, RetryPolicy
 from testnuc.limits.prices import PICO, Price, require_price
 
 __all__ = [
     "PICO",
     "Admission",
+    "BatchPolicy",
     "Budget",
     "BudgetAccount",
     "Mark",

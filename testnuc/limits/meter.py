@@ -60,13 +60,15 @@ class Meter:
         #: Requests sent again after a failure.
         self.retries = 0
 
-    def add(self, usage: TokenUsage | None) -> int | None:
+    def add(self, usage: TokenUsage | None, price: Price | None = None) -> int | None:
         """Count one answered call.
 
         Parameters
         ----------
         usage : TokenUsage or None
             None: the provider did not say.
+        price : Price, optional
+            Of this call, where it is not that of all others.
 
         Returns
         -------
@@ -74,7 +76,7 @@ class Meter:
             What it cost in 1e-12 US dollars; None: unknown.
         """
         self.calls += 1
-        price = self.price
+        price = self.price if price is None else price
         if usage is None:
             self.unmeasured += 1
             pico_usd = 0 if price is not None and price.is_free else None

@@ -42,6 +42,7 @@ from testnuc.limits import (
 )
 from testnuc.transport.calls import Call, Timer
 from testnuc.transport.connections import Connections, HTTPAnswer
+from testnuc.transport.exchanges import Exchanges
 from testnuc.transport.failures import holds_secrets, host, is_retryable, translate
 from testnuc.transport.retries import adapts, gives_up, may_help, wait
 
@@ -125,6 +126,10 @@ class Transport:
         #: Told 1 when a call begins to wait for its next try, and -1 when it ends to.
         self.on_wait: Callable[[int], None] | None = None
         self._connections = Connections(max_concurrency, trust_env=trust_env)
+        #: Requests other than calls.
+        self.exchanges = Exchanges(
+            self._connections, self._retry, rng=self._rng, clock=clock, wall=wall, sleep=sleep
+        )
         #: Whether the provider answered anything yet.
         self._reached = False
         #: By how much the estimates of input tokens were too low at most.
