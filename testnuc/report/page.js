@@ -210,6 +210,7 @@
   let shown = rows;
   let at = 0; // the chosen one, in `shown`
   let drawn = [-1, -1];
+  let pending = 0; // the timer of a search that is still typed
   const lower = new Array(texts.length);
   const folded = (text) => (lower[text] ??= texts[text].toLowerCase());
 
@@ -238,6 +239,8 @@
   };
 
   function select(choose = null) {
+    clearTimeout(pending);
+    pending = 0;
     const parts = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
     const test = tests[$("show").value];
     const label = $("label").value;
@@ -468,13 +471,12 @@
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || $("help").open) return;
     const typing = event.target.closest("input, select, textarea") !== null;
-    if (event.key === "Escape" && (detail.contains(event.target) || event.target === $("search"))) {
+    const searching = event.target === $("search");
+    if (searching && ["Enter", "ArrowDown", "Escape"].includes(event.key)) {
       event.preventDefault();
+      search();
       list.focus();
-    } else if (event.key === "Enter" && event.target === $("search")) {
-      event.preventDefault();
-      list.focus();
-    } else if (event.key === "ArrowDown" && event.target === $("search")) {
+    } else if (event.key === "Escape" && detail.contains(event.target)) {
       event.preventDefault();
       list.focus();
     } else if (typing || !$("single").checked) {
@@ -502,10 +504,13 @@
   list.addEventListener("scroll", () => requestAnimationFrame(() => draw()), { passive: true });
   new ResizeObserver(() => draw(true)).observe(list);
 
-  let typed = 0;
+  // many texts are searched when the typing pauses, or when what is found is asked for
+  function search() {
+    if (pending) select();
+  }
   $("search").addEventListener("input", () => {
-    clearTimeout(typed);
-    typed = setTimeout(select, rows.length > 2_000 ? 120 : 0);
+    clearTimeout(pending);
+    pending = setTimeout(search, rows.length > 2_000 ? 120 : 0);
   });
   for (const id of ["show", "label", "level", "sort"]) $(id).addEventListener("change", () => select());
   $("controls").addEventListener("submit", (event) => event.preventDefault());
