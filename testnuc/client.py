@@ -30,7 +30,7 @@ from testnuc.learning import gold_labels, tune
 from testnuc.limits import Budget, Meter, Price, RateLimit, RetryPolicy, require_price
 from testnuc.pipeline import Pipeline
 from testnuc.pool import Pool
-from testnuc.progress import Progress
+from testnuc.progress import Observer, Progress, watched
 from testnuc.prompts import valid_text
 from testnuc.protocols import PoolText, WireProvider
 from testnuc.results import Classification, PoolStats, Results, Usage
@@ -444,7 +444,9 @@ class TestNUC:
             raise result.error
         return result
 
-    async def classify_many(self, texts: Iterable[str], *, progress: bool = False) -> Results:
+    async def classify_many(
+        self, texts: Iterable[str], *, progress: bool | Observer = False
+    ) -> Results:
         """Label many texts; the batch is the unlabeled data: the texts vote on each other.
 
         All texts join the pool first, then neighbors are found in that snapshot; so a label can
@@ -454,8 +456,8 @@ class TestNUC:
         Parameters
         ----------
         texts : iterable of str
-        progress : bool
-            Show a bar.
+        progress : bool or Observer
+            Show a bar, or tell an object of your own: see `testnuc.progress.Observer`.
 
         Returns
         -------
@@ -474,7 +476,7 @@ class TestNUC:
         await self._ready()
         before, started = self._meter.mark(), time.perf_counter()
         entries, places = await distinct(given)
-        bar = Progress(shown=progress, total=len(entries))
+        bar = watched(progress, len(entries))
         try:
             bar.stage("embedding")
             window = await self._pipeline.prepare(entries, together=True)
