@@ -174,6 +174,8 @@ def _trust(
     labels = data.labels
     if found.decision.policy is not None:
         labels = data.vote(found.decision.policy, found.decision.k).label
+        # as the client does: these labels are not overruled
+        labels = np.where(np.isin(data.labels, found.decision.kept), data.labels, labels)
     heard = vote_pool(
         data.ids,
         data.similarities,
@@ -252,7 +254,11 @@ def _run(arguments: argparse.Namespace) -> Report:
             ECE=calibration_error(score, right),
             **{f"at {c}%": _covered(score, right, c / 100) for c in (50, 80, 100)},
         )
-        report.note(f"{data.name}: {found.decision.reason}")
+        kept = len(chosen.kept)
+        report.note(
+            f"{data.name}: {chosen.reason}"
+            + (f"; {kept} labels keep theirs" if chosen.policy else "")
+        )
         if arguments.out:
             out = Path(arguments.out)
             out.mkdir(parents=True, exist_ok=True)

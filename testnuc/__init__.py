@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from testnuc.methods.self_consistency import SelfConsistency
     from testnuc.methods.standard import StandardPrompting
     from testnuc.methods.topk_icl import TopKICL, TopKICLP
+    from testnuc.report import read_marks
     from testnuc.results import (
         Classification,
         Neighbor,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         Results,
         Usage,
     )
+    from testnuc.sync import SyncTestNUC
     from testnuc.trust import Calibration, Diagnosis, Review, Tuning, review_queue
     from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
 
@@ -100,6 +102,8 @@ _HOMES = {
     "methods.standard": ("StandardPrompting",),
     "methods.topk_icl": ("TopKICL", "TopKICLP"),
     "results": ("Classification", "Neighbor", "PoolStats", "Prediction", "Results", "Usage"),
+    "report": ("read_marks",),
+    "sync": ("SyncTestNUC",),
     "trust": ("Calibration", "Diagnosis", "Review", "Tuning", "review_queue"),
     "voting": ("VotePolicy", "VoteResult", "decided", "vote", "vote_curve", "vote_pool"),
 }
@@ -141,6 +145,7 @@ __all__ = [
     "SmallPoolWarning",
     "StandardPrompting",
     "StoreError",
+    "SyncTestNUC",
     "TestNUC",
     "TestNUCError",
     "TopKICL",
@@ -154,6 +159,7 @@ __all__ = [
     "VoteResult",
     "WeightedBestOfN",
     "decided",
+    "read_marks",
     "review_queue",
     "vote",
     "vote_curve",

@@ -495,7 +495,8 @@ class TestNUC:
             bar.close()
         self._warn_of_few(window)
         rows = await asyncio.to_thread(Rows, window, given, places)
-        return Results(rows, self._meter.since(before), time.perf_counter() - started)
+        usage, seconds = self._meter.since(before), time.perf_counter() - started
+        return Results(rows, usage, seconds, model=self.model, choices=self.labels.names)
 
     async def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Iterable, Sequence
+import math
+from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ __all__ = [
     "distinct",
     "hash_text",
     "labeled",
+    "values",
 ]
 
 #: Texts looked at between two turns of the event loop.
@@ -35,6 +37,49 @@ _TURN = 1_024
 def hash_text(text: str) -> bytes:
     """Return the 16 bytes by which a text is known: BLAKE2b of its UTF-8 form."""
     return blake2b(text.encode(), digest_size=16).digest()
+
+
+def values(column: Any, name: str = "texts") -> Iterable[Any]:
+    """Return what yields the values of a list, a Series of pandas or polars, or an Arrow array.
+
+    None of these libraries is imported: what such an object is, is seen by what it can do.
+
+    Raises
+    ------
+    InvalidInputError
+        It is a whole table, which would yield the names of its columns.
+    """
+    if hasattr(column, "shape") and (hasattr(column, "columns") or hasattr(column, "column_names")):
+        raise InvalidInputError(
+            f"{name} is a {type(column).__name__}; give one of its columns, such as table['text']"
+        )
+    if hasattr(column, "to_pylist") and hasattr(column, "slice"):
+        return _arrow_values(column)
+    given: Iterable[Any] = column
+    return given
+
+
+def _arrow_values(column: Any) -> Iterator[Any]:
+    """Yield strings where Arrow would yield scalars of its own, a part at a time."""
+    for start in range(0, len(column), _TURN):
+        yield from column.slice(start, _TURN).to_pylist()
+
+
+def _null_in(column: Any, position: int, value: Any) -> str | None:
+    """Return what to say of a value that a column has where it has none."""
+    missing = (
+        value is None
+        or type(value).__name__ in {"NAType", "NaTType"}
+        or (isinstance(value, float) and math.isnan(value))
+    )
+    if not missing or isinstance(column, list | tuple):
+        return None
+    row = ""
+    index = getattr(column, "index", None)
+    # a list has a method of that name, a pandas Series the names of its rows
+    if index is not None and not callable(index):
+        row = f" (row {index[position]!r})"
+    return f"is null{row}; leave such rows out, as drop_nulls() or dropna() do"
 
 
 async def checked_texts(texts: Iterable[str]) -> list[str]:
@@ -51,12 +96,14 @@ async def checked_texts(texts: Iterable[str]) -> list[str]:
         )
     if isinstance(texts, AsyncIterable):
         raise InvalidInputError("texts is an async iterable; use stream(texts)")
-    if not isinstance(texts, Iterable):
+    column = values(texts)
+    if not isinstance(column, Iterable):
         raise InvalidInputError(f"texts is {texts!r}; give a list of strings")
-    given = list(texts)
+    given = list(column)
     for position, text in enumerate(given):
         problem = valid_text(text)
         if problem is not None:
+            problem = _null_in(texts, position, text) or problem
             raise InvalidInputError(f"text {position} {problem}")
         if position % _TURN == _TURN - 1:
             await asyncio.sleep(0)
@@ -98,7 +145,8 @@ def labeled(
             f"{'one string' if isinstance(labels, str) else len(labels)}"
         )
     known: dict[int, str] = {}
-    for position, (place, label) in enumerate(zip(places.tolist(), labels, strict=True)):
+    given = values(labels, "labels")
+    for position, (place, label) in enumerate(zip(places.tolist(), given, strict=True)):
         if not isinstance(label, str) or allowed.index(label) is None:
             raise InvalidInputError(
                 f"label {position} is {label!r}, which is not in the label set; "

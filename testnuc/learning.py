@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.errors import InvalidInputError
+from testnuc.intake import values
 from testnuc.trust import MAX_NEIGHBORS, Decision, tune_votes
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def gold_labels(labels: Sequence[str], texts: int, known: LabelSet) -> NDArray[n
     if isinstance(labels, str) or len(labels) != texts:
         raise InvalidInputError(f"there are {texts} texts; give a list of as many labels")
     numbers = []
-    for position, label in enumerate(labels):
+    for position, label in enumerate(values(labels, "labels")):
         index = known.index(label) if isinstance(label, str) else None
         if index is None:
             raise InvalidInputError(f"label {position} is {label!r}, which is not in the label set")

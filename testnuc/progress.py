@@ -11,19 +11,19 @@ class Observer(Protocol):
     """Is told how far a run is, in quick calls from the event loop."""
 
     def start(self, texts: int) -> None:
-        """So many distinct texts are to be labeled."""
+        """Hear how many distinct texts are to be labeled."""
 
     def stage(self, name: str) -> None:
-        """What is being done from now on: "embedding", then "asking"."""
+        """Hear what is being done from now on: "embedding", then "asking"."""
 
     def advance(self, texts: int = 1) -> None:
-        """So many more texts are done."""
+        """Hear that so many more texts are done."""
 
     def close(self) -> None:
-        """The run is over, or failed."""
+        """Hear that the run is over, or failed."""
 
 
-def watched(progress: bool | Observer, texts: int) -> Observer:
+def watched(progress: bool | Observer, texts: int) -> Observer:  # noqa: FBT001 - passed on
     """Return who is told of a run over so many texts."""
     if isinstance(progress, bool):
         return Progress(shown=progress, total=texts)

@@ -4,9 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, overload, runtime_checkable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
+
+from testnuc.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    import os
+
+    import pandas as pd
+    import polars as pl
 
 __all__ = ["Classification", "Neighbor", "PoolStats", "Prediction", "Results", "Usage"]
+
+#: Columns of a data frame.
+_COLUMNS = (
+    "text",
+    "label",
+    "trust",
+    "share",
+    "margin",
+    "voters",
+    "complete",
+    "own_label",
+    "own_confidence",
+    "error",
+    "reason",
+)
+#: Rows that a notebook shows.
+_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +90,19 @@ class Classification:
     #: Why there is no label although somebody voted; why the neighbors did not decide.
     reason: str | None = None
 
+    @property
+    def own_label(self) -> str | None:
+        """The label of the text's own prediction; None where there is none."""
+        return None if self.prediction is None else self.prediction.label
+
+    @property
+    def changed(self) -> bool:
+        """Whether the vote gave another label than the text's own prediction."""
+        return None not in {self.own_label, self.label} and self.label != self.own_label
+
     def explain(self) -> str:
         """Return how the label came about, in a few lines."""
-        own = self.prediction.label if self.prediction is not None else None
+        own = self.own_label
         lines = [f"{self.text[:100]!r} is labeled {self.label!r}"]
         if self.prediction is None:
             lines.append("the text has no prediction of its own")
@@ -78,7 +114,7 @@ class Classification:
         if self.voters > 1:
             votes = ", ".join(f"{label!r} {weight:.2f}" for label, weight in self.votes.items())
             lines.append(f"{self.voters} voted: {votes}")
-        if own is not None and self.label not in {None, own}:
+        if self.changed:
             lines.append("its neighbors overruled it:")
             lines.extend(
                 f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in self.neighbors[:5]
@@ -90,6 +126,28 @@ class Classification:
         if self.error is not None:
             lines.append(f"error: {self.error}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from testnuc.markup import cut, facts, grid
+
+        own = self.prediction
+        said = None if own is None else own.label or own.said or "nothing usable"
+        votes = ", ".join(f"{label}: {weight:.2f}" for label, weight in self.votes.items())
+        told = facts(
+            cut(self.text),
+            [
+                ("label", self.label if self.label is not None else "none"),
+                ("trust", None if self.trust is None else f"{self.trust:.2f}"),
+                ("the LLM said", said),
+                ("votes", votes or None),
+                ("reason", self.reason),
+                ("error", self.error),
+            ],
+        )
+        if not self.neighbors:
+            return told
+        near = [(n.similarity, n.label, n.confidence, n.text) for n in self.neighbors]
+        return told + grid(["similarity", "label", "confidence", "neighbor"], near)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +202,24 @@ class Results(Sequence[Classification]):
     Rows may be made only when they are looked at, so that a million results stay small.
     """
 
-    def __init__(self, rows: Sequence[Classification], usage: Usage, seconds: float) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Classification],
+        usage: Usage,
+        seconds: float,
+        *,
+        model: str | None = None,
+        choices: Sequence[str] = (),
+    ) -> None:
         self._rows = rows
         #: What these results cost, this run alone.
         self.usage = usage
         #: Wall-clock seconds of the run.
         self.seconds = seconds
+        #: The model that was asked, as ``provider/name``; None where it is not known.
+        self.model = model
+        #: The labels that were to choose from; empty where they are not known.
+        self.choices = tuple(choices)
 
     @property
     def labels(self) -> list[str | None]:
@@ -164,6 +234,94 @@ class Results(Sequence[Classification]):
         if isinstance(self._rows, _Columns):
             return [self._rows[at] for at in self._rows.failed()]
         return [row for row in self._rows if row.error is not None]
+
+    @property
+    def changed(self) -> int:
+        """How many texts have another label than their own prediction's."""
+        return sum(row.changed for row in self)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a pandas data frame with a row for each text, without neighbors and votes.
+
+        Raises
+        ------
+        MissingDependencyError
+            pandas is not installed.
+        """
+        made: pd.DataFrame = _library("pandas").DataFrame(self._frame())
+        return made
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return a polars data frame with a row for each text, without neighbors and votes.
+
+        Raises
+        ------
+        MissingDependencyError
+            polars is not installed.
+        """
+        library = _library("polars")
+        # the types of columns that may hold nothing but None
+        typed = {
+            **dict.fromkeys(("label", "own_label", "error", "reason"), library.String),
+            **dict.fromkeys(("trust", "own_confidence"), library.Float64),
+        }
+        made: pl.DataFrame = library.DataFrame(self._frame(), schema_overrides=typed)
+        return made
+
+    def to_jsonl(self, path: str | os.PathLike[str]) -> None:
+        """Write all of it as JSON Lines: a line for each text, the last one for the run.
+
+        ``testnuc report`` makes a page of such a file, and `from_jsonl` reads it back.
+        """
+        from testnuc.records import write_jsonl
+
+        write_jsonl(self, path)
+
+    @classmethod
+    def from_jsonl(cls, path: str | os.PathLike[str], *, text_column: str = "text") -> Results:
+        """Read what `to_jsonl` or ``testnuc classify -o FILE.jsonl`` wrote.
+
+        Raises
+        ------
+        InvalidInputError
+            It cannot be read, or was not written by testnuc.
+        """
+        from testnuc.records import results_of, table
+
+        return results_of(table(path), str(path), text_column)
+
+    def to_html(self, path: str | os.PathLike[str], *, title: str | None = None) -> None:
+        """Write a page to look at these results with: one file that needs nothing else.
+
+        It shows labels, trust, cost and what the vote changed, what to review first, and for any
+        text its neighbors and votes. What is marked there as right or wrong can be downloaded;
+        `read_marks` makes it the arguments of `TestNUC.tune` and `TestNUC.calibrate`.
+        """
+        from testnuc.report import write
+
+        write(self, path, title=title)
+
+    def _frame(self) -> dict[str, list[Any]]:
+        """Return the columns of a data frame."""
+        columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        for row in self:
+            own = row.prediction
+            values = (
+                row.text,
+                row.label,
+                row.trust,
+                row.share,
+                row.margin,
+                row.voters,
+                row.complete,
+                row.own_label,
+                None if own is None else own.confidence,
+                None if row.error is None else f"{type(row.error).__name__}: {row.error}",
+                row.reason,
+            )
+            for column, value in zip(columns.values(), values, strict=True):
+                column.append(value)
+        return columns
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -186,3 +344,32 @@ class Results(Sequence[Classification]):
         failed = len(self.errors)
         more = f", {failed} with an error" if failed else ""
         return f"<Results of {len(self)} texts{more}, {self.usage.calls} calls>"
+
+    def _repr_html_(self) -> str:
+        from testnuc.markup import facts, grid
+
+        usage = self.usage
+        told = facts(
+            f"Results of {len(self)} texts",
+            [
+                ("model", self.model),
+                ("changed by the vote", self.changed),
+                ("with an error", len(self.errors) or None),
+                ("calls", usage.calls),
+                ("US dollars", None if usage.usd is None else f"{usage.usd:.4f}"),
+                ("seconds", f"{self.seconds:.1f}"),
+            ],
+        )
+        shown = [(row.label, row.trust, row.own_label, row.text) for row in self[:_SHOWN]]
+        more = len(self) - len(shown)
+        tail = f"<p>and {more:,} more</p>" if more else ""
+        return told + grid(["label", "trust", "the LLM said", "text"], shown) + tail
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as exc:
+        raise MissingDependencyError(
+            f"this needs {name}: pip install 'testnuc[frames]', or pip install {name}"
+        ) from exc

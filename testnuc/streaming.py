@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import InvalidInputError
-from testnuc.intake import distinct
+from testnuc.intake import distinct, values
 from testnuc.prompts import valid_text
 from testnuc.results import Classification
 from testnuc.window import classification
@@ -33,6 +33,8 @@ async def stream_windows(
     At most two windows are under way or not yet taken by the consumer: the slow last calls of one
     do not leave the workers idle, and a slow consumer does not fill the memory.
     """
+    if not isinstance(texts, AsyncIterable):
+        texts = values(texts)
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable | AsyncIterable):
         raise InvalidInputError(f"texts is {texts!r:.60}; give an iterable of texts")
     ready: asyncio.Queue[_Ready] = asyncio.Queue()

@@ -165,8 +165,12 @@ class Window:
 
     def _vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
         k = self.counting.k
+        neighbors = self.neighbors[rows, :k]
+        if self.decision is not None and self.decision.kept:
+            kept = np.isin(self._winners[: self.n_own][rows], self.decision.kept)
+            neighbors = np.where(kept[:, None], np.int64(-1), neighbors)
         return vote_pool(
-            self.neighbors[rows, :k],
+            neighbors,
             self.similarities[rows, :k],
             self._winners,
             self._confidences,
@@ -205,6 +209,17 @@ class Window:
             return None
         calibration = self.counting.calibration
         return share if calibration is None else calibration(share)
+
+    def reason(self, place: int) -> str | None:
+        """Return why the neighbors of the own text at `place` do not decide; None: they do."""
+        if self.decision is None:
+            return None
+        if self.decision.policy is None:
+            return self.decision.reason
+        if self._winners[place] in self.decision.kept:
+            name = self.labels.names[self._winners[place]]
+            return f"near neighbors side against the vote on texts labeled {name!r}: they keep it"
+        return None
 
     def cut(self, rows: NDArray[np.int64], known: int) -> NDArray[np.bool_]:
         """Stop the votes that are certain after `known` neighbors; returns which of `rows` are.
@@ -392,7 +407,7 @@ def classification(
                 )
             )
     trust = window.trust(place, winner, float(result.share[row]), int(result.voters[row]))
-    reason = None if window.decision is None or window.decision.policy else window.decision.reason
+    reason = window.reason(place)
     least = window.counting.min_trust
     label = names[winner] if winner >= 0 else None
     if least is not None and trust is not None and trust < least and label is not None:

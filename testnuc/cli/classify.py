@@ -16,6 +16,7 @@ from testnuc.cli.files import check_output, read_table, usable, write_results
 from testnuc.cli.loop import run_to_end
 from testnuc.cli.progress import RunProgress
 from testnuc.client import SmallPoolWarning, TestNUC
+from testnuc.records import run_record
 
 if TYPE_CHECKING:
     from testnuc.results import Results, Usage
@@ -24,11 +25,17 @@ __all__ = ["Kept", "cost", "label_all", "notes", "run", "show_estimate"]
 
 
 def run(
-    file: str, *, text_column: str, output: str | None, dry_run: bool, client: dict[str, Any]
+    file: str,
+    *,
+    text_column: str,
+    output: str | None,
+    full: bool,
+    dry_run: bool,
+    client: dict[str, Any],
 ) -> None:
     """Read, label, write; the bar and the summary go to stderr, so that stdout can be piped."""
     table = read_table(file, text_column)
-    check_output(output, file, table)
+    check_output(output, file, table, full=full)
     problems, valid = usable(table, file)
     texts = [table.texts[at] for at in valid]
     kept = Kept.of(client, output)
@@ -36,7 +43,8 @@ def run(
         show_estimate(texts, client, kept)
         return
     results, caught = label_all(texts, client, kept)
-    write_results(output, table, dict(zip(valid, results, strict=True)), problems)
+    labeled = dict(zip(valid, results, strict=True))
+    write_results(output, table, labeled, problems, run=run_record(results) if full else None)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     notes(console, caught)
     console.print(_summary(results, len(problems), output), markup=False)

@@ -14,7 +14,7 @@ from testnuc.cli.files import read_table
 from testnuc.cli.loop import run_to_end
 from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.prompts import valid_text
-from testnuc.server import ServerSettings, Service, serve
+from testnuc.server import ServerSettings, Service, page_of, serve
 
 if TYPE_CHECKING:
     from testnuc.protocols import Embedder
@@ -39,7 +39,7 @@ def run(
     logging.captureWarnings(capture=True)
     embedder = embedders.resolve(client["embedder"])
     nuc = client_of(client, embedder=embedder)
-    service = Service(nuc, limits)
+    service = Service(nuc, limits, page=page_of(nuc))
 
     async def prepare() -> None:
         if not client["embedder"].startswith("openai/"):

@@ -119,8 +119,6 @@ def _value(name: str, value: Any, convert: Any) -> Any:
         if not name.endswith("labels"):
             raise ConfigurationError(f"{name} is {value!r:.60}; give a single value")
         value = json.dumps(value)
-    if isinstance(value, bool) and convert is str:
-        raise ConfigurationError(f"{name} is {value!r}; give a string")
     try:
         return convert(value)
     except ValueError as exc:

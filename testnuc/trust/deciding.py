@@ -13,10 +13,15 @@ each answered by extrapolation to similarity 1, with an interval:
 3. *Does a nearest neighbor, kept out of the vote, side with the vote or with the text's own label?*
    Of all candidates (k, own weight) that overrule no more near copies than contradict each other,
    the one with the highest lower bound of that balance is taken, if it is above 0.
+
+Where the votes on texts of one label are surely lost, by the same judges and an interval as wide as
+looking at all labels asks for, texts of that label keep it.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,8 +59,10 @@ _BANDWIDTHS = (0.05, 0.1, 0.2, 0.5)
 _NEAR = 0.2
 #: q^2 where a label is as often right as wrong.
 _EVEN = 0.25
-#: Changed labels below which a candidate is not judged.
+#: Changed labels below which a candidate, or a label, is not judged.
 _MIN_CHANGED = 30
+#: The chance that any label is kept out of the vote without reason.
+_FALSE_ALARM = 0.05
 _BINS = 10
 #: A class predicted more often than this makes an unbalanced set.
 _DOMINANT = 0.8
@@ -130,6 +137,9 @@ def diagnose(
         allowed = (1 - copies_high) * (1 - by_chance)
         candidates = _candidates(own, others, sims, n_classes, k)
         decision = _choose(candidates, allowed)
+        if decision.policy is not None:
+            kept = _lost(own, others, sims, n_classes, decision.k, decision.policy)
+            decision = replace(decision, kept=kept)
     return Diagnosis(
         predictions=len(own),
         kappa=tuple(kappas),
@@ -196,19 +206,12 @@ def _candidates(
     if k is not None:
         ks = (min(k, width),)
     policies = [VotePolicy(own_weight=weight) for weight in _OWN_WEIGHTS]
-    labels = np.concatenate([own[:, None], others], axis=1)
-    cosines = np.concatenate([np.ones((len(own), 1), np.float32), sims], axis=1)
-    cosines = np.where(labels >= 0, cosines, np.float32(0))
+    labels, cosines = _voters(own, others, sims)
     full = vote_curves(labels, cosines, n_classes=n_classes, ks=ks, policies=policies)
 
-    judged = others[:, :JUDGES] >= 0
-    cut = np.quantile(sims[:, :JUDGES][judged], 1 - _NEAR)
-    row, rank = np.nonzero(judged & (sims[:, :JUDGES] >= cut))
-    judge = others[row, rank]
-    without = labels[row]
-    without[np.arange(len(row)), rank + 1] = -1
-    winners = vote_curves(without, cosines[row], n_classes=n_classes, ks=ks, policies=policies)
-    similarity = sims[row, rank].astype(np.float64)
+    row, similarity, judge, winners = _judged(
+        labels, cosines, sims, n_classes=n_classes, ks=ks, policies=policies
+    )
     mine = own[row]
     found = []
     for p, weight in enumerate(_OWN_WEIGHTS):
@@ -227,6 +230,68 @@ def _candidates(
                 )
             )
     return tuple(found)
+
+
+def _judged(
+    labels: NDArray[np.int32],
+    cosines: NDArray[np.float32],
+    sims: NDArray[np.float32],
+    *,
+    n_classes: int,
+    ks: tuple[int, ...],
+    policies: list[VotePolicy],
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]]:
+    """Take each near neighbor out of its text's vote, as the judge of it.
+
+    Returns
+    -------
+    row, similarity, judge, winners
+        int64[J], the text; float64[J] and int32[J], the judge's cosine and label;
+        int32[policies, ks, J], the votes without it.
+    """
+    judged = labels[:, 1 : JUDGES + 1] >= 0
+    cut = np.quantile(sims[:, :JUDGES][judged], 1 - _NEAR)
+    row, rank = np.nonzero(judged & (sims[:, :JUDGES] >= cut))
+    without = labels[row]
+    without[np.arange(len(row)), rank + 1] = -1
+    winners = vote_curves(without, cosines[row], n_classes=n_classes, ks=ks, policies=policies)
+    return row, sims[row, rank].astype(np.float64), labels[row, rank + 1], winners
+
+
+def _lost(
+    own: NDArray[np.int32],
+    others: NDArray[np.int32],
+    sims: NDArray[np.float32],
+    n_classes: int,
+    k: int,
+    policy: VotePolicy,
+) -> tuple[int, ...]:
+    """Return the labels whose texts lose by the vote, as far as judges can tell."""
+    labels, cosines = _voters(own, others, sims)
+    row, _, judge, winners = _judged(
+        labels, cosines, sims, n_classes=n_classes, ks=(k,), policies=[policy]
+    )
+    mine, voted = own[row], winners[0, 0]
+    changes = voted != mine
+    sides = ((judge == voted).astype(np.float64) - (judge == mine)) * changes
+    looked_at = np.flatnonzero(np.bincount(mine[changes], minlength=n_classes) >= _MIN_CHANGED)
+    if not len(looked_at):
+        return ()
+    # with many labels one of them looks bad by chance: the interval widens with their number
+    errors = NormalDist().inv_cdf(1 - _FALSE_ALARM / 2 / len(looked_at))
+    balance = np.bincount(row, sides, minlength=len(own))  # judges of one text are no two witnesses
+    total = np.bincount(own, balance, minlength=n_classes)
+    spread = np.sqrt(np.bincount(own, balance**2, minlength=n_classes))
+    return tuple(c for c in looked_at.tolist() if total[c] + errors * spread[c] < 0)
+
+
+def _voters(
+    own: NDArray[np.int32], others: NDArray[np.int32], sims: NDArray[np.float32]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return labels and cosines of all voters, the text itself first."""
+    labels = np.concatenate([own[:, None], others], axis=1)
+    cosines = np.concatenate([np.ones((len(own), 1), np.float32), sims], axis=1)
+    return labels, np.where(labels >= 0, cosines, np.float32(0))
 
 
 def _choose(candidates: tuple[Candidate, ...], allowed: float) -> Decision:

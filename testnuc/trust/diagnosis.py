@@ -41,6 +41,9 @@ class Decision:
     k: int
     #: Why, in words.
     reason: str
+    #: Label indices: a text that the LLM gave one of these keeps it, because near neighbors that
+    #: were kept out side against the vote there.
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,27 @@ class Diagnosis:
         lines.append("vote: " + self.decision.reason)
         lines.extend("warning: " + warning for warning in self.warnings)
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from testnuc.markup import facts, grid
+
+        low, high = self.near_copies_bounds
+        told = facts(
+            f"Diagnosis of {self.predictions} predictions",
+            [
+                ("vote", self.decision.reason),
+                ("near copies agree", f"{self.near_copies:.2f} ({low:.2f} to {high:.2f})"),
+                *(("warning", warning) for warning in self.warnings),
+            ],
+        )
+        if not self.candidates:
+            return told
+        head = ["neighbors", "own weight", "labels changed", "expected gain", "at least", "at most"]
+        rows = [
+            (c.k, c.own_weight, c.changed, c.gain.value, c.gain.low, c.gain.high)
+            for c in self.candidates
+        ]
+        return told + grid(head, rows)
 
     def plot(self) -> Any:
         """Draw kappa over the rank and over the similarity; returns a matplotlib figure.

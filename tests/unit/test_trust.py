@@ -10,11 +10,15 @@ import pytest
 
 from testnuc.errors import InvalidInputError
 from testnuc.index import NearestVectors
+from testnuc.labels import LabelSet
+from testnuc.protocols import PoolText
 from testnuc.results import Classification, Neighbor, Prediction
 from testnuc.trust import calibrate, correct, diagnose, factors, review_queue, tune_votes
+from testnuc.trust.counting import Counting
 from testnuc.trust.evidence import at_similarity_one
 from testnuc.trust.prior import target_shares
 from testnuc.voting import vote_pool
+from testnuc.window import Rows, Window
 
 CLASSES = 8
 
@@ -37,12 +41,12 @@ def clustered(n, right, seed=0, spread=0.25):
     return ids, similarities, labels, gold
 
 
-def gain(found, ids, similarities, labels, gold):
+def gain(found, ids, similarities, labels, gold, *, kept=()):
     chosen = found.decision
     if chosen.policy is None:
         return 0.0
     voted = vote_pool(
-        ids[:, : chosen.k],
+        np.where(np.isin(labels, kept)[:, None], -1, ids[:, : chosen.k]),
         similarities[:, : chosen.k],
         labels,
         None,
@@ -253,3 +257,58 @@ def test_recorded_banking_questions():
         policy=chosen.policy,
     ).label
     assert (voted == gold).mean() - (labels == gold).mean() >= 0.04
+
+
+def pairs_among_others(seed=0, n=3_000):
+    """Return clusters of noisy labels 0..6; in some lie twins of the label 7, right every time."""
+    rng = np.random.default_rng(seed)
+    centers = rng.normal(size=(n // 12, 32))
+    group = rng.integers(0, len(centers), n)
+    vectors = centers[group] + 0.25 * rng.random((n, 1)) * rng.normal(size=(n, 32))
+    gold = (group % 7).astype(np.int32)
+    labels = np.where(rng.random(n) < 0.75, gold, rng.integers(0, 7, n)).astype(np.int32)
+    twins = np.repeat(centers[:25] + 0.15 * rng.normal(size=(25, 32)), 2, axis=0)
+    twins += 0.01 * rng.normal(size=twins.shape)
+    sevens = np.full(len(twins), 7, np.int32)
+    vectors = np.concatenate([vectors, twins])
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
+    index = NearestVectors(32, exact_below=len(vectors) + 1)
+    index.add(vectors, np.arange(len(vectors), dtype=np.uint64))
+    ids, similarities = index.search(vectors, 30, exclude=np.arange(len(vectors)))
+    return ids, similarities, np.concatenate([labels, sevens]), np.concatenate([gold, sevens])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_labels_that_surely_lose_by_the_vote_keep_theirs(seed):
+    ids, similarities, labels, gold = pairs_among_others(seed)
+    found = diagnose(ids, similarities, labels, n_classes=CLASSES)
+    assert found.decision.kept == (7,)
+    everywhere = gain(found, ids, similarities, labels, gold)
+    with_kept = gain(found, ids, similarities, labels, gold, kept=found.decision.kept)
+    assert everywhere + 0.8 * (labels == 7).mean() < with_kept
+
+
+@pytest.mark.parametrize("right", [0.65, 0.8])
+def test_no_label_is_kept_without_reason(right):
+    for seed in range(5):
+        ids, similarities, labels, _ = clustered(2_000, right, seed)
+        assert diagnose(ids, similarities, labels, n_classes=CLASSES).decision.kept == ()
+
+
+def test_a_kept_label_is_not_overruled_by_its_neighbors():
+    ids, similarities, labels, _ = pairs_among_others()
+    texts = [PoolText(str(i), str(i).encode()) for i in range(len(labels))]
+    names = [f"label {i}" for i in range(CLASSES)]
+    counting = Counting.of("auto", None, None, 1.0, None, names, 10, 30)
+    window = Window(LabelSet(names), counting, texts, len(texts), ids, similarities)
+    for place, label in enumerate(labels.tolist()):
+        window.put(place, Prediction(names[label], 0.9))
+    window.decide(window.diagnose().decision)
+    rows = Rows(window, [t.text for t in texts], np.arange(len(texts)))
+    twin = int(np.flatnonzero(labels == 7)[0])
+    assert rows[twin].label == "label 7"
+    assert rows[twin].voters == 1
+    assert "label 7" in rows[twin].reason
+    other = next(i for i, row in enumerate(rows) if row.label != names[labels[i]])
+    assert rows[other].reason is None
+    assert [row.label for row in rows][twin::97] == rows.labels()[twin::97]

@@ -1,0 +1,45 @@
+"""``testnuc report``: a page to look at results with, from a file of results."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from testnuc.errors import InvalidInputError
+from testnuc.records import results_of, table
+from testnuc.report import write
+
+__all__ = ["run"]
+
+
+def run(file: str, *, output: str, text_column: str, title: str | None, most: int) -> None:
+    """Read results and write the page."""
+    place = Path(output)
+    if place.suffix.lower() not in {".html", ".htm"}:
+        raise InvalidInputError(f"the output is {output!r}; name a .html file")
+    if not place.absolute().parent.is_dir():
+        raise InvalidInputError(f"{output}: there is no folder {place.parent}; make it first")
+    if not Path(file).is_file():
+        raise InvalidInputError(f"there is no file {file}; check the path")
+    kind = Path(file).suffix.lower()
+    if kind == ".txt":
+        raise InvalidInputError(
+            f"{file} holds labels without texts; let `testnuc classify -o` write a .jsonl file"
+        )
+    if kind == ".jsonl":
+        results = results_of(table(file), file, text_column)
+    else:
+        from testnuc.cli.files import read_table
+
+        results = results_of(read_table(file, text_column).rows, file, text_column)
+    write(results, place, title=title or f"testnuc: {Path(file).name}", most=most)
+    _tell(f"{len(results):,} texts, written to {output}")
+    if not any(result.neighbors for result in results):
+        _tell(
+            "note: the file holds no neighbors and votes; `testnuc classify --full -o FILE.jsonl` "
+            "writes them"
+        )
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)  # noqa: T201 - this is the command's output

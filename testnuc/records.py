@@ -1,0 +1,248 @@
+"""Results as JSON Lines: all of a run, to be kept, looked at elsewhere, and read back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.results import Classification, Neighbor, Prediction, Results, Usage
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator, Mapping
+
+__all__ = ["UNKNOWN", "cells", "results_of", "run_record", "table", "write_jsonl", "write_whole"]
+
+#: The field of the one record that is of the run, not of a text.
+_RUN = "nuc_run"
+#: What a file without that record says of what was spent.
+UNKNOWN = Usage(input_tokens=None, cached_tokens=None, output_tokens=None, usd=None)
+
+
+def cells(result: Classification) -> dict[str, Any]:
+    """Return all of a result but its text; the prefix keeps the names apart from a user's own."""
+    own = result.prediction
+    return {
+        "nuc_label": result.label,
+        "nuc_trust": _rounded(result.trust),
+        "nuc_share": _rounded(result.share),
+        "nuc_margin": _rounded(result.margin),
+        "nuc_voters": result.voters,
+        "nuc_complete": result.complete,
+        "nuc_own_label": result.own_label,
+        "nuc_own_confidence": None if own is None else own.confidence,
+        "nuc_own_said": None if own is None else own.said,
+        "nuc_error": _told(result.error),
+        "nuc_reason": result.reason,
+        "nuc_votes": {label: _rounded(weight) for label, weight in result.votes.items()},
+        "nuc_neighbors": [
+            {
+                "text": neighbor.text,
+                "similarity": _rounded(neighbor.similarity),
+                "label": neighbor.label,
+                "confidence": neighbor.confidence,
+            }
+            for neighbor in result.neighbors
+        ],
+    }
+
+
+def run_record(results: Results) -> dict[str, Any]:
+    """Return what is known of a run as a whole."""
+    return {
+        _RUN: {
+            "model": results.model,
+            "labels": list(results.choices),
+            "seconds": _rounded(results.seconds),
+            "usage": asdict(results.usage),
+        }
+    }
+
+
+def write_jsonl(results: Results, path: str | os.PathLike[str]) -> None:
+    """Write a line for each text, then one for the run; a file is there whole or not at all."""
+
+    def lines() -> Iterator[bytes]:
+        for result in results:
+            yield _line({"text": result.text, **cells(result)})
+        yield _line(run_record(results))
+
+    write_whole(path, lines())
+
+
+def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
+    """Write a file under another name first: an interruption must not leave half of one.
+
+    Raises
+    ------
+    InvalidInputError
+        It cannot be written.
+    """
+    whole = Path(path)
+    part = whole.with_name(whole.name + ".part")
+    try:
+        with part.open("wb") as file:
+            file.writelines(parts)
+        part.replace(whole)
+    except OSError as exc:
+        raise InvalidInputError(f"{whole} cannot be written: {exc.strerror or exc}") from exc
+
+
+def table(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """Yield the records of a JSON Lines file.
+
+    Raises
+    ------
+    InvalidInputError
+        It cannot be read, or a line is no JSON object.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    record = orjson.loads(line)
+                except orjson.JSONDecodeError as exc:
+                    raise InvalidInputError(f"{path}, line {number} is not JSON: {exc}") from exc
+                if not isinstance(record, dict):
+                    raise InvalidInputError(f"{path}, line {number} is no JSON object")
+                yield record
+    except OSError as exc:
+        raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+
+
+def results_of(
+    records: Iterable[Mapping[str, Any]], source: str, text_column: str = "text"
+) -> Results:
+    """Make results of what `cells` became in a file, or of as much of it as a file holds.
+
+    Parameters
+    ----------
+    records : iterable of mapping
+        One for each text; numbers may be text, as a CSV file has them.
+    source : str
+        Where they are from, for messages.
+    text_column : str
+        Which field holds the text.
+
+    Raises
+    ------
+    InvalidInputError
+        A record holds no text or no label, or a value is not what it should be.
+    """
+    rows: list[Classification] = []
+    usage, run = UNKNOWN, dict[str, Any]()
+    for record in records:
+        if _RUN in record:
+            run = record[_RUN] or {}
+            continue
+        for needed in (text_column, "nuc_label"):
+            if needed not in record:
+                raise InvalidInputError(
+                    f"{source}, record {len(rows) + 1} has no field {needed!r}, only "
+                    f"{', '.join(map(repr, record)) or 'nothing'}: "
+                    + (
+                        "name the one with the texts by --text-column"
+                        if needed == text_column
+                        else "give a file that `testnuc classify` or `Results.to_jsonl` wrote"
+                    )
+                )
+        try:
+            rows.append(_row(record, len(rows), text_column))
+        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+            raise InvalidInputError(
+                f"{source}, record {len(rows) + 1} is not what testnuc writes: {exc!r}"
+            ) from exc
+    if not rows:
+        raise InvalidInputError(f"{source} holds no results")
+    try:
+        known = {field.name for field in fields(Usage)}
+        if spent := run.get("usage"):
+            usage = Usage(**{name: value for name, value in spent.items() if name in known})
+        seconds, labels = float(run.get("seconds") or 0.0), tuple(map(str, run.get("labels") or ()))
+    except (ValueError, TypeError, AttributeError) as exc:
+        raise InvalidInputError(f"{source}: {_RUN} is not what testnuc writes: {exc!r}") from exc
+    return Results(rows, usage, seconds, model=run.get("model"), choices=labels)
+
+
+def _row(record: Mapping[str, Any], index: int, text_column: str) -> Classification:
+    own = _text(record.get("nuc_own_label"))
+    said = _text(record.get("nuc_own_said"))
+    confidence = _number(record.get("nuc_own_confidence"))
+    error = _text(record.get("nuc_error"))
+    asked = own is not None or said is not None or confidence is not None
+    text = record[text_column]
+    return Classification(
+        index=index,
+        text=text if isinstance(text, str) else "" if text is None else str(text),
+        label=_text(record["nuc_label"]),
+        share=_number(record.get("nuc_share")) or 0.0,
+        margin=_number(record.get("nuc_margin")) or 0.0,
+        voters=int(_number(record.get("nuc_voters")) or 0),
+        complete=record.get("nuc_complete") not in {False, "False", "false"},
+        prediction=Prediction(own, confidence, said) if asked else None,
+        neighbors=tuple(
+            Neighbor(
+                str(near["text"]),
+                _number(near["similarity"]) or 0.0,
+                _text(near["label"]),
+                _number(near["confidence"]),
+            )
+            for near in _structure(record.get("nuc_neighbors"), [])
+        ),
+        votes={
+            str(label): _number(weight) or 0.0
+            for label, weight in _structure(record.get("nuc_votes"), {}).items()
+        },
+        error=None if error is None else TestNUCError(error),
+        trust=_number(record.get("nuc_trust")),
+        reason=_text(record.get("nuc_reason")),
+    )
+
+
+def _structure(value: Any, nothing: Any) -> Any:
+    """Return a list or an object, which a CSV file has as JSON."""
+    if value is None or value == "":
+        return nothing
+    return orjson.loads(value) if isinstance(value, str) else value
+
+
+def _text(value: Any) -> str | None:
+    """Return a string; a CSV file has nothing where there is none."""
+    return None if value is None or value == "" else str(value)
+
+
+def _number(value: Any) -> float | None:
+    if value is None or value == "":
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+def _told(error: Exception | None) -> str | None:
+    if error is None:
+        return None
+    # an error that was read from a file says its own type
+    return str(error) if type(error) is TestNUCError else f"{type(error).__name__}: {error}"
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE, default=str)
+    except TypeError:
+        # half a character, which UTF-8 cannot hold: such a text was refused, but is told of
+        mended = {
+            name: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+            for name, value in record.items()
+        }
+        return orjson.dumps(mended, option=orjson.OPT_APPEND_NEWLINE, default=str)

@@ -1,0 +1,99 @@
+"""What a person marked on the page, as the texts and labels that `tune` and `calibrate` take."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from testnuc.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["read_marks"]
+
+#: The page puts a ' before texts that a spreadsheet would take for a formula, or that have one.
+_GUARDED = ("'=", "'+", "'-", "'@", "'\t", "'\r", "''")
+
+
+def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+    """Return the texts whose right label is known by a file of marks, and these labels.
+
+    ``await nuc.tune(*testnuc.read_marks("marks.json"))``
+
+    A text that was marked as wrong without saying what is right teaches nothing and is left out.
+
+    Parameters
+    ----------
+    path : str or path
+        A .json or .csv file that the page of `Results.to_html` or ``testnuc report`` downloaded.
+
+    Raises
+    ------
+    InvalidInputError
+        It cannot be read, is no file of marks, holds no text with a right label, or one text with
+        two of them.
+    """
+    kind = Path(path).suffix.lower()
+    if kind not in {".json", ".csv"}:
+        raise InvalidInputError(f"{path} is neither .json nor .csv; give a file of marks")
+    marks = _from_json(path) if kind == ".json" else _from_csv(path)
+    right: dict[str, str] = {}
+    for number, mark in enumerate(marks, 1):
+        if not isinstance(mark, dict) or not {"text", "right_label"} <= mark.keys():
+            raise InvalidInputError(
+                f"{path}, mark {number} has no text and right_label; give a file that the page "
+                "downloaded"
+            )
+        text, label = mark["text"], mark["right_label"]
+        if label is None or label == "":
+            continue
+        if not isinstance(text, str) or not isinstance(label, str):
+            raise InvalidInputError(f"{path}, mark {number}: text and right_label are no strings")
+        if right.setdefault(text, label) != label:
+            raise InvalidInputError(
+                f"{path}, mark {number}: {text[:60]!r} is said to be {label!r} and, before, "
+                f"{right[text]!r}; one text has one label"
+            )
+    if not right:
+        raise InvalidInputError(f"{path} holds no text with a right label; mark some first")
+    return list(right), list(right.values())
+
+
+def _from_json(path: str | os.PathLike[str]) -> list[Any]:
+    try:
+        marks = orjson.loads(_content(path))
+    except orjson.JSONDecodeError as exc:
+        raise InvalidInputError(f"{path} is not JSON: {exc}") from exc
+    if not isinstance(marks, list):
+        raise InvalidInputError(f"{path} holds no list of marks")
+    return marks
+
+
+def _from_csv(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    # a text may be longer than the 131,072 characters that csv takes to be a mistake
+    before = csv.field_size_limit(2**31 - 1)
+    try:
+        rows = list(csv.DictReader(io.StringIO(_content(path), newline="")))
+    except csv.Error as exc:
+        raise InvalidInputError(f"{path} is not CSV: {exc}") from exc
+    finally:
+        csv.field_size_limit(before)
+    return [{name: _unguarded(value) for name, value in row.items()} for row in rows]
+
+
+def _unguarded(value: Any) -> Any:
+    return value[1:] if isinstance(value, str) and value.startswith(_GUARDED) else value
+
+
+def _content(path: str | os.PathLike[str]) -> str:
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as exc:
+        raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+    except UnicodeDecodeError as exc:
+        raise InvalidInputError(f"{path} is not UTF-8: {exc}; save it as UTF-8") from exc

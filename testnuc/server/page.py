@@ -1,0 +1,46 @@
+"""The page at ``/``: the latest results of a service."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from testnuc.report import render
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from testnuc.client import TestNUC
+    from testnuc.results import Classification
+
+__all__ = ["page_of"]
+
+
+def page_of(nuc: TestNUC) -> Callable[[Sequence[Classification]], Awaitable[str]]:
+    """Return what makes the page of `Service`: the latest results, and what all of them cost.
+
+    Parameters
+    ----------
+    nuc : TestNUC
+        The client of the service.
+    """
+
+    def made(results: Sequence[Classification]) -> str:
+        return render(
+            # each request counts from 0
+            [replace(result, index=at) for at, result in enumerate(results)],
+            usage=nuc.usage,
+            model=nuc.model,
+            choices=nuc.labels.names,
+            title=f"testnuc: the latest {len(results):,} texts"
+            if results
+            else "testnuc: no text yet",
+            key=f"service {nuc.model}",
+        )
+
+    async def page(results: Sequence[Classification]) -> str:
+        # a thousand results take a good part of a second
+        return await asyncio.to_thread(made, results)
+
+    return page

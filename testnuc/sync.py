@@ -1,0 +1,156 @@
+"""The client for code without an event loop: the same methods, each of which waits.
+
+One thread in the background has an event loop, and every call goes there; so it works in scripts,
+in threads, and inside of a loop that already runs, as in a notebook.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+from testnuc.background import Background
+from testnuc.client import TestNUC
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from testnuc.labels import LabelSet
+    from testnuc.results import Classification, Usage
+
+__all__ = ["SyncTestNUC"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _made_like(
+    _init: Callable[Concatenate[TestNUC, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[SyncTestNUC, P], None]]:
+    """Take over the parameters of the client."""
+
+    def give(own: Callable[..., None]) -> Callable[Concatenate[SyncTestNUC, P], None]:
+        @wraps(_init)
+        def init(self: SyncTestNUC, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            own(self, *args, **kwargs)
+
+        return init
+
+    return give
+
+
+def _waiting(
+    method: Callable[Concatenate[TestNUC, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncTestNUC, P], T]:
+    """Make a method that waits out of one that is awaited."""
+
+    @wraps(method)
+    def call(self: SyncTestNUC, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._wait(method(self._client, *args, **kwargs))
+
+    return call
+
+
+class SyncTestNUC:
+    """`TestNUC` for code without ``await``; takes the same arguments.
+
+    ``with SyncTestNUC(labels, model=..) as nuc: results = nuc.classify_many(texts)``. Any thread
+    may call it, also one whose event loop runs (which then waits, too: there, prefer `TestNUC`).
+    Ctrl-C cancels what was asked for; what was paid for is stored before the call ends.
+    """
+
+    @_made_like(TestNUC.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._client = TestNUC(*args, **kwargs)
+        #: Begins with the first call.
+        self._background: Background | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    add = _waiting(TestNUC.add)
+    calibrate = _waiting(TestNUC.calibrate)
+    classify = _waiting(TestNUC.classify)
+    classify_many = _waiting(TestNUC.classify_many)
+    diagnose = _waiting(TestNUC.diagnose)
+    estimate = _waiting(TestNUC.estimate)
+    forget = _waiting(TestNUC.forget)
+    predict_pool = _waiting(TestNUC.predict_pool)
+    remove = _waiting(TestNUC.remove)
+    stats = _waiting(TestNUC.stats)
+    tune = _waiting(TestNUC.tune)
+
+    def stream(
+        self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096
+    ) -> Iterator[Classification]:
+        """Label texts from any iterable in bounded memory; see `TestNUC.stream`.
+
+        The iterable is read in the background's thread.
+        """
+        results = self._client.stream(texts, window=window)
+        try:
+            while True:
+                try:
+                    yield self._wait(anext(results))
+                except StopAsyncIteration:
+                    return
+        finally:
+            # where the loop over it is left early, what is under way ends here
+            if not self._closed:
+                self._wait(results.aclose())
+
+    @property
+    def usage(self) -> Usage:
+        """What this client has spent so far."""
+        return self._client.usage
+
+    @property
+    def labels(self) -> LabelSet:
+        """The labels to choose from."""
+        return self._client.labels
+
+    @property
+    def model(self) -> str:
+        """The model, as ``provider/name``."""
+        return self._client.model
+
+    def __len__(self) -> int:
+        """Return the number of texts in the pool."""
+        return len(self._client)
+
+    def __repr__(self) -> str:
+        return f"<Sync{repr(self._client).removeprefix('<')}"
+
+    def __enter__(self) -> Self:
+        try:
+            self._wait(self._client.__aenter__())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait a few seconds for calls that were sent, store their answers, and let go of all."""
+        if self._closed:
+            return
+        try:
+            self._wait(self._client.aclose())
+        finally:
+            self._closed = True
+            if self._background is not None:
+                self._background.close()
+
+    def _wait(self, work: Awaitable[T]) -> T:
+        with self._lock:
+            if self._background is None:
+                self._background = Background("testnuc-sync")
+        return self._background.run(work)

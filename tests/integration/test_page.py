@@ -1,0 +1,542 @@
+"""The page of results in a real browser: searched, explained, marked, by mouse and by keyboard."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import socketserver
+import threading
+from contextlib import contextmanager
+
+import pytest
+from aiohttp import web
+
+import testnuc
+from testnuc.background import Background
+from testnuc.results import Classification, Neighbor, Prediction, Results, Usage
+from testnuc.server import Service, page_of
+from testnuc.testing import LoopbackLLM
+from tests.conftest import messages
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed", exc_type=ImportError
+)
+axe = pytest.importorskip(
+    "axe_playwright_python.sync_playwright", reason="axe is not installed", exc_type=ImportError
+)
+
+CHROMIUM = os.environ.get("TESTNUC_CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
+    None,
+)
+if CHROMIUM is None:
+    pytest.skip(
+        "there is no Chromium: install it (apt-get install chromium) or name it in "
+        "TESTNUC_CHROMIUM",
+        allow_module_level=True,
+    )
+
+HOSTILE = {
+    "script": "<script>window.hacked = 1</script>",
+    "closing": "</script><img src=x onerror='window.hacked = 2'><!-- <script>",
+    "attribute": '" onmouseover="window.hacked = 3" x=\'',
+    "template": "{{script}} ${window.hacked = 4} &lt;b&gt; &amp;",
+    "rtl": "أين طردي؟ \u202eevil\u202c שלום",
+    "emoji": "👩🏽\u200d🚀 where is my 📦? 🇩🇪",
+    "long": "parcel " * 14_286,
+    "astral": "x" * 299 + "🚀" * 2_000,
+    "lines": "one\u2028two\u2029three\r\nfour\x00five",
+    "formula": '=HYPERLINK("http://127.0.0.1:9/","refund")',
+    "quoted": "'=1+1",
+    "names": "__proto__ constructor toString",
+    "surrogate": "half \ud83d of a rocket",
+}
+ODD = '<b onclick="window.hacked=5">odd</b> & "label"'
+LABELS = ["refund", "delivery", "login", ODD, "__proto__"]
+
+
+def row(index, text, label="refund", own="refund", trust=0.9, **more):
+    votes = {name: weight for name, weight in ((label, 7.5), (own, 2.5)) if name is not None}
+    given = {
+        "share": 0.75,
+        "margin": 0.5,
+        "voters": 11,
+        "complete": True,
+        "prediction": Prediction(own, 0.8),
+        "votes": votes,
+        **more,
+    }
+    return Classification(index=index, text=text, label=label, trust=trust, **given)
+
+
+def hostile_results():
+    texts = list(HOSTILE.values())
+    near = tuple(
+        Neighbor(text, 1 - i / 40, LABELS[i % 5], i / 20)
+        for i, text in enumerate(texts)
+        if text != HOSTILE["surrogate"]
+    )
+    rows = [row(i, text, neighbors=near[:i] + near[i + 1 :]) for i, text in enumerate(texts)]
+    rows[1] = row(1, texts[1], label=ODD, own="delivery", trust=0.2, neighbors=near, reason="<i>")
+    rows[2] = row(2, texts[2], label="__proto__", own=None, trust=None, neighbors=near[3:])
+    rows[-1] = row(
+        len(rows) - 1,
+        texts[-1],
+        label=None,
+        trust=None,
+        prediction=None,
+        error=ValueError("<script>window.hacked = 6</script>"),
+    )
+    return Results(rows, Usage(13, 1_300, 0, 90, 0.0125), 2.5, model="<m>", choices=LABELS)
+
+
+def plain_results(n):
+    texts = [
+        f"message number {i} about my {('refund', 'parcel', 'login')[i % 3]}" for i in range(n)
+    ]
+    return Results(
+        [
+            row(
+                i,
+                text,
+                label=LABELS[i % 3],
+                own=LABELS[(i + (i % 7 == 0)) % 3],
+                trust=(i * 37 % 100) / 100,
+                neighbors=tuple(
+                    Neighbor(texts[(i + 3 * j) % n], 0.99 - j / 50, LABELS[i % 3], 0.7)
+                    for j in range(1, 11)
+                ),
+            )
+            for i, text in enumerate(texts)
+        ],
+        Usage(calls=n),
+        1.0,
+        choices=LABELS[:3],
+    )
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        made = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Open the page of some results; afterwards nothing may have gone wrong or out."""
+    contexts, faults, requests = [], [], []
+
+    def open_(results, *, file="report.html", **options):
+        context = browser.new_context(**{"reduced_motion": "reduce", **options})
+        contexts.append(context)
+        context.set_default_timeout(10_000)
+        page = context.new_page()
+        page.on("console", lambda said: faults.append(f"{said.type}: {said.text}"))
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("dialog", lambda shown: faults.append(shown.message))
+        context.on("request", lambda request: requests.append(request.url))
+        results.to_html(tmp_path / file, title="A run <of> & texts")
+        page.goto((tmp_path / file).as_uri())
+        return page
+
+    open_.faults, open_.requests = faults, requests
+    yield open_
+    for context in contexts:
+        context.close()
+    assert faults == []
+    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def items(page):
+    return page.get_by_role("listbox", name="Texts").get_by_role("option")
+
+
+def listed(page):
+    return [text.split("\n")[0] for text in items(page).all_inner_texts() if text.strip()]
+
+
+def chosen(page):
+    return page.locator("#detail .text").inner_text()
+
+
+def choose(page, **filters):
+    for name, value in filters.items():
+        page.get_by_role("combobox", name=name, exact=True).select_option(value)
+
+
+def saved(page, name):
+    with page.expect_download() as download:
+        page.get_by_role("button", name=name).click()
+    return download.value
+
+
+def test_hostile_texts_are_shown_as_they_are_and_run_nothing(opened):
+    page = opened(hostile_results())
+    assert page.title() == "A run <of> & texts"
+    choose(page, Show="all", **{"Sort by": "input"})
+    page.focus("#list")
+    for number, text in enumerate(HOSTILE.values()):
+        page.keyboard.press("Home")
+        for _ in range(number):
+            page.keyboard.press("ArrowDown")
+        shown = page.evaluate("document.querySelector('#detail .text').textContent")
+        cut = len(text.encode("utf-16-le", "surrogatepass")) > 2 * 3_000
+        assert (text[: len(shown)] if cut else text) == shown
+        assert shown
+        assert page.evaluate("window.hacked") is None
+    assert page.locator("#detail").get_by_text("window.hacked = 6").count() == 2
+    # the page's own elements, and none that a text brought along
+    assert page.locator("script").count() == 2
+    assert page.locator("img, b, i, iframe").count() == 0
+
+
+def test_a_long_text_is_shown_in_part_and_whole_when_asked(opened):
+    page = opened(hostile_results())
+    page.get_by_label("Search").fill("parcel parcel parcel")
+    choose(page, Show="all")
+    assert len(chosen(page)) <= 3_000
+    page.get_by_role("button", name="Show all 100,002 characters").click()
+    assert page.evaluate("document.querySelector('#detail .text').textContent.length") == 100_002
+
+
+def test_a_text_is_never_cut_in_the_middle_of_a_character(opened):
+    page = opened(hostile_results())
+    page.get_by_label("Search").fill("xxxx")
+    choose(page, Show="all")
+    line = page.evaluate("document.querySelector('.item .line').textContent")
+    assert line == "x" * 299
+    assert all(ord(c) != 0xFFFD for c in chosen(page))
+
+
+def test_foreign_text_has_its_own_direction(opened):
+    page = opened(hostile_results())
+    page.get_by_label("Search").fill("طردي")
+    choose(page, Show="all")
+    assert items(page).count() == 1
+    for place in (".item .line", "#detail .text"):
+        assert page.eval_on_selector(place, "e => getComputedStyle(e).direction") == "rtl"
+    assert page.eval_on_selector("body", "e => getComputedStyle(e).direction") == "ltr"
+
+
+def test_the_run_at_a_glance(opened):
+    page = opened(hostile_results())
+    cards = dict(
+        zip(
+            page.locator("#cards dt").all_inner_texts(),
+            page.locator("#cards dd").all_inner_texts(),
+            strict=True,
+        )
+    )
+    assert cards["texts"] == "13"
+    assert cards["changed by the vote"].split() == ["1", "7.7", "%"]
+    assert cards["calls"] == "13"
+    assert cards["tokens"] == "1,390"
+    assert cards["US dollars"] == "0.0125"
+    assert cards["with an error"] == "1"
+    assert page.locator("#labels .name").all_inner_texts()[0] == "refund"
+    assert ODD in page.locator("#labels .name").all_inner_texts()
+    assert page.locator("#pairs .name").all_inner_texts() == [f"delivery → {ODD}"]
+    assert page.get_by_role("button", name="10 texts with trust from 0.9 to 1.0").count() == 1
+    assert "2 texts have no trust" in page.locator("#trust-note").inner_text()
+
+
+def test_search_filter_and_sort(opened):
+    page = opened(plain_results(300))
+    count = page.locator("#count")
+    assert count.inner_text() == "30 of 300 texts"
+    choose(page, Show="all")
+    page.get_by_label("Search").fill("PARCEL number")
+    playwright.expect(count).to_have_text("100 of 300 texts")
+    page.get_by_label("Search").fill("")
+    choose(page, Label="1", Trust="low", **{"Sort by": "trust"})
+    shares = [float(t.split("trust ")[1][:4]) for t in items(page).all_inner_texts()]
+    assert shares == sorted(shares)
+    assert max(shares) < 0.5
+    assert {t.split("\n")[1].split()[0] for t in items(page).all_inner_texts()} == {"delivery"}
+    choose(page, Show="changed", Label="", Trust="")
+    playwright.expect(count).to_have_text("43 of 300 texts")
+    page.get_by_label("Search").fill("nothing is like this")
+    playwright.expect(page.get_by_text("No text is like that")).to_be_visible()
+    page.get_by_role("button", name="Clear").click()
+    playwright.expect(count).to_have_text("300 of 300 texts")
+    page.get_by_role("button", name=re.compile("with trust from 0.3 to 0.4")).click()
+    playwright.expect(count).to_have_text("30 of 300 texts")
+    page.locator("#pairs button").first.click()
+    assert page.get_by_role("combobox", name="Show").input_value() == "changed"
+
+
+def test_any_text_tells_its_neighbors_and_votes(opened):
+    page = opened(plain_results(60))
+    choose(page, Show="all", **{"Sort by": "input"})
+    items(page).nth(0).click()
+    detail = page.locator("#detail")
+    assert "message number 0 " in chosen(page)
+    told = detail.inner_text()
+    assert "the vote changed 'delivery' to 'refund'" in told
+    assert "7.50 (75 %)" in told
+    assert "delivery (confidence 0.80)" in told
+    table = detail.get_by_role("table")
+    assert table.get_by_role("row").count() == 11
+    assert "0.97" in table.get_by_role("row").nth(1).inner_text()
+    table.get_by_role("button", name="message number 3 about my refund").click()
+    assert "message number 3 " in chosen(page)
+    assert page.locator('[aria-selected="true"]').inner_text().startswith("message number 3 ")
+
+
+def test_marks_are_downloaded_and_read_back(opened, tmp_path):
+    page = opened(hostile_results())
+    choose(page, Show="all", **{"Sort by": "input"})
+    assert page.get_by_role("button", name="Download marks (JSON)").is_disabled()
+    texts = list(HOSTILE.values())
+    last = len(texts) - 1
+    for number in range(last):
+        page.locator(f"#item-{number}").scroll_into_view_if_needed()
+        page.locator(f"#item-{number}").click()
+        if number in {0, 3}:
+            page.get_by_role("button", name="Wrong").click()
+            page.get_by_label("right label").select_option(f"={ODD if number else 'login'}")
+        elif number == 4:
+            page.get_by_role("button", name="Wrong").click()
+        else:
+            page.get_by_role("button", name="Right").click()
+        assert page.locator("#count").inner_text() == "13 of 13 texts"
+    # half a character has no place in a file
+    page.keyboard.press("Escape")
+    page.keyboard.press("End")
+    page.get_by_label("right label").select_option("=delivery")
+    texts[last] = "half \ufffd of a rocket"
+    labels = ["login", ODD, "__proto__", ODD, *["refund"] * (last - 5), "delivery"]
+    expected = ([t for i, t in enumerate(texts) if i != 4], labels)
+    for kind in ("JSON", "CSV"):
+        download = saved(page, f"Download marks ({kind})")
+        assert download.suggested_filename == f"marks.{kind.lower()}"
+        place = tmp_path / download.suggested_filename
+        download.save_as(place)
+        assert testnuc.read_marks(place) == expected
+    marks = json.loads((tmp_path / "marks.json").read_text(encoding="utf-8"))
+    assert marks[4] == {
+        "text": HOSTILE["rtl"],
+        "label": "refund",
+        "right": False,
+        "right_label": None,
+    }
+    # a spreadsheet must not take a text for a formula
+    csv.field_size_limit(2**31 - 1)
+    cells = csv.DictReader(io.StringIO((tmp_path / "marks.csv").read_text("utf-8"), newline=""))
+    assert not any(cell["text"].startswith(("=", "+", "-", "@")) for cell in cells)
+
+
+def test_marks_outlive_the_page_and_can_be_taken_back(opened):
+    page = opened(plain_results(40))
+    choose(page, Show="all", **{"Sort by": "input"})
+    items(page).nth(2).click()
+    page.get_by_role("button", name="Right").click()
+    page.reload()
+    playwright.expect(page.locator("#marked")).to_have_text("1 text marked")
+    choose(page, Show="right")
+    assert listed(page) == ["message number 2 about my login"]
+    page.get_by_role("button", name="Unmark").click()
+    playwright.expect(page.locator("#marked")).to_have_text("0 texts marked")
+    assert page.evaluate("document.activeElement.id") == "right"
+
+
+def test_all_of_it_by_keyboard(opened):
+    page = opened(plain_results(300))
+    press, typed = page.keyboard.press, page.keyboard.type
+    press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the texts"
+    press("Enter")
+    assert page.evaluate("document.activeElement.id") == "list"
+    press("/")
+    assert page.evaluate("document.activeElement.id") == "search"
+    typed("number 12/w")  # in the search these are signs like others
+    assert page.get_by_label("Search").input_value() == "number 12/w"
+    press("Control+a")
+    typed("parcel")
+    press("Enter")
+    assert page.evaluate("document.activeElement.id") == "list"
+    first = chosen(page)
+    press("ArrowDown")
+    second = chosen(page)
+    press("k")
+    assert chosen(page) == first != second
+    press("End")
+    end = page.get_by_role("listbox").get_attribute("aria-activedescendant")
+    assert page.locator(f"#{end}").inner_text().split("\n")[0] == chosen(page)
+    assert page.locator(f"#{end}").get_attribute("aria-setsize") == str(int(end.split("-")[1]) + 1)
+    press("Home")
+    press("r")
+    playwright.expect(page.locator("#said")).to_have_text("Marked right. 1 text marked.")
+    press("n")
+    assert chosen(page) == second
+    press("w")
+    assert page.evaluate("document.activeElement.id") == "truth"
+    typed("login")
+    playwright.expect(page.locator("#said")).to_contain_text("right is login. 2 texts marked.")
+    press("Escape")
+    assert page.evaluate("document.activeElement.id") == "list"
+    press("Enter")
+    assert page.evaluate("document.activeElement.id") == "detail"
+    press("u")
+    playwright.expect(page.locator("#marked")).to_have_text("1 text marked")
+    assert page.evaluate("document.activeElement.id") == "detail"
+    press("?")
+    playwright.expect(page.get_by_role("dialog", name="Shortcuts")).to_be_visible()
+    page.get_by_label("single letter").uncheck()
+    press("Escape")
+    page.focus("#list")
+    press("u")
+    press("w")
+    press("?")
+    assert page.get_by_role("dialog").count() == 0
+    playwright.expect(page.locator("#marked")).to_have_text("1 text marked")
+
+
+def test_ten_thousand_texts_stay_responsive(opened):
+    page = opened(plain_results(10_000))
+    choose(page, Show="all", **{"Sort by": "input"})
+    # what is in sight alone is in the document
+    assert page.locator(".item").count() < 60
+    page.focus("#list")
+    page.keyboard.press("End")
+    assert chosen(page) == "message number 9999 about my refund"
+    assert page.locator(".item").count() < 60
+    page.mouse.move(*centre(page, "#list"))
+    page.mouse.wheel(0, -200_000)
+    # it scrolls when the browser comes to it
+    playwright.expect(page.locator("#item-9999")).to_have_count(0)
+    assert page.locator(".item").count() > 0
+    page.get_by_label("Search").fill("9998")
+    playwright.expect(page.locator("#count")).to_have_text("1 of 10,000 texts")
+    # what a key costs is what it draws, not how much there is: no task of it may be a long one
+    longest = page.evaluate(
+        """async () => {
+            const list = document.querySelector('#list');
+            document.querySelector('#clear').click();
+            await new Promise((done) => setTimeout(done));
+            const began = performance.now();
+            for (let i = 0; i < 50; i++)
+                list.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true}));
+            return (performance.now() - began) / 50;
+        }"""
+    )
+    assert longest < 50
+
+
+def centre(page, selector):
+    box = page.locator(selector).bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1_280])
+def test_it_is_accessible_and_fits_the_screen(opened, scheme, width):
+    page = opened(plain_results(60), color_scheme=scheme, viewport={"width": width, "height": 900})
+    page.focus("#list")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("r")
+    found = axe.Axe().run(page)
+    assert found.response["violations"] == [], found.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", background))) < 200) == (scheme == "dark")
+
+
+def test_the_page_may_ask_nobody(opened):
+    page = opened(plain_results(3))
+    with listening() as (port, heard):
+        blocked = page.evaluate(
+            """async (port) => {
+                const image = new Image();
+                const failed = new Promise((done) => { image.onerror = () => done(true); });
+                image.src = `http://127.0.0.1:${port}/image`;
+                const asked = fetch(`http://127.0.0.1:${port}/fetch`);
+                const fetched = await asked.then(() => false, () => true);
+                const inline = document.createElement('script');
+                inline.textContent = 'window.hacked = 7';
+                document.body.append(inline);
+                return [await failed, fetched, window.hacked === undefined];
+            }""",
+            port,
+        )
+    assert blocked == [True, True, True]
+    assert heard == []
+    # the browser says what it refused: that is what was tried here
+    assert opened.faults
+    assert all("Content Security Policy" in fault for fault in opened.faults)
+    opened.faults.clear()
+    opened.requests.clear()
+
+
+def test_a_service_shows_its_latest_results(browser, client_of):
+    background, faults, requests = Background(), [], []
+    texts = [HOSTILE["closing"], HOSTILE["rtl"], *messages(10)]
+    with LoopbackLLM(lambda _: ("refund", 0.9)) as llm:
+        nuc = testnuc.TestNUC(**client_of(llm))
+        service = Service(nuc, page=page_of(nuc))
+        runner = web.AppRunner(service.app)
+
+        async def begin():
+            await nuc.__aenter__()
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            service.state = "ready"
+            return f"http://127.0.0.1:{runner.addresses[0][1]}/"
+
+        async def end():
+            await runner.cleanup()
+            await nuc.aclose()
+
+        try:
+            address = background.run(begin())
+            page = browser.new_context().new_page()
+            page.on("console", lambda said: faults.append(said.text))
+            page.on("pageerror", lambda error: faults.append(str(error)))
+            page.context.on("request", lambda request: requests.append(request.url))
+            page.goto(address)
+            assert page.title() == "testnuc: no text yet"
+            body = json.dumps({"texts": texts})
+            sent = page.context.request.post(
+                f"{address}v1/classify", data=body, headers={"Content-Type": "application/json"}
+            )
+            assert sent.status == 200
+            page.reload()
+            assert page.title() == "testnuc: the latest 12 texts"
+            choose(page, Show="all", **{"Sort by": "input"})
+            assert listed(page)[0] == HOSTILE["closing"]
+            items(page).nth(0).click()
+            assert page.locator("#detail").get_by_role("row").count() == 11
+            page.get_by_role("button", name="Right").click()
+            # the marks stay when the results are others
+            background.run(nuc.classify("another"))
+            page.reload()
+            playwright.expect(page.locator("#marked")).to_have_text("1 text marked")
+            page.context.close()
+        finally:
+            background.run(end())
+            background.close()
+    assert faults == []
+    assert set(requests) <= {address, f"{address}v1/classify"}
+
+
+@contextmanager
+def listening():
+    """Listen on a port of this machine and note who calls."""
+    heard = []
+
+    class Hear(socketserver.BaseRequestHandler):
+        def handle(self):
+            heard.append(self.request.recv(1_024))
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Hear) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_address[1], heard
+        server.shutdown()
+        thread.join()

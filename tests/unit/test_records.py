@@ -1,0 +1,204 @@
+"""Results written to files and read back, as data frames, and in a notebook."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+import testnuc
+from testnuc.errors import InvalidInputError, MissingDependencyError, RateLimitedError
+from testnuc.results import Classification, Neighbor, Prediction, Results, Usage
+from testnuc.trust import Candidate, Decision, Diagnosis, Estimate
+
+HOSTILE = '<script>alert(1)</script> & \u2028 \x85 "quoted" 🚀'
+
+
+def some_results():
+    near = (Neighbor(HOSTILE, 0.875, "b", None), Neighbor("another", 0.5, None, 0.25))
+    rows = [
+        Classification(
+            0,
+            HOSTILE,
+            "b",
+            0.75,
+            0.5,
+            3,
+            complete=False,
+            prediction=Prediction("a", 0.5, "A!"),
+            neighbors=near,
+            votes={"b": 1.5, "a": 0.5},
+            trust=0.75,
+            reason="because",
+        ),
+        Classification(
+            1,
+            "no label",
+            None,
+            0.0,
+            0.0,
+            0,
+            complete=True,
+            prediction=None,
+            error=RateLimitedError("slow down", status_code=429),
+        ),
+        Classification(2, "plain", "a", 1.0, 1.0, 1, complete=True, prediction=Prediction("a")),
+    ]
+    return Results(rows, Usage(3, None, 0, 7, None, 1), 1.5, model="openai/m", choices=["a", "b"])
+
+
+def test_jsonl_there_and_back(tmp_path):
+    written, again = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    results = some_results()
+    results.to_jsonl(written)
+    read = Results.from_jsonl(written)
+    assert read[0] == results[0]
+    assert read[2] == results[2]
+    assert str(read[1].error) == "RateLimitedError: slow down"
+    assert read[1].prediction is None
+    assert (read.usage, read.seconds) == (results.usage, results.seconds)
+    assert (read.model, read.choices) == (results.model, results.choices)
+    read.to_jsonl(again)
+    assert again.read_bytes() == written.read_bytes()
+    assert len(written.read_bytes().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "holds no results"),
+        ("{}\n", "record 1 has no field 'text', only nothing"),
+        ('{"message": "x", "nuc_label": "a"}\n', "name the one with the texts by --text-column"),
+        ('{"text": "x", "label": "a"}\n', "has no field 'nuc_label', only 'text', 'label': give a"),
+        ('{"text": "x", "nuc_label": "a"}\nnot json\n', "line 2 is not JSON"),
+        ("[1]\n", "line 1 is no JSON object"),
+        ('{"text": "x", "nuc_label": "a", "nuc_share": "much"}\n', "record 1 is not what testnuc"),
+        ('{"text": "x", "nuc_label": "a", "nuc_neighbors": [1]}\n', "record 1 is not what testnuc"),
+        ('{"text": "x", "nuc_label": "a"}\n{"nuc_run": 7}\n', "nuc_run is not what testnuc"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path, content, says):
+    path = tmp_path / "results.jsonl"
+    path.write_text(content)
+    with pytest.raises(InvalidInputError, match=says):
+        Results.from_jsonl(path)
+
+
+def test_a_file_that_cannot_be_had_is_one_error(tmp_path):
+    with pytest.raises(InvalidInputError, match=r"none\.jsonl cannot be read: No such file"):
+        Results.from_jsonl(tmp_path / "none.jsonl")
+    with pytest.raises(InvalidInputError, match="cannot be written: No such file"):
+        some_results().to_jsonl(tmp_path / "none" / "results.jsonl")
+    with pytest.raises(InvalidInputError, match="cannot be written"):
+        some_results().to_html(tmp_path / "none" / "results.html")
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.write_text("old")
+    results = some_results()
+
+    class Interrupted(Results):
+        def __iter__(self):
+            yield results[0]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Interrupted(list(results), Usage(), 0.0).to_jsonl(path)
+    assert path.read_text() == "old"
+
+
+def test_pandas_and_polars():
+    pandas, polars = some_results().to_pandas(), some_results().to_polars()
+    assert list(pandas.columns) == polars.columns
+    assert pandas["text"].tolist() == polars["text"].to_list() == [HOSTILE, "no label", "plain"]
+    assert polars["label"].to_list() == ["b", None, "a"]
+    assert pandas["label"].isna().tolist() == [False, True, False]
+    assert polars["own_label"].to_list() == ["a", None, "a"]
+    assert polars["trust"].to_list() == [0.75, None, None]
+    assert polars["error"].to_list() == [None, "RateLimitedError: slow down", None]
+    assert pandas["complete"].tolist() == [False, True, True]
+
+
+def test_the_types_of_a_polars_column_do_not_hang_on_what_is_in_it():
+    full, empty = some_results(), Results(some_results()[2:], Usage(), 0.0)
+    nothing = Results([], Usage(), 0.0)
+    assert full.to_polars().schema == empty.to_polars().schema
+    assert nothing.to_polars().columns == full.to_polars().columns
+
+
+@pytest.mark.parametrize("name", ["pandas", "polars"])
+def test_a_missing_library_names_the_extra(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'testnuc\[frames\]'"):
+        getattr(some_results(), f"to_{name}")()
+
+
+def test_notebooks_show_results_and_escape_them():
+    results = some_results()
+    diagnosis = Diagnosis(
+        500,
+        (0.5,),
+        (),
+        0.9,
+        (0.8, 0.95),
+        (Candidate(10, 2.0, 0.1, Estimate(0.05, 0.01), 0.02),),
+        Decision(None, 0, "<b>no vote</b>"),
+        ("<i>few</i>",),
+    )
+    many = Results([results[0]] * 25, Usage(usd=1.25), 2.0)
+    shown = [results._repr_html_(), results[0]._repr_html_(), diagnosis._repr_html_()]
+    for html in (*shown, many._repr_html_()):
+        assert "<script" not in html
+        assert "<b>" not in html
+        assert "<i>" not in html
+        assert html.count("<table") == html.count("</table>")
+    assert "&lt;script&gt;" in shown[0]
+    assert "the LLM said" in shown[1]
+    assert "0.88" in shown[1]
+    assert "&lt;b&gt;no vote" in shown[2]
+    assert "0.80 to 0.95" in shown[2]
+    assert "and 15 more" in many._repr_html_()
+    assert "1.2500" in many._repr_html_()
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_marks_are_the_arguments_of_tune(tmp_path, kind):
+    path = tmp_path / f"marks.{kind}"
+    marks = [
+        {"text": "fine", "label": "a", "right": True, "right_label": "a"},
+        {"text": "=1+1", "label": "a", "right": False, "right_label": "b"},
+        {"text": "who knows", "label": "a", "right": False, "right_label": None},
+    ]
+    if kind == "json":
+        path.write_text(json.dumps(marks))
+    else:
+        path.write_text(
+            "\ufefftext,label,right,right_label\r\n"
+            '"fine","a","true","a"\r\n"\'=1+1","a","false","b"\r\n"who knows","a","false",""\r\n'
+        )
+    assert testnuc.read_marks(path) == (["fine", "=1+1"], ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("marks.txt", "x", "neither .json nor .csv"),
+        ("marks.json", "{", "is not JSON"),
+        ("marks.json", "{}", "holds no list"),
+        ("marks.json", "[]", "no text with a right label"),
+        ("marks.json", '[{"text": "x"}]', "mark 1 has no text and right_label"),
+        ("marks.json", '[{"text": 1, "right_label": "a"}]', "no strings"),
+        ("marks.csv", "a,b\n1,2\n", "mark 1 has no text and right_label"),
+        ("marks.csv", "text,right_label\nx,a\nx,b\n", "one text has one label"),
+        ("marks.csv", b"text,right_label\n\xff,a\n", "not UTF-8"),
+        ("marks.csv", None, "cannot be read"),
+    ],
+)
+def test_other_files_are_no_marks(tmp_path, name, content, says):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InvalidInputError, match=says):
+        testnuc.read_marks(path)
