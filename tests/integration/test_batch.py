@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from uuid import uuid4
 
 import pytest
 
@@ -320,6 +321,42 @@ async def test_a_run_that_is_cancelled_leaves_its_batches_to_the_next(model, lan
             results = await nuc.classify_many(texts, lane="batch")
             assert not results.errors
             assert (llm.batches, llm.calls, nuc.usage.calls) == (1, 90, 90)
+
+
+async def test_processes_that_share_a_database_ask_once(lane, database):
+    texts = messages(120)
+    url = database.url(f"t{uuid4().hex}")
+    async with (
+        LoopbackLLM(confident, batches=Batches(polls=5)) as llm,
+        lane(llm, store=url) as first,
+        lane(llm, store=url) as second,
+    ):
+        one, two = await asyncio.gather(
+            first.classify_many(texts, lane="batch"), second.classify_many(texts, lane="batch")
+        )
+        assert one.labels == two.labels
+        assert llm.calls == 120
+        assert first.usage.calls + second.usage.calls == 120
+        # a live run does not wait for what a batch will bring
+        llm._desk.options = Batches(polls=100_000)
+        slow = asyncio.create_task(first.classify_many(messages(130)[120:], lane="batch"))
+        await until(lambda: llm.batches >= 3)
+        await second.classify_many(messages(130)[120:])
+        assert llm.calls == 130
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+
+
+async def test_a_pool_is_predicted_in_one_stage(model, lane):
+    async with (
+        LoopbackLLM(confident) as llm,
+        lane(llm, model=model, neighbors="stored", k=3, policy={"max_requests": 5_000}) as nuc,
+    ):
+        await nuc.add(messages(2_500))
+        await nuc.predict_pool(lane="batch")
+        assert (llm.batches, llm.calls) == (1, 2_500)
+        await nuc.classify_many(messages(2_510)[2_500:], lane="batch")
+        assert (llm.batches, llm.calls) == (2, 2_510)
 
 
 async def test_two_processes_follow_one_batch_and_one_counts_it(model, lane):
