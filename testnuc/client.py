@@ -265,18 +265,17 @@ class TestNUC:
             store=self._store,
             join_pool=join_pool,
         )
-        method_ = self._pipeline.method
         self._estimator = Estimator(
             asker,
             self._store,
             self._pool,
-            method_,
+            self._pipeline.method,
             neighbors_of_each=self.k if neighbors == "predict" else 0,
             texts_per_call=texts_per_call,
             price=price,
             batch_price=Price.of(provider.name, provider.model, url, batch=True),
             batches=has_batches(provider),
-            stages=1 + method_.labeled + (self.policy is None and neighbors == "predict"),
+            neighbors_later=self.policy is None,
             rate_limit=rate_limit,
         )
         self.model = f"{provider.name}/{provider.model}"

@@ -11,6 +11,8 @@ import pytest
 
 import testnuc
 from testnuc import BatchPolicy, Budget, SelfConsistency, TestNUC, TopKICLP
+from testnuc.batch.anthropic import AnthropicBatches
+from testnuc.batch.openai import OpenAIBatches
 from testnuc.errors import (
     AuthenticationError,
     BadRequestError,
@@ -224,6 +226,20 @@ async def test_a_queue_is_not_filled_beyond_what_the_user_allows(lane):
         await nuc.classify_many(messages(200), lane="batch")
         stored = await nuc._store.batches(ended=True)
         assert {b.outcome for b in stored} == {"completed"}
+
+
+async def test_batches_keep_within_the_bytes_of_the_provider(model, lane, monkeypatch):
+    most = 30_000
+    for api in (AnthropicBatches, OpenAIBatches):
+        monkeypatch.setattr(api, "max_bytes", most)
+    async with (
+        LoopbackLLM(confident, batches=Batches(max_bytes=most)) as llm,
+        lane(llm, model=model) as nuc,
+    ):
+        results = await nuc.classify_many(messages(100), lane="batch")
+        assert not results.errors
+        assert 3 < llm.batches < 10
+        assert {b.outcome for b in await nuc._store.batches(ended=True)} <= {"completed", "ended"}
 
 
 async def test_a_budget_is_reserved_before_a_batch_is_created(lane):
