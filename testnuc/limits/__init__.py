@@ -12,6 +12,7 @@
     prices       what tokens cost
     budget       set aside before a call, settled after
     meter        what was spent
+    sharing      what a transport needs of all this, so that many can share one
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from testnuc.limits.meter import Mark, Meter
 from testnuc.limits.permits import Permit
 from testnuc.limits.policies import BatchPolicy, Budget, RateLimit, RetryPolicy
 from testnuc.limits.prices import PICO, Price, require_price
+from testnuc.limits.sharing import Accounting, Admitting
 
 __all__ = [
     "PICO",
+    "Accounting",
     "Admission",
+    "Admitting",
     "BatchPolicy",
     "Budget",
     "BudgetAccount",

@@ -8,6 +8,8 @@ from testnuc.limits.prices import PICO
 from testnuc.results import Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from testnuc.limits.prices import Price
     from testnuc.protocols import TokenUsage
 
@@ -90,6 +92,21 @@ class Meter:
         else:
             self.pico_usd += pico_usd
         return pico_usd
+
+    @classmethod
+    def sum(cls, marks: Iterable[Mark]) -> Usage:
+        """Return what several meters have counted together.
+
+        Parameters
+        ----------
+        marks : iterable of Mark
+            The counters of each.
+        """
+        total = cls()
+        for mark in marks:
+            for name, n in zip(cls._COUNTERS, mark, strict=True):
+                setattr(total, name, getattr(total, name) + n)
+        return total.usage()
 
     def usage(self) -> Usage:
         """Return all that was counted.
