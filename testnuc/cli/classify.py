@@ -72,10 +72,9 @@ def run(
 
 
 def _summary(results: Results, invalid: int, output: str | None) -> str:
-    changed = sum(r.prediction is not None and r.label != r.prediction.label for r in results)
     parts = [
         f"{len(results)} texts in {results.seconds:.1f} s",
-        f"{changed} labels changed by the vote",
+        f"{results.changed} labels changed by the vote",
         *([f"{len(results.errors)} with an error"] if results.errors else []),
         *([f"{invalid} without a usable text"] if invalid else []),
         f"{results.usage.calls} calls",
