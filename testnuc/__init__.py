@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         InvalidInputError,
         MismatchedReplyError,
         MissingDependencyError,
+        NotAnsweredError,
         ProviderError,
         QuotaExceededError,
         RateLimitedError,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
         UnreadableReplyError,
     )
     from testnuc.labels import LabelSet
-    from testnuc.limits import Budget, RateLimit, RetryPolicy
+    from testnuc.limits import BatchPolicy, Budget, RateLimit, RetryPolicy
     from testnuc.methods.best_of_n import BestOfN, WeightedBestOfN
     from testnuc.methods.self_consistency import SelfConsistency
     from testnuc.methods.standard import StandardPrompting
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from testnuc.report import read_marks
     from testnuc.results import (
         Classification,
+        Estimate,
+        LaneEstimate,
         Neighbor,
         PoolStats,
         Prediction,
@@ -83,6 +86,7 @@ _HOMES = {
         "InvalidInputError",
         "MismatchedReplyError",
         "MissingDependencyError",
+        "NotAnsweredError",
         "ProviderError",
         "QuotaExceededError",
         "RateLimitedError",
@@ -96,12 +100,21 @@ _HOMES = {
         "UnreadableReplyError",
     ),
     "labels": ("LabelSet",),
-    "limits": ("Budget", "RateLimit", "RetryPolicy"),
+    "limits": ("BatchPolicy", "Budget", "RateLimit", "RetryPolicy"),
     "methods.best_of_n": ("BestOfN", "WeightedBestOfN"),
     "methods.self_consistency": ("SelfConsistency",),
     "methods.standard": ("StandardPrompting",),
     "methods.topk_icl": ("TopKICL", "TopKICLP"),
-    "results": ("Classification", "Neighbor", "PoolStats", "Prediction", "Results", "Usage"),
+    "results": (
+        "Classification",
+        "Estimate",
+        "LaneEstimate",
+        "Neighbor",
+        "PoolStats",
+        "Prediction",
+        "Results",
+        "Usage",
+    ),
     "report": ("read_marks",),
     "sync": ("SyncTestNUC",),
     "trust": ("Calibration", "Diagnosis", "Review", "Tuning", "review_queue"),
@@ -112,6 +125,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "AuthenticationError",
     "BadRequestError",
+    "BatchPolicy",
     "BestOfN",
     "Budget",
     "BudgetExceededError",
@@ -124,11 +138,14 @@ __all__ = [
     "Diagnosis",
     "EmbeddingError",
     "EmptyReplyError",
+    "Estimate",
     "InvalidInputError",
     "LabelSet",
+    "LaneEstimate",
     "MismatchedReplyError",
     "MissingDependencyError",
     "Neighbor",
+    "NotAnsweredError",
     "PoolStats",
     "Prediction",
     "ProviderError",

@@ -12,7 +12,6 @@ from testnuc import prompts
 from testnuc.errors import BadRequestError, InvalidInputError, ProviderError, ReplyError
 from testnuc.fanout import Ask
 from testnuc.protocols import Request, Task, WireProvider
-from testnuc.results import Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from testnuc.labels import LabelSet
     from testnuc.prompts import Demonstration
     from testnuc.protocols import Answer, Provider, Reply
+    from testnuc.results import Prediction
     from testnuc.transport import Transport
 
 __all__ = ["Asker"]
@@ -126,17 +126,18 @@ class Asker:
         hasher.update(b"\0" + kind.encode() + b"\0" + text_hash)
         return hasher.digest()
 
+    def request(self, asks: Sequence[Ask]) -> Request:
+        """Return the call that asks about distinct texts, those with examples each alone."""
+        texts = tuple(ask.text for ask in asks)
+        return Request(self.task, prompts.user_prompt(texts, asks[0].demonstrations), texts)
+
     async def answer(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
         """Return a prediction or an error for each ask, whose texts are distinct.
 
         A packed call in which items fail is split: the failing ones are asked again in halves,
         down to calls of one text.
         """
-        request = Request(
-            self.task,
-            prompts.user_prompt([ask.text for ask in asks], asks[0].demonstrations),
-            tuple(ask.text for ask in asks),
-        )
+        request = self.request(asks)
         answers: Sequence[Answer | Exception]
         try:
             answers = (await self._call(request)).answers
@@ -149,7 +150,7 @@ class Asker:
             # what is refused of one text (too long, filtered) must not fail those packed with it
             answers = [exc] * len(asks)
         outcomes: list[Prediction | Exception] = [
-            a if isinstance(a, Exception) else self._prediction(a) for a in answers
+            a if isinstance(a, Exception) else self.labels.predicted(a) for a in answers
         ]
         failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, ProviderError)]
         if len(asks) > 1:
@@ -174,9 +175,3 @@ class Asker:
         # what is not sent anywhere may be answered at once: others must have their turn as well
         await asyncio.sleep(0)
         return await self._transport.answer(self._other, request)
-
-    def _prediction(self, answer: Answer) -> Prediction:
-        index = self.labels.match(answer.label)
-        label = None if index is None else self.labels.names[index]
-        said = None if label == answer.label else answer.label
-        return Prediction(label, answer.confidence, said)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Outcome = Prediction | Exception
     Done = Callable[["Ask", Outcome], None]
 
-__all__ = ["Ask", "Entry", "Run"]
+__all__ = ["Ask", "Board", "Entry", "Run"]
 
 
 class Ask:
@@ -78,3 +78,18 @@ class Entry:
         self.ask = ask
         self.waiters = [(run, ask)]
         self.sent = False
+
+
+class Board:
+    """What is asked just now: shared by the lanes of a client, so that none asks what another does.
+
+    Predictions stored while a look-up was under way, which may have missed them, are kept until no
+    look-up is.
+    """
+
+    __slots__ = ("entries", "fresh", "reading")
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, Entry] = {}
+        self.reading = 0
+        self.fresh: dict[bytes, Prediction] = {}

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from testnuc import embedders, methods, providers, stores
 from testnuc.asking import Asker
+from testnuc.asks import Board
+from testnuc.batch import BatchLane, has_batches
 from testnuc.embedding import Embedding, embedder_name
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.estimating import Estimator
@@ -27,13 +29,13 @@ from testnuc.intake import (
 )
 from testnuc.labels import LabelSet
 from testnuc.learning import gold_labels, tune
-from testnuc.limits import Budget, Meter, Price, RateLimit, RetryPolicy, require_price
+from testnuc.limits import BatchPolicy, Budget, Meter, Price, RateLimit, RetryPolicy, require_price
 from testnuc.pipeline import Pipeline
 from testnuc.pool import Pool
 from testnuc.progress import Observer, Progress, watched
 from testnuc.prompts import valid_text
 from testnuc.protocols import PoolText, WireProvider
-from testnuc.results import Classification, PoolStats, Results, Usage
+from testnuc.results import Classification, Estimate, PoolStats, Results, Usage
 from testnuc.streaming import stream_windows
 from testnuc.transport import Transport
 from testnuc.trust import MAX_NEIGHBORS, MIN_PREDICTIONS, Calibration, Counting, calibrate
@@ -121,6 +123,8 @@ class TestNUC:
     retry : RetryPolicy, optional
     budget : Budget, optional
         What may be spent at most.
+    batches : BatchPolicy, optional
+        How ``lane="batch"`` uses the provider's batch API.
     join_pool : bool
         Whether classified texts become neighbors: of each other in `classify_many`, of later texts
         in all cases.
@@ -171,6 +175,7 @@ class TestNUC:
         max_concurrency: int = 64,
         retry: RetryPolicy | None = None,
         budget: Budget | None = None,
+        batches: BatchPolicy | None = None,
         join_pool: bool = True,
         trust_env: bool = False,
     ) -> None:
@@ -208,7 +213,8 @@ class TestNUC:
         self._pool: Index = Pool() if stored is None else stored
         self._embedding = Embedding(self._embedder, self._store, self._pool)
         provider = self._provider(model, base_url, api_key)
-        price = Price.of(provider.name, provider.model, getattr(provider, "url", None))
+        url = getattr(provider, "url", None)
+        price = Price.of(provider.name, provider.model, url)
         require_price(budget, price, f"{provider.name}/{provider.model}")
         self._meter = Meter()
         self._transport = Transport(
@@ -232,6 +238,7 @@ class TestNUC:
             texts_per_call=texts_per_call,
         )
         self._scope = asker.scope
+        self._board = Board()
         self._fanout = Fanout(
             asker.answer,
             self._store,
@@ -239,8 +246,13 @@ class TestNUC:
             meter=self._meter,
             workers=max_concurrency,
             per_call=texts_per_call,
+            board=self._board,
         )
+        self._batches = batches or BatchPolicy()
+        self._max_concurrency = max_concurrency
+        self._lane: BatchLane | None = None
         self._transport.on_wait = self._fanout.lend
+        self._asker = asker
         self._pipeline = Pipeline(
             self.labels,
             counting,
@@ -261,6 +273,10 @@ class TestNUC:
             neighbors_of_each=self.k if neighbors == "predict" else 0,
             texts_per_call=texts_per_call,
             price=price,
+            batch_price=Price.of(provider.name, provider.model, url, batch=True),
+            batches=has_batches(provider),
+            neighbors_later=self.policy is None,
+            rate_limit=rate_limit,
         )
         self.model = f"{provider.name}/{provider.model}"
         self._opening: asyncio.Task[None] | None = None
@@ -302,7 +318,10 @@ class TestNUC:
             closing.push_async_callback(self._pool.close)
             closing.push_async_callback(self._transport.aclose)
             closing.push_async_callback(self._embedding.close)
-            closing.push_async_callback(self._fanout.close)
+            if self._lane is not None:
+                closing.push_async_callback(self._lane.close)
+            for fanout in self._pipeline.lanes.values():
+                closing.push_async_callback(fanout.close)
             if self._opening is not None:
                 await asyncio.wait([self._opening])
 
@@ -372,23 +391,32 @@ class TestNUC:
         predicted = await self._store.count(self._scope)
         return PoolStats(len(self._pool), predicted, self.model, len(self.labels.names))
 
-    async def predict_pool(self, *, progress: bool = False) -> None:
+    async def predict_pool(
+        self, *, progress: bool = False, lane: Literal["live", "batch"] = "live"
+    ) -> None:
         """Get a prediction of every text in the pool that has none (TestNUC-S).
+
+        Parameters
+        ----------
+        progress : bool
+            Show a bar.
+        lane : {"live", "batch"}
+            As for `classify_many`.
 
         Raises
         ------
         ProviderError
             No call can succeed: a wrong key, an unknown model.
         """
-        await self._ready()
+        await self._ready_in(lane)
         bar = Progress(shown=progress, total=len(self._pool))
         try:
-            await self._pipeline.predict_pool(bar.advance)
+            await self._pipeline.predict_pool(bar.advance, lane)
         finally:
             bar.close()
 
-    async def estimate(self, texts: Iterable[str]) -> Usage:
-        """Tell calls, tokens and US dollars of `classify_many` before anything is sent.
+    async def estimate(self, texts: Iterable[str]) -> Estimate:
+        """Tell calls, tokens, US dollars and time of `classify_many` before anything is sent.
 
         Nothing is embedded, sent or added. The calls are those of the distinct texts without a
         stored prediction, and an upper bound where the pool holds other texts without one
@@ -402,10 +430,11 @@ class TestNUC:
 
         Returns
         -------
-        Usage
-            Tokens of the prompts by the provider's own estimate, those of the answers by what a
-            typical one has: a model that thinks before it answers uses more. ``usd`` is None for a
-            model without a known price, tokens are None for a provider that does not estimate.
+        Estimate
+            Of the live lane; its ``lanes`` compare it with the batch lane, where the provider has
+            one. Tokens of the prompts by the provider's own estimate, those of the answers by what
+            a typical one has: a model that thinks before it answers uses more. ``usd`` is None for
+            a model without a known price, tokens are None for a provider that does not estimate.
 
         Raises
         ------
@@ -445,7 +474,11 @@ class TestNUC:
         return result
 
     async def classify_many(
-        self, texts: Iterable[str], *, progress: bool | Observer = False
+        self,
+        texts: Iterable[str],
+        *,
+        progress: bool | Observer = False,
+        lane: Literal["live", "batch"] = "live",
     ) -> Results:
         """Label many texts; the batch is the unlabeled data: the texts vote on each other.
 
@@ -458,6 +491,10 @@ class TestNUC:
         texts : iterable of str
         progress : bool or Observer
             Show a bar, or tell an object of your own: see `testnuc.progress.Observer`.
+        lane : {"live", "batch"}
+            "batch": by the provider's batch API, at half the price and within 24 hours. Give the
+            client a durable store: a run that ends before its batches do is gone on with by the
+            next one.
 
         Returns
         -------
@@ -473,14 +510,15 @@ class TestNUC:
             No call can succeed: a wrong key, an unknown model.
         """
         given = await checked_texts(texts)
-        await self._ready()
+        await self._ready_in(lane)
         before, started = self._meter.mark(), time.perf_counter()
         entries, places = await distinct(given)
         bar = watched(progress, len(entries))
         try:
             bar.stage("embedding")
             window = await self._pipeline.prepare(entries, together=True)
-            bar.stage("asking")
+            window.lane = lane
+            bar.stage("asking" if lane == "live" else "waiting for batches")
             self._warn_of_small_pool(window)
             counted = bytearray(len(window.entries))
 
@@ -489,7 +527,8 @@ class TestNUC:
                     counted[place] = 1
                     bar.advance()
 
-            waves = not self._pipeline.join_pool
+            # each wave would be a day in the batch lane
+            waves = not self._pipeline.join_pool and lane == "live"
             await self._pipeline.predict(window, waves=waves, done=done)
         finally:
             bar.close()
@@ -610,6 +649,26 @@ class TestNUC:
 
             return ZeroShot(self._embedding, self.labels)
         return providers.resolve(model, base_url=base_url, api_key=api_key)
+
+    async def _ready_in(self, lane: str) -> None:
+        """Make a lane ready, too; refuses what cannot have one before anything is sent."""
+        checked_choice("lane", lane, ("live", "batch"))
+        if lane == "batch" and self._lane is None:
+            self._lane = BatchLane(
+                self._asker,
+                self._store,
+                self._transport,
+                policy=self._batches,
+                price=self._estimator.batch_price,
+                per_call=self._estimator.texts_per_call,
+                live=self._max_concurrency,
+                board=self._board,
+            )
+            self._pipeline.lanes["batch"] = self._lane.fanout
+        await self._ready()
+        if lane == "batch" and self._lane is not None:
+            # what earlier runs have left open is gone on with, be it asked for or not
+            await self._lane.resume()
 
     async def _ready(self) -> None:
         if self._closed:

@@ -36,7 +36,7 @@ class Contexts:
     ----------
     method : Method
         With ``context`` above 0.
-    asker, fanout, embedding, pool, store
+    asker, embedding, pool, store
         The steps of the pipeline.
     """
 
@@ -45,14 +45,12 @@ class Contexts:
         method: Method,
         *,
         asker: Asker,
-        fanout: Fanout,
         embedding: Embedding,
         pool: Index,
         store: Store,
     ) -> None:
         self._method = method
         self._asker = asker
-        self._fanout = fanout
         self._embedding = embedding
         self._pool = pool
         self._store = store
@@ -68,12 +66,12 @@ class Contexts:
         return await self._pool.add([], np.empty((0, self._embedding.dim), dtype=np.float16))
 
     async def examples(
-        self, entries: Sequence[PoolText], snapshot: Snapshot
+        self, entries: Sequence[PoolText], snapshot: Snapshot, fanout: Fanout
     ) -> list[tuple[Demonstration, ...]]:
         """Return the examples for each text, most similar first, never the text itself.
 
-        Where the method labels them, texts that have no prediction by standard prompting yet are
-        asked about first.
+        Where the method labels them, `fanout` asks first about texts that have no prediction by
+        standard prompting yet.
         """
         hashes = [entry.hash for entry in entries]
         vectors = await self._vectors(entries, snapshot)
@@ -85,7 +83,7 @@ class Contexts:
         shown = dict(zip(ids.tolist(), await self._pool.fetch(ids), strict=True))
         labels: dict[bytes, str | None] = {}
         if self._method.labeled:
-            await self._label(list(shown.values()), snapshot)
+            await self._label(list(shown.values()), snapshot, fanout)
             labels = snapshot.labels
         return [
             tuple(
@@ -106,7 +104,7 @@ class Contexts:
         rest = iter(found)
         return np.stack([kept[e.hash] if e.hash in kept else next(rest) for e in entries])
 
-    async def _label(self, entries: Sequence[PoolText], snapshot: Snapshot) -> None:
+    async def _label(self, entries: Sequence[PoolText], snapshot: Snapshot, fanout: Fanout) -> None:
         """Note what standard prompting says of each text (stage 1 of KNN-ICL-P)."""
         labels = snapshot.labels
         unknown = []
@@ -136,7 +134,7 @@ class Contexts:
             for entry, first, second in zip(others, plain, own, strict=True):
                 known = first or second
                 labels[entry.hash] = None if known is None else known.label
-        await self._fanout.run(asks, note)
+        await fanout.run(asks, note)
 
     def _key(self, entry: PoolText) -> bytes:
         return self._asker.key_of(self._kind, entry.hash)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import orjson
 
 from testnuc import prompts
-from testnuc.limits import PICO
+from testnuc.limits import PICO, RateLimit
 from testnuc.prompts import Demonstration
 from testnuc.protocols import Request, TokenUsage
-from testnuc.results import Usage
+from testnuc.results import Estimate, LaneEstimate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -27,6 +27,8 @@ __all__ = ["Estimator"]
 _CHUNK = 128
 #: As for prompts: low, so that the estimate is rather too high.
 _BYTES_PER_TOKEN = 3.2
+#: Seconds in which a provider answers a batch, or ends it.
+_WINDOW = 24 * 3600.0
 #: A confidence as models write it.
 _CONFIDENCE = 0.95
 
@@ -43,6 +45,12 @@ class Estimator:
         Most neighbors that are asked about for each text.
     texts_per_call : int
     price : Price, optional
+    batch_price : Price, optional
+    batches : bool
+        Whether the provider has a batch lane.
+    neighbors_later : bool
+        Whether neighbors are asked about once the texts themselves have answers.
+    rate_limit : RateLimit, optional
     """
 
     asker: Asker
@@ -52,8 +60,12 @@ class Estimator:
     neighbors_of_each: int
     texts_per_call: int
     price: Price | None
+    batch_price: Price | None = None
+    batches: bool = False
+    neighbors_later: bool = False
+    rate_limit: RateLimit | None = None
 
-    async def usage(self, entries: Sequence[PoolText]) -> Usage:
+    async def usage(self, entries: Sequence[PoolText]) -> Estimate:
         """Return what labeling distinct texts would use, if no call had to be made again."""
         labels = await self.pool.labels([entry.hash for entry in entries])
         open_ = [e for e, label in zip(entries, labels, strict=True) if label is None]
@@ -61,12 +73,13 @@ class Estimator:
         if not self.method.context:
             missing, stored = await self._missing(open_, self.method.samples)
             most *= self.method.samples
-            missing += await self._missing_in_pool(entries, most, self.method.samples)
-            return await self._sum([(text, ()) for text in missing], stored)
+            others = await self._missing_in_pool(entries, most, self.method.samples)
+            stages = 1 + (self.neighbors_later and bool(others))
+            return await self._sum([(text, ()) for text in [*missing, *others]], stored, stages)
         # which examples a prompt holds is known only once its text is embedded: all count as open
-        others = [text async for text in self._pool_texts(entries)]
-        asked = [e.text for e in [*open_, *others[:most]]]
-        shown = [Demonstration(e.text) for e in [*open_, *others][: self.method.context + 1]]
+        rest = [text async for text in self._pool_texts(entries)]
+        asked = [e.text for e in [*open_, *rest[:most]]]
+        shown = [Demonstration(e.text) for e in [*open_, *rest][: self.method.context + 1]]
         calls = [
             (text, tuple(d for d in shown if d.text != text)[: self.method.context])
             for text in asked
@@ -78,7 +91,8 @@ class Estimator:
             most = self.method.context * len(asked)
             first += await self._missing_in_pool(entries, most, 1)
             calls += [(text, ()) for text in first]
-        return await self._sum(calls, stored)
+        stages = 1 + self.method.labeled + (self.neighbors_later and bool(rest[:most]))
+        return await self._sum(calls, stored, stages)
 
     async def _missing(self, entries: Sequence[PoolText], samples: int) -> tuple[list[str], int]:
         """Return a text for each sample that is not stored, and how many are."""
@@ -120,11 +134,13 @@ class Estimator:
                     yield text
 
     async def _sum(
-        self, texts: Sequence[tuple[str, tuple[Demonstration, ...]]], stored: int
-    ) -> Usage:
+        self, texts: Sequence[tuple[str, tuple[Demonstration, ...]]], stored: int, stages: int
+    ) -> Estimate:
         task = self.asker.task
         reserve = getattr(self.asker.provider, "reserve", None)
-        sent = received = pico_usd = calls = 0
+        sent = received = calls = 0
+        pico_usd = [0, 0]
+        prices = (self.price, self.batch_price)
         for start in range(0, len(texts), self.texts_per_call):
             part = tuple(text for text, _ in texts[start : start + self.texts_per_call])
             calls += 1
@@ -133,19 +149,48 @@ class Estimator:
                 tokens = TokenUsage(reserve(Request(task, user, part))[0], self._answer(part))
                 sent += tokens.input_tokens
                 received += tokens.output_tokens
-                pico_usd += 0 if self.price is None else self.price.pico(tokens)
+                for i, price in enumerate(prices):
+                    pico_usd[i] += 0 if price is None else price.pico(tokens)
             if calls % _CHUNK == 0:
                 await asyncio.sleep(0)
         told = reserve is not None or not calls
-        priced = self.price is not None and (told or self.price.is_free)
-        return Usage(
-            calls=calls,
-            input_tokens=sent if told else None,
-            cached_tokens=0 if told else None,
-            output_tokens=received if told else None,
-            usd=pico_usd / PICO if priced or not calls else None,
-            store_hits=stored,
+        live, batch = (
+            LaneEstimate(
+                lane,
+                calls,
+                sent if told else None,
+                received if told else None,
+                self._usd(price, pico, told=told, calls=calls),
+            )
+            for lane, price, pico in zip(("live", "batch"), prices, pico_usd, strict=True)
         )
+        live = replace(live, least_seconds=self._seconds(calls, sent + received if told else None))
+        # stored answers take no time in either lane
+        batch = replace(batch, most_seconds=_WINDOW * stages if calls else 0.0)
+        return Estimate(
+            calls=calls,
+            input_tokens=live.input_tokens,
+            cached_tokens=0 if told else None,
+            output_tokens=live.output_tokens,
+            usd=live.usd,
+            store_hits=stored,
+            lanes=(live, batch) if self.batches else (live,),
+        )
+
+    @staticmethod
+    def _usd(price: Price | None, pico_usd: int, *, told: bool, calls: int) -> float | None:
+        priced = price is not None and (told or price.is_free)
+        return pico_usd / PICO if priced or not calls else None
+
+    def _seconds(self, calls: int, tokens: int | None) -> float | None:
+        """How long the live lane takes at least; its limits are per minute."""
+        limit = self.rate_limit or RateLimit()
+        minutes = [0.0] if not calls else []
+        if limit.requests_per_minute is not None:
+            minutes.append(calls / limit.requests_per_minute)
+        if limit.tokens_per_minute is not None and tokens is not None:
+            minutes.append(tokens / limit.tokens_per_minute)
+        return 60 * max(minutes) if minutes else None
 
     def _answer(self, part: Sequence[str]) -> int:
         """Tokens of a typical answer: a label of middling length, and a confidence."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
-from testnuc.asks import Ask, Entry, Run
+from testnuc.asks import Ask, Board, Entry, Run
 from testnuc.errors import BadRequestError, ProviderError, StoreError
 from testnuc.leasing import LEASE_SECONDS, LeaseStore, Leasing
 from testnuc.protocols import StoredPrediction
@@ -55,6 +55,12 @@ class Fanout:
         Seconds that `close` waits for calls that were sent.
     sleep : callable
         What waits between two looks for what other processes ask.
+    lease_factor : float
+        How many times longer than the store says leases last.
+    mixed : bool
+        Whether one call of `answer` may hold several asks about one text, and some with examples.
+    board : Board, optional
+        Shared with other fan-outs over the same keys.
     """
 
     def __init__(
@@ -68,6 +74,9 @@ class Fanout:
         per_call: int = 1,
         drain: float = 5.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        lease_factor: float = 1.0,
+        mixed: bool = False,
+        board: Board | None = None,
     ) -> None:
         self._answer = answer
         self._store = store
@@ -77,16 +86,15 @@ class Fanout:
         self._per_call = per_call
         self._low_water = workers * per_call
         self._drain = drain
-        self._entries: dict[bytes, Entry] = {}
+        self._mixed = mixed
+        self._board = board or Board()
+        self._entries = self._board.entries
         #: Runs with a queue, served in turn so that a short one does not wait for a long one.
         self._turns: deque[Run] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         #: Workers whose call waits for its next try.
         self._lent = 0
         self._closed = False
-        # predictions stored while a look-up was under way, which may have missed them
-        self._reading = 0
-        self._fresh: dict[bytes, Prediction] = {}
         self._ever_answered = False
         self._claims: set[asyncio.Task[None]] = set()
         self._leasing: Leasing | None = None
@@ -96,7 +104,7 @@ class Fanout:
                 granted=self._grant,
                 answered=self._answered_elsewhere,
                 failed=self._fail,
-                seconds=getattr(store, "lease_seconds", LEASE_SECONDS),
+                seconds=lease_factor * getattr(store, "lease_seconds", LEASE_SECONDS),
                 sleep=sleep,
             )
 
@@ -145,14 +153,15 @@ class Fanout:
         await run.changed.wait()
 
     async def _claim(self, run: Run, asks: list[Ask]) -> None:
-        self._reading += 1
+        board = self._board
+        board.reading += 1
         try:
             stored = await self._store.get_predictions([ask.key for ask in asks])
         finally:
-            self._reading -= 1
-            fresh = self._fresh
-            if not self._reading:
-                self._fresh = {}
+            board.reading -= 1
+            fresh = board.fresh
+            if not board.reading:
+                board.fresh = {}
         # nothing is awaited in this loop: what is claimed here cannot be claimed by another run
         new: list[Entry] = []
         for ask, hit in zip(asks, stored, strict=True):
@@ -217,6 +226,11 @@ class Fanout:
         entries = [e for key in keys if (e := self._entries.get(key)) is not None and not e.sent]
         self._settle(entries, [error] * len(entries))
 
+    def release(self, keys: Iterable[bytes]) -> None:
+        """Let other processes ask for keys that are being asked for here."""
+        if self._leasing is not None:
+            self._leasing.done(keys, stored=False)
+
     def lend(self, workers: int) -> None:
         """Let others work while so many more workers (fewer, if negative) wait for a next try.
 
@@ -259,13 +273,14 @@ class Fanout:
             held_back = run.feeding and len(run.queue) < self._per_call
             while run.queue and len(bundle) < self._per_call and not held_back:
                 ask = run.queue[0].ask
-                if bundle and (ask.demonstrations or ask.text_hash in hashes):
+                apart = not self._mixed and (ask.demonstrations or ask.text_hash in hashes)
+                if bundle and apart:
                     break
                 entry = run.queue.popleft()
                 entry.sent = True
                 bundle.append(entry)
                 hashes.add(ask.text_hash)
-                if ask.demonstrations:
+                if ask.demonstrations and not self._mixed:
                     break
             if len(run.queue) <= self._low_water:
                 run.changed.set()
@@ -301,8 +316,8 @@ class Fanout:
                 broken.__cause__ = exc
             else:
                 kept = {e.ask.key: p for (e, _), p in zip(answered, standing, strict=True)}
-                if self._reading:
-                    self._fresh.update(kept)
+                if self._board.reading:
+                    self._board.fresh.update(kept)
         self._settle(
             bundle,
             [

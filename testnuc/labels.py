@@ -6,10 +6,15 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from rapidfuzz import fuzz, process
 
 from testnuc.errors import InvalidInputError
+from testnuc.results import Prediction
+
+if TYPE_CHECKING:
+    from testnuc.protocols import Answer
 
 __all__ = ["LabelSet"]
 
@@ -154,6 +159,24 @@ class LabelSet:
             return None  # "level 1" is no spelling of "level 10"
         found = self._loose[similar]
         return None if found < 0 else found
+
+    def predicted(self, answer: Answer) -> Prediction:
+        """Return the prediction that an answer is.
+
+        Parameters
+        ----------
+        answer : Answer
+            What the model said of a text.
+
+        Returns
+        -------
+        Prediction
+            Without a label where the answer means none of the set.
+        """
+        index = self.match(answer.label)
+        label = None if index is None else self.names[index]
+        said = None if label == answer.label else answer.label
+        return Prediction(label, answer.confidence, said)
 
     def __len__(self) -> int:
         return len(self.names)

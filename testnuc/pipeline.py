@@ -108,14 +108,15 @@ class Pipeline:
         self.neighbors = neighbors
         self.join_pool = join_pool
         self._asker = asker
-        self._fanout = fanout
+        #: Lane -> what asks in it; the client adds those that it needs.
+        self.lanes = {"live": fanout}
         self._embedding = embedding
         self._pool = pool
         self._store = store
         self._contexts: Contexts | None = None
         if method.context:
             self._contexts = Contexts(
-                method, asker=asker, fanout=fanout, embedding=embedding, pool=pool, store=store
+                method, asker=asker, embedding=embedding, pool=pool, store=store
             )
 
     async def prepare(self, texts: Sequence[PoolText], *, together: bool) -> Window:
@@ -249,7 +250,7 @@ class Pipeline:
         self._looked = _Look(size, outcomes, found)
         return found
 
-    async def predict_pool(self, advance: Callable[[], None]) -> None:
+    async def predict_pool(self, advance: Callable[[], None], lane: str = "live") -> None:
         """Get a prediction of every text of the pool that has none."""
         start: int | None = 0
         snapshot = None
@@ -257,8 +258,12 @@ class Pipeline:
             snapshot = Snapshot(await self._contexts.snapshot())
         while start is not None:
             texts, start = await self._pool.scan(start, _SEARCH)
+            while lane != "live" and start is not None:
+                # all at once: each part would be a day
+                more, start = await self._pool.scan(start, _SEARCH)
+                texts += more
             window = await self._window(texts, _nobody(len(texts)))
-            window.snapshot = snapshot
+            window.snapshot, window.lane = snapshot, lane
             if snapshot is not None and self.neighbors == "stored":
                 await self._fill(window, range(len(texts)))
             await self._ask(window, range(len(texts)), lambda _: advance())
@@ -382,12 +387,15 @@ class Pipeline:
                 done(place)
 
         questions = Questions(self.method, self._asker, window, places, counted)
+        fanout = self.lanes[window.lane]
         if self._contexts is None or window.snapshot is None:
-            await self._fanout.run(questions.asks(), questions.settle)
+            await fanout.run(questions.asks(), questions.settle)
             return
-        asks = questions.asks_with_examples(self._contexts, window.snapshot)
+        asks = questions.asks_with_examples(
+            self._contexts, window.snapshot, fanout, whole=window.lane != "live"
+        )
         try:
-            await self._fanout.run(asks, questions.settle)
+            await fanout.run(asks, questions.settle)
         finally:
             # also when a failure or a cancellation ends the run: these were paid for
             await questions.keep(self._contexts)

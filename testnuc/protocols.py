@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.errors import ReplyError
-    from testnuc.results import Prediction
+    from testnuc.results import Prediction, Usage
 
 __all__ = [
     "Answer",
@@ -28,6 +28,7 @@ __all__ = [
     "Reply",
     "Request",
     "Store",
+    "StoredBatch",
     "StoredPrediction",
     "Task",
     "TokenUsage",
@@ -186,6 +187,30 @@ class StoredPrediction:
     #: How-manieth answer to the same prompt, from 0.
     sample: int
     prediction: Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch of requests at a provider, as a store keeps it."""
+
+    #: 16 bytes, our own: known before the provider has the batch.
+    id: bytes
+    #: The scope of the predictions that it is for.
+    scope: bytes
+    #: What it takes to read its answers: provider, base_url, model, labels, ..
+    facts: Mapping[str, Any]
+    #: How many requests it has.
+    requests: int
+    #: When it was decided on, in seconds since the epoch.
+    created: float
+    #: What each request asks for; see `testnuc.batch.records`. Empty once the batch has ended.
+    items: bytes
+    #: The provider's id; None: it is not known whether the provider has the batch.
+    remote_id: str | None = None
+    #: How it ended; None: it has not.
+    outcome: str | None = None
+    #: What its answers used; None: it has not ended.
+    usage: Usage | None = None
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from testnuc.asking import Asker
     from testnuc.contexts import Contexts
-    from testnuc.fanout import Ask
+    from testnuc.fanout import Ask, Fanout
     from testnuc.prompts import Demonstration
     from testnuc.protocols import Method, PoolText
     from testnuc.results import Prediction
@@ -77,13 +77,17 @@ class Questions:
             yield from self._asks(place, ())
 
     async def asks_with_examples(
-        self, contexts: Contexts, snapshot: Snapshot
+        self, contexts: Contexts, snapshot: Snapshot, fanout: Fanout, *, whole: bool
     ) -> AsyncGenerator[list[Ask], None]:
-        """Yield the same, with the examples of each text in the prompt."""
+        """Yield the same, with the examples of each text in the prompt.
+
+        `fanout` asks about examples first, where they are shown with labels; `whole`: about those
+        of all texts together, where each such stage takes hours.
+        """
         pending = self._unasked()
-        while block := list(islice(pending, _BLOCK)):
+        while block := list(islice(pending, None if whole else _BLOCK)):
             entries = [self._window.entries[place] for place in block]
-            examples = await contexts.examples(entries, snapshot)
+            examples = await contexts.examples(entries, snapshot, fanout)
             await self.keep(contexts)
             yield [
                 ask

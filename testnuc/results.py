@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
-
-from testnuc.errors import MissingDependencyError
+from typing import TYPE_CHECKING, Protocol, overload, runtime_checkable
 
 if TYPE_CHECKING:
     import os
@@ -15,22 +12,17 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-__all__ = ["Classification", "Neighbor", "PoolStats", "Prediction", "Results", "Usage"]
+__all__ = [
+    "Classification",
+    "Estimate",
+    "LaneEstimate",
+    "Neighbor",
+    "PoolStats",
+    "Prediction",
+    "Results",
+    "Usage",
+]
 
-#: Columns of a data frame.
-_COLUMNS = (
-    "text",
-    "label",
-    "trust",
-    "share",
-    "margin",
-    "voters",
-    "complete",
-    "own_label",
-    "own_confidence",
-    "error",
-    "reason",
-)
 #: Rows that a notebook shows.
 _SHOWN = 10
 
@@ -172,6 +164,61 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneEstimate:
+    """What a run would take in one lane. None means unknown."""
+
+    #: "live" or "batch".
+    lane: str
+    calls: int
+    input_tokens: int | None
+    output_tokens: int | None
+    usd: float | None
+    #: Seconds that it takes at least, by the client's own rate limit.
+    least_seconds: float | None = None
+    #: Seconds that it takes at most, by the provider's word; what fails and is sent again is not in
+    #: it.
+    most_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate(Usage):
+    """What a run would use: in the live lane, and in each lane that the provider has.
+
+    ``print`` it for a table.
+    """
+
+    lanes: tuple[LaneEstimate, ...] = ()
+
+    def __str__(self) -> str:
+        rows = [("lane", "calls", "input tokens", "output tokens", "usd", "hours")]
+        for lane in self.lanes:
+            least, most = lane.least_seconds, lane.most_seconds
+            hours = "unknown" if least is None else f"at least {least / 3600:.2f}"
+            hours = hours if most is None else f"at most {most / 3600:.0f}"
+            rows.append(
+                (
+                    lane.lane,
+                    f"{lane.calls:,}",
+                    "unknown" if lane.input_tokens is None else f"{lane.input_tokens:,}",
+                    "unknown" if lane.output_tokens is None else f"{lane.output_tokens:,}",
+                    "unknown" if lane.usd is None else f"{lane.usd:.4f}",
+                    hours,
+                )
+            )
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        if self.store_hits:
+            lines.append(f"{self.store_hits:,} predictions are stored already")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStats:
     """What the pool and the store hold for one client."""
 
@@ -192,6 +239,8 @@ class _Columns(Protocol):
     def labels(self) -> list[str | None]: ...
 
     def failed(self) -> list[int]: ...
+
+    def changed(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Classification: ...
 
@@ -238,6 +287,8 @@ class Results(Sequence[Classification]):
     @property
     def changed(self) -> int:
         """How many texts have another label than their own prediction's."""
+        if isinstance(self._rows, _Columns):
+            return self._rows.changed()
         return sum(row.changed for row in self)
 
     def to_pandas(self) -> pd.DataFrame:
@@ -248,8 +299,9 @@ class Results(Sequence[Classification]):
         MissingDependencyError
             pandas is not installed.
         """
-        made: pd.DataFrame = _library("pandas").DataFrame(self._frame())
-        return made
+        from testnuc.records import pandas_frame
+
+        return pandas_frame(self)
 
     def to_polars(self) -> pl.DataFrame:
         """Return a polars data frame with a row for each text, without neighbors and votes.
@@ -259,14 +311,9 @@ class Results(Sequence[Classification]):
         MissingDependencyError
             polars is not installed.
         """
-        library = _library("polars")
-        # the types of columns that may hold nothing but None
-        typed = {
-            **dict.fromkeys(("label", "own_label", "error", "reason"), library.String),
-            **dict.fromkeys(("trust", "own_confidence"), library.Float64),
-        }
-        made: pl.DataFrame = library.DataFrame(self._frame(), schema_overrides=typed)
-        return made
+        from testnuc.records import polars_frame
+
+        return polars_frame(self)
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> None:
         """Write all of it as JSON Lines: a line for each text, the last one for the run.
@@ -300,28 +347,6 @@ class Results(Sequence[Classification]):
         from testnuc.report import write
 
         write(self, path, title=title)
-
-    def _frame(self) -> dict[str, list[Any]]:
-        """Return the columns of a data frame."""
-        columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-        for row in self:
-            own = row.prediction
-            values = (
-                row.text,
-                row.label,
-                row.trust,
-                row.share,
-                row.margin,
-                row.voters,
-                row.complete,
-                row.own_label,
-                None if own is None else own.confidence,
-                None if row.error is None else f"{type(row.error).__name__}: {row.error}",
-                row.reason,
-            )
-            for column, value in zip(columns.values(), values, strict=True):
-                column.append(value)
-        return columns
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -364,12 +389,3 @@ class Results(Sequence[Classification]):
         more = len(self) - len(shown)
         tail = f"<p>and {more:,} more</p>" if more else ""
         return told + grid(["label", "trust", "the LLM said", "text"], shown) + tail
-
-
-def _library(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as exc:
-        raise MissingDependencyError(
-            f"this needs {name}: pip install 'testnuc[frames]', or pip install {name}"
-        ) from exc

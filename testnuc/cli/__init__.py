@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from testnuc.cli.batch import LANE, REST, batch
 from testnuc.cli.options import (
     DRY_RUN,
     LABELS_OF_FILE,
@@ -32,6 +33,7 @@ app = typer.Typer(
 
 store = typer.Typer(help="Move a store to another place, or look at it.", no_args_is_help=True)
 app.add_typer(store, name="store")
+app.add_typer(batch, name="batch")
 
 _STORE = typer.Argument(
     help="Path of an SQLite store, or postgresql://..", metavar="STORE", show_default=False
@@ -83,6 +85,8 @@ def classify(
         "-o",
         help="A .csv, .jsonl, .parquet or .txt file; default: JSON Lines to stdout.",
     ),
+    lane: str = LANE,
+    rest: str = REST,
     full: bool = typer.Option(False, "--full", help="Write neighbors, votes and usage, too."),  # noqa: FBT001, FBT003
     dry_run: bool = DRY_RUN,  # noqa: FBT001
 ) -> None:
@@ -90,7 +94,16 @@ def classify(
     with _interruptible():
         from testnuc.cli.classify import run
 
-        run(file, text_column=text_column, output=output, full=full, dry_run=dry_run, client=client)
+        run(
+            file,
+            text_column=text_column,
+            output=output,
+            full=full,
+            dry_run=dry_run,
+            client=client,
+            lane=lane,
+            rest=rest,
+        )
 
 
 @app.command()

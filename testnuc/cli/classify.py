@@ -16,10 +16,12 @@ from testnuc.cli.files import check_output, read_table, usable, write_results
 from testnuc.cli.loop import run_to_end
 from testnuc.cli.progress import RunProgress
 from testnuc.client import SmallPoolWarning, TestNUC
+from testnuc.errors import InvalidInputError
+from testnuc.limits import BatchPolicy
 from testnuc.records import run_record
 
 if TYPE_CHECKING:
-    from testnuc.results import Results, Usage
+    from testnuc.results import Estimate, Results, Usage
 
 __all__ = ["Kept", "cost", "label_all", "notes", "run", "show_estimate"]
 
@@ -32,8 +34,16 @@ def run(
     full: bool,
     dry_run: bool,
     client: dict[str, Any],
+    lane: Any = "live",
+    rest: Any = "batch",
 ) -> None:
     """Read, label, write; the bar and the summary go to stderr, so that stdout can be piped."""
+    if lane == "batch" and not client["store"]:
+        raise InvalidInputError(
+            "--lane batch needs --store PATH: batches take hours, and the store is what finds "
+            "their answers when this process has ended meanwhile"
+        )
+    policy = BatchPolicy(rest=rest)
     table = read_table(file, text_column)
     check_output(output, file, table, full=full)
     problems, valid = usable(table, file)
@@ -42,7 +52,7 @@ def run(
     if dry_run:
         show_estimate(texts, client, kept)
         return
-    results, caught = label_all(texts, client, kept)
+    results, caught = label_all(texts, client, kept, lane=lane, batches=policy)
     labeled = dict(zip(valid, results, strict=True))
     write_results(output, table, labeled, problems, run=run_record(results) if full else None)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -96,16 +106,21 @@ class Kept:
 
 
 def label_all(
-    texts: list[str], client: dict[str, Any], kept: Kept
+    texts: list[str],
+    client: dict[str, Any],
+    kept: Kept,
+    *,
+    lane: Any = "live",
+    batches: BatchPolicy | None = None,
 ) -> tuple[Results, list[warnings.WarningMessage]]:
     """Label texts; what was answered until Ctrl-C is kept, and how to go on is told."""
-    nuc = client_of(client, store=kept.where)
+    nuc = client_of(client, store=kept.where, batches=batches)
     progress = RunProgress(lambda: nuc.usage)
 
     async def label() -> Results:
         kept.begin()
         async with nuc:
-            return await nuc.classify_many(texts, progress=progress)
+            return await nuc.classify_many(texts, progress=progress, lane=lane)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SmallPoolWarning)
@@ -144,7 +159,7 @@ def show_estimate(texts: list[str], client: dict[str, Any], kept: Kept) -> None:
     given = {"api_key": "not-needed"} if client.get("api_key") is None else {}
     nuc = client_of(client, store=where, **given)
 
-    async def estimate() -> Usage:
+    async def estimate() -> Estimate:
         async with nuc:
             return await nuc.estimate(texts)
 
@@ -161,6 +176,8 @@ def show_estimate(texts: list[str], client: dict[str, Any], kept: Kept) -> None:
     print(f"{nuc.model}: nothing was sent")  # noqa: T201 - the command's output
     for name, value in rows.items():
         print(f"  {name:<24}{value:>14}")  # noqa: T201
+    if len(usage.lanes) > 1:
+        print(f"\n{usage}")  # noqa: T201
 
 
 def _number(value: int | None) -> str:
@@ -175,10 +192,9 @@ def notes(console: Console, caught: list[warnings.WarningMessage]) -> None:
 
 
 def _summary(results: Results, invalid: int, output: str | None) -> str:
-    changed = sum(r.prediction is not None and r.label != r.prediction.label for r in results)
     parts = [
         f"{len(results)} texts in {results.seconds:.1f} s",
-        f"{changed} labels changed by the vote",
+        f"{results.changed} labels changed by the vote",
         *([f"{len(results.errors)} with an error"] if results.errors else []),
         *([f"{invalid} without a usable text"] if invalid else []),
         f"{results.usage.calls} calls",

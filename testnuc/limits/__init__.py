@@ -2,7 +2,7 @@
 
 ::
 
-    policies     RateLimit, RetryPolicy, Budget: what the user says
+    policies     RateLimit, RetryPolicy, Budget, BatchPolicy: what the user says
     headers      what the server says, read from the headers of its answers
     rates        sliding windows of requests and tokens
     gates        what is left of the server's own limits
@@ -12,6 +12,7 @@
     prices       what tokens cost
     budget       set aside before a call, settled after
     meter        what was spent
+    sharing      what a transport needs of all this, so that many can share one
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from testnuc.limits.budget import BudgetAccount, Reservation
 from testnuc.limits.headers import retry_after
 from testnuc.limits.meter import Mark, Meter
 from testnuc.limits.permits import Permit
-from testnuc.limits.policies import Budget, RateLimit, RetryPolicy
+from testnuc.limits.policies import BatchPolicy, Budget, RateLimit, RetryPolicy
 from testnuc.limits.prices import PICO, Price, require_price
+from testnuc.limits.sharing import Accounting, Admitting
 
 __all__ = [
     "PICO",
+    "Accounting",
     "Admission",
+    "Admitting",
+    "BatchPolicy",
     "Budget",
     "BudgetAccount",
     "Mark",

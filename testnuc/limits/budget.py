@@ -135,6 +135,19 @@ class BudgetAccount:
         """
         self._close(reservation, (pico_usd, tokens, calls))
 
+    def book(self, pico_usd: int, tokens: int, calls: int) -> None:
+        """Book what was spent without a reservation: another process had sent it.
+
+        Parameters
+        ----------
+        pico_usd, tokens, calls : int
+            What was billed. It may be more than was left; then nothing more is granted.
+        """
+        for i, amount in enumerate((pico_usd, tokens, calls)):
+            self._spent[i] += amount
+        if self._waiting:
+            self._drain()
+
     def keep(self, reservation: Reservation) -> None:
         """Book the whole reservation: the call may have been billed, nobody knows for what.
 

@@ -8,6 +8,8 @@ from testnuc.limits.prices import PICO
 from testnuc.results import Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from testnuc.limits.prices import Price
     from testnuc.protocols import TokenUsage
 
@@ -60,13 +62,15 @@ class Meter:
         #: Requests sent again after a failure.
         self.retries = 0
 
-    def add(self, usage: TokenUsage | None) -> int | None:
+    def add(self, usage: TokenUsage | None, price: Price | None = None) -> int | None:
         """Count one answered call.
 
         Parameters
         ----------
         usage : TokenUsage or None
             None: the provider did not say.
+        price : Price, optional
+            Of this call, where it is not that of all others.
 
         Returns
         -------
@@ -74,7 +78,7 @@ class Meter:
             What it cost in 1e-12 US dollars; None: unknown.
         """
         self.calls += 1
-        price = self.price
+        price = self.price if price is None else price
         if usage is None:
             self.unmeasured += 1
             pico_usd = 0 if price is not None and price.is_free else None
@@ -88,6 +92,21 @@ class Meter:
         else:
             self.pico_usd += pico_usd
         return pico_usd
+
+    @classmethod
+    def sum(cls, marks: Iterable[Mark]) -> Usage:
+        """Return what several meters have counted together.
+
+        Parameters
+        ----------
+        marks : iterable of Mark
+            The counters of each.
+        """
+        total = cls()
+        for mark in marks:
+            for name, n in zip(cls._COUNTERS, mark, strict=True):
+                setattr(total, name, getattr(total, name) + n)
+        return total.usage()
 
     def usage(self) -> Usage:
         """Return all that was counted.

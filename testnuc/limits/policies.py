@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from testnuc.errors import InvalidInputError
 
-__all__ = ["Budget", "RateLimit", "RetryPolicy"]
+__all__ = ["BatchPolicy", "Budget", "RateLimit", "RetryPolicy"]
 
 
 def _count(name: str, value: int | None) -> None:
@@ -115,3 +116,51 @@ class Budget:
             _number("usd", self.usd)
         _count("tokens", self.tokens)
         _count("calls", self.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """How the batch lane uses a provider's batch API. All times in seconds.
+
+    Parameters
+    ----------
+    rest : {"batch", "live", "error"}
+        What becomes of requests that a batch left without an answer (it expired, was cancelled,
+        failed, or they did): sent again in another batch, asked live at the full price, or left as
+        the errors of their texts.
+    attempts : int
+        In how many batches a request is sent at most.
+    in_flight : int
+        Most batches under way at a time.
+    max_requests : int, optional
+        Most requests in a batch; default: what the provider allows.
+    max_enqueued_tokens : int, optional
+        Most estimated input tokens of all batches under way. Without it the provider says when it
+        is enough, and the rest waits until a batch has ended.
+    first_poll, longest_poll : float
+        The first and the longest wait between two looks at a batch; each is half as long again as
+        the one before. Where the provider says how long to wait, it decides.
+    grace : float
+        How long a batch that is being created by another process is left to it. After that, the
+        process is taken for dead, and the batch is looked for at the provider.
+    """
+
+    rest: Literal["batch", "live", "error"] = "batch"
+    attempts: int = 3
+    in_flight: int = 8
+    max_requests: int | None = None
+    max_enqueued_tokens: int | None = None
+    first_poll: float = 5.0
+    longest_poll: float = 60.0
+    grace: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.rest not in {"batch", "live", "error"}:
+            raise InvalidInputError(f"rest is {self.rest!r}; choose from batch, live, error")
+        for name in ("attempts", "in_flight"):
+            if getattr(self, name) is None:
+                raise InvalidInputError(f"{name} must be a whole number of at least 1, not None")
+        for name in ("attempts", "in_flight", "max_requests", "max_enqueued_tokens"):
+            _count(name, getattr(self, name))
+        for name in ("first_poll", "longest_poll", "grace"):
+            _number(name, getattr(self, name))

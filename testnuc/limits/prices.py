@@ -19,6 +19,8 @@ PICO = 10**12
 _MEGA = 10**6
 #: Names that say which protocol is spoken, not who serves it: for them the URL decides.
 _PROTOCOLS = frozenset({"anthropic", "openai"})
+#: What the price list calls the batch APIs.
+_BATCH = {"processing": "batch"}
 #: Runs on this machine.
 _FREE = frozenset({"local"})
 
@@ -36,6 +38,11 @@ class Rates:
     def dearest_input(self) -> int:
         """The most that a token of the prompt can cost."""
         return max(self.input, self.cached, self.cache_write)
+
+    def halved(self) -> Rates:
+        """Return half of each, rounded up."""
+        each = (self.input, self.cached, self.cache_write, self.output)
+        return Rates(*(-(-rate // 2) for rate in each))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,9 @@ class Price:
         )
 
     @classmethod
-    def of(cls, provider: str, model: str, url: str | None = None) -> Price | None:
+    def of(
+        cls, provider: str, model: str, url: str | None = None, *, batch: bool = False
+    ) -> Price | None:
         """Look a model up in the price list.
 
         Parameters
@@ -100,6 +109,9 @@ class Price:
             Where calls are sent. A URL of another known provider has that one's prices; under an
             unknown URL, ``"openai"`` and ``"anthropic"`` say only which protocol is spoken, so
             that there is no price.
+        batch : bool
+            The price in the provider's batch API. Where the list has none, it is half the price,
+            which is what OpenAI and Anthropic ask.
 
         Returns
         -------
@@ -121,9 +133,18 @@ class Price:
                     return None
         try:
             _, info = snapshot.find_provider_model(model, None, found or provider, None)
-            return _read(info.get_prices(datetime.now(UTC)))
         except LookupError:
             return None
+        if not batch:
+            return _read(info.get_prices(datetime.now(UTC)))
+        if any(v.when == _BATCH for v in getattr(info, "price_variants", None) or ()):
+            return _read(info.get_prices(datetime.now(UTC), _BATCH))
+        price = _read(info.get_prices(datetime.now(UTC)))
+        return None if price is None else price.halved()
+
+    def halved(self) -> Price:
+        """Return half the price, rounded up to a trillionth of a US dollar for each token."""
+        return Price(self.rates.halved(), tuple((n, rates.halved()) for n, rates in self.tiers))
 
     @property
     def is_free(self) -> bool:

@@ -118,6 +118,8 @@ class Wire(ABC):
         self.model = model
         self.identity = endpoint.at(base_path)
         self.url = endpoint.at(base_path + call_path)
+        self._endpoint = endpoint
+        self._base_path = base_path
         self.headers: Mapping[str, str] = {"Content-Type": "application/json", **headers}
         self.dialect = dialect
         self._where = f"{model} at {endpoint.netloc}"
@@ -130,6 +132,19 @@ class Wire(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model!r}, base_url={self.identity!r})"
+
+    def at(self, path: str, query: str = "") -> str:
+        """Return the URL of another path of this API.
+
+        Parameters
+        ----------
+        path : str
+            Behind the base path, such as ``/batches``.
+        query : str
+            Parameters of this request, such as ``limit=100``.
+        """
+        url = self._endpoint.at(self._base_path + path)
+        return f"{url}{'&' if '?' in url else '?'}{query}" if query else url
 
     # --- encoding -----------------------------------------------------------------------------
 

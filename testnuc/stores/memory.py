@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,14 +13,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from testnuc.protocols import StoredPrediction
-    from testnuc.results import Prediction
+    from testnuc.protocols import StoredBatch, StoredPrediction
+    from testnuc.results import Prediction, Usage
 
 __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """Predictions in a dict.
+    """Predictions and batches in a dict each.
 
     Embeddings are not kept here: the pool holds those of its texts, and an embedding costs no call.
     """
@@ -28,6 +30,9 @@ class MemoryStore:
     def __init__(self) -> None:
         self._rows: dict[bytes, StoredPrediction] = {}
         self._facts: dict[bytes, dict[str, Any]] = {}
+        self._batches: dict[bytes, StoredBatch] = {}
+        #: Who holds a batch, and until when.
+        self._holders: dict[bytes, tuple[bytes, float]] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -83,3 +88,42 @@ class MemoryStore:
         self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
     ) -> None:
         """Keep nothing."""
+
+    async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
+        """Note a batch that is about to be created."""
+        self._batches.setdefault(batch.id, batch)
+        await self.claim_batch(batch.id, owner, seconds)
+
+    async def claim_batch(self, batch: bytes, owner: bytes, seconds: float) -> bool:
+        """Hold an open batch that nobody else holds."""
+        found = self._batches.get(batch)
+        if found is None or found.outcome is not None:
+            return False
+        holder, until = self._holders.get(batch, (owner, 0.0))
+        if holder != owner and until > time.monotonic():
+            return False
+        self._holders[batch] = owner, time.monotonic() + seconds
+        return True
+
+    async def note_batch(self, batch: bytes, remote_id: str) -> None:
+        """Note the provider's id of a batch."""
+        self._batches[batch] = replace(self._batches[batch], remote_id=remote_id)
+
+    async def end_batch(self, batch: bytes, outcome: str, usage: Usage) -> bool:
+        """End a batch; False: it had ended already."""
+        found = self._batches.get(batch)
+        if found is None or found.outcome is not None:
+            return False
+        self._batches[batch] = replace(found, items=b"", outcome=outcome, usage=usage)
+        return True
+
+    async def batches(
+        self, scope: bytes | None = None, *, ended: bool = False
+    ) -> list[StoredBatch]:
+        """Return the open batches, oldest first; `ended`: all."""
+        found = [
+            batch
+            for batch in self._batches.values()
+            if (scope is None or batch.scope == scope) and (ended or batch.outcome is None)
+        ]
+        return sorted(found, key=lambda batch: (batch.created, batch.id))

@@ -37,6 +37,7 @@ class Call:
     #: Header lines, each preceded by CRLF.
     head: bytes
     body: bytes
+    query: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +55,8 @@ class Response:
     duration: float = 0.0
     #: Called once the whole body is written.
     delivered: Callable[[], None] | None = None
+    #: Whether the body was cut.
+    spoiled: bool = False
 
 
 class Site(Protocol):
@@ -167,7 +170,8 @@ class Connection(asyncio.Protocol):
         self._close = (header(head, b"connection") or b"").lower() == b"close"
         self.busy = True
         self._site.entered()
-        response = self._site.respond(Call(method, target.partition("?")[0], head, body))
+        path, _, query = target.partition("?")
+        response = self._site.respond(Call(method, path, head, body, query))
         if response.delay > 0:
             self._later(response.delay, self._send, response)
         else:

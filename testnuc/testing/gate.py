@@ -99,13 +99,16 @@ class Gate:
         self._structured = structured
         self._rejects = tuple(rejects)
 
-    def body(self, call: Call) -> dict[str, Any]:
-        """Return the body of a request that carries the right key."""
+    def admit(self, call: Call) -> None:
+        """Refuse a request that does not carry the right key."""
         if self._api_key is not None:
             bearer = header(call.head, b"authorization")
             keys = (header(call.head, b"x-api-key"), header(call.head, b"api-key"))
             if bearer != b"Bearer " + self._api_key and self._api_key not in keys:
                 raise Problem(401, "Incorrect API key provided.")
+
+    def body(self, call: Call) -> dict[str, Any]:
+        """Return the body of a request."""
         try:
             body = orjson.loads(call.body)
         except orjson.JSONDecodeError as exc:

@@ -14,6 +14,9 @@ import orjson
 from testnuc.errors import InvalidInputError
 from testnuc.prompts import samples_in
 from testnuc.testing.answers import AnswerOf, Latency, asker, delays
+from testnuc.testing.batch_desk import BatchDesk
+from testnuc.testing.batch_lines import Item
+from testnuc.testing.batches import Batches
 from testnuc.testing.connection import Call, Delivery, Response
 from testnuc.testing.content import Content, compose
 from testnuc.testing.faults import LOST_KINDS, Faults
@@ -34,8 +37,8 @@ _DELIVERIES = frozenset({"reset-before", "reset-within", "reset-after", "stalled
 class LoopbackLLM:
     """An LLM provider on 127.0.0.1, for tests and benchmarks of code that uses testnuc.
 
-    It speaks OpenAI's ``/v1/chat/completions`` and Anthropic's ``/v1/messages`` on one port, finds
-    the texts in the prompt and answers with the labels it was given::
+    It speaks OpenAI's ``/v1/chat/completions`` and Anthropic's ``/v1/messages``, and the batch APIs
+    of both, on one port, finds the texts in the prompt and answers with the labels it was given::
 
         async with LoopbackLLM({"where is my card?": ("delivery", 0.9)}) as llm:
             async with testnuc.TestNUC(labels, "openai/any", base_url=llm.base_url, ..) as nuc:
@@ -74,6 +77,8 @@ class LoopbackLLM:
     cache : bool
         Whether system messages of 1,024 tokens or more are told as cached once they were seen; at
         Anthropic's format only those marked with ``cache_control``.
+    batches : Batches, optional
+        How long batches take, and what goes wrong with them.
     record : int
         How many of the last requests `bodies` and `headers` keep.
     port : int
@@ -95,6 +100,7 @@ class LoopbackLLM:
         rejects: Collection[str] = (),
         usage: bool = True,
         cache: bool = False,
+        batches: Batches | None = None,
         record: int = 0,
         port: int = 0,
         seed: int = 0,
@@ -110,6 +116,7 @@ class LoopbackLLM:
         self._cache = cache
         self._record = record
         self._listener = Listener(self._respond, port)
+        self._desk = BatchDesk(batches or Batches(), self._gate, self._item)
         self.reset()
 
     def reset(self) -> None:
@@ -139,6 +146,7 @@ class LoopbackLLM:
         self._answers: Counter[str] = Counter()
         self._drawn = 0
         self._seen: set[str] = set()
+        self._desk.reset()
 
     @property
     def base_url(self) -> str:
@@ -158,6 +166,11 @@ class LoopbackLLM:
         return self._listener.in_flight
 
     @property
+    def batches(self) -> int:
+        """Batches that were created."""
+        return len(self._desk.batches)
+
+    @property
     def abandoned(self) -> int:
         """Requests whose client went away before the response was written."""
         return self._listener.abandoned
@@ -173,6 +186,7 @@ class LoopbackLLM:
             "in_flight": self.in_flight,
             "abandoned": self.abandoned,
             "distinct": len(self.asked),
+            "batches": self.batches,
             "cpu": process_time(),
         }
 
@@ -222,6 +236,7 @@ class LoopbackLLM:
         self.requests += 1
         request_id = f"{wire.request_id}: req_{self.requests}\r\n".encode()
         try:
+            self._gate.admit(call)
             response = self._answer(wire, call)
         except Problem as problem:
             body = wire.error(problem.status, problem.message, problem.code, problem.param)
@@ -230,6 +245,9 @@ class LoopbackLLM:
         return response
 
     def _respond_else(self, call: Call) -> Response:
+        batch = self._desk.respond(call)
+        if batch is not None:
+            return batch
         match call.path.removesuffix("/"):
             case "/v1/models":
                 model = {"id": self._model or "loopback", "object": "model", "owned_by": "testnuc"}
@@ -244,11 +262,26 @@ class LoopbackLLM:
         message = f"LoopbackLLM serves nothing at {call.path!r}"
         return Response(404, OPENAI.error(404, message, "unknown_url", None))
 
-    def _answer(self, wire: Wire, call: Call) -> Response:
+    def _item(self, wire: Wire, call: Call) -> Item:
+        """Answer one request of a batch."""
+        self.requests += 1
+        try:
+            response = self._answer(wire, call, limited=False)
+        except Problem as problem:
+            body = wire.error(problem.status, problem.message, problem.code, problem.param)
+            return Item(problem.status, body)
+        if response.delivery not in {"whole", "slow", "reset-after"} or response.spoiled:
+            # no connection can break here: what would be lost on it failed at the provider
+            return Item(500, wire.error(500, "The server had an error.", None, None))
+        return Item(200, response.body, response.delivered)
+
+    def _answer(self, wire: Wire, call: Call, *, limited: bool = True) -> Response:
         prompt, texts = self._texts(wire, call)
         told = self._told(texts)
         said = compose(told, confidence=prompt.confidence, prose=self._prose)
-        limits = self._admit(wire, prompt.tokens + count_tokens(len(said.text)))
+        limits = b""
+        if limited:
+            limits = self._admit(wire, prompt.tokens + count_tokens(len(said.text)))
         fault = self._draw(texts)
         problem = None
         if fault is not None and self._faults is not None:
@@ -278,6 +311,7 @@ class LoopbackLLM:
         assert self._faults is not None
         if fault == "truncated":
             response.body = response.body[: len(response.body) // 2]
+            response.spoiled = True
         elif fault == "refused":
             self._listener.refuse(self._faults.refuse)
             response.delivery = "reset-before"

@@ -23,6 +23,7 @@ import orjson
 import testnuc
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.testing.answers import by_hash
+from testnuc.testing.batches import Batches
 from testnuc.testing.faults import Faults
 from testnuc.testing.listener import HOST
 from testnuc.testing.loopback import LoopbackLLM
@@ -82,8 +83,8 @@ def serve_in_process(
         Text -> label or (label, confidence); a JSON file that holds such a mapping; or labels, of
         which each text gets the one that `by_hash` picks.
     **options
-        Of `LoopbackLLM`, as far as JSON can hold them: not callables. `faults` is a mapping of the
-        arguments of `Faults`.
+        Of `LoopbackLLM`, as far as JSON can hold them: not callables. `faults` and `batches` are
+        mappings of the arguments of `Faults` and `Batches`.
 
     Yields
     ------
@@ -147,6 +148,8 @@ def serve(config: Mapping[str, Any], *, until_eof: bool) -> None:
         answers = orjson.loads(Path(path).read_bytes())
     if options.get("faults") is not None:
         options["faults"] = Faults(**options["faults"])
+    if options.get("batches") is not None:
+        options["batches"] = Batches(**options["batches"])
     llm = LoopbackLLM(answers if labels is None else by_hash(labels), **options)
     gc.collect()
     gc.freeze()  # the answers are here to stay

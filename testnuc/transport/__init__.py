@@ -2,13 +2,15 @@
 
 ::
 
-    sending   Transport: budget, limits, POST, status to error, retry
-    calls     one call on its way, and its timer
-    failures  what went wrong on the way, said in our own terms
+    sending    Transport: budget, limits, POST, status to error, retry
+    exchanges  requests that are no calls: uploads, downloads, questions
+    calls      one call on its way, and its timer
+    failures   what went wrong on the way, said in our own terms
 """
 
 from __future__ import annotations
 
+from testnuc.transport.exchanges import Exchanges
 from testnuc.transport.sending import Transport
 
-__all__ = ["Transport"]
+__all__ = ["Exchanges", "Transport"]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import asynccontextmanager
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import aiohttp
 
 from testnuc.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from testnuc.protocols import WireProvider
 
@@ -69,15 +70,61 @@ class Connections:
         HTTPAnswer
             Whatever its status.
         """
-        session = self._sessions.get(id(provider)) or self._open(provider)
-        if self._loop is not asyncio.get_running_loop():
-            raise ConfigurationError(
-                "a client belongs to the event loop of its first call; make one for each loop"
-            )
+        session = self._session(provider)
         # a redirect would carry the key elsewhere; it becomes the provider's error instead
         response = await session.http.post(provider.url, data=body, allow_redirects=False)
         # read() gives the connection back at the end, and closes it if it is cut short
         return HTTPAnswer(response.status, response.headers, await response.read())
+
+    async def request(
+        self,
+        provider: WireProvider,
+        method: str,
+        url: str,
+        *,
+        data: IO[bytes] | None,
+        content_type: str,
+    ) -> HTTPAnswer:
+        """Send another request to the same provider, and read all of its answer.
+
+        Parameters
+        ----------
+        provider : WireProvider
+            Whose headers it gets.
+        method, url : str
+        data : file, optional
+            What to send.
+        content_type : str
+
+        Returns
+        -------
+        HTTPAnswer
+            Whatever its status.
+        """
+        response = await self._session(provider).http.request(
+            method,
+            url,
+            data=data,
+            headers={"Content-Type": content_type},
+            allow_redirects=False,
+        )
+        return HTTPAnswer(response.status, response.headers, await response.read())
+
+    @asynccontextmanager
+    async def stream(
+        self, provider: WireProvider, url: str
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """GET something large, to be read piece by piece.
+
+        Parameters
+        ----------
+        provider : WireProvider
+            Whose headers it gets.
+        url : str
+        """
+        http = self._session(provider).http
+        async with http.get(url, allow_redirects=False) as response:
+            yield response
 
     async def aclose(self) -> None:
         """Close all. No call may follow."""
@@ -86,6 +133,14 @@ class Connections:
         self._sessions.clear()
         for session in sessions:
             await session.http.close()
+
+    def _session(self, provider: WireProvider) -> _Session:
+        session = self._sessions.get(id(provider)) or self._open(provider)
+        if self._loop is not asyncio.get_running_loop():
+            raise ConfigurationError(
+                "a client belongs to the event loop of its first call; make one for each loop"
+            )
+        return session
 
     def _open(self, provider: WireProvider) -> _Session:
         if self._closed:

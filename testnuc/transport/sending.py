@@ -42,6 +42,7 @@ from testnuc.limits import (
 )
 from testnuc.transport.calls import Call, Timer
 from testnuc.transport.connections import Connections, HTTPAnswer
+from testnuc.transport.exchanges import Exchanges
 from testnuc.transport.failures import holds_secrets, host, is_retryable, translate
 from testnuc.transport.retries import adapts, gives_up, may_help, wait
 
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
     from tenacity import RetryCallState
 
-    from testnuc.limits import Permit
+    from testnuc.limits import Accounting, Admitting, Permit
     from testnuc.protocols import Provider, Reply, Request, TokenUsage, WireProvider
 
 __all__ = ["Transport"]
@@ -109,11 +110,11 @@ class Transport:
         require_price(budget, price, "the model")
         self._retry = retry or RetryPolicy()
         self._rng = rng or Random()  # noqa: S311 - jitter, no secret
-        self._admission = Admission(
+        self._admission: Admitting = Admission(
             rate_limit, max_concurrency, self._retry, clock=clock, wall=wall, rng=self._rng
         )
         self._by_tokens = rate_limit is not None and rate_limit.tokens_per_minute is not None
-        self._account = None if budget is None else BudgetAccount(budget)
+        self._account: Accounting | None = None if budget is None else BudgetAccount(budget)
         self._price = price
         #: Counts what is spent.
         self.meter = Meter(price) if meter is None else meter
@@ -125,20 +126,40 @@ class Transport:
         #: Told 1 when a call begins to wait for its next try, and -1 when it ends to.
         self.on_wait: Callable[[int], None] | None = None
         self._connections = Connections(max_concurrency, trust_env=trust_env)
+        #: Requests other than calls.
+        self.exchanges = Exchanges(
+            self._connections, self._retry, rng=self._rng, clock=clock, wall=wall, sleep=sleep
+        )
         #: Whether the provider answered anything yet.
         self._reached = False
         #: By how much the estimates of input tokens were too low at most.
         self._overrun = 1.0
 
     @property
-    def admission(self) -> Admission:
+    def admission(self) -> Admitting:
         """What holds calls back at the moment."""
         return self._admission
 
     @property
-    def account(self) -> BudgetAccount | None:
+    def account(self) -> Accounting | None:
         """The budget's accountant."""
         return self._account
+
+    def share(self, admission: Admitting, account: Accounting | None, *, by_tokens: bool) -> None:
+        """Be admitted, and pay, together with others; to be called before the first call.
+
+        Parameters
+        ----------
+        admission : Admitting
+            What admits the calls of all.
+        account : Accounting, optional
+            The budget of all.
+        by_tokens : bool
+            Whether their rate limit is one of tokens, too.
+        """
+        self._admission = admission
+        self._account = account
+        self._by_tokens = by_tokens
 
     async def call(self, provider: WireProvider, request: Request) -> Reply:
         """Make a call over HTTP.

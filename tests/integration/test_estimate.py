@@ -86,9 +86,54 @@ async def test_tokens_of_a_provider_that_does_not_tell_are_unknown():
     async with TestNUC(LABELS, model=Rule(), embedder=HashEmbedder()) as nuc:
         told = await nuc.estimate(messages(20))
     assert (told.calls, told.input_tokens, told.output_tokens, told.usd) == (20, None, None, None)
+    assert [lane.lane for lane in told.lanes] == ["live"]
 
 
 async def test_bad_texts_are_refused(client_of):
     async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
         with pytest.raises(testnuc.InvalidInputError, match="text 1"):
             await nuc.estimate(["fine", ""])
+
+
+async def test_lanes_are_compared():
+    limit = testnuc.RateLimit(requests_per_minute=100, tokens_per_minute=10_000)
+    kinds = {
+        "openai/gpt-4o-mini": (1, {}),
+        "anthropic/claude-haiku-4-5": (2, {"policy": "auto"}),
+        "openai/gpt-5-mini": (2, {"method": testnuc.TopKICLP(k=3)}),
+    }
+    for model, (stages, more) in kinds.items():
+        arguments = {"policy": "weighted", "k": 5, "api_key": "k", "rate_limit": limit} | more
+        async with TestNUC(LABELS, model, embedder=HashEmbedder(), **arguments) as nuc:
+            # texts of the pool, of which nobody knows yet whether they will vote
+            await nuc.add(messages(1_005)[1_000:])
+            told = await nuc.estimate(messages(1_000))
+        live, batch = told.lanes
+        assert (live.lane, batch.lane) == ("live", "batch")
+        for lane in told.lanes:
+            assert lane.calls == told.calls
+            assert (lane.input_tokens, lane.output_tokens) == (
+                told.input_tokens,
+                told.output_tokens,
+            )
+        assert live.usd == told.usd > 0
+        assert batch.usd == pytest.approx(told.usd / 2)
+        tokens = told.input_tokens + told.output_tokens
+        assert live.least_seconds == pytest.approx(60 * tokens / 10_000)
+        assert (live.most_seconds, batch.least_seconds) == (None, None)
+        assert batch.most_seconds == stages * 24 * 3600
+        lines = str(told).splitlines()
+        assert [line.split()[0] for line in lines] == ["lane", "live", "batch"]
+        assert f"at most {24 * stages}" in lines[2]
+
+
+async def test_what_is_stored_takes_no_time_and_what_is_unknown_is_said(client_of):
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+        told = await nuc.estimate(messages(5))
+        assert told.lanes[0].least_seconds is None
+        assert "unknown" in str(told)
+        await nuc.classify_many(messages(5))
+        told = await nuc.estimate(messages(5))
+        assert [lane.usd for lane in told.lanes] == [0.0, 0.0]
+        assert told.lanes[1].most_seconds == 0
+        assert "5 predictions are stored already" in str(told)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from uuid import uuid4
 
 import numpy as np
 import pytest
 
+from testnuc.batch import BatchStore
 from testnuc.errors import EmbeddingError, StoreError
 from testnuc.intake import hash_text
-from testnuc.protocols import PoolText, Store, StoredPrediction
-from testnuc.results import Prediction
+from testnuc.protocols import PoolText, Store, StoredBatch, StoredPrediction
+from testnuc.results import Prediction, Usage
 from testnuc.stores import resolve
 
 SCOPE, OTHER = b"s" * 16, b"o" * 16
@@ -408,3 +410,43 @@ async def test_pools_on_the_same_content_see_each_other(durable):
             await two.search(vectors, 40)
         ).ids.tolist()
         assert len(one) == len(two) == 39
+
+
+def batch(number, scope=SCOPE, created=1.0):
+    facts = {"provider": "openai", "labels": ["a", "b\0"], "none_label": None}
+    return StoredBatch(bytes([number]) * 16, scope, facts, 2, created, b"items")
+
+
+async def test_a_batch_is_open_until_it_has_ended(kind):
+    async with opened(kind) as store:
+        assert isinstance(store, BatchStore)
+        await store.put_batch(batch(2, created=2.0), b"me", 60)
+        await store.put_batch(batch(1), b"me", 60)
+        await store.put_batch(batch(3, OTHER), b"me", 60)
+        await store.put_batch(replace(batch(1), items=b"other"), b"you", 60)
+    async with opened(kind) as store:
+        assert await store.batches(SCOPE) == [batch(1), batch(2, created=2.0)]
+        await store.note_batch(batch(1).id, "remote-1")
+        assert (await store.batches(SCOPE))[0] == replace(batch(1), remote_id="remote-1")
+        used = Usage(calls=2, input_tokens=None, output_tokens=None, usd=0.25)
+        assert await store.end_batch(batch(1).id, "completed", used)
+        assert not await store.end_batch(batch(1).id, "expired", Usage())
+        assert not await store.end_batch(b"?" * 16, "expired", Usage())
+        assert await store.batches() == [batch(3, OTHER), batch(2, created=2.0)]
+        ended = replace(batch(1), remote_id="remote-1", items=b"", outcome="completed", usage=used)
+        assert ended in await store.batches(ended=True)
+        assert len(await store.batches(ended=True)) == 3
+        assert await store.batches(OTHER, ended=True) == [batch(3, OTHER)]
+
+
+async def test_one_process_holds_a_batch_until_it_lets_go(kind):
+    async with opened(kind) as store:
+        await store.put_batch(batch(1), b"me", 0.02)
+        assert await store.claim_batch(batch(1).id, b"me", 0.02)
+        assert not await store.claim_batch(batch(1).id, b"you", 60)
+        await asyncio.sleep(0.03)
+        claims = [store.claim_batch(batch(1).id, bytes([i]), 60) for i in range(5)]
+        assert sorted(await asyncio.gather(*claims)) == [False] * 4 + [True]
+        await store.end_batch(batch(1).id, "completed", Usage())
+        assert not await store.claim_batch(batch(1).id, b"me", 60)
+        assert not await store.claim_batch(b"?" * 16, b"me", 60)

@@ -92,3 +92,21 @@ def test_what_costs_nothing_costs_nothing_unknown_or_not():
     meter = Meter()
     meter.add(TokenUsage(1, 1))
     assert meter.usage().usd is None
+
+
+def test_the_batch_lane_costs_half():
+    for provider, model in [("openai", "gpt-4o-mini"), ("anthropic", "claude-haiku-4-5")]:
+        live, batch = Price.of(provider, model), Price.of(provider, model, batch=True)
+        for usage in (TokenUsage(10**6, 0), TokenUsage(0, 10**6)):
+            assert batch.usd(usage) == pytest.approx(live.usd(usage) / 2)
+    assert Price.of("openai", "no such model", batch=True) is None
+    assert Price.of("local", "zero-shot", batch=True).is_free
+
+
+def test_a_model_without_a_batch_price_of_its_own_costs_half(monkeypatch):
+    monkeypatch.setattr("testnuc.limits.prices._BATCH", {"processing": "nowhere"})
+    live, batch = Price.of("openai", "gpt-4o"), Price.of("openai", "gpt-4o", batch=True)
+    assert batch == live.halved()
+    assert Price.per_million(3, 7).halved() == Price.per_million(1.5, 3.5)
+    # a trillionth of a dollar is not lost
+    assert Price.per_million(0.000001, 0.000003).halved().rates.output == 2

@@ -72,6 +72,24 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    (
+        """
+        CREATE TABLE batches (
+            id bytea PRIMARY KEY,        -- ours, known before the provider's
+            scope bytea NOT NULL,
+            facts text NOT NULL,         -- JSON: what it takes to read the answers
+            requests integer NOT NULL,
+            created double precision NOT NULL,  -- seconds since the epoch, by the process's clock
+            items bytea NOT NULL,        -- keys of each request; empty once it has ended
+            remote text,                 -- the provider's id; NULL: it may have none
+            outcome text,                -- NULL: it has not ended
+            usage text,                  -- JSON, once it has ended
+            owner bytea NOT NULL,        -- who creates it, or looks for it
+            until timestamptz NOT NULL   -- for how long it is left to the owner
+        )
+        """,
+        "CREATE INDEX batches_open ON batches (scope) WHERE outcome IS NULL",
+    ),
 )
 
 

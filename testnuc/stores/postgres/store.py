@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.errors import EmbeddingError, InvalidInputError, StoreError
-from testnuc.stores.postgres import leasing, paging
+from testnuc.stores.postgres import batches, leasing, paging
 from testnuc.stores.postgres import rows as sql
 from testnuc.stores.postgres.address import Address
 from testnuc.stores.postgres.database import Database
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from testnuc.protocols import Index, StoredPrediction
-    from testnuc.results import Prediction
+    from testnuc.protocols import Index, StoredBatch, StoredPrediction
+    from testnuc.results import Prediction, Usage
 
     T = TypeVar("T")
 
@@ -182,6 +182,34 @@ class PostgresStore:
                     )
                 )
             )
+
+    async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
+        """Note a batch that is about to be created, held by `owner`."""
+        work = partial(batches.insert, batch=batch, owner=owner, seconds=seconds)
+        await self.finish(self._database.run(work))
+
+    async def claim_batch(self, batch: bytes, owner: bytes, seconds: float) -> bool:
+        """Hold an open batch that nobody else holds; False: somebody does, or it has ended."""
+        work = partial(batches.claim, batch=batch, owner=owner, seconds=seconds)
+        return await self._database.run(work)
+
+    async def note_batch(self, batch: bytes, remote_id: str) -> None:
+        """Note the provider's id of a batch."""
+        work = partial(batches.note, batch=batch, remote_id=remote_id)
+        await self.finish(self._database.run(work))
+
+    async def end_batch(self, batch: bytes, outcome: str, usage: Usage) -> bool:
+        """End a batch; False: it had ended already, and what is stored stays."""
+        # of this call alone: a repetition after a connection broke is told from a second end
+        once = secrets.token_bytes(16)
+        work = partial(batches.end, batch=batch, outcome=outcome, usage=usage, owner=once)
+        return await self.finish(self._database.run(work))
+
+    async def batches(
+        self, scope: bytes | None = None, *, ended: bool = False
+    ) -> list[StoredBatch]:
+        """Return the open batches (of a scope), oldest first; `ended`: all there ever were."""
+        return await self._database.run(partial(batches.select, scope=scope, ended=ended))
 
     async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
         """Return each scope and its facts."""

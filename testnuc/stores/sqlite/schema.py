@@ -74,6 +74,24 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE UNIQUE INDEX pool_vector ON pool (vector) WHERE removed IS NULL",
         "CREATE INDEX pool_removed ON pool (removed) WHERE removed IS NOT NULL",
     ),
+    (
+        """
+        CREATE TABLE batches (
+            id BLOB PRIMARY KEY,         -- ours, known before the provider's
+            scope BLOB NOT NULL,
+            facts TEXT NOT NULL,         -- JSON: what it takes to read the answers
+            requests INTEGER NOT NULL,
+            created REAL NOT NULL,       -- seconds since the epoch
+            items BLOB NOT NULL,         -- keys of each request; empty once it has ended
+            remote TEXT,                 -- the provider's id; NULL: it may have none
+            outcome TEXT,                -- NULL: it has not ended
+            usage TEXT,                  -- JSON, once it has ended
+            owner BLOB NOT NULL,         -- who creates it, or looks for it
+            until REAL NOT NULL          -- for how long it is left to the owner
+        ) WITHOUT ROWID
+        """,
+        "CREATE INDEX batches_open ON batches (scope) WHERE outcome IS NULL",
+    ),
 )
 
 

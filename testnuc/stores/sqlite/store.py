@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from testnuc.errors import InvalidInputError
-from testnuc.stores.sqlite import paging
+from testnuc.stores.sqlite import batches, paging
 from testnuc.stores.sqlite import rows as sql
 from testnuc.stores.sqlite.database import Database
 from testnuc.stores.sqlite.pool import SqlitePool
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from testnuc.protocols import Index, StoredPrediction
-    from testnuc.results import Prediction
+    from testnuc.protocols import Index, StoredBatch, StoredPrediction
+    from testnuc.results import Prediction, Usage
 
 __all__ = ["SqliteStore"]
 
@@ -140,6 +140,28 @@ class SqliteStore:
                     vectors=vectors[part],
                 )
             )
+
+    async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
+        """Note a batch that is about to be created, held by `owner`."""
+        await self._database.write(lambda c: batches.insert(c, batch, owner, seconds))
+
+    async def claim_batch(self, batch: bytes, owner: bytes, seconds: float) -> bool:
+        """Hold an open batch that nobody else holds; False: somebody does, or it has ended."""
+        return await self._database.write(lambda c: batches.claim(c, batch, owner, seconds))
+
+    async def note_batch(self, batch: bytes, remote_id: str) -> None:
+        """Note the provider's id of a batch."""
+        await self._database.write(lambda c: batches.note(c, batch, remote_id))
+
+    async def end_batch(self, batch: bytes, outcome: str, usage: Usage) -> bool:
+        """End a batch; False: it had ended already, and what is stored stays."""
+        return await self._database.write(lambda c: batches.end(c, batch, outcome, usage))
+
+    async def batches(
+        self, scope: bytes | None = None, *, ended: bool = False
+    ) -> list[StoredBatch]:
+        """Return the open batches (of a scope), oldest first; `ended`: all there ever were."""
+        return await self._database.read(lambda c: batches.select(c, scope, ended=ended))
 
     async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
         """Return each scope and its facts."""

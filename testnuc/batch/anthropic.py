@@ -1,0 +1,199 @@
+"""Anthropic's Message Batches: requests go up in one body, one stream of results comes down.
+
+Limits as documented: 100,000 requests or 256 MB in a batch. A batch carries nothing of ours but the
+custom_ids of its requests, which are told with the results alone; by them it is found again.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+import orjson
+
+from testnuc.batch.apis import Line, RemoteBatch, poll_after
+from testnuc.errors import ProviderError, ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from testnuc.protocols import StoredBatch
+    from testnuc.providers.anthropic import Anthropic
+    from testnuc.transport import Exchanges
+    from testnuc.transport.connections import HTTPAnswer
+
+__all__ = ["AnthropicBatches"]
+
+_PATH = "/messages/batches"
+_PAGE = 1_000
+#: Seconds by which the provider's clock may be behind ours.
+_SKEW = 600.0
+#: HTTP status of each type of error that a single request can have.
+_STATUS = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "overloaded_error": 529,
+    "timeout_error": 504,
+}
+_LEFT = frozenset({"expired", "canceled"})
+
+
+class AnthropicBatches:
+    """The Message Batches API.
+
+    Parameters
+    ----------
+    provider : Anthropic
+    exchanges : Exchanges
+    """
+
+    max_requests = 100_000
+    max_bytes = 256_000_000
+
+    def __init__(self, provider: Anthropic, exchanges: Exchanges) -> None:
+        self._provider = provider
+        self._exchanges = exchanges
+
+    def line(self, custom_id: str, body: bytes) -> bytes:
+        """Write one request of a batch."""
+        return b'{"custom_id":"%s","params":%s}' % (custom_id.encode(), body)
+
+    async def prepare(self, name: str, lines: Sequence[bytes]) -> bytes:
+        """Put the requests together; nothing is sent."""
+        del name
+        return b'{"requests":[' + b",\n".join(lines) + b"]}"
+
+    async def create(self, name: str, prepared: bytes) -> RemoteBatch:
+        """Create the batch."""
+        del name
+        url = self._provider.at(_PATH)
+        answer = await self._exchanges.send(self._provider, "POST", url, prepared, again=False)
+        return _batch(_read(answer), answer)
+
+    async def retrieve(self, remote_id: str) -> RemoteBatch:
+        """Ask for the state of a batch."""
+        return await self._ask("GET", _at(remote_id))
+
+    async def cancel(self, remote_id: str) -> RemoteBatch:
+        """Ask to end a batch early."""
+        return await self._ask("POST", f"{_at(remote_id)}/cancel")
+
+    async def find(
+        self,
+        batch: StoredBatch,
+        known: frozenset[str],
+        wait: Callable[[float | None], Awaitable[None]],
+    ) -> str | None:
+        """Look through batches of the right size and time, for one with our custom_ids.
+
+        The custom_ids are told once a batch has ended, so that one under way is waited for.
+        """
+        for candidate in await self._candidates(batch, known):
+            remote = candidate
+            while not remote.ended:
+                await wait(remote.poll_after)
+                remote = await self.retrieve(remote.id)
+            if await self._is_ours(remote, f"{batch.id.hex()}-"):
+                return remote.id
+        return None
+
+    async def _candidates(self, batch: StoredBatch, known: frozenset[str]) -> list[RemoteBatch]:
+        candidates: list[RemoteBatch] = []
+        query = {"limit": str(_PAGE)}
+        while True:
+            url = self._provider.at(_PATH, urlencode(query))
+            answer = await self._exchanges.send(self._provider, "GET", url)
+            page = _read(answer)
+            found: list[dict[str, Any]] = page.get("data") or []
+            for one in found:
+                created = datetime.fromisoformat(str(one["created_at"])).timestamp()
+                if created < batch.created - _SKEW:
+                    # the newest come first, as documented: what follows is older
+                    return candidates
+                remote = _batch(one, answer)
+                if remote.total == batch.requests and remote.id not in known:
+                    candidates.append(remote)
+            if not page.get("has_more") or not found:
+                return candidates
+            query["after_id"] = str(found[-1]["id"])
+
+    async def _is_ours(self, remote: RemoteBatch, prefix: str) -> bool:
+        seen: list[str] = []
+        try:
+            await self.read(remote, lambda line: seen.append(line.custom_id[: len(prefix)]))
+        except ProviderError as error:
+            if error.status_code != 404:
+                raise
+        return prefix in seen
+
+    async def read(self, remote: RemoteBatch, take: Callable[[Line], None]) -> None:
+        """Download the results."""
+
+        def each(content: bytes) -> None:
+            line = _line(content)
+            if line is not None:
+                take(line)
+
+        # not the `results_url` of the answer: the key goes to no other host than the user's
+        url = self._provider.at(f"{_at(remote.id)}/results")
+        await self._exchanges.read_lines(self._provider, url, each)
+
+    async def _ask(self, method: str, path: str) -> RemoteBatch:
+        url = self._provider.at(path)
+        answer = await self._exchanges.send(self._provider, method, url)
+        return _batch(_read(answer), answer)
+
+
+def _at(remote_id: str) -> str:
+    return f"{_PATH}/{quote(remote_id, safe='')}"
+
+
+def _read(answer: HTTPAnswer) -> dict[str, Any]:
+    try:
+        found = orjson.loads(answer.data)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ServerError("the batch API answered with something that is no JSON object")
+    return found
+
+
+def _batch(found: dict[str, Any], answer: HTTPAnswer) -> RemoteBatch:
+    counts: dict[str, int] = found.get("request_counts") or {}
+    total = sum(counts.values())
+    status = str(found.get("processing_status"))
+    return RemoteBatch(
+        id=str(found["id"]),
+        status=status,
+        ended=status == "ended",
+        total=total,
+        done=total - counts.get("processing", 0),
+        results=(str(found.get("results_url") or ""),),
+        poll_after=poll_after(answer.headers),
+    )
+
+
+def _line(content: bytes) -> Line | None:
+    """Read a line of results; None: it is none."""
+    try:
+        found = orjson.loads(content)
+        custom_id, result = found["custom_id"], found["result"]
+        if not isinstance(custom_id, str):
+            return None
+        kind = result["type"]
+        if kind == "succeeded":
+            return Line(custom_id, 200, orjson.dumps(result["message"]))
+        if kind in _LEFT:
+            return Line(custom_id, 0, b"", kind)
+        error = result.get("error") or {}
+        inner = error.get("error") or error
+        status = _STATUS.get(str(inner.get("type")), 500)
+        return Line(custom_id, status, orjson.dumps(error), str(inner.get("type")))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,363 @@
+"""The batch lane of a client: what is asked goes out in batches, in as few rounds as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from testnuc.batch.apis import QueueFullError, batch_api
+from testnuc.batch.courier import Courier, Outcomes, UntoldError
+from testnuc.batch.filling import Filler, packs
+from testnuc.batch.joining import Reader
+from testnuc.batch.queueing import TokenQueue
+from testnuc.batch.records import facts_of, pack, require_batches, unpack
+from testnuc.batch.rounds import Rounds
+from testnuc.errors import BudgetExceededError, ProviderError
+from testnuc.fanout import Fanout
+from testnuc.protocols import StoredBatch, StoredPrediction, WireProvider
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from testnuc.asking import Asker
+    from testnuc.asks import Ask, Board, Outcome
+    from testnuc.batch.filling import Load, Pack
+    from testnuc.limits import BatchPolicy, Price, Reservation
+    from testnuc.protocols import Store, TokenUsage
+    from testnuc.transport import Transport
+
+__all__ = ["BatchLane"]
+
+_log = logging.getLogger("testnuc.batch")
+
+#: Seconds that a creation under way may take when the client is closed.
+_DRAIN = 5.0
+_GROWTH = 1.5
+_LEASE_FACTOR = 10.0
+
+
+class BatchLane:
+    """Answers asks by a provider's batch API.
+
+    Parameters
+    ----------
+    asker : Asker
+        Writes the requests, so that their keys are those of the live lane.
+    store : Store
+        That can remember batches.
+    transport : Transport
+        Its exchanges, meter and budget.
+    policy : BatchPolicy
+    price : Price, optional
+        In the batch lane.
+    per_call : int
+        Most texts in a request.
+    live : int
+        Most calls at a time where the rest is asked live.
+    board : Board, optional
+        What the other lanes of the client ask just now.
+    sleep, wall : callable
+        For tests.
+
+    Raises
+    ------
+    InvalidInputError
+        The provider has no batch API, or the store remembers no batches.
+    """
+
+    def __init__(
+        self,
+        asker: Asker,
+        store: Store,
+        transport: Transport,
+        *,
+        policy: BatchPolicy,
+        price: Price | None,
+        per_call: int,
+        live: int,
+        board: Board | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        provider = asker.provider
+        self._api = batch_api(provider, transport.exchanges)
+        assert isinstance(provider, WireProvider)
+        self._provider = provider
+        self._store = require_batches(store)
+        self._asker = asker
+        self._transport = transport
+        self._policy = policy
+        self._price = price
+        self._per_call = per_call
+        self._sleep = sleep
+        self._wall = wall
+        self._facts = facts_of(provider, asker.labels, asker.task)
+        reader = Reader(provider, asker.task, asker.labels)
+        self._courier = Courier(
+            self._api, reader, self._store, policy=policy, price=price, sleep=sleep
+        )
+        self._queue = TokenQueue(policy.max_enqueued_tokens)
+        self._filler = Filler(asker, provider, self._api, price, policy.max_requests)
+        self._writing = asyncio.Lock()
+        self._slots = asyncio.Semaphore(policy.in_flight)
+        self._live = asyncio.Semaphore(live)
+        #: Batches that this client knows of: not to be taken up again.
+        self._known: set[bytes] = set()
+        #: Which task brings a key.
+        self._bringing: dict[bytes, asyncio.Task[Outcomes]] = {}
+        self._tasks: set[asyncio.Task[Outcomes]] = set()
+        self._creating: set[asyncio.Task[StoredBatch]] = set()
+        most = min(policy.max_requests or self._api.max_requests, self._api.max_requests)
+        #: Gives asks to `answer`, as many at once as fill a batch.
+        self.fanout = Fanout(
+            self.answer,
+            store,
+            asker.scope,
+            meter=transport.meter,
+            workers=policy.in_flight,
+            per_call=most * per_call,
+            # batches outlive the client: there is nothing to wait for
+            drain=0.0,
+            # renewing those of all that waits for its turn must not keep the store busy
+            lease_factor=_LEASE_FACTOR,
+            mixed=True,
+            board=board,
+        )
+        if not getattr(store, "durable", True):
+            _log.warning(
+                "the store is in memory: if this process ends before its batches do, their "
+                "answers are lost; give store='path.db'"
+            )
+
+    async def resume(self) -> None:
+        """Take up the batches that earlier processes left open, or others have under way."""
+        for batch in await self._store.batches(self._asker.scope):
+            if batch.id not in self._known:
+                self._known.add(batch.id)
+                keys = [wanted.key for item in unpack(batch.items) for wanted in item]
+                self._begin(self._resumed(batch), keys)
+
+    async def answer(self, asks: tuple[Ask, ...]) -> list[Outcome]:
+        """Return a prediction or an error for each ask.
+
+        What an open batch brings is waited for; the rest is sent. What has no answer then is sent
+        again, asked live or left, as the policy says.
+        """
+        outcomes: Outcomes = {}
+        rounds = Rounds(self._policy, self._provider)
+        left: Sequence[Ask] = asks
+        while left:
+            rounds.begin()
+            for ask in left:
+                outcomes.pop(ask.key, None)
+            await self.resume()
+            outcomes.update(await self._round(left, rounds.alone))
+            left = rounds.again(left, outcomes)
+            if left and rounds.crowded > 1:
+                pause = self._policy.first_poll * _GROWTH**rounds.crowded
+                await self._sleep(min(pause, self._policy.longest_poll))
+        if self._policy.rest == "live":
+            outcomes.update(await self._ask_live(rounds.rest))
+        return [outcomes[ask.key] for ask in asks]
+
+    async def close(self) -> None:
+        """Let batches under way be; those that are being created just now are created."""
+        if self._creating:
+            await asyncio.wait(self._creating, timeout=_DRAIN)
+        tasks = [*self._tasks, *self._creating]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- a round ---------------------------------------------------------------------------------
+
+    async def _round(self, asks: Sequence[Ask], alone: set[bytes]) -> Outcomes:
+        """Return what the batches bring that are under way, and those that are sent now."""
+        brought = {self._bringing[a.key] for a in asks if a.key in self._bringing}
+        others = [ask for ask in asks if ask.key not in self._bringing]
+        requests = packs(others, self._per_call, frozenset(alone))
+        async for load in self._filler.loads(requests, self._queue.limit):
+            await self._slots.acquire()
+            keys = [ask.key for pack in load.packs for ask in pack]
+            alone.update(pack[0].key for pack in load.packs if len(pack) == 1)
+            brought.add(self._begin(self._in_slot(load), keys))
+        wanted = {ask.key for ask in asks}
+        outcomes: Outcomes = {}
+        for task in brought:
+            # a run that is cancelled does not end its batches: others may wait for them, too
+            found = await asyncio.shield(task)
+            outcomes.update((key, found[key]) for key in wanted & found.keys())
+        return outcomes
+
+    def _begin(self, work: Awaitable[Outcomes], keys: Sequence[bytes]) -> asyncio.Task[Outcomes]:
+        async def bring() -> Outcomes:
+            try:
+                return await work
+            except ProviderError as error:
+                _log.warning("a batch of %d texts failed: %s", len(keys), error)
+                return dict.fromkeys(keys, error)
+            finally:
+                for key in keys:
+                    self._bringing.pop(key, None)
+
+        task = asyncio.create_task(bring(), name="testnuc-batch")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        self._bringing.update(dict.fromkeys(keys, task))
+        return task
+
+    def _ended(self, task: asyncio.Task[Outcomes]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("a batch is left to the next run: %s", error)
+
+    # -- a batch ---------------------------------------------------------------------------------
+
+    async def _resumed(self, batch: StoredBatch) -> Outcomes:
+        try:
+            adopted = await self._courier.adopt(batch)
+            if adopted is None:
+                return {}
+            _, outcomes, usages = await self._courier.follow(adopted)
+        except BaseException:
+            self._known.discard(batch.id)
+            raise
+        if usages is not None:
+            self._count(usages, None, 0)
+        return outcomes
+
+    async def _in_slot(self, load: Load) -> Outcomes:
+        try:
+            return await self._carry(load)
+        finally:
+            self._slots.release()
+
+    async def _carry(self, load: Load) -> Outcomes:
+        """Carry a batch through; in parts, one after the other, where the budget is too small."""
+        account = self._transport.account
+        reservation = None
+        if account is not None:
+            try:
+                reservation = await account.reserve(
+                    load.pico_usd, load.input_tokens + load.output_tokens, len(load.packs)
+                )
+            except BudgetExceededError as error:
+                return await self._in_halves(load, error)
+        await self._queue.enter(load.input_tokens)
+        try:
+            return await self._delivered(load, reservation)
+        finally:
+            self._queue.leave(load.input_tokens)
+
+    async def _in_halves(self, load: Load, error: BudgetExceededError) -> Outcomes:
+        if len(load.packs) == 1:
+            return {ask.key: error for ask in load.packs[0]}
+        outcomes: Outcomes = {}
+        half = len(load.packs) // 2
+        for part in (load.packs[:half], load.packs[half:]):
+            async for smaller in self._filler.loads(part, self._queue.limit):
+                outcomes.update(await self._carry(smaller))
+        return outcomes
+
+    async def _delivered(self, load: Load, reservation: Reservation | None) -> Outcomes:
+        account = self._transport.account
+        batch = StoredBatch(
+            load.id,
+            self._asker.scope,
+            self._facts,
+            len(load.packs),
+            self._wall(),
+            pack(load.items),
+        )
+        self._known.add(batch.id)
+        # what is not billed for certain stays set aside for good
+        billed = False
+        try:
+            try:
+                batch = await self._created(batch, load)
+            except UntoldError as untold:
+                billed = True
+                adopted = await self._courier.adopt(batch)
+                if adopted is None:
+                    billed = False
+                    await self._sleep(self._policy.first_poll)
+                    raise untold.error from None
+                batch = adopted
+            billed = True
+            remote, outcomes, usages = await self._courier.follow(batch)
+        except BaseException:
+            self._known.discard(batch.id)
+            if account is not None and reservation is not None:
+                (account.keep if billed else account.release)(reservation)
+            raise
+        if isinstance(remote.error, QueueFullError):
+            self._queue.refused(remote.error.limit)
+        if usages is not None:
+            self._count(usages, reservation, len(load.packs))
+        elif account is not None and reservation is not None:
+            account.release(reservation)
+        return outcomes
+
+    async def _created(self, batch: StoredBatch, load: Load) -> StoredBatch:
+        # one at a time: its requests may be hundreds of megabytes
+        async with self._writing:
+            await self._courier.intend(batch)
+            # other batch lanes see the intent, and a live lane must not wait for hours
+            self.fanout.release([ask.key for pack in load.packs for ask in pack])
+            lines = await self._filler.lines(load)
+            creating = asyncio.create_task(
+                self._courier.create(batch, lines, lambda: self._queue.used > load.input_tokens)
+            )
+            del lines
+            self._creating.add(creating)
+            creating.add_done_callback(self._creating.discard)
+            # not to be cut off between the creation and the note of its id
+            return await asyncio.shield(creating)
+
+    def _count(
+        self, usages: Sequence[TokenUsage | None], reservation: Reservation | None, requests: int
+    ) -> None:
+        """Count what a batch has used, and settle what was reserved for it."""
+        usd = tokens = unknown = 0
+        for usage in usages:
+            usd += self._transport.meter.add(usage, self._price) or 0
+            if usage is None:
+                unknown += 1
+            else:
+                tokens += usage.input_tokens + usage.output_tokens
+        account = self._transport.account
+        if account is None:
+            return
+        if reservation is None:
+            account.book(usd, tokens, len(usages))
+            return
+        if unknown:
+            # billed, and nobody says for what: their part of what was set aside is spent
+            usd += -(-reservation.amounts[0] * unknown // requests)
+            tokens += -(-reservation.amounts[1] * unknown // requests)
+        account.settle(reservation, usd, tokens, len(usages))
+
+    # -- live ------------------------------------------------------------------------------------
+
+    async def _ask_live(self, asks: Sequence[Ask]) -> Outcomes:
+        """Ask the live lane, at its price; answers are stored as they come."""
+
+        async def one(asks: Pack) -> list[tuple[bytes, Outcome]]:
+            async with self._live:
+                try:
+                    found = await self._asker.answer(asks)
+                except Exception as error:  # noqa: BLE001 - of these texts alone
+                    return [(ask.key, error) for ask in asks]
+                await self._store.put_predictions(
+                    [
+                        StoredPrediction(a.key, self._asker.scope, a.text_hash, a.sample, outcome)
+                        for a, outcome in zip(asks, found, strict=True)
+                        if not isinstance(outcome, Exception)
+                    ]
+                )
+                return [(a.key, outcome) for a, outcome in zip(asks, found, strict=True)]
+
+        done = await asyncio.gather(*(one(p) for p in packs(asks, self._per_call)))
+        return {key: outcome for part in done for key, outcome in part}

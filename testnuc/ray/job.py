@@ -1,0 +1,297 @@
+"""Classification of a Ray `Dataset`."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from testnuc import methods
+from testnuc.client import SmallPoolWarning, TestNUC
+from testnuc.errors import (
+    ConfigurationError,
+    InvalidInputError,
+    MissingDependencyError,
+)
+from testnuc.intake import checked_whole
+from testnuc.ray.clients import Settings, Voting
+from testnuc.ray.limits import SharedLimits
+from testnuc.ray.stages import COLUMNS, Embed, Index, Predict, Vote, hash_texts
+from testnuc.trust import MIN_PREDICTIONS
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    import ray.data
+
+    from testnuc.protocols import Embedder, Method, Provider, WireProvider
+    from testnuc.results import Usage
+    from testnuc.trust import Diagnosis
+    from testnuc.voting import VotePolicy
+
+__all__ = ["Labeled", "classify_dataset"]
+
+#: Bytes of distinct texts in one block, at about.
+_BLOCK_BYTES = 64 << 20
+_BLOCKS_PER_CPU = 2
+#: What `TestNUC` takes and a job cannot do, and why.
+_REFUSED = {
+    "join_pool": "all texts of the dataset are each other's neighbors",
+    "neighbors": "all texts of the dataset are asked about",
+    "prior": "the shares of the whole dataset would have to be known before the first vote",
+    "prior_power": "there is no prior",
+}
+#: CPUs that an actor reserves: those that wait for a provider need little of one.
+_CPUS = {"embed": 1.0, "predict": 0.25, "index": 0.1, "vote": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Labeled:
+    """A labeled dataset, and what it took."""
+
+    #: The rows that were given, with the columns of the vote: ``label``, ``share``, ``margin``,
+    #: ``voters``, ``trust``, ``own_label``, ``own_confidence``, ``error``, ``reason``.
+    #: It votes when it is read; the pool lives as long as it is referred to.
+    dataset: ray.data.Dataset
+    #: Distinct texts.
+    texts: int
+    #: What all workers spent.
+    usage: Usage
+    #: What the predictions say of themselves, with policy "auto".
+    diagnosis: Diagnosis | None
+
+
+def classify_dataset(
+    dataset: ray.data.Dataset,
+    labels: Sequence[str] | Mapping[str, str],
+    model: str | Provider | WireProvider = "openai/gpt-4o-mini",
+    *,
+    column: str = "text",
+    prefix: str = "",
+    embedder: str | Embedder = "sentence-transformers/all-MiniLM-L6-v2",
+    store: str | os.PathLike[str] | None = None,
+    policy: str | VotePolicy = "auto",
+    method: Method | None = None,
+    max_concurrency: int = 64,
+    embed_actors: int = 1,
+    predict_actors: int = 2,
+    vote_actors: int = 1,
+    shards: int = 1,
+    batch_size: int = 1_024,
+    embed_options: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Labeled:
+    """Label the texts of a Ray dataset; the dataset is the unlabeled data: its texts vote.
+
+    Means what `TestNUC.classify_many` means for one list of all its texts, and gives the same
+    labels where the search is exact (below 5,000 texts in each shard).
+
+    Parameters
+    ----------
+    dataset : ray.data.Dataset
+        Read twice, and must give the same texts both times; else ``materialize()`` it before.
+    labels, model, embedder, policy, method
+        As for `TestNUC`; objects are copied to the actors. No method that shows examples.
+    column : str
+        The column that holds the texts.
+    prefix : str
+        Put before the names of the columns that are added.
+    store : str or path, optional
+        Where predictions and embeddings are kept, so that a job that ends early goes on where it
+        was: ``"postgresql://.."``; on a cluster of one machine, a path (SQLite).
+    max_concurrency : int
+        Most calls in flight, of all actors together.
+    embed_actors, predict_actors, vote_actors : int
+        Actors of each stage.
+    shards : int
+        Actors that hold the pool and search it: its vectors must fit into their memory.
+    batch_size : int
+        Texts in one batch of a stage.
+    embed_options : mapping, optional
+        Resources of the actors that embed, as ``map_batches`` takes them: ``{"num_gpus": 1}``.
+    **settings
+        Other arguments of `TestNUC`. ``rate_limit`` and ``budget`` are those of the whole job.
+
+    Returns
+    -------
+    Labeled
+        Everything is asked by then; the votes are counted when its ``dataset`` is read.
+
+    Raises
+    ------
+    InvalidInputError
+        An argument is wrong, or a text is empty or not a string; nothing was sent.
+    ProviderError
+        No call can succeed: a wrong key, an unknown model. The job stops.
+    MissingDependencyError
+        Ray Data is not installed.
+    """
+    try:
+        import ray
+        import ray.data
+        from ray.data.aggregate import Min
+    except ImportError as exc:
+        raise MissingDependencyError("testnuc.ray needs Ray: pip install 'testnuc[ray]'") from exc
+    client = {
+        "labels": labels,
+        "model": model,
+        "embedder": embedder,
+        "store": store,
+        "policy": policy,
+        "method": method,
+        "max_concurrency": max_concurrency,
+        **settings,
+    }
+    stages = {
+        "embed": embed_actors,
+        "predict": predict_actors,
+        "vote": vote_actors,
+        "index": 1,
+    }
+    for name, number in (*stages.items(), ("shards", shards), ("batch_size", batch_size)):
+        checked_whole(
+            name if name in {"shards", "batch_size"} else f"{name}_actors", number, least=1
+        )
+    _check(dataset, client, column, prefix)
+    name = f"testnuc-limits-{uuid4().hex}"
+    job = Settings(client, name, ray.get_runtime_context().namespace)
+    limits = (
+        ray.remote(SharedLimits)
+        .options(name=name, num_cpus=0, max_concurrency=10_000)
+        .remote(
+            settings.get("rate_limit"),
+            max_concurrency,
+            settings.get("retry"),
+            settings.get("budget"),
+        )
+    )
+    pool = [_shard(ray) for _ in range(shards)]
+
+    def stage(kind: str, **more: Any) -> dict[str, Any]:
+        return {
+            "batch_format": "pyarrow",
+            "batch_size": batch_size,
+            "compute": ray.data.ActorPoolStrategy(size=stages[kind]),
+            "num_cpus": _CPUS[kind],
+            **more,
+        }
+
+    try:
+        texts = dataset.map_batches(
+            hash_texts, batch_format="pyarrow", fn_kwargs={"column": column, "settings": job}
+        ).materialize()
+        blocks = _BLOCKS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        blocks = max(blocks, -(-texts.size_bytes() // _BLOCK_BYTES))
+        # whole before the next stages start: their actors would take the CPUs that it needs
+        groups = texts.groupby("hash", num_partitions=blocks)
+        once = groups.aggregate(Min("text", alias_name="text")).materialize()
+        embedding = stage("embed", **(embed_options or {}))
+        put = (
+            once.map_batches(Embed, fn_constructor_args=(job,), **embedding)
+            .map_batches(Predict, fn_constructor_args=(job,), **stage("predict"))
+            .map_batches(Index, fn_constructor_args=(pool,), **stage("index"))
+            .materialize()
+        )
+        counts = put.to_pandas() if put.count() else None
+        number = 0 if counts is None else int(counts["texts"].sum())
+        dim = 1 if counts is None else int(counts["dim"].iloc[0])
+        diagnosis = _decide(ray, job, pool, dim)
+        usage = ray.get(limits.usage.remote())
+    except Exception as exc:
+        for actor in pool:
+            ray.kill(actor)
+        cause: Exception | None = ray.get(limits.failure.remote())
+        if cause is None:
+            raise
+        raise cause from exc
+    finally:
+        ray.kill(limits)
+    _warn(number, diagnosis, settings.get("k"))
+    decision = None if diagnosis is None else diagnosis.decision
+    labeled = dataset.map_batches(
+        Vote, fn_constructor_args=(job, pool, dim, decision, column, prefix), **stage("vote")
+    )
+    return Labeled(labeled, number, usage, diagnosis)
+
+
+def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, prefix: str) -> None:
+    """Refuse what cannot work, before anything is started."""
+    from ray import nodes
+
+    for name, why in _REFUSED.items():
+        if name in client:
+            raise InvalidInputError(f"{name} is no argument of a job on Ray: {why}")
+    store = client["store"]
+    if store is not None and not isinstance(store, str) and not hasattr(store, "__fspath__"):
+        raise InvalidInputError(
+            f"store is {store!r}; every actor opens its own: give a path or postgresql://.."
+        )
+    # what `TestNUC` refuses is refused here, not by an actor of the cluster
+    TestNUC(**{**client, "store": None})
+    method = methods.resolve(client["method"])
+    if method.context:
+        raise InvalidInputError(
+            f"method is {method!r}, which shows examples: the pool of a job is complete only when "
+            "all texts were asked about; use a method without examples"
+        )
+    if store is not None and "://" not in str(store) and len(nodes()) > 1:
+        raise ConfigurationError(
+            f"store is the file {store}, and the cluster has {len(nodes())} machines; a SQLite "
+            "file is for processes of one machine: use postgresql://.."
+        )
+    columns = dataset.columns() or []
+    if columns and column not in columns:
+        raise InvalidInputError(f"column is {column!r}; the dataset has {', '.join(columns)}")
+    taken = [prefix + name for name in COLUMNS if prefix + name in columns]
+    if taken:
+        raise InvalidInputError(
+            f"the dataset has a column {taken[0]!r} already, which a job adds; give a prefix, such "
+            "as prefix='testnuc_'"
+        )
+
+
+def _shard(ray: Any) -> Any:
+    from testnuc.ray.shards import Shard
+
+    options = {"num_cpus": 0, "max_concurrency": 1_000, "scheduling_strategy": "SPREAD"}
+    return ray.remote(Shard).options(**options).remote()
+
+
+def _decide(ray: Any, job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis | None:
+    """Look at the predictions in the shards, where the policy is "auto"."""
+    if job.client["policy"] != "auto" or job.client.get("k") == 0:
+        return None
+    diagnosis: Diagnosis = ray.get(
+        ray.remote(_diagnosed).options(num_cpus=1).remote(job, list(pool), dim)
+    )
+    return diagnosis
+
+
+def _diagnosed(job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis | None:
+    import asyncio
+
+    from testnuc.ray.shards import Shards
+
+    async def decide() -> Diagnosis | None:
+        return await Voting(job, Shards(pool), dim).decide()
+
+    return asyncio.run(decide())
+
+
+def _warn(texts: int, diagnosis: Diagnosis | None, k: int | None) -> None:
+    if diagnosis is not None and diagnosis.predictions < MIN_PREDICTIONS:
+        warnings.warn(
+            f"policy 'auto' has {diagnosis.predictions} predictions to judge by and needs "
+            f"{MIN_PREDICTIONS}: each text keeps its own; label more texts at once, or choose "
+            "policy='weighted'",
+            SmallPoolWarning,
+            stacklevel=3,
+        )
+    elif diagnosis is None and k is not None and texts <= k:
+        warnings.warn(
+            f"k is {k}, but the dataset holds {texts} distinct texts: give a smaller k",
+            SmallPoolWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,254 @@
+"""The pool of a job: texts, vectors and predictions, in actors that are searched together.
+
+A text is in the shard that its hash says. A search asks all shards and merges what they find: they
+score the same vectors in the same order as one index does, so that where all of them are exact,
+the result is that of one index, whatever the number of shards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from testnuc.pool import Pool
+from testnuc.protocols import Matches, PoolText
+from testnuc.results import Prediction
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Outcome", "Shard", "Shards", "Vectors"]
+
+#: What was said of a text, or why nothing was; None: the text is not known.
+Outcome = Prediction | str | None
+_Found = tuple["NDArray[np.int64]", "NDArray[np.float32]", "NDArray[np.uint64]"]
+
+
+class Shard:
+    """A part of the pool, held by one actor."""
+
+    def __init__(self) -> None:
+        self._pool = Pool()
+        self._ranks: list[int] = []
+        self._outcomes: dict[bytes, Outcome] = {}
+
+    async def put(
+        self,
+        texts: Sequence[str],
+        hashes: Sequence[bytes],
+        vectors: NDArray[np.float16],
+        outcomes: Sequence[Outcome],
+    ) -> None:
+        """Take texts, their vectors and what was said of them; putting again changes nothing."""
+        new = [h for h in hashes if h not in self._pool]
+        # nothing is awaited until the pool has numbered them
+        self._ranks += [int.from_bytes(h[:8], "big") for h in new]
+        for text_hash, outcome in zip(hashes, outcomes, strict=True):
+            self._outcomes.setdefault(text_hash, outcome)
+        entries = [PoolText(t, h) for t, h in zip(texts, hashes, strict=True)]
+        await self._pool.add(entries, vectors)
+
+    async def size(self) -> int:
+        """Return the number of texts."""
+        return len(self._pool)
+
+    async def vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
+        """Return the vector of each text."""
+        return await self._pool.stored_vectors(hashes)
+
+    async def search(
+        self, vectors: NDArray[np.float16], k: int, exclude: Sequence[bytes] | None
+    ) -> _Found:
+        """Return numbers, similarities and ranks of the k nearest texts of each vector."""
+        found = await self._pool.search(vectors, k, exclude=exclude)
+        ranks = np.array(self._ranks or [0], dtype=np.uint64)[np.maximum(found.ids, 0)]
+        return found.ids, found.similarities, ranks
+
+    async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
+        """Return the texts with these numbers."""
+        return await self._pool.fetch(ids)
+
+    async def outcomes(self, hashes: Sequence[bytes]) -> list[Outcome]:
+        """Return what was said of each text."""
+        return [self._outcomes.get(h) for h in hashes]
+
+    async def sample(self, most: int) -> list[PoolText]:
+        """Return at most so many texts, in the order of their hashes, evenly spread."""
+        texts, _ = await self._pool.scan(0, len(self._pool))
+        texts.sort(key=lambda entry: entry.hash)
+        if len(texts) > most:
+            texts = [texts[i] for i in np.linspace(0, len(texts) - 1, most).astype(int).tolist()]
+        return texts
+
+
+class Vectors:
+    """The vectors of some texts at hand; an `Index` in which nothing is searched or added."""
+
+    def __init__(self) -> None:
+        self.of: dict[bytes, NDArray[np.float16]] = {}
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    async def open(self) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
+        """Add nothing: the texts of a job are put into its shards."""
+        del texts, vectors
+        return 0
+
+    async def remove(self, hashes: Sequence[bytes]) -> int:
+        """Remove nothing."""
+        del hashes
+        return 0
+
+    async def search(
+        self,
+        vectors: NDArray[np.float16],
+        k: int,
+        *,
+        exclude: Sequence[bytes] | None = None,
+        upto: int | None = None,
+    ) -> Matches:
+        """Find nothing."""
+        del exclude, upto
+        shape = (len(vectors), k)
+        return Matches(np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.float32))
+
+    async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
+        """Return no text."""
+        del start, count
+        return [], None
+
+    async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
+        """Return None for each text: a job has no texts that a person labeled."""
+        return [None] * len(hashes)
+
+    async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
+        """Return the vector of each text."""
+        return [self.of.get(h) for h in hashes]
+
+    async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
+        """Return no text."""
+        del ids
+        return []
+
+
+class Shards(Vectors):
+    """All shards, as the `Index` of one client; text ``n`` of shard ``s`` has the number
+    ``n * shards + s``.
+
+    Parameters
+    ----------
+    shards : sequence of actor
+        Of `Shard`.
+    """  # noqa: D205 - the numbering belongs to what it is
+
+    def __init__(self, shards: Sequence[Any]) -> None:
+        super().__init__()
+        self._shards = shards
+
+    async def put(
+        self,
+        texts: Sequence[str],
+        hashes: Sequence[bytes],
+        vectors: NDArray[np.float16],
+        outcomes: Sequence[Outcome],
+    ) -> None:
+        """Put each text into its shard."""
+        places = self._by_shard(hashes)
+        await _all(
+            shard.put.remote(
+                [texts[i] for i in at],
+                [hashes[i] for i in at],
+                vectors[at],
+                [outcomes[i] for i in at],
+            )
+            for shard, at in zip(self._shards, places, strict=True)
+            if at
+        )
+
+    async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
+        """Return the vector of each text."""
+        found: list[NDArray[np.float16] | None] = await self._each("vectors", hashes)
+        return found
+
+    async def outcomes(self, hashes: Sequence[bytes]) -> list[Outcome]:
+        """Return what was said of each text."""
+        found: list[Outcome] = await self._each("outcomes", hashes)
+        return found
+
+    async def search(
+        self,
+        vectors: NDArray[np.float16],
+        k: int,
+        *,
+        exclude: Sequence[bytes] | None = None,
+        upto: int | None = None,
+    ) -> Matches:
+        """Find the k nearest texts of each vector in all shards."""
+        del upto  # everything is in, and nothing follows
+        parts: list[_Found] = await _all(
+            shard.search.remote(vectors, k, exclude) for shard in self._shards
+        )
+        n = len(self._shards)
+        ids = np.concatenate(
+            [np.where(p[0] >= 0, p[0] * n + s, -1) for s, p in enumerate(parts)], axis=1
+        )
+        similarities = np.concatenate([p[1] for p in parts], axis=1)
+        if n == 1:
+            return Matches(ids, similarities)
+        ranks = np.concatenate([p[2] for p in parts], axis=1)
+        order = np.lexsort((ranks, np.where(ids >= 0, -similarities, np.inf)), axis=1)[:, :k]
+        return Matches(
+            np.take_along_axis(ids, order, axis=1), np.take_along_axis(similarities, order, axis=1)
+        )
+
+    async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
+        """Return the texts with these numbers."""
+        n = len(self._shards)
+        at = [np.flatnonzero(ids % n == s) for s in range(n)]
+        parts = await _all(
+            shard.fetch.remote(ids[places] // n)
+            for shard, places in zip(self._shards, at, strict=True)
+        )
+        return _scattered(at, parts, len(ids))
+
+    async def sample(self, most: int) -> list[PoolText]:
+        """Return at most so many texts, in the order of their hashes, evenly spread."""
+        share = -(-most // len(self._shards))
+        parts = await _all(shard.sample.remote(share) for shard in self._shards)
+        return sorted((e for part in parts for e in part), key=lambda entry: entry.hash)[:most]
+
+    async def _each(self, what: str, hashes: Sequence[bytes]) -> list[Any]:
+        at = self._by_shard(hashes)
+        parts = await _all(
+            getattr(shard, what).remote([hashes[i] for i in places])
+            for shard, places in zip(self._shards, at, strict=True)
+        )
+        return _scattered(at, parts, len(hashes))
+
+    def _by_shard(self, hashes: Sequence[bytes]) -> list[list[int]]:
+        at: list[list[int]] = [[] for _ in self._shards]
+        for i, text_hash in enumerate(hashes):
+            at[int.from_bytes(text_hash[-4:], "big") % len(at)].append(i)
+        return at
+
+
+def _scattered(at: Sequence[Any], parts: Sequence[Sequence[Any]], n: int) -> list[Any]:
+    found: list[Any] = [None] * n
+    for places, part in zip(at, parts, strict=True):
+        for i, value in zip(places, part, strict=True):
+            found[i] = value
+    return found
+
+
+async def _all(references: Any) -> list[Any]:
+    return list(await asyncio.gather(*references))

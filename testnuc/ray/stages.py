@@ -1,0 +1,240 @@
+"""The stages of a job, as Ray Data runs them: embed, predict, index, vote.
+
+Each is a class whose objects live in actors; they take and return Arrow tables. Vectors travel as
+fixed-size binary, float16.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from testnuc import embedders, stores
+from testnuc.background import Background
+from testnuc.embedding import Embedding
+from testnuc.errors import InvalidInputError
+from testnuc.intake import hash_text
+from testnuc.prompts import valid_text
+from testnuc.protocols import PoolText
+from testnuc.ray.clients import Asking, Voting
+from testnuc.ray.shards import Shards, Vectors
+from testnuc.results import Prediction
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from testnuc.ray.clients import Settings
+    from testnuc.ray.shards import Outcome
+    from testnuc.results import Classification
+    from testnuc.trust import Decision
+
+__all__ = ["COLUMNS", "Embed", "Index", "Predict", "Vote", "hash_texts"]
+
+#: Columns that a job adds, and their Arrow types.
+COLUMNS = {
+    "label": "string",
+    "share": "float64",
+    "margin": "float64",
+    "voters": "int64",
+    "trust": "float64",
+    "own_label": "string",
+    "own_confidence": "float64",
+    "error": "string",
+    "reason": "string",
+}
+
+
+def hash_texts(table: pa.Table, column: str, settings: Settings) -> pa.Table:
+    """Return the texts of a table with their hashes; refuses what cannot be labeled."""
+    import pyarrow as pa
+
+    texts = table[column].to_pylist()
+    with settings.telling():
+        for text in texts:
+            problem = valid_text(text)
+            if problem is not None:
+                raise InvalidInputError(
+                    f"column {column!r} holds {text!r:.80}: the text {problem}; filter such rows "
+                    "out"
+                )
+    hashes = [hash_text(text).hex() for text in texts]
+    return pa.table({"hash": pa.array(hashes, pa.string()), "text": pa.array(texts, pa.string())})
+
+
+class Embed:
+    """Adds the vector of each text."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._loop = Background()
+        store = stores.resolve(settings.client.get("store"))
+        embedder = embedders.resolve(settings.client["embedder"])
+        self._embedding = Embedding(embedder, store, Vectors())
+        with settings.telling():
+            self._loop.run(store.open())
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Embed a batch."""
+        import pyarrow as pa
+
+        texts, hashes = _texts(table)
+        with self._settings.telling():
+            vectors = self._loop.run(self._embedding.vectors(texts, hashes))
+        width = vectors.dtype.itemsize * vectors.shape[1]
+        column = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(width), len(vectors), [None, pa.py_buffer(vectors.tobytes())]
+        )
+        return table.append_column("vector", column)
+
+
+class Predict:
+    """Adds what the model says of each text, or why it says nothing."""
+
+    def __init__(self, settings: Settings) -> None:
+        import ray
+
+        self._settings = settings
+        self._loop = Background()
+        self._vectors = Vectors()
+        limits, actor = _Remote(settings.limits), ray.get_runtime_context().get_actor_id()
+
+        async def client() -> Asking:
+            return Asking(settings, limits, self._vectors, actor or "")
+
+        with settings.telling():
+            self._client = self._loop.run(client())
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Ask about a batch; raises where no call can succeed."""
+        import pyarrow as pa
+
+        texts, hashes = _texts(table)
+        self._vectors.of = dict(zip(hashes, _vectors(table), strict=True))
+        entries = [PoolText(text, h) for text, h in zip(texts, hashes, strict=True)]
+        with self._settings.telling():
+            outcomes = self._loop.run(self._client.predict(entries))
+        said = [o if isinstance(o, Prediction) else Prediction(None) for o in outcomes]
+        errors = [
+            f"{type(o).__name__}: {o}" if isinstance(o, Exception) else None for o in outcomes
+        ]
+        for name, values, kind in (
+            ("label", [p.label for p in said], pa.string()),
+            ("confidence", [p.confidence for p in said], pa.float64()),
+            ("said", [p.said for p in said], pa.string()),
+            ("error", errors, pa.string()),
+        ):
+            table = table.append_column(name, pa.array(values, kind))
+        return table
+
+    def __del__(self) -> None:
+        # Ray lets go of the object when the actor ends: connections are closed, tasks are ended
+        with contextlib.suppress(Exception):
+            self._loop.run(self._client.aclose())
+            self._loop.close()
+
+
+class Index:
+    """Puts texts, vectors and predictions into the shards; returns their number and dimension."""
+
+    def __init__(self, shards: Sequence[Any]) -> None:
+        self._loop = Background()
+        self._shards = Shards(shards)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Put a batch into the shards."""
+        import pyarrow as pa
+
+        texts, hashes = _texts(table)
+        outcomes: list[Outcome] = [
+            error if error is not None else Prediction(label, confidence, said)
+            for label, confidence, said, error in zip(
+                *(table[name].to_pylist() for name in ("label", "confidence", "said", "error")),
+                strict=True,
+            )
+        ]
+        vectors = _vectors(table)
+        self._loop.run(self._shards.put(texts, hashes, vectors, outcomes))
+        return pa.table({"texts": [len(texts)], "dim": [vectors.shape[1]]})
+
+
+class Vote:
+    """Adds the columns of the vote to the rows of the dataset."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        shards: Sequence[Any],
+        dim: int,
+        decision: Decision | None,
+        column: str,
+        prefix: str,
+    ) -> None:
+        self._loop = Background()
+        self._column = column
+        self._prefix = prefix
+
+        async def client() -> Voting:
+            return Voting(settings, Shards(shards), dim, decision)
+
+        self._client = self._loop.run(client())
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Vote on a batch."""
+        import pyarrow as pa
+
+        rows = self._loop.run(self._client.vote(table[self._column].to_pylist()))
+        told = [_told(row) for row in rows]
+        for at, (name, kind) in enumerate(COLUMNS.items()):
+            values = pa.array([values[at] for values in told], kind)
+            table = table.append_column(self._prefix + name, values)
+        return table
+
+
+class _Remote:
+    """An actor of `SharedLimits`, as `Line` wants it."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    async def tell(
+        self, worker: tuple[str, str], messages: list[Any], counts: tuple[int, ...]
+    ) -> None:
+        await self._actor.tell.remote(worker, messages, counts)
+
+    async def hear(self, worker: tuple[str, str]) -> list[Any]:
+        granted: list[Any] = await self._actor.hear.remote(worker)
+        return granted
+
+
+def _told(row: Classification) -> tuple[Any, ...]:
+    own = row.prediction
+    return (
+        row.label,
+        row.share,
+        row.margin,
+        row.voters,
+        row.trust,
+        None if own is None else own.label,
+        None if own is None else own.confidence,
+        None if row.error is None else str(row.error),
+        row.reason,
+    )
+
+
+def _texts(table: pa.Table) -> tuple[list[str], list[bytes]]:
+    return table["text"].to_pylist(), [bytes.fromhex(h) for h in table["hash"].to_pylist()]
+
+
+def _vectors(table: pa.Table) -> NDArray[np.float16]:
+    """Return the vectors of a table, float16[rows, dim]."""
+    column = table.combine_chunks()["vector"].chunk(0)
+    width = column.type.byte_width
+    flat = np.frombuffer(
+        column.buffers()[1], np.float16, len(column) * width // 2, column.offset * width
+    )
+    return flat.reshape(len(column), width // 2)

@@ -1,0 +1,35 @@
+"""A provider whose process is killed once; in a module that other processes can import."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from testnuc.protocols import Answer, Reply, TokenUsage
+from tests.conftest import confident
+
+#: The answer before which the process dies.
+_LAST = 60
+
+
+class Mortal:
+    """Logs what it is asked in a folder, and is killed in the middle of its work."""
+
+    name = "test"
+    model = "mortal"
+    identity = "1"
+
+    def __init__(self, folder):
+        self.asked = folder / "asked"
+        self.killed = folder / "killed"
+        self.count = 0
+
+    async def answer(self, request):
+        self.count += 1
+        if self.count == _LAST and not self.killed.exists():
+            self.killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        with self.asked.open("a") as log:
+            log.write(f"{request.texts[0]}\n")
+        label, confidence = confident(request.texts[0])
+        return Reply((Answer(label, confidence),), TokenUsage(0, 0))
