@@ -1,22 +1,36 @@
-"""Results as JSON Lines: all of a run, to be kept, looked at elsewhere, and read back."""
+"""Results as JSON Lines, to be kept and read back, and as data frames."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, fields
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
 from testnuc.results import Classification, Neighbor, Prediction, Results, Usage
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["UNKNOWN", "cells", "results_of", "run_record", "table", "write_jsonl", "write_whole"]
+    import pandas as pd
+    import polars as pl
+
+__all__ = [
+    "UNKNOWN",
+    "cells",
+    "pandas_frame",
+    "polars_frame",
+    "results_of",
+    "run_record",
+    "table",
+    "write_jsonl",
+    "write_whole",
+]
 
 #: The field of the one record that is of the run, not of a text.
 _RUN = "nuc_run"
@@ -246,3 +260,48 @@ def _line(record: dict[str, Any]) -> bytes:
             for name, value in record.items()
         }
         return orjson.dumps(mended, option=orjson.OPT_APPEND_NEWLINE, default=str)
+
+
+def pandas_frame(results: Results) -> pd.DataFrame:
+    """Return a row for each text, without neighbors and votes."""
+    made: pd.DataFrame = _library("pandas").DataFrame(_columns(results))
+    return made
+
+
+def polars_frame(results: Results) -> pl.DataFrame:
+    """Return a row for each text, without neighbors and votes."""
+    library = _library("polars")
+    # the types of columns that may hold nothing but None
+    typed = {
+        **dict.fromkeys(("label", "own_label", "error", "reason"), library.String),
+        **dict.fromkeys(("trust", "own_confidence"), library.Float64),
+    }
+    made: pl.DataFrame = library.DataFrame(_columns(results), schema_overrides=typed)
+    return made
+
+
+def _columns(results: Results) -> dict[str, list[Any]]:
+    """Return the columns of a data frame."""
+    rows = list(results)
+    return {
+        "text": [row.text for row in rows],
+        "label": [row.label for row in rows],
+        "trust": [row.trust for row in rows],
+        "share": [row.share for row in rows],
+        "margin": [row.margin for row in rows],
+        "voters": [row.voters for row in rows],
+        "complete": [row.complete for row in rows],
+        "own_label": [row.own_label for row in rows],
+        "own_confidence": [row.prediction and row.prediction.confidence for row in rows],
+        "error": [_told(row.error) for row in rows],
+        "reason": [row.reason for row in rows],
+    }
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as exc:
+        raise MissingDependencyError(
+            f"this needs {name}: pip install 'testnuc[frames]', or pip install {name}"
+        ) from exc

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
-
-from testnuc.errors import MissingDependencyError
+from typing import TYPE_CHECKING, Protocol, overload, runtime_checkable
 
 if TYPE_CHECKING:
     import os
@@ -26,20 +23,6 @@ __all__ = [
     "Usage",
 ]
 
-#: Columns of a data frame.
-_COLUMNS = (
-    "text",
-    "label",
-    "trust",
-    "share",
-    "margin",
-    "voters",
-    "complete",
-    "own_label",
-    "own_confidence",
-    "error",
-    "reason",
-)
 #: Rows that a notebook shows.
 _SHOWN = 10
 
@@ -257,6 +240,8 @@ class _Columns(Protocol):
 
     def failed(self) -> list[int]: ...
 
+    def changed(self) -> int: ...
+
     def __getitem__(self, index: int, /) -> Classification: ...
 
 
@@ -302,6 +287,8 @@ class Results(Sequence[Classification]):
     @property
     def changed(self) -> int:
         """How many texts have another label than their own prediction's."""
+        if isinstance(self._rows, _Columns):
+            return self._rows.changed()
         return sum(row.changed for row in self)
 
     def to_pandas(self) -> pd.DataFrame:
@@ -312,8 +299,9 @@ class Results(Sequence[Classification]):
         MissingDependencyError
             pandas is not installed.
         """
-        made: pd.DataFrame = _library("pandas").DataFrame(self._frame())
-        return made
+        from testnuc.records import pandas_frame
+
+        return pandas_frame(self)
 
     def to_polars(self) -> pl.DataFrame:
         """Return a polars data frame with a row for each text, without neighbors and votes.
@@ -323,14 +311,9 @@ class Results(Sequence[Classification]):
         MissingDependencyError
             polars is not installed.
         """
-        library = _library("polars")
-        # the types of columns that may hold nothing but None
-        typed = {
-            **dict.fromkeys(("label", "own_label", "error", "reason"), library.String),
-            **dict.fromkeys(("trust", "own_confidence"), library.Float64),
-        }
-        made: pl.DataFrame = library.DataFrame(self._frame(), schema_overrides=typed)
-        return made
+        from testnuc.records import polars_frame
+
+        return polars_frame(self)
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> None:
         """Write all of it as JSON Lines: a line for each text, the last one for the run.
@@ -364,28 +347,6 @@ class Results(Sequence[Classification]):
         from testnuc.report import write
 
         write(self, path, title=title)
-
-    def _frame(self) -> dict[str, list[Any]]:
-        """Return the columns of a data frame."""
-        columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-        for row in self:
-            own = row.prediction
-            values = (
-                row.text,
-                row.label,
-                row.trust,
-                row.share,
-                row.margin,
-                row.voters,
-                row.complete,
-                row.own_label,
-                None if own is None else own.confidence,
-                None if row.error is None else f"{type(row.error).__name__}: {row.error}",
-                row.reason,
-            )
-            for column, value in zip(columns.values(), values, strict=True):
-                column.append(value)
-        return columns
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -428,12 +389,3 @@ class Results(Sequence[Classification]):
         more = len(self) - len(shown)
         tail = f"<p>and {more:,} more</p>" if more else ""
         return told + grid(["label", "trust", "the LLM said", "text"], shown) + tail
-
-
-def _library(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as exc:
-        raise MissingDependencyError(
-            f"this needs {name}: pip install 'testnuc[frames]', or pip install {name}"
-        ) from exc

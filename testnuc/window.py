@@ -354,6 +354,9 @@ class Rows(Sequence[Classification]):
 
     def labels(self) -> list[str | None]:
         """Return the label of each text, without making the records."""
+        if self._window.counting.min_trust is not None:
+            # whether it is withheld is seen when all of the record is known
+            return [row.label for row in self]
         names = (*self._window.labels.names, None)
         # -1, nobody, is the last
         return [names[winner] for winner in self._result.label[self._places].tolist()]
@@ -364,6 +367,14 @@ class Rows(Sequence[Classification]):
         if not errors:
             return []
         return [at for at, place in enumerate(self._places.tolist()) if place in errors]
+
+    def changed(self) -> int:
+        """Return how many texts have another label than their own prediction's."""
+        if self._window.counting.min_trust is not None:
+            return sum(row.changed for row in self)
+        own = self._window.answers()[0][: self._window.n_own]
+        other = (own >= 0) & (self._result.label >= 0) & (own != self._result.label)
+        return int(other[self._places].sum())
 
     @overload
     def __getitem__(self, index: int) -> Classification: ...

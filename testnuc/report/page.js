@@ -101,7 +101,7 @@
 
   function refresh() {
     draw(true);
-    explain();
+    tellMark(shown[at]);
   }
 
   function told() {
@@ -179,7 +179,7 @@
 
     const most = Math.max(1, ...summary.labels.map(([, n]) => n));
     $("labels").append(...summary.labels.map(([label, n]) =>
-      bar(nameOf(label), n, n / most, () => narrow({ label: String(label) }), "show these texts")));
+      bar(nameOf(label), n, n / most, () => narrow({ label: String(label) }), nameOf(label))));
 
     const highest = Math.max(1, ...summary.trust);
     $("trust").append(...summary.trust.map((n, at) => {
@@ -196,9 +196,9 @@
 
     const widest = summary.pairs.length ? summary.pairs[0][2] : 1;
     $("pairs").append(...summary.pairs.map(([own, label, n]) => bar(
-      el("span", { class: "name" }, foreign("bdi", nameOf(own)), " → ", foreign("bdi", nameOf(label))),
-      n, n / widest, () => narrow({ show: "changed", label: String(label) }), "show these texts")));
-    $("pairs-note").textContent = !summary.changed
+      el("span", { class: "name pair" }, foreign("bdi", nameOf(own)), " → ", foreign("bdi", nameOf(label))),
+      n, n / widest, () => narrow({ show: "changed", label: String(label) }), `${nameOf(own)} → ${nameOf(label)}`)));
+    $("pairs-note").textContent = !data.total ? "" : !summary.changed
       ? "Nothing: each text keeps the label that the LLM gave it."
       : summary.otherPairs ? `and ${many(summary.otherPairs, "more pair")} of labels` : "";
   }
@@ -210,6 +210,7 @@
   let shown = rows;
   let at = 0; // the chosen one, in `shown`
   let drawn = [-1, -1];
+  let pending = 0; // the timer of a search that is still typed
   const lower = new Array(texts.length);
   const folded = (text) => (lower[text] ??= texts[text].toLowerCase());
 
@@ -238,6 +239,8 @@
   };
 
   function select(choose = null) {
+    clearTimeout(pending);
+    pending = 0;
     const parts = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
     const test = tests[$("show").value];
     const label = $("label").value;
@@ -281,7 +284,7 @@
     drawn = [first, end];
     const made = [];
     for (let position = first; position < end; position++) made.push(item(shown[position], position));
-    if (!shown.length) made.push(el("p", { class: "empty" }, "No text is like that. Clear the filters to see all."));
+    if (!shown.length) made.push(el("p", { class: "empty" }, rows.length ? "No text is like that. Clear the filters to see all." : "There is no text yet."));
     sized.replaceChildren(...made);
     sized.style.overflow = shown.length ? "hidden" : "visible";
     if (at >= first && at < end) list.setAttribute("aria-activedescendant", `item-${at}`);
@@ -329,30 +332,28 @@
   }
 
   function marking(row) {
-    const state = markOf(row);
-    const known = marks.get(texts[row.x]);
     const truth = el("select", { id: "truth" }, el("option", { value: "" }, "not said"),
       ...choices.filter((label) => row.l === null || label !== labels[row.l])
         .map((label) => el("option", { value: `=${label}` }, label)));
-    if (known && known.truth !== null && state === "wrong") truth.value = `=${known.truth}`;
-    truth.addEventListener("change", () => {
-      mark(row, truth.value === "" ? null : truth.value.slice(1));
-      $("truth").focus();
-    });
-    const again = (id, act) => () => { act(); $(id).focus(); };
+    truth.addEventListener("change", () => mark(row, truth.value === "" ? null : truth.value.slice(1)));
+    const button = (id, key, act, name, disabled) => el("button",
+      { type: "button", id, "aria-keyshortcuts": key, disabled, onclick: () => act(row) }, name);
     return el("div", { class: "marking", role: "group", "aria-label": "Mark" },
-      el("button", {
-        type: "button", id: "right", "aria-pressed": String(state === "right"), "aria-keyshortcuts": "r",
-        disabled: row.l === null, onclick: again("right", () => right(row)),
-      }, "✓ Right"),
-      el("button", {
-        type: "button", id: "wrong", "aria-pressed": String(state === "wrong"), "aria-keyshortcuts": "w",
-        onclick: () => wrong(row),
-      }, "✗ Wrong"),
+      button("right", "r", right, "✓ Right", row.l === null),
+      button("wrong", "w", wrong, "✗ Wrong"),
       el("label", { class: "quiet", for: "truth" }, "right label"), truth,
-      state ? el("button", {
-        type: "button", id: "unmark", "aria-keyshortcuts": "u", onclick: () => { unmark(row); $("right").focus(); },
-      }, "Unmark") : null);
+      button("unmark", "u", unmark, "Unmark"));
+  }
+
+  /** Show how the chosen text is marked; nothing is made anew, so that what has the focus keeps it. */
+  function tellMark(row) {
+    const state = markOf(row);
+    $("right").setAttribute("aria-pressed", String(state === "right"));
+    $("wrong").setAttribute("aria-pressed", String(state === "wrong"));
+    const known = marks.get(texts[row.x]);
+    $("truth").value = state === "wrong" && known.truth !== null ? `=${known.truth}` : "";
+    if (!state && document.activeElement === $("unmark")) $("wrong").focus();
+    $("unmark").hidden = !state;
   }
 
   function right(row) {
@@ -437,6 +438,7 @@
       el("h3", {}, "Nearest texts"),
       row.k.length ? neighbors(row) : el("p", { class: "quiet" }, "None are known for this text."),
     );
+    tellMark(row);
     detail.scrollTop = 0;
   }
 
@@ -469,13 +471,12 @@
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || $("help").open) return;
     const typing = event.target.closest("input, select, textarea") !== null;
-    if (event.key === "Escape" && (detail.contains(event.target) || event.target === $("search"))) {
+    const searching = event.target === $("search");
+    if (searching && ["Enter", "ArrowDown", "Escape"].includes(event.key)) {
       event.preventDefault();
+      search();
       list.focus();
-    } else if (event.key === "Enter" && event.target === $("search")) {
-      event.preventDefault();
-      list.focus();
-    } else if (event.key === "ArrowDown" && event.target === $("search")) {
+    } else if (event.key === "Escape" && detail.contains(event.target)) {
       event.preventDefault();
       list.focus();
     } else if (typing || !$("single").checked) {
@@ -491,7 +492,7 @@
       event.preventDefault();
       const inside = detail.contains(event.target);
       letters[event.key](shown[at]);
-      // the explanation was made anew: what had the focus in it is gone
+      // another text is explained: what had the focus in there is gone
       if (inside && !detail.contains(document.activeElement)) detail.focus({ preventScroll: true });
     }
   });
@@ -503,10 +504,13 @@
   list.addEventListener("scroll", () => requestAnimationFrame(() => draw()), { passive: true });
   new ResizeObserver(() => draw(true)).observe(list);
 
-  let typed = 0;
+  // many texts are searched when the typing pauses, or when what is found is asked for
+  function search() {
+    if (pending) select();
+  }
   $("search").addEventListener("input", () => {
-    clearTimeout(typed);
-    typed = setTimeout(select, rows.length > 2_000 ? 120 : 0);
+    clearTimeout(pending);
+    pending = setTimeout(search, rows.length > 2_000 ? 120 : 0);
   });
   for (const id of ["show", "label", "level", "sort"]) $(id).addEventListener("change", () => select());
   $("controls").addEventListener("submit", (event) => event.preventDefault());

@@ -121,6 +121,16 @@ async def test_trust_is_unknown_without_voters_and_withholds_labels():
     assert 0 < len(withheld) < len(TEXTS)
     assert all("below 0.6" in r.reason for r in withheld)
     assert all(r.share == r.trust for r in results)
+    assert results.labels == [r.label for r in results]
+    assert results.changed == sum(r.changed for r in results)
+
+
+async def test_what_the_vote_changed_is_counted_without_making_the_rows():
+    _, nuc = client(policy="weighted")
+    async with nuc:
+        results = await nuc.classify_many([*TEXTS, *TEXTS[:40]])
+    changed = [r for r in results if r.label != r.prediction.label]
+    assert 0 < len(changed) == results.changed < len(results)
 
 
 async def test_prior_balances_the_batch():

@@ -22,12 +22,8 @@ from testnuc.server import Service, page_of
 from testnuc.testing import LoopbackLLM
 from tests.conftest import messages
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed", exc_type=ImportError
-)
-axe = pytest.importorskip(
-    "axe_playwright_python.sync_playwright", reason="axe is not installed", exc_type=ImportError
-)
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
 
 CHROMIUM = os.environ.get("TESTNUC_CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
@@ -241,7 +237,7 @@ def test_the_run_at_a_glance(opened):
     assert cards["with an error"] == "1"
     assert page.locator("#labels .name").all_inner_texts()[0] == "refund"
     assert ODD in page.locator("#labels .name").all_inner_texts()
-    assert page.locator("#pairs .name").all_inner_texts() == [f"delivery → {ODD}"]
+    assert page.locator("#pairs .name").all_text_contents() == [f"delivery → {ODD}"]
     assert page.get_by_role("button", name="10 texts with trust from 0.9 to 1.0").count() == 1
     assert "2 texts have no trust" in page.locator("#trust-note").inner_text()
 
@@ -343,7 +339,7 @@ def test_marks_outlive_the_page_and_can_be_taken_back(opened):
     assert listed(page) == ["message number 2 about my login"]
     page.get_by_role("button", name="Unmark").click()
     playwright.expect(page.locator("#marked")).to_have_text("0 texts marked")
-    assert page.evaluate("document.activeElement.id") == "right"
+    assert page.evaluate("document.activeElement.id") == "wrong"
 
 
 def test_all_of_it_by_keyboard(opened):
@@ -398,6 +394,25 @@ def test_all_of_it_by_keyboard(opened):
     playwright.expect(page.locator("#marked")).to_have_text("1 text marked")
 
 
+def test_the_right_label_is_found_by_its_first_letters(opened):
+    names = ["order", "login", "loan", "<loan>", "none"]
+    results = Results([row(0, "a text", label="none", own="none")], Usage(), 0.0, choices=names)
+    page = opened(results)
+    choose(page, Show="all")
+    page.focus("#list")
+    page.keyboard.press("w")
+    # each letter chooses; none of them may begin anew
+    page.keyboard.type("loa")
+    playwright.expect(page.locator("#said")).to_contain_text("right is loan.")
+    assert page.evaluate("document.activeElement.id") == "truth"
+    page.get_by_role("button", name="Right").click()
+    assert page.locator("#truth").input_value() == ""
+    assert page.get_by_role("button", name="Wrong").get_attribute("aria-pressed") == "false"
+    page.get_by_role("button", name="Unmark").click()
+    assert page.evaluate("document.activeElement.id") == "wrong"
+    playwright.expect(page.get_by_role("button", name="Unmark")).to_be_hidden()
+
+
 def test_ten_thousand_texts_stay_responsive(opened):
     page = opened(plain_results(10_000))
     choose(page, Show="all", **{"Sort by": "input"})
@@ -436,8 +451,12 @@ def centre(page, selector):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1_280])
-def test_it_is_accessible_and_fits_the_screen(opened, scheme, width):
-    page = opened(plain_results(60), color_scheme=scheme, viewport={"width": width, "height": 900})
+@pytest.mark.parametrize(
+    "results", [plain_results(60), hostile_results()], ids=["plain", "hostile"]
+)
+def test_it_is_accessible_and_fits_the_screen(opened, results, scheme, width):
+    page = opened(results, color_scheme=scheme, viewport={"width": width, "height": 900})
+    choose(page, Show="all")
     page.focus("#list")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("r")
