@@ -56,7 +56,15 @@ def run(
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SmallPoolWarning)
-        results = run_to_end(label())
+        try:
+            results = run_to_end(label())
+        except KeyboardInterrupt:
+            if lane == "batch":
+                _tell(
+                    "batches under way go on; the same command goes on with them, and so does "
+                    f"testnuc batch resume {client['store']}"
+                )
+            raise
     labeled = dict(zip(valid, results, strict=True))
     write_results(output, table, labeled, problems, run=run_record(results) if full else None)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -69,6 +77,10 @@ def run(
         console.print(f"first error: {type(first.error).__name__}: {first.error}")
         if all(result.label is None for result in results):
             sys.exit(1)
+
+
+def _tell(line: str) -> None:
+    print(f"\ntestnuc: {line}", file=sys.stderr)  # noqa: T201 - the command's output
 
 
 def _summary(results: Results, invalid: int, output: str | None) -> str:
