@@ -182,5 +182,5 @@ def test_ctrl_c_tells_how_to_go_on(tmp_path, monkeypatch):
     flags = ["--labels", "a,b", "--lane", "batch", "--store", tmp_path / "s.db"]
     code, _, err = run_here("classify", source, *flags)
     assert code == 130
-    assert "testnuc batch resume" in err
+    assert "testnuc batch list" in err
     assert str(tmp_path / "s.db") in err
