@@ -253,7 +253,7 @@ def study(
 @app.command()
 def report(
     file: str = typer.Argument(
-        help="What `classify -o` wrote: .jsonl (with --full: all there is to see) or .csv.",
+        help="What `classify -o` wrote; a .jsonl with --full has all there is to see.",
         metavar="RESULTS",
         show_default=False,
     ),
