@@ -138,7 +138,9 @@ def label_all(
 def _interrupted(nuc: TestNUC, progress: RunProgress, kept: Kept, *, lane: str) -> NoReturn:
     usage = nuc.usage
     line = f"interrupted: {progress.done:,} of {progress.texts:,} texts have their answer"
-    if kept.where is not None:
+    if not progress.done:
+        line = "interrupted before any text had its answer"
+    elif kept.where is not None:
         line += f", kept in {kept.where}; to go on, run the same command again: "
         line += "nothing is paid for twice"
         if lane == "batch":
