@@ -143,10 +143,13 @@ def _interrupted(nuc: TestNUC, progress: RunProgress, kept: Kept, *, lane: str) 
     elif kept.where is not None:
         line += f", kept in {kept.where}; to go on, run the same command again: "
         line += "nothing is paid for twice"
-        if lane == "batch":
-            line += f"; batches under way go on: see testnuc batch list {kept.where}"
     elif usage.calls and not nuc.model.startswith("local/"):
         line += f"; the {usage.calls:,} answers are lost: name a --store to keep them"
+    if lane == "batch":
+        line += (
+            f"; batches under way go on (testnuc batch list {kept.where}): the same command again "
+            "goes on with them"
+        )
     # in a line of its own, after what is left of a progress bar
     print(f"\ntestnuc: {line}", file=sys.stderr)  # noqa: T201 - the command's output
     if kept.new and not usage.calls:
