@@ -119,7 +119,7 @@ def _store(place: str | None) -> Any:
     from testnuc.stores.postgres import PostgresStore
 
     # what a killed process had begun to ask is left to it for so long
-    return PostgresStore(place, lease_seconds=1.0)
+    return PostgresStore(place, lease_seconds=0.1)
 
 
 async def run(provider: str, n: int, store: str, *, k: int) -> Outcome:

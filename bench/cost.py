@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 import warnings
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import orjson
@@ -101,10 +102,12 @@ def _client(data: _Data, llm: LoopbackLLM, k: int, **more: Any) -> TestNUC:
     )
 
 
-async def _batch(data: _Data, k: int, **more: Any) -> Usage:
+async def _batch(
+    data: _Data, k: int, lane: Literal["live", "batch"] = "live", **more: Any
+) -> Usage:
     """Label the texts as one batch, in which they are each other's neighbors."""
     async with LoopbackLLM(data.answers) as llm, _client(data, llm, k, **more) as nuc:
-        await nuc.classify_many(data.own)
+        await nuc.classify_many(data.own, lane=lane)
         _check(llm, nuc)
         return nuc.usage
 
@@ -142,9 +145,9 @@ async def _report(data: _Data, k: int) -> Report:
         f"{data.name}: {n:,} texts, {len(data.labels)} labels, k = {k}; pool of "
         f"{len(data.pool):,} other texts where texts come alone; prices of {_MODEL}",
     )
-    price = Price.of("openai", _MODEL)
+    live, half = Price.of("openai", _MODEL), Price.of("openai", _MODEL, batch=True)
 
-    def row(way: str, calls: int, sent: int, received: int) -> None:
+    def row(way: str, calls: int, sent: int, received: int, price: Price | None = live) -> None:
         usd = None if price is None else price.pico(TokenUsage(sent, received)) / PICO
         report.row(
             way=way,
@@ -156,8 +159,8 @@ async def _report(data: _Data, k: int) -> Report:
             },
         )
 
-    def measured(way: str, usage: Usage) -> None:
-        row(way, usage.calls, usage.input_tokens or 0, usage.output_tokens or 0)
+    def measured(way: str, usage: Usage, price: Price | None = live) -> None:
+        row(way, usage.calls, usage.input_tokens or 0, usage.output_tokens or 0, price)
 
     plain = await _batch(data, 0)
     measured("plain prompting", plain)
@@ -168,7 +171,10 @@ async def _report(data: _Data, k: int) -> Report:
     )  # fmt: skip
     for pack in _PACKS:
         packed = f", {pack} texts a call" if pack > 1 else ""
-        measured(f"a batch as its own pool{packed}", await _batch(data, k, texts_per_call=pack))
+        way = f"a batch as its own pool{packed}"
+        measured(way, await _batch(data, k, texts_per_call=pack))
+        sent_in_batches = await _batch(data, k, "batch", texts_per_call=pack)
+        measured(f"{way}, batch lane", sent_in_batches, half)
     stored, different = await _apart(data, k, "stored")
     share = (n + different) / n
     row(
@@ -178,6 +184,7 @@ async def _report(data: _Data, k: int) -> Report:
     measured("texts alone, early exit", (await _apart(data, k, "predict"))[0])
     measured("texts alone, stored neighbors (TestNUC-S)", stored)
     report.note("tokens: the loopback server's estimate, 4 characters for each, without the schema")
+    report.note("batch lane: the provider's batch API, at its own prices, within 24 hours")
     report.note("K + 1 calls: plain prompting times K + 1, as if no two texts shared a neighbor")
     report.note("each neighbor once, early exit: neighbors that texts have in common are shared")
     report.note(f"stored: the {len(data.pool):,} predictions of the pool were paid for before")
@@ -194,6 +201,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--json", help="write the result to this file")
     arguments = parser.parse_args(argv)
     warnings.simplefilter("ignore", SmallPoolWarning)
+    # that a store in memory is lost with the process is known here
+    logging.getLogger("testnuc.batch").setLevel(logging.ERROR)
     folder = None if arguments.data is None else Path(arguments.data)
     data = _read(folder, arguments.dataset, arguments.texts)
     report = asyncio.run(_report(data, arguments.k))

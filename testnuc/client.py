@@ -265,18 +265,17 @@ class TestNUC:
             store=self._store,
             join_pool=join_pool,
         )
-        method_ = self._pipeline.method
         self._estimator = Estimator(
             asker,
             self._store,
             self._pool,
-            method_,
+            self._pipeline.method,
             neighbors_of_each=self.k if neighbors == "predict" else 0,
             texts_per_call=texts_per_call,
             price=price,
             batch_price=Price.of(provider.name, provider.model, url, batch=True),
             batches=has_batches(provider),
-            stages=1 + method_.labeled + (self.policy is None and neighbors == "predict"),
+            neighbors_later=self.policy is None,
             rate_limit=rate_limit,
         )
         self.model = f"{provider.name}/{provider.model}"
@@ -392,18 +391,27 @@ class TestNUC:
         predicted = await self._store.count(self._scope)
         return PoolStats(len(self._pool), predicted, self.model, len(self.labels.names))
 
-    async def predict_pool(self, *, progress: bool = False) -> None:
+    async def predict_pool(
+        self, *, progress: bool = False, lane: Literal["live", "batch"] = "live"
+    ) -> None:
         """Get a prediction of every text in the pool that has none (TestNUC-S).
+
+        Parameters
+        ----------
+        progress : bool
+            Show a bar.
+        lane : {"live", "batch"}
+            As for `classify_many`.
 
         Raises
         ------
         ProviderError
             No call can succeed: a wrong key, an unknown model.
         """
-        await self._ready()
+        await self._ready_in(lane)
         bar = Progress(shown=progress, total=len(self._pool))
         try:
-            await self._pipeline.predict_pool(bar.advance)
+            await self._pipeline.predict_pool(bar.advance, lane)
         finally:
             bar.close()
 
@@ -501,11 +509,8 @@ class TestNUC:
         ProviderError
             No call can succeed: a wrong key, an unknown model.
         """
-        checked_choice("lane", lane, ("live", "batch"))
         given = await checked_texts(texts)
-        if lane == "batch":
-            self._open_lane()
-        await self._ready()
+        await self._ready_in(lane)
         before, started = self._meter.mark(), time.perf_counter()
         entries, places = await distinct(given)
         bar = Progress(shown=progress, total=len(entries))
@@ -513,8 +518,6 @@ class TestNUC:
             bar.stage("embedding")
             window = await self._pipeline.prepare(entries, together=True)
             window.lane = lane
-            if lane == "batch" and self._lane is not None:
-                await self._lane.resume()
             bar.stage("asking" if lane == "live" else "waiting for batches")
             self._warn_of_small_pool(window)
             counted = bytearray(len(window.entries))
@@ -647,9 +650,10 @@ class TestNUC:
             return ZeroShot(self._embedding, self.labels)
         return providers.resolve(model, base_url=base_url, api_key=api_key)
 
-    def _open_lane(self) -> None:
-        """Make the batch lane, once; refuses what cannot have one before anything is sent."""
-        if self._lane is None:
+    async def _ready_in(self, lane: str) -> None:
+        """Make a lane ready, too; refuses what cannot have one before anything is sent."""
+        checked_choice("lane", lane, ("live", "batch"))
+        if lane == "batch" and self._lane is None:
             self._lane = BatchLane(
                 self._asker,
                 self._store,
@@ -661,6 +665,10 @@ class TestNUC:
                 board=self._board,
             )
             self._pipeline.lanes["batch"] = self._lane.fanout
+        await self._ready()
+        if lane == "batch" and self._lane is not None:
+            # what earlier runs have left open is gone on with, be it asked for or not
+            await self._lane.resume()
 
     async def _ready(self) -> None:
         if self._closed:

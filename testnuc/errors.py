@@ -16,6 +16,7 @@
         ServerError                      5xx
         ConnectionFailedError            no connection, or it broke before the answer was whole
         CallTimeoutError                 no answer within the deadline
+        NotAnsweredError                 its batch ended before it was executed
         ReplyError                       answered, but no label can be read from the answer
           RefusalError                   the model declined to answer
           TruncatedReplyError            the answer was cut off by the output limit
@@ -46,6 +47,7 @@ __all__ = [
     "InvalidInputError",
     "MismatchedReplyError",
     "MissingDependencyError",
+    "NotAnsweredError",
     "ProviderError",
     "QuotaExceededError",
     "RateLimitedError",
@@ -167,6 +169,12 @@ class ConnectionFailedError(ProviderError):
 
 class CallTimeoutError(ProviderError):
     """No whole answer within the deadline of the call."""
+
+    retryable = True
+
+
+class NotAnsweredError(ProviderError):
+    """The batch ended (expired, cancelled) before this request was executed; nothing was billed."""
 
     retryable = True
 

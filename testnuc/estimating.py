@@ -48,8 +48,8 @@ class Estimator:
     batch_price : Price, optional
     batches : bool
         Whether the provider has a batch lane.
-    stages : int
-        How many batches one after the other it takes at most.
+    neighbors_later : bool
+        Whether neighbors are asked about once the texts themselves have answers.
     rate_limit : RateLimit, optional
     """
 
@@ -62,7 +62,7 @@ class Estimator:
     price: Price | None
     batch_price: Price | None = None
     batches: bool = False
-    stages: int = 1
+    neighbors_later: bool = False
     rate_limit: RateLimit | None = None
 
     async def usage(self, entries: Sequence[PoolText]) -> Estimate:
@@ -73,12 +73,13 @@ class Estimator:
         if not self.method.context:
             missing, stored = await self._missing(open_, self.method.samples)
             most *= self.method.samples
-            missing += await self._missing_in_pool(entries, most, self.method.samples)
-            return await self._sum([(text, ()) for text in missing], stored)
+            others = await self._missing_in_pool(entries, most, self.method.samples)
+            stages = 1 + (self.neighbors_later and bool(others))
+            return await self._sum([(text, ()) for text in [*missing, *others]], stored, stages)
         # which examples a prompt holds is known only once its text is embedded: all count as open
-        others = [text async for text in self._pool_texts(entries)]
-        asked = [e.text for e in [*open_, *others[:most]]]
-        shown = [Demonstration(e.text) for e in [*open_, *others][: self.method.context + 1]]
+        rest = [text async for text in self._pool_texts(entries)]
+        asked = [e.text for e in [*open_, *rest[:most]]]
+        shown = [Demonstration(e.text) for e in [*open_, *rest][: self.method.context + 1]]
         calls = [
             (text, tuple(d for d in shown if d.text != text)[: self.method.context])
             for text in asked
@@ -90,7 +91,8 @@ class Estimator:
             most = self.method.context * len(asked)
             first += await self._missing_in_pool(entries, most, 1)
             calls += [(text, ()) for text in first]
-        return await self._sum(calls, stored)
+        stages = 1 + self.method.labeled + (self.neighbors_later and bool(rest[:most]))
+        return await self._sum(calls, stored, stages)
 
     async def _missing(self, entries: Sequence[PoolText], samples: int) -> tuple[list[str], int]:
         """Return a text for each sample that is not stored, and how many are."""
@@ -132,7 +134,7 @@ class Estimator:
                     yield text
 
     async def _sum(
-        self, texts: Sequence[tuple[str, tuple[Demonstration, ...]]], stored: int
+        self, texts: Sequence[tuple[str, tuple[Demonstration, ...]]], stored: int, stages: int
     ) -> Estimate:
         task = self.asker.task
         reserve = getattr(self.asker.provider, "reserve", None)
@@ -164,7 +166,7 @@ class Estimator:
         )
         live = replace(live, least_seconds=self._seconds(calls, sent + received if told else None))
         # stored answers take no time in either lane
-        batch = replace(batch, most_seconds=_WINDOW * self.stages if calls else 0.0)
+        batch = replace(batch, most_seconds=_WINDOW * stages if calls else 0.0)
         return Estimate(
             calls=calls,
             input_tokens=live.input_tokens,

@@ -55,6 +55,8 @@ class Fanout:
         Seconds that `close` waits for calls that were sent.
     sleep : callable
         What waits between two looks for what other processes ask.
+    lease_factor : float
+        How many times longer than the store says leases last.
     mixed : bool
         Whether one call of `answer` may hold several asks about one text, and some with examples.
     board : Board, optional
@@ -72,6 +74,7 @@ class Fanout:
         per_call: int = 1,
         drain: float = 5.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        lease_factor: float = 1.0,
         mixed: bool = False,
         board: Board | None = None,
     ) -> None:
@@ -101,7 +104,7 @@ class Fanout:
                 granted=self._grant,
                 answered=self._answered_elsewhere,
                 failed=self._fail,
-                seconds=getattr(store, "lease_seconds", LEASE_SECONDS),
+                seconds=lease_factor * getattr(store, "lease_seconds", LEASE_SECONDS),
                 sleep=sleep,
             )
 
@@ -222,6 +225,11 @@ class Fanout:
             error.__cause__ = cause
         entries = [e for key in keys if (e := self._entries.get(key)) is not None and not e.sent]
         self._settle(entries, [error] * len(entries))
+
+    def release(self, keys: Iterable[bytes]) -> None:
+        """Let other processes ask for keys that are being asked for here."""
+        if self._leasing is not None:
+            self._leasing.done(keys, stored=False)
 
     def lend(self, workers: int) -> None:
         """Let others work while so many more workers (fewer, if negative) wait for a next try.

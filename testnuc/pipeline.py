@@ -250,7 +250,7 @@ class Pipeline:
         self._looked = _Look(size, outcomes, found)
         return found
 
-    async def predict_pool(self, advance: Callable[[], None]) -> None:
+    async def predict_pool(self, advance: Callable[[], None], lane: str = "live") -> None:
         """Get a prediction of every text of the pool that has none."""
         start: int | None = 0
         snapshot = None
@@ -258,8 +258,12 @@ class Pipeline:
             snapshot = Snapshot(await self._contexts.snapshot())
         while start is not None:
             texts, start = await self._pool.scan(start, _SEARCH)
+            while lane != "live" and start is not None:
+                # all at once: each part would be a day
+                more, start = await self._pool.scan(start, _SEARCH)
+                texts += more
             window = await self._window(texts, _nobody(len(texts)))
-            window.snapshot = snapshot
+            window.snapshot, window.lane = snapshot, lane
             if snapshot is not None and self.neighbors == "stored":
                 await self._fill(window, range(len(texts)))
             await self._ask(window, range(len(texts)), lambda _: advance())

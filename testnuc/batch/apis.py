@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchAPI",
     "Line",
-    "NotAnsweredError",
     "QueueFullError",
     "RemoteBatch",
     "batch_api",
@@ -26,12 +25,6 @@ __all__ = [
 
 #: Headers in which a server says when to ask again, in milliseconds.
 _POLL_AFTER = ("openai-poll-after-ms", "retry-after-ms")
-
-
-class NotAnsweredError(ProviderError):
-    """A batch ended without an answer to this request; nothing was billed for it."""
-
-    retryable = True
 
 
 class QueueFullError(RateLimitedError):

@@ -100,10 +100,14 @@ class Courier:
         self._sleep = sleep
         self._owner = secrets.token_bytes(16)
 
+    async def intend(self, batch: StoredBatch) -> None:
+        """Store the intent: from now on other processes leave what it asks for to this batch."""
+        await self._store.put_batch(batch, self._owner, self._policy.grace)
+
     async def create(
         self, batch: StoredBatch, lines: Sequence[bytes], busy: Callable[[], bool]
     ) -> StoredBatch:
-        """Store the intent, create the batch, and store its id.
+        """Create a batch that is intended, and store its id.
 
         Parameters
         ----------
@@ -121,7 +125,6 @@ class Courier:
         UntoldError
             It may have been created: `adopt` tells.
         """
-        await self._store.put_batch(batch, self._owner, self._policy.grace)
         try:
             async with self._held(batch):
                 prepared = await self.api.prepare(batch.id.hex(), lines)

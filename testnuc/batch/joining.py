@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from testnuc.batch.apis import NotAnsweredError
-from testnuc.errors import ProviderError, ReplyError
+from testnuc.errors import NotAnsweredError, ProviderError, ReplyError
 from testnuc.protocols import Request, StoredPrediction
 
 if TYPE_CHECKING:

@@ -35,6 +35,7 @@ _log = logging.getLogger("testnuc.batch")
 #: Seconds that a creation under way may take when the client is closed.
 _DRAIN = 5.0
 _GROWTH = 1.5
+_LEASE_FACTOR = 10.0
 
 
 class BatchLane:
@@ -119,6 +120,8 @@ class BatchLane:
             per_call=most * per_call,
             # batches outlive the client: there is nothing to wait for
             drain=0.0,
+            # renewing those of all that waits for its turn must not keep the store busy
+            lease_factor=_LEASE_FACTOR,
             mixed=True,
             board=board,
         )
@@ -300,6 +303,9 @@ class BatchLane:
     async def _created(self, batch: StoredBatch, load: Load) -> StoredBatch:
         # one at a time: its requests may be hundreds of megabytes
         async with self._writing:
+            await self._courier.intend(batch)
+            # other batch lanes see the intent, and a live lane must not wait for hours
+            self.fanout.release([ask.key for pack in load.packs for ask in pack])
             lines = await self._filler.lines(load)
             creating = asyncio.create_task(
                 self._courier.create(batch, lines, lambda: self._queue.used > load.input_tokens)

@@ -14,16 +14,18 @@ from urllib.parse import parse_qs
 
 import orjson
 
+from testnuc.testing.batch_lines import anthropic_line, form_of, left_line, openai_line
 from testnuc.testing.connection import Call, Response, header
 from testnuc.testing.gate import Problem
 from testnuc.testing.wire import ANTHROPIC, OPENAI, count_tokens
 
 if TYPE_CHECKING:
+    from testnuc.testing.batch_lines import Item
     from testnuc.testing.batches import Batches
     from testnuc.testing.gate import Gate
     from testnuc.testing.wire import Wire
 
-__all__ = ["BatchDesk", "Item"]
+__all__ = ["BatchDesk"]
 
 _OPENAI = re.compile(r"/v1/(files|batches)(?:/([\w-]+))?(?:/(content|cancel))?/?")
 _ANTHROPIC = re.compile(r"/v1/messages/batches(?:/([\w-]+))?(?:/(results|cancel))?/?")
@@ -33,15 +35,6 @@ _OPENAI_LIMITS = (50_000, 200_000_000)
 _ANTHROPIC_LIMITS = (100_000, 256_000_000)
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _PAGE = 20
-
-
-@dataclass(slots=True)
-class Item:
-    """What became of one request: status and body, and what is to be done once it is told."""
-
-    status: int
-    body: bytes
-    delivered: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)
@@ -145,7 +138,7 @@ class BatchDesk:
 
     def _upload(self, call: Call) -> Response:
         self.options.told("upload")
-        parts = _multipart(call)
+        parts = form_of(call)
         if parts.get("purpose") != b"batch":
             raise Problem(400, "Invalid value for 'purpose'", param="purpose")
         name = f"file-{len(self.files)}"
@@ -377,41 +370,17 @@ class BatchDesk:
                 item.delivered()
             kind = "succeeded" if item.status == 200 else "errored"
             batch.counts[kind] = batch.counts.get(kind, 0) + 1
-            write = _anthropic_line if batch.wire is ANTHROPIC else _openai_line
+            write = anthropic_line if batch.wire is ANTHROPIC else openai_line
             (batch.output if item.status == 200 else batch.errors).append(write(name, item))
         kind = "canceled" if batch.outcome == "cancelled" else "expired"
         if left:
             batch.counts[kind] = len(left)
-            batch.errors += [_left(batch.wire, name, kind) for name in left]
+            batch.errors += [left_line(batch.wire, name, kind) for name in left]
         for lines in (batch.output, batch.errors):
             part = self.options.duplicates
             lines += [line for line in lines if part and self._chance.random() < part]
             if self.options.shuffle:
                 self._chance.shuffle(lines)
-
-
-def _openai_line(name: str, item: Item) -> bytes:
-    return (
-        b'{"id":"batch_req_%s","custom_id":"%s","response":{"status_code":%d,'
-        b'"request_id":"req_1","body":%s},"error":null}'
-        % (name.encode(), name.encode(), item.status, item.body)
-    )
-
-
-def _anthropic_line(name: str, item: Item) -> bytes:
-    kind, field = (b"succeeded", b"message") if item.status == 200 else (b"errored", b"error")
-    return b'{"custom_id":"%s","result":{"type":"%s","%s":%s}}' % (
-        name.encode(), kind, field, item.body,
-    )  # fmt: skip
-
-
-def _left(wire: Wire, name: str, kind: str) -> bytes:
-    if wire is ANTHROPIC:
-        return orjson.dumps({"custom_id": name, "result": {"type": kind}})
-    code = "batch_expired" if kind == "expired" else "batch_cancelled"
-    error = {"code": code, "message": "This request could not be executed before the batch ended."}
-    return orjson.dumps({"id": f"batch_req_{name}", "custom_id": name, "response": None,
-                         "error": error})  # fmt: skip
 
 
 def _tokens(batch: _Batch) -> int:
@@ -423,23 +392,6 @@ def _tokens(batch: _Batch) -> int:
 
 def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
-def _multipart(call: Call) -> dict[str, bytes]:
-    """Return the parts of a form by name."""
-    kind = (header(call.head, b"content-type") or b"").decode("latin-1")
-    boundary = re.search(r'boundary="?([^";]+)', kind)
-    if boundary is None:
-        raise Problem(400, "expected multipart/form-data")
-    parts = {}
-    for part in call.body.split(b"--" + boundary[1].encode())[1:-1]:
-        head, _, content = part.partition(b"\r\n\r\n")
-        name = re.search(rb'name="([^"]+)"', head)
-        if name is not None:
-            parts[name[1].decode()] = content.removesuffix(b"\r\n")
-    if "file" not in parts:
-        raise Problem(400, "Missing required parameter: 'file'", param="file")
-    return parts
 
 
 def _json(value: object) -> Response:

@@ -14,7 +14,8 @@ import orjson
 from testnuc.errors import InvalidInputError
 from testnuc.prompts import samples_in
 from testnuc.testing.answers import AnswerOf, Latency, asker, delays
-from testnuc.testing.batch_desk import BatchDesk, Item
+from testnuc.testing.batch_desk import BatchDesk
+from testnuc.testing.batch_lines import Item
 from testnuc.testing.batches import Batches
 from testnuc.testing.connection import Call, Delivery, Response
 from testnuc.testing.content import Content, compose

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from uuid import uuid4
 
 import pytest
 
 import testnuc
 from testnuc import BatchPolicy, Budget, SelfConsistency, TestNUC, TopKICLP
+from testnuc.batch.anthropic import AnthropicBatches
+from testnuc.batch.openai import OpenAIBatches
 from testnuc.errors import (
     AuthenticationError,
     BadRequestError,
@@ -225,6 +228,20 @@ async def test_a_queue_is_not_filled_beyond_what_the_user_allows(lane):
         assert {b.outcome for b in stored} == {"completed"}
 
 
+async def test_batches_keep_within_the_bytes_of_the_provider(model, lane, monkeypatch):
+    most = 30_000
+    for api in (AnthropicBatches, OpenAIBatches):
+        monkeypatch.setattr(api, "max_bytes", most)
+    async with (
+        LoopbackLLM(confident, batches=Batches(max_bytes=most)) as llm,
+        lane(llm, model=model) as nuc,
+    ):
+        results = await nuc.classify_many(messages(100), lane="batch")
+        assert not results.errors
+        assert 3 < llm.batches < 10
+        assert {b.outcome for b in await nuc._store.batches(ended=True)} <= {"completed", "ended"}
+
+
 async def test_a_budget_is_reserved_before_a_batch_is_created(lane):
     texts = messages(200)
     async with LoopbackLLM(confident) as llm:
@@ -320,6 +337,42 @@ async def test_a_run_that_is_cancelled_leaves_its_batches_to_the_next(model, lan
             results = await nuc.classify_many(texts, lane="batch")
             assert not results.errors
             assert (llm.batches, llm.calls, nuc.usage.calls) == (1, 90, 90)
+
+
+async def test_processes_that_share_a_database_ask_once(lane, database):
+    texts = messages(120)
+    url = database.url(f"t{uuid4().hex}")
+    async with (
+        LoopbackLLM(confident, batches=Batches(polls=5)) as llm,
+        lane(llm, store=url) as first,
+        lane(llm, store=url) as second,
+    ):
+        one, two = await asyncio.gather(
+            first.classify_many(texts, lane="batch"), second.classify_many(texts, lane="batch")
+        )
+        assert one.labels == two.labels
+        assert llm.calls == 120
+        assert first.usage.calls + second.usage.calls == 120
+        # a live run does not wait for what a batch will bring
+        llm._desk.options = Batches(polls=100_000)
+        slow = asyncio.create_task(first.classify_many(messages(130)[120:], lane="batch"))
+        await until(lambda: llm.batches >= 3)
+        await second.classify_many(messages(130)[120:])
+        assert llm.calls == 130
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+
+
+async def test_a_pool_is_predicted_in_one_stage(model, lane):
+    async with (
+        LoopbackLLM(confident) as llm,
+        lane(llm, model=model, neighbors="stored", k=3, policy={"max_requests": 5_000}) as nuc,
+    ):
+        await nuc.add(messages(2_500))
+        await nuc.predict_pool(lane="batch")
+        assert (llm.batches, llm.calls) == (1, 2_500)
+        await nuc.classify_many(messages(2_510)[2_500:], lane="batch")
+        assert (llm.batches, llm.calls) == (2, 2_510)
 
 
 async def test_two_processes_follow_one_batch_and_one_counts_it(model, lane):

@@ -203,7 +203,12 @@ def test_cost_of_the_demos_messages(tmp_path):
     assert calls["texts alone, stored neighbors (TestNUC-S)"] == 1
     assert calls["texts alone, early exit"] > 1
     assert calls["texts alone, early exit"] <= calls["texts alone, each neighbor once (computed)"]
-    assert rows["plain prompting"]["usd per 1,000 texts"] > 0
+    usd = {way: row["usd per 1,000 texts"] for way, row in rows.items()}
+    assert usd["plain prompting"] > 0
+    for way in ("a batch as its own pool", "a batch as its own pool, 10 texts a call"):
+        lane = f"{way}, batch lane"
+        assert calls[lane] == calls[way]
+        assert usd[lane] == pytest.approx(usd[way] / 2, rel=0.01)
 
 
 def test_cost_names_a_wrong_folder(tmp_path):

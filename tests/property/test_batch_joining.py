@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testnuc.batch.anthropic import _line as anthropic_line
-from testnuc.batch.apis import Line, NotAnsweredError
+from testnuc.batch.apis import Line
 from testnuc.batch.joining import Joined, Reader, custom_id
 from testnuc.batch.openai import _line as openai_line
 from testnuc.batch.records import Wanted, pack, unpack
-from testnuc.errors import ContentRefusedError, ServerError, StoreError
+from testnuc.errors import ContentRefusedError, NotAnsweredError, ServerError, StoreError
 from testnuc.labels import LabelSet
 from testnuc.prompts import system_prompt
 from testnuc.protocols import Task
