@@ -32,7 +32,7 @@ from testnuc.learning import gold_labels, tune
 from testnuc.limits import BatchPolicy, Budget, Meter, Price, RateLimit, RetryPolicy, require_price
 from testnuc.pipeline import Pipeline
 from testnuc.pool import Pool
-from testnuc.progress import Progress
+from testnuc.progress import Observer, Progress, watched
 from testnuc.prompts import valid_text
 from testnuc.protocols import PoolText, WireProvider
 from testnuc.results import Classification, Estimate, PoolStats, Results, Usage
@@ -477,7 +477,7 @@ class TestNUC:
         self,
         texts: Iterable[str],
         *,
-        progress: bool = False,
+        progress: bool | Observer = False,
         lane: Literal["live", "batch"] = "live",
     ) -> Results:
         """Label many texts; the batch is the unlabeled data: the texts vote on each other.
@@ -489,8 +489,8 @@ class TestNUC:
         Parameters
         ----------
         texts : iterable of str
-        progress : bool
-            Show a bar.
+        progress : bool or Observer
+            Show a bar, or tell an object of your own: see `testnuc.progress.Observer`.
         lane : {"live", "batch"}
             "batch": by the provider's batch API, at half the price and within 24 hours. Give the
             client a durable store: a run that ends before its batches do is gone on with by the
@@ -513,7 +513,7 @@ class TestNUC:
         await self._ready_in(lane)
         before, started = self._meter.mark(), time.perf_counter()
         entries, places = await distinct(given)
-        bar = Progress(shown=progress, total=len(entries))
+        bar = watched(progress, len(entries))
         try:
             bar.stage("embedding")
             window = await self._pipeline.prepare(entries, together=True)

@@ -11,7 +11,14 @@ from typing import Any
 import typer
 
 from testnuc.cli.batch import LANE, REST, batch
-from testnuc.cli.options import TEXT_COLUMN, with_client
+from testnuc.cli.options import (
+    DRY_RUN,
+    LABELS_OF_FILE,
+    OF_ASKING,
+    TEXT_COLUMN,
+    options_of,
+    with_client,
+)
 from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, TestNUCError
 
 __all__ = ["app", "main"]
@@ -35,6 +42,24 @@ _TAKES = "What it takes"
 _FILE = typer.Argument(help="A .jsonl or .parquet file.", metavar="FILE", show_default=False)
 
 
+@app.callback()
+def settings(
+    context: typer.Context,
+    config: str | None = typer.Option(
+        None,
+        help="A settings file; default: testnuc.toml, if it is here.",
+        envvar="TESTNUC_CONFIG",
+        show_envvar=False,
+    ),
+) -> None:
+    """Take what the command line leaves open from the environment and the settings file."""
+    from testnuc.cli.settings import defaults
+
+    context.default_map, notes = defaults(options_of(app), config, os.environ)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)  # noqa: T201 - this is the command's output
+
+
 @app.command()
 def demo() -> None:
     """Label the messages of a web shop on this machine: no key, no network."""
@@ -49,15 +74,21 @@ def demo() -> None:
 def classify(
     client: dict[str, Any],
     file: str = typer.Argument(
-        help="Texts: .txt (a text a line), .csv or .jsonl.", metavar="FILE", show_default=False
+        help="Texts: .txt (a text a line), .csv, .jsonl or .parquet.",
+        metavar="FILE",
+        show_default=False,
     ),
     text_column: str = TEXT_COLUMN,
     output: str | None = typer.Option(
-        None, "--output", "-o", help="A .csv, .jsonl or .txt file; default: JSON Lines to stdout."
+        None,
+        "--output",
+        "-o",
+        help="A .csv, .jsonl, .parquet or .txt file; default: JSON Lines to stdout.",
     ),
     lane: str = LANE,
     rest: str = REST,
     full: bool = typer.Option(False, "--full", help="Write neighbors, votes and usage, too."),  # noqa: FBT001, FBT003
+    dry_run: bool = DRY_RUN,  # noqa: FBT001
 ) -> None:
     """Label the texts of a file; they vote on each other."""
     with _interruptible():
@@ -68,10 +99,58 @@ def classify(
             text_column=text_column,
             output=output,
             full=full,
+            dry_run=dry_run,
             client=client,
             lane=lane,
             rest=rest,
         )
+
+
+@app.command()
+@with_client(labels=LABELS_OF_FILE)
+def evaluate(
+    client: dict[str, Any],
+    file: str = typer.Argument(
+        help="Labeled texts: .csv, .jsonl or .parquet; or results with a column of right labels.",
+        metavar="FILE",
+        show_default=False,
+    ),
+    text_column: str = TEXT_COLUMN,
+    label_column: str = typer.Option("label", help="Column or field that holds the right label."),
+    output: str | None = typer.Option(None, "--output", "-o", help="A .json file for all scores."),
+    dry_run: bool = DRY_RUN,  # noqa: FBT001
+) -> None:
+    """Tell how right the labels are, alone and voted on: by texts whose labels are known."""
+    with _interruptible():
+        from testnuc.cli.evaluate import run
+
+        run(
+            file,
+            text_column=text_column,
+            label_column=label_column,
+            output=output,
+            dry_run=dry_run,
+            client=client,
+        )
+
+
+@app.command()
+@with_client(*OF_ASKING, "store", "policy", "min_trust", labels=LABELS_OF_FILE)
+def diagnose(
+    client: dict[str, Any],
+    source: str = typer.Argument(
+        help="What `classify -o` wrote (.csv, .jsonl or .parquet), or a store.",
+        metavar="RESULTS|STORE",
+        show_default=False,
+    ),
+    text_column: str = TEXT_COLUMN,
+    plot: str | None = typer.Option(None, help="A .png, .svg or .pdf file for the figure."),
+) -> None:
+    """Tell whether a vote would help, by the predictions alone; asks nothing."""
+    with _interruptible():
+        from testnuc.cli.diagnose import run
+
+        run(source, text_column=text_column, plot=plot, client=client)
 
 
 @app.command()
@@ -174,7 +253,7 @@ def study(
 @app.command()
 def report(
     file: str = typer.Argument(
-        help="What `classify -o` wrote: .jsonl (with --full: all there is to see) or .csv.",
+        help="What `classify -o` wrote; a .jsonl with --full has all there is to see.",
         metavar="RESULTS",
         show_default=False,
     ),

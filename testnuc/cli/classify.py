@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
 from testnuc.cli.clients import client_of
-from testnuc.cli.files import check_output, read_table, write_results
+from testnuc.cli.files import check_output, read_table, usable, write_results
 from testnuc.cli.loop import run_to_end
-from testnuc.client import SmallPoolWarning
+from testnuc.cli.progress import RunProgress
+from testnuc.client import SmallPoolWarning, TestNUC
 from testnuc.errors import InvalidInputError
 from testnuc.limits import BatchPolicy
-from testnuc.prompts import valid_text
 from testnuc.records import run_record
 
 if TYPE_CHECKING:
-    from testnuc.results import Results, Usage
+    from testnuc.results import Estimate, Results, Usage
 
-__all__ = ["run"]
+__all__ = ["Kept", "cost", "label_all", "notes", "run", "show_estimate"]
 
 
 def run(
@@ -29,6 +32,7 @@ def run(
     text_column: str,
     output: str | None,
     full: bool,
+    dry_run: bool,
     client: dict[str, Any],
     lane: Any = "live",
     rest: Any = "batch",
@@ -41,34 +45,150 @@ def run(
         )
     policy = BatchPolicy(rest=rest)
     table = read_table(file, text_column)
-    check_output(output, file, full=full)
-    problems = {at: p for at, text in enumerate(table.texts) if (p := valid_text(text))}
-    valid = [at for at in range(len(table.rows)) if at not in problems]
-    if not valid:
-        at, problem = next(iter(problems.items()))
-        raise InvalidInputError(f"{file} has no usable text: row {at + 1} {problem}")
-    nuc = client_of(client, batches=policy)
-
-    async def label() -> Results:
-        async with nuc:
-            texts = [table.texts[at] for at in valid]
-            return await nuc.classify_many(texts, progress=True, lane=lane)
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", SmallPoolWarning)
-        results = run_to_end(label())
+    check_output(output, file, table, full=full)
+    problems, valid = usable(table, file)
+    texts = [table.texts[at] for at in valid]
+    kept = Kept.of(client, output)
+    if dry_run:
+        show_estimate(texts, client, kept)
+        return
+    results, caught = label_all(texts, client, kept, lane=lane, batches=policy)
     labeled = dict(zip(valid, results, strict=True))
     write_results(output, table, labeled, problems, run=run_record(results) if full else None)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for warning in caught:
-        if issubclass(warning.category, SmallPoolWarning):
-            console.print(f"note: {warning.message}")
-    console.print(_summary(results, len(problems), output))
+    notes(console, caught)
+    console.print(_summary(results, len(problems), output), markup=False)
     if results.errors:
         first = results.errors[0]
-        console.print(f"first error: {type(first.error).__name__}: {first.error}")
+        console.print(f"first error: {type(first.error).__name__}: {first.error}", markup=False)
+        if kept.where is not None:
+            console.print(f"to ask again for those, run it again: the others are in {kept.where}")
         if all(result.label is None for result in results):
             sys.exit(1)
+    else:
+        kept.tidy()
+
+
+@dataclass(slots=True)
+class Kept:
+    """Where the answers of a run are kept until it is done."""
+
+    #: The store; None: in memory.
+    where: str | None
+    #: The folder of a store that is for this run alone.
+    folder: Path | None = None
+    #: Whether that folder is new.
+    new: bool = False
+
+    @classmethod
+    def of(cls, client: dict[str, Any], output: str | None) -> Kept:
+        """Return the store of the user or, beside the output, one that goes when all is written.
+
+        An interruption, or a machine that fails, then costs nothing. What is free needs none, and
+        without an output there is no place for one.
+        """
+        if client["store"] is not None:
+            return cls(client["store"])
+        if output is None or client["model"].startswith("local/"):
+            return cls(None)
+        folder = Path(f"{output}.resume")
+        return cls(str(folder / "answers.db"), folder, not folder.exists())
+
+    def begin(self) -> None:
+        """Make the folder."""
+        if self.folder is not None:
+            self.folder.mkdir(exist_ok=True)
+
+    def tidy(self) -> None:
+        """Remove the folder: what it held is in the output."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def label_all(
+    texts: list[str],
+    client: dict[str, Any],
+    kept: Kept,
+    *,
+    lane: Any = "live",
+    batches: BatchPolicy | None = None,
+) -> tuple[Results, list[warnings.WarningMessage]]:
+    """Label texts; what was answered until Ctrl-C is kept, and how to go on is told."""
+    nuc = client_of(client, store=kept.where, batches=batches)
+    progress = RunProgress(lambda: nuc.usage)
+
+    async def label() -> Results:
+        kept.begin()
+        async with nuc:
+            return await nuc.classify_many(texts, progress=progress, lane=lane)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SmallPoolWarning)
+        try:
+            results = run_to_end(label())
+        except KeyboardInterrupt:
+            _interrupted(nuc, progress, kept)
+        except Exception:
+            if kept.new and not nuc.usage.calls:
+                kept.tidy()
+            raise
+    return results, list(caught)
+
+
+def _interrupted(nuc: TestNUC, progress: RunProgress, kept: Kept) -> NoReturn:
+    usage = nuc.usage
+    line = f"interrupted: {progress.done:,} of {progress.texts:,} texts have their answer"
+    if kept.where is not None:
+        line += f", kept in {kept.where}; to go on, run the same command again: "
+        line += "nothing is paid for twice"
+    elif usage.calls and not nuc.model.startswith("local/"):
+        line += f"; the {usage.calls:,} answers are lost: name a --store to keep them"
+    # in a line of its own, after what is left of a progress bar
+    print(f"\ntestnuc: {line}", file=sys.stderr)  # noqa: T201 - the command's output
+    if kept.new and not usage.calls:
+        kept.tidy()
+    sys.exit(130)
+
+
+def show_estimate(texts: list[str], client: dict[str, Any], kept: Kept) -> None:
+    """Print what labeling would cost; sends nothing, and leaves no store behind."""
+    where = kept.where
+    if where is not None and "://" not in where and not Path(where).exists():
+        where = None
+    # nothing is sent, so no key is needed
+    given = {"api_key": "not-needed"} if client.get("api_key") is None else {}
+    nuc = client_of(client, store=where, **given)
+
+    async def estimate() -> Estimate:
+        async with nuc:
+            return await nuc.estimate(texts)
+
+    usage = run_to_end(estimate())
+    rows = {
+        "texts": f"{len(texts):,}",
+        "distinct texts": f"{len(set(texts)):,}",
+        "answers that are stored": f"{usage.store_hits:,}",
+        "calls": f"{usage.calls:,}",
+        "input tokens, about": _number(usage.input_tokens),
+        "output tokens, about": _number(usage.output_tokens),
+        "US dollars, about": "unknown" if usage.usd is None else f"{usage.usd:.4f}",
+    }
+    print(f"{nuc.model}: nothing was sent")  # noqa: T201 - the command's output
+    for name, value in rows.items():
+        print(f"  {name:<24}{value:>14}")  # noqa: T201
+    if len(usage.lanes) > 1:
+        print(f"\n{usage}")  # noqa: T201
+
+
+def _number(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}"
+
+
+def notes(console: Console, caught: list[warnings.WarningMessage]) -> None:
+    """Print what the client warned of."""
+    for warning in caught:
+        if issubclass(warning.category, SmallPoolWarning):
+            console.print(f"note: {warning.message}", markup=False)
 
 
 def _summary(results: Results, invalid: int, output: str | None) -> str:
@@ -78,6 +198,7 @@ def _summary(results: Results, invalid: int, output: str | None) -> str:
         *([f"{len(results.errors)} with an error"] if results.errors else []),
         *([f"{invalid} without a usable text"] if invalid else []),
         f"{results.usage.calls} calls",
+        *([f"{results.usage.store_hits} stored"] if results.usage.store_hits else []),
         cost(results.usage),
         *([f"written to {output}"] if output else []),
     ]

@@ -24,12 +24,12 @@ def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
     **instead
         Arguments of `TestNUC` that win.
     """
-    given = dict(options)
+    given = {**options, **instead}
     labels = given.pop("labels")
-    requests, tokens = given.pop("requests_per_minute"), given.pop("tokens_per_minute")
-    usd = given.pop("budget_usd")
+    requests, tokens = (given.pop(f"{of}_per_minute", None) for of in ("requests", "tokens"))
+    usd = given.pop("budget_usd", None)
     if requests is not None or tokens is not None:
         given["rate_limit"] = RateLimit(requests, tokens)
     if usd is not None:
         given["budget"] = Budget(usd=usd)
-    return TestNUC(read_labels(labels) if isinstance(labels, str) else labels, **(given | instead))
+    return TestNUC(read_labels(labels) if isinstance(labels, str) else labels, **given)

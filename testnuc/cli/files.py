@@ -1,4 +1,4 @@
-"""Files of texts, labels and results: .txt, .csv and .jsonl."""
+"""Files of texts, labels and results: .txt, .csv, .jsonl and .parquet."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from testnuc.errors import InvalidInputError
+from testnuc.prompts import valid_text
 from testnuc.records import cells
 
 if TYPE_CHECKING:
@@ -19,20 +20,30 @@ if TYPE_CHECKING:
 
     from testnuc.results import Classification
 
-__all__ = ["Table", "check_output", "read_labels", "read_table", "write_results"]
+__all__ = [
+    "Table",
+    "check_output",
+    "read_labels",
+    "read_table",
+    "require_column",
+    "usable",
+    "write_results",
+]
 
-_KINDS = (".csv", ".jsonl", ".txt")
+_KINDS = (".csv", ".jsonl", ".parquet", ".txt")
 
-#: What is written beside the input's own columns; the prefix keeps them apart from those.
-_COLUMNS = (
-    "nuc_label",
-    "nuc_share",
-    "nuc_margin",
-    "nuc_voters",
-    "nuc_own_label",
-    "nuc_own_confidence",
-    "nuc_error",
-)
+#: What is written beside the input's own columns, by Arrow's types; the prefix keeps them apart.
+_TYPES = {
+    "nuc_label": "string",
+    "nuc_trust": "float64",
+    "nuc_share": "float64",
+    "nuc_margin": "float64",
+    "nuc_voters": "int32",
+    "nuc_own_label": "string",
+    "nuc_own_confidence": "float64",
+    "nuc_error": "string",
+}
+_COLUMNS = tuple(_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,8 @@ class Table:
     rows: list[dict[str, Any]]
     columns: list[str]
     text_column: str
+    #: Of a Parquet file: what its columns hold.
+    schema: Any = None
 
     @property
     def texts(self) -> list[Any]:
@@ -59,26 +72,60 @@ def read_table(file: str, text_column: str) -> Table:
     """
     path = _existing(file)
     kind = _kind(file)
-    content = _content(path)
-    if kind == ".txt":
+    rows: list[dict[str, Any]]
+    schema = None
+    content = "" if kind == ".parquet" else _content(path)
+    if kind == ".parquet":
+        from testnuc.cli import parquet
+
+        rows, schema = parquet.read_rows(path)
+        columns = list(schema.names)
+    elif kind == ".txt":
         lines = [line.strip() for line in content.splitlines()]
-        rows: list[dict[str, Any]] = [{"text": line} for line in lines if line]
+        rows = [{"text": line} for line in lines if line]
         columns, text_column = ["text"], "text"
     elif kind == ".csv":
         reader = csv.DictReader(io.StringIO(content, newline=""), restkey="(more)")
         columns = list(reader.fieldnames or [])
         rows = list(reader)
     else:
-        rows = _json_lines(file, content)
+        # what `classify --full` says of its run is no text
+        rows = [row for row in _json_lines(file, content) if "nuc_run" not in row]
         columns = list(dict.fromkeys(name for row in rows for name in row))
     if not rows:
         raise InvalidInputError(f"{file} has no texts; give a file with at least two")
-    if text_column not in columns:
+    require_column(file, columns, text_column, "--text-column names the one with the texts")
+    return Table(rows, columns, text_column, schema)
+
+
+def require_column(file: str, columns: Sequence[str], name: str, remedy: str) -> None:
+    """Refuse a column that a file does not have.
+
+    Raises
+    ------
+    InvalidInputError
+        Names those that it has.
+    """
+    if name not in columns:
         raise InvalidInputError(
-            f"{file} has no column {text_column!r}; it has {', '.join(map(repr, columns))}: "
-            "name the one with the texts by --text-column"
+            f"{file} has no column {name!r}; it has {', '.join(map(repr, columns))}: {remedy}"
         )
-    return Table(rows, columns, text_column)
+
+
+def usable(table: Table, file: str) -> tuple[dict[int, str], list[int]]:
+    """Return what is wrong with some texts, and which rows have one that can be labeled.
+
+    Raises
+    ------
+    InvalidInputError
+        No row has.
+    """
+    problems = {at: p for at, text in enumerate(table.texts) if (p := valid_text(text))}
+    valid = [at for at in range(len(table.rows)) if at not in problems]
+    if not valid:
+        at, problem = next(iter(problems.items()))
+        raise InvalidInputError(f"{file} has no usable text: row {at + 1} {problem}")
+    return problems, valid
 
 
 def read_labels(given: str) -> list[str] | dict[str, str]:
@@ -89,22 +136,29 @@ def read_labels(given: str) -> list[str] | dict[str, str]:
     InvalidInputError
         The file is not there, or holds no labels.
     """
+    if given.lstrip()[:1] in {"[", "{"}:
+        # from a settings file or the environment
+        return _labels_in_json("labels", given)
     path = Path(given)
     if path.suffix not in (".txt", ".json") and not path.is_file():
         return [label for part in given.split(",") if (label := part.strip())]
     content = _content(_existing(given))
     if path.suffix != ".json":
         return [label for line in content.splitlines() if (label := line.strip())]
+    return _labels_in_json(given, content)
+
+
+def _labels_in_json(name: str, content: str) -> list[str] | dict[str, str]:
     try:
         value = orjson.loads(content)
     except orjson.JSONDecodeError as exc:
-        raise InvalidInputError(f"{given} is not JSON: {exc}") from exc
+        raise InvalidInputError(f"{name} is not JSON: {exc}") from exc
     if isinstance(value, dict | list):
         return value
-    raise InvalidInputError(f"{given} holds {type(value).__name__}; give a list or an object")
+    raise InvalidInputError(f"{name} holds {type(value).__name__}; give a list or an object")
 
 
-def check_output(output: str | None, file: str, *, full: bool = False) -> None:
+def check_output(output: str | None, file: str, table: Table, *, full: bool = False) -> None:
     """Refuse an output that cannot be written, before anything is spent."""
     if output is None:
         return
@@ -118,6 +172,10 @@ def check_output(output: str | None, file: str, *, full: bool = False) -> None:
         raise InvalidInputError(f"{output} is a folder; name a file in it")
     if path.exists() and path.samefile(file):
         raise InvalidInputError(f"{output} is the input itself; name another file")
+    if path.suffix.lower() == ".parquet":
+        from testnuc.cli import parquet
+
+        parquet.schema_of(table.rows, table.schema, {})
 
 
 def write_results(
@@ -139,12 +197,17 @@ def write_results(
     if run is not None:
         rows.append(dict(run))
     kind = ".jsonl" if output is None else _kind(output)
+    if output is not None and kind == ".parquet":
+        from testnuc.cli import parquet
+
+        parquet.write_rows(Path(output), rows, table.schema, _TYPES)
+        return
     if kind == ".txt":
         text = "".join(f"{row['nuc_label'] or ''}\n" for row in rows)
     elif kind == ".csv":
-        text = _as_csv([*table.columns, *_COLUMNS], rows)
+        text = _as_csv([*(c for c in table.columns if c not in _TYPES), *_COLUMNS], rows)
     else:
-        text = "".join(orjson.dumps(row).decode() + "\n" for row in rows)
+        text = "".join(orjson.dumps(row, default=str).decode() + "\n" for row in rows)
     if output is None:
         sys.stdout.write(text)
     else:
@@ -163,6 +226,7 @@ def _cells(result: Classification | None, problem: str | None, *, full: bool) ->
     own = result.prediction
     values = (
         result.label,
+        None if result.trust is None else round(result.trust, 6),
         round(result.share, 6),
         round(result.margin, 6),
         result.voters,

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
-__all__ = ["TEXT_COLUMN", "with_client"]
+__all__ = ["DRY_RUN", "LABELS_OF_FILE", "OF_ASKING", "TEXT_COLUMN", "options_of", "with_client"]
 
 _VOTE, _LIMITS = "Vote", "Limits"
 
+#: Said for one run, never once for all.
+_OF_ONE_RUN = frozenset({"output", "plot", "yes", "dry_run", "title"})
+
+#: What a command that asks nothing has no use for.
+OF_ASKING = (
+    "neighbors",
+    "budget_usd",
+    "max_concurrency",
+    "requests_per_minute",
+    "tokens_per_minute",
+)
+
+DRY_RUN = typer.Option(default=False, help="Tell what it would cost, and send nothing.")
+LABELS_OF_FILE = typer.Option(
+    None, help="A file, or a,b,c; default: those of the file.", show_default=False
+)
 TEXT_COLUMN = typer.Option("text", help="Column or field that holds the text.")
 
 
@@ -101,3 +118,64 @@ def with_client(
         return run
 
     return add
+
+
+def options_of(app: typer.Typer) -> dict[str, dict[str, Callable[[Any], Any]]]:
+    """Return what may be set once for all: command -> option -> what reads its value."""
+    found: dict[str, dict[str, Callable[[Any], Any]]] = {}
+    for command in app.registered_commands:
+        assert command.callback is not None
+        parameters = inspect.signature(command.callback, eval_str=True).parameters.values()
+        found[command.name or command.callback.__name__] = {
+            p.name: _READERS[_kind(p.annotation)]
+            for p in parameters
+            if isinstance(p.default, OptionInfo) and p.name not in _OF_ONE_RUN
+        }
+    return found
+
+
+def _kind(annotation: Any) -> type:
+    kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
+    kind: type = kinds[0]
+    return kind
+
+
+def _whole(value: Any) -> int:
+    try:
+        if isinstance(value, bool | float):
+            raise TypeError  # noqa: TRY301
+        return int(value)
+    except (TypeError, ValueError):
+        raise ValueError("give a whole number") from None
+
+
+def _number(value: Any) -> float:
+    try:
+        if isinstance(value, bool):
+            raise TypeError  # noqa: TRY301
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError("give a number") from None
+
+
+def _flag(value: Any) -> bool:
+    said = str(value).lower()
+    if said in {"true", "1", "yes", "on"}:
+        return True
+    if said in {"false", "0", "no", "off"}:
+        return False
+    raise ValueError("give true or false")
+
+
+def _string(value: Any) -> str:
+    if isinstance(value, bool):
+        raise ValueError("give a string")  # noqa: TRY004 - as of the others
+    return str(value)
+
+
+_READERS: dict[type, Callable[[Any], Any]] = {
+    str: _string,
+    int: _whole,
+    float: _number,
+    bool: _flag,
+}

@@ -1,4 +1,4 @@
-"""Records in Parquet files; needs pyarrow."""
+"""Parquet files of records and of tables; needs pyarrow."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import orjson
 from testnuc.errors import InvalidInputError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from testnuc.stores.moving import Record
 
-__all__ = ["ParquetWriter", "read"]
+__all__ = ["ParquetWriter", "read", "read_rows", "schema_of", "write_rows"]
 
 #: All columns that a record may have; most are null in each row, which costs next to nothing.
 _TEXT = (
@@ -99,6 +99,67 @@ def read(path: Path) -> Iterator[Record]:
                     }
     except (arrow.ArrowException, KeyError, TypeError) as exc:
         raise InvalidInputError(f"{path} is not a Parquet file of a store: {exc}") from exc
+
+
+def read_rows(path: Path) -> tuple[list[dict[str, Any]], Any]:
+    """Return the rows of a table, and its schema.
+
+    Raises
+    ------
+    InvalidInputError
+        It is no Parquet file.
+    MissingDependencyError
+        pyarrow is not installed.
+    """
+    arrow, parquet = _pyarrow()
+    try:
+        with parquet.ParquetFile(str(path)) as file:
+            whole = file.read()
+    except (arrow.ArrowException, OSError) as exc:
+        raise InvalidInputError(f"{path} is no Parquet file: {exc}") from exc
+    return whole.to_pylist(), whole.schema
+
+
+def schema_of(rows: Sequence[Mapping[str, Any]], schema: Any, added: Mapping[str, str]) -> Any:
+    """Return the schema of rows: their own, or one that fits them, with columns that are added.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+    schema : optional
+        The rows' own; None: whatever fits.
+    added : mapping
+        Column -> Arrow's type; they replace columns of these names.
+
+    Raises
+    ------
+    InvalidInputError
+        A column holds values of several kinds.
+    MissingDependencyError
+        pyarrow is not installed.
+    """
+    arrow, _ = _pyarrow()
+    if schema is None:
+        names = dict.fromkeys(name for row in rows for name in row if name not in added)
+        try:
+            schema = arrow.schema(
+                [(name, arrow.array([row.get(name) for row in rows]).type) for name in names]
+            )
+        except arrow.ArrowException as exc:
+            raise InvalidInputError(f"the rows fit into no Parquet file: {exc}") from exc
+    kept = [field for field in schema if field.name not in added]
+    return arrow.schema([*kept, *((name, getattr(arrow, of)()) for name, of in added.items())])
+
+
+def write_rows(
+    path: Path, rows: Sequence[Mapping[str, Any]], schema: Any, added: Mapping[str, str]
+) -> None:
+    """Write a table; it is there whole or not at all."""
+    arrow, parquet = _pyarrow()
+    made = schema_of(rows, schema, added)
+    part = path.with_name(path.name + ".part")
+    parquet.write_table(arrow.Table.from_pylist(list(rows), schema=made), str(part))
+    part.replace(path)
 
 
 def _plain(name: str, value: Any) -> Any:

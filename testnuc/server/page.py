@@ -39,8 +39,11 @@ def page_of(nuc: TestNUC) -> Callable[[Sequence[Classification]], Awaitable[str]
             key=f"service {nuc.model}",
         )
 
+    one = asyncio.Lock()
+
     async def page(results: Sequence[Classification]) -> str:
-        # a thousand results take a good part of a second
-        return await asyncio.to_thread(made, results)
+        # a thousand results take a part of a second, which labels have more need of
+        async with one:
+            return await asyncio.to_thread(made, results)
 
     return page

@@ -56,7 +56,7 @@ def test_a_full_file_has_all_there_is_to_see(tmp_path):
     assert records[-1]["nuc_run"]["usage"]["calls"] == 24
 
 
-@pytest.mark.parametrize("name", ["out.csv", "out.jsonl"])
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl", "out.parquet"])
 def test_another_file_has_less_and_that_is_said(tmp_path, name):
     results, page = classified(tmp_path, name), tmp_path / "report.html"
     err = reported(results, "-o", page, "--text-column", "message")

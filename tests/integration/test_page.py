@@ -22,12 +22,8 @@ from testnuc.server import Service, page_of
 from testnuc.testing import LoopbackLLM
 from tests.conftest import messages
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed", exc_type=ImportError
-)
-axe = pytest.importorskip(
-    "axe_playwright_python.sync_playwright", reason="axe is not installed", exc_type=ImportError
-)
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
 
 CHROMIUM = os.environ.get("TESTNUC_CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
@@ -455,8 +451,12 @@ def centre(page, selector):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1_280])
-def test_it_is_accessible_and_fits_the_screen(opened, scheme, width):
-    page = opened(plain_results(60), color_scheme=scheme, viewport={"width": width, "height": 900})
+@pytest.mark.parametrize(
+    "results", [plain_results(60), hostile_results()], ids=["plain", "hostile"]
+)
+def test_it_is_accessible_and_fits_the_screen(opened, results, scheme, width):
+    page = opened(results, color_scheme=scheme, viewport={"width": width, "height": 900})
+    choose(page, Show="all")
     page.focus("#list")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("r")

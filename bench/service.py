@@ -1,0 +1,281 @@
+"""The HTTP service under load: errors, latencies, CPU and memory, beside a bare aiohttp server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import statistics
+import subprocess
+import sys
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import orjson
+
+from bench._http_load import Load, load, post
+from bench._report import Report
+from bench._timing import machine
+from testnuc.testing import HashEmbedder, serve_in_process
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_LABELS = [f"intent number {i}" for i in range(20)]
+#: What the p99 may be of the median, and what memory may grow by, in MB and as a part.
+_WORST_RATIO = 5.0
+_GROWTH_MB, _GROWTH = 4.0, 0.02
+_MEMORY = "process_resident_memory_bytes"
+_CPU = "process_cpu_seconds_total"
+
+
+def _text(i: int, kind: str) -> str:
+    return f"{kind} {i}: what a customer writes of matter {i % 311} and of thing {i % 97}"
+
+
+def _requests(host: str, kind: str, distinct: int) -> Iterator[bytes]:
+    """Yield requests of so many distinct texts, over and over."""
+    bodies = (orjson.dumps({"text": _text(i, kind)}) for i in cycle(range(distinct)))
+    return (post(host, "/v1/classify", body) for body in bodies)
+
+
+# -- the servers, each in a process of its own -----------------------------------------------------
+
+
+def _serve(llm: str, policy: str, max_pending: int) -> None:
+    """Run the service as `testnuc serve` does, with an embedder that costs next to nothing."""
+    from testnuc.cli.loop import run_to_end
+    from testnuc.client import SmallPoolWarning, TestNUC
+    from testnuc.server import ServerSettings, Service, serve
+
+    warnings.simplefilter("ignore", SmallPoolWarning)
+
+    async def main() -> None:
+        nuc = TestNUC(
+            _LABELS, "openai/test", base_url=llm, api_key="key", embedder=HashEmbedder(),
+            policy=policy,
+        )  # fmt: skip
+        settings = ServerSettings(
+            port=0, max_pending=max_pending, max_texts=min(1_000, max_pending)
+        )
+        async with nuc:
+            await serve(Service(nuc, settings), listening=_tell)
+
+    run_to_end(main())
+
+
+def _floor() -> None:
+    """Run a handler that reads JSON and answers as many bytes as a result has; no more."""
+    from aiohttp import web
+
+    from testnuc.cli.loop import run_to_end
+
+    answer = {
+        "label": "intent number 1", "trust": 0.75, "share": 0.75, "margin": 0.5, "voters": 11,
+        "complete": True, "own": {"label": "intent number 1", "confidence": 0.9},
+        "reason": None, "error": None,
+    }  # fmt: skip
+
+    async def classify(request: web.Request) -> web.Response:
+        given = orjson.loads(await request.read())
+        assert given["text"]
+        return web.Response(body=orjson.dumps(answer), content_type="application/json")
+
+    async def metrics(_: web.Request) -> web.Response:
+        import prometheus_client as prometheus
+
+        registry = prometheus.CollectorRegistry()
+        prometheus.ProcessCollector(registry=registry)
+        return web.Response(body=prometheus.generate_latest(registry))
+
+    async def main() -> None:
+        app = web.Application()
+        app.add_routes([web.post("/v1/classify", classify), web.get("/metrics", metrics)])
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=1_024).start()
+        _tell(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        await asyncio.Event().wait()
+
+    run_to_end(main())
+
+
+def _tell(url: str) -> None:
+    print(url, flush=True)
+
+
+@contextmanager
+def _running(*arguments: str) -> Iterator[str]:
+    """Run one of the servers; yields its URL."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench", "service", *arguments], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        url = process.stdout.readline().strip()
+        if not url:
+            sys.exit(f"bench service: the server ended with code {process.wait()}")
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+# -- the loops -------------------------------------------------------------------------------------
+
+
+def _told(url: str, name: str) -> float:
+    """Return a metric of a server."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.split()[1])
+    sys.exit(f"bench service: {url}/metrics has no {name}; this needs Linux")
+
+
+def _measure(url: str, kind: str, distinct: int, n: int, connections: int) -> dict[str, Any]:
+    """Ask n times, in ten parts, between which memory is looked at."""
+    host = urlsplit(url).netloc
+    address, port = host.split(":")
+    requests = _requests(host, kind, distinct)
+    parts: list[Load] = []
+    memory = [_told(url, _MEMORY)]
+    cpu = _told(url, _CPU)
+    for _ in range(10):
+        part = islice(requests, n // 10)
+        parts.append(_in_loop(load(address, int(port), part, connections)))
+        memory.append(_told(url, _MEMORY))
+    cpu = _told(url, _CPU) - cpu
+    whole = _sum(parts)
+    if whole.worst:
+        sys.exit(f"bench service: {kind}: {whole.worst.decode(errors='replace')}")
+    p50, p99 = whole.quantile(0.5), whole.quantile(0.99)
+    # after a first part, in which what grows once has grown
+    settled = [bytes_ / 1e6 for bytes_ in memory[2:]]
+    return {
+        "requests": whole.answered,
+        "errors": whole.errors,
+        "429": whole.statuses[429],
+        "requests/s": round(whole.answered / whole.seconds),
+        "p50 ms": round(p50 * 1e3, 1),
+        "p99 ms": round(p99 * 1e3, 1),
+        "p99/p50": round(p99 / p50, 2),
+        "CPU us/request": round(cpu / whole.answered * 1e6),
+        "MB": round(settled[0]),
+        "MB more": round(settled[-1] - settled[0], 1),
+        "MB by tenths": [round(bytes_ / 1e6, 1) for bytes_ in memory],
+    }
+
+
+def _sum(parts: list[Load]) -> Load:
+    whole = Load()
+    for part in parts:
+        whole.seconds += part.seconds
+        whole.latencies += part.latencies
+        whole.statuses += part.statuses
+        whole.broken += part.broken
+        whole.worst = whole.worst or part.worst
+    return whole
+
+
+def _in_loop(asking: Any) -> Load:
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        asked: Load = runner.run(asking)
+    return asked
+
+
+def _all(arguments: argparse.Namespace) -> Report:
+    report = Report(
+        "service",
+        f"{arguments.connections} connections in a closed loop, one text a request, policy "
+        f"{arguments.policy!r}; LoopbackLLM (latency 0), service and load in a process each",
+    )
+    n, c = arguments.requests, arguments.connections
+    with _running("--child", "floor") as url:
+        report.row(what="bare aiohttp.web", **_measure(url, "floor", n, min(n, 20_000), c))
+    with (
+        serve_in_process(_LABELS) as llm,
+        _running("--child", "service", "--llm", llm.base_url, "--policy", arguments.policy) as url,
+    ):
+        new = min(n, 10_000)
+        report.row(what="new texts", **_measure(url, "new", new, new, c))
+        seen = min(n, 2_000)
+        _measure(url, "seen", seen, seen, c)
+        report.row(what=f"{seen:,} texts over and over", **_measure(url, "seen", seen, n, c))
+        asked = llm.stats()["calls"]
+        if asked != new + seen:
+            sys.exit(f"bench service: {asked} calls for {new + seen} distinct texts")
+    with (
+        serve_in_process(_LABELS) as llm,
+        _running(
+            "--child", "service", "--llm", llm.base_url, "--max-pending", str(c // 4)
+        ) as url,
+    ):  # fmt: skip
+        report.row(what=f"no more than {c // 4} at a time", **_measure(url, "more", n, new, c))
+    report.note("errors: all that is neither 200 nor 429, broken connections included")
+    report.note("p50, p99: of the answers with 200; CPU: of the server's process")
+    report.note("MB more: resident memory after the last tenth against that after the first")
+    report.note("calls of the LLM: one for each distinct text")
+    report.note(machine("aiohttp"))
+    return report
+
+
+def _faults(report: Report) -> list[str]:
+    """Return what is not as it should be."""
+    found = []
+    for row in report.rows:
+        name = row["what"]
+        if row["errors"]:
+            found.append(f"{name}: {row['errors']} errors")
+        if row["p99/p50"] > _WORST_RATIO and "text" in name:
+            found.append(f"{name}: p99 is {row['p99/p50']} x the median")
+        tenths = row["MB by tenths"][2:]
+        first, last = statistics.median(tenths[:3]), statistics.median(tenths[-3:])
+        if "over and over" in name and last - first > _GROWTH_MB + _GROWTH * first:
+            found.append(f"{name}: memory grew from {first} to {last} MB")
+    return found
+
+
+def main(argv: list[str]) -> None:
+    """Ask a bare server, then the service; exit code 1 if it fails, stalls or grows."""
+    parser = argparse.ArgumentParser(prog="python -m bench service", description=__doc__)
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--connections", type=int, default=256)
+    parser.add_argument("--policy", default="weighted")
+    parser.add_argument("--json", help="write the result to this file")
+    parser.add_argument("--child", choices=("service", "floor"), help=argparse.SUPPRESS)
+    parser.add_argument("--llm", help=argparse.SUPPRESS)
+    parser.add_argument("--max-pending", type=int, default=4_096, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.child == "service":
+        _serve(arguments.llm, arguments.policy, arguments.max_pending)
+        return
+    if arguments.child == "floor":
+        _floor()
+        return
+    gc.disable()
+    report = _all(arguments)
+    if arguments.json:
+        report.write(arguments.json)
+    faults = _faults(report)
+    for row in report.rows:
+        del row["MB by tenths"]
+    report.show()
+    if faults:
+        sys.exit("bench service: " + "; ".join(faults))

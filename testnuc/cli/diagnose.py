@@ -1,0 +1,106 @@
+"""``testnuc diagnose``: whether a vote would help, by the predictions alone."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from testnuc import stores
+from testnuc.cli.clients import client_of
+from testnuc.cli.files import read_table, usable
+from testnuc.cli.loop import run_to_end
+from testnuc.client import SmallPoolWarning
+from testnuc.errors import InvalidInputError
+from testnuc.prompts import valid_text
+from testnuc.protocols import Answer, Reply, TokenUsage
+from testnuc.records import results_of
+
+if TYPE_CHECKING:
+    from testnuc.protocols import Request
+    from testnuc.results import Results
+    from testnuc.stores.moving import Movable
+    from testnuc.trust import Diagnosis
+
+__all__ = ["run"]
+
+_TABLES = {".csv", ".jsonl", ".parquet"}
+
+
+def run(source: str, *, text_column: str, plot: str | None, client: dict[str, Any]) -> None:
+    """Print what a look at the predictions of a file of results, or of a store, finds."""
+    if plot is not None and Path(plot).suffix.lower() not in {".png", ".svg", ".pdf"}:
+        raise InvalidInputError(f"the plot is {plot!r}; name a .png, .svg or .pdf file")
+    if "://" not in source and Path(source).suffix.lower() in _TABLES:
+        found = run_to_end(_of_file(source, text_column, client))
+    else:
+        if "://" not in source and not Path(source).is_file():
+            raise InvalidInputError(f"there is no file or store {source}; check the path")
+        found = run_to_end(_of_store(source, client))
+    print(found)  # noqa: T201 - the command's output
+    if plot is not None:
+        found.plot().savefig(plot, dpi=110)
+
+
+class _Recorded:
+    """Answers with what a file says was predicted."""
+
+    name, model, identity = "recorded", "file", "1"
+
+    def __init__(self, results: Results) -> None:
+        self._said = {r.text: r.prediction for r in results if r.prediction is not None}
+
+    async def answer(self, request: Request) -> Reply:
+        said = [self._said[text] for text in request.texts]
+        answers = tuple(Answer(p.label or p.said or "", p.confidence) for p in said)
+        return Reply(answers, TokenUsage(0, 0))
+
+
+async def _of_file(file: str, text_column: str, client: dict[str, Any]) -> Diagnosis:
+    table = read_table(file, text_column)
+    usable(table, file)
+    results = results_of(table.rows, file, text_column)
+    with_own = [r for r in results if r.own_label is not None and valid_text(r.text) is None]
+    labels = client["labels"] or sorted({r.own_label for r in with_own if r.own_label is not None})
+    if len(labels) < 2:
+        raise InvalidInputError(
+            f"{file} holds the LLM's own label of {len(with_own)} texts (column nuc_own_label); "
+            "give a file that `testnuc classify -o` wrote"
+        )
+    recorded: Any = _Recorded(results)
+    nuc = client_of({**client, "labels": labels}, model=recorded, base_url=None, store=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SmallPoolWarning)
+        async with nuc:
+            await nuc.add([r.text for r in with_own])
+            await nuc.predict_pool()
+            return await nuc.diagnose()
+
+
+async def _of_store(store: str, client: dict[str, Any]) -> Diagnosis:
+    if client["labels"] is None:
+        raise InvalidInputError(f"{await _scopes(store)}; name the labels by --labels")
+    given = {"api_key": "not-needed"}
+    nuc = client_of({**client, "store": store}, **given)
+    async with nuc:
+        if not (await nuc.stats()).predicted:
+            raise InvalidInputError(
+                f"{store} holds no prediction of {nuc.model} with these labels and settings: "
+                f"{await _scopes(store)}; give the options of the run that filled it"
+            )
+        return await nuc.diagnose()
+
+
+async def _scopes(store: str) -> str:
+    """Tell what a store holds predictions of."""
+    opened = stores.resolve(store)
+    await opened.open()
+    try:
+        held = [
+            f"{facts.get('model', 'an unknown model')} with the labels "
+            f"{', '.join(map(repr, facts.get('labels', ())[:6]))}"
+            for _, facts in await cast("Movable", opened).scopes()
+        ]
+    finally:
+        await opened.close()
+    return f"{store} holds predictions of {'; of '.join(held)}" if held else f"{store} is empty"

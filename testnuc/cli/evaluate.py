@@ -1,0 +1,130 @@
+"""``testnuc evaluate``: how right labels are, alone and voted on, by a labeled file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from testnuc.cli.classify import Kept, label_all, notes, show_estimate
+from testnuc.cli.files import read_labels, read_table, require_column, usable
+from testnuc.errors import InvalidInputError
+from testnuc.evaluation.scores import Scores, score
+from testnuc.records import results_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from testnuc.results import Classification
+
+__all__ = ["run"]
+
+#: Rows of a table that fits on a screen.
+_CLASSES = 40
+
+
+def run(
+    file: str,
+    *,
+    text_column: str,
+    label_column: str,
+    output: str | None,
+    dry_run: bool,
+    client: dict[str, Any],
+) -> None:
+    """Score the results that a file holds or, where it holds none, label it first."""
+    table = read_table(file, text_column)
+    require_column(
+        file, table.columns, label_column, "--label-column names the one with the right labels"
+    )
+    _check_output(output)
+    gold = {at: str(v).strip() for at, row in enumerate(table.rows) if (v := row.get(label_column))}
+    if not gold:
+        raise InvalidInputError(f"{file} has no label in column {label_column!r}")
+    err = Console(stderr=True, highlight=False, soft_wrap=True)
+    results: Sequence[Classification]
+    if "nuc_label" in table.columns:
+        where = sorted(gold)
+        results = results_of([table.rows[at] for at in where], file, text_column)
+        err.print(f"{file} holds results: nothing was asked", markup=False)
+    else:
+        _, valid = usable(table, file)
+        where = [at for at in valid if at in gold]
+        _take_labels(client, gold, label_column, file)
+        texts, kept = [table.texts[at] for at in where], Kept.of(client, None)
+        if dry_run:
+            show_estimate(texts, client, kept)
+            return
+        results, caught = label_all(texts, client, kept)
+        notes(err, caught)
+    right = [gold[at] for at in where]
+    sure = [None if r.prediction is None else r.prediction.confidence for r in results]
+    alone = score(right, [r.own_label for r in results], sure)
+    voted = score(right, [r.label for r in results], [r.trust for r in results])
+    _show(Console(highlight=False), alone, voted)
+    if output is not None:
+        content = {"alone": asdict(alone), "voted": asdict(voted)}
+        Path(output).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _check_output(output: str | None) -> None:
+    if output is None:
+        return
+    if Path(output).suffix.lower() != ".json":
+        raise InvalidInputError(f"the output is {output!r}; name a .json file")
+    if not Path(output).absolute().parent.is_dir():
+        raise InvalidInputError(f"{output}: there is no folder {Path(output).parent}")
+
+
+def _take_labels(
+    client: dict[str, Any], gold: dict[int, str], label_column: str, file: str
+) -> None:
+    """Choose from the labels that the file has or, where they are given, see that all are known."""
+    if client["labels"] is None:
+        client["labels"] = sorted(set(gold.values()))
+        return
+    known = read_labels(client["labels"])
+    for at, label in gold.items():
+        if label not in known and label != client["none_label"]:
+            raise InvalidInputError(
+                f"{file}, row {at + 1}: {label!r} in column {label_column!r} is none of the labels "
+                f"{', '.join(map(repr, list(known)[:10]))}"
+            )
+
+
+def _show(console: Console, alone: Scores, voted: Scores) -> None:
+    grid = Grid(box=None, padding=(0, 2, 0, 0))
+    for heading in ("", "alone", "voted"):
+        grid.add_column(heading, justify="right" if heading else "left")
+    grid.add_row("accuracy", _part(alone.accuracy), _part(voted.accuracy))
+    grid.add_row("macro-F1", _part(alone.macro_f1), _part(voted.macro_f1))
+    grid.add_row(
+        "calibration error", _part(alone.calibration_error), _part(voted.calibration_error)
+    )
+    grid.add_row("  over texts", f"{alone.with_confidence:,}", f"{voted.with_confidence:,}")
+    grid.add_row("texts", f"{alone.texts:,}", f"{voted.texts:,}")
+    grid.add_row("  without a label", f"{alone.unlabeled:,}", f"{voted.unlabeled:,}")
+    console.print(grid)
+    console.print("\nthe labels, voted, those with the lowest F1 first")
+    grid = Grid(box=None, padding=(0, 2, 0, 0))
+    for heading in ("label", "precision", "recall", "F1", "texts", "F1 alone"):
+        grid.add_column(heading, justify="left" if heading == "label" else "right")
+    before = {of.label: of.f1 for of in alone.per_class}
+    ordered = sorted(voted.per_class, key=lambda of: of.f1)
+    for of in ordered[:_CLASSES]:
+        grid.add_row(
+            escape(of.label), _part(of.precision), _part(of.recall), _part(of.f1),
+            f"{of.support:,}", _part(before.get(of.label)),
+        )  # fmt: skip
+    console.print(grid)
+    if len(ordered) > _CLASSES:
+        console.print(f".. and {len(ordered) - _CLASSES} more: -o scores.json holds all")
+
+
+def _part(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"

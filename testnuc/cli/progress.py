@@ -1,0 +1,123 @@
+"""How far a run is: a live bar on a terminal, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from testnuc.results import Usage
+
+__all__ = ["RunProgress"]
+
+#: Seconds between two changes of the bar, and between two lines.
+_BAR, _LINE = 0.1, 10.0
+
+
+class RunProgress:
+    """Tells texts, rate, cost, retries and the time that is left; an `Observer`.
+
+    Parameters
+    ----------
+    usage : callable
+        Returns what was spent.
+    live : bool, optional
+        Whether to draw a bar; default: if stderr is a terminal.
+    clock : callable
+        Seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        usage: Callable[[], Usage],
+        *,
+        live: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._usage = usage
+        self._clock = clock
+        self._live = sys.stderr.isatty() if live is None else live
+        self._bar: Any = None
+        self._task: Any = None
+        self._stage = ""
+        #: Texts in all, and those that are done.
+        self.texts = self.done = 0
+        self._started = self._shown = clock()
+
+    def start(self, texts: int) -> None:
+        """Say how many texts there are."""
+        self.texts = texts
+        if not self._live:
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[told]}"),
+            console=Console(stderr=True),
+        )
+        self._task = self._bar.add_task("", total=texts, told="")
+        self._bar.start()
+
+    def stage(self, name: str) -> None:
+        """Say what is being done."""
+        self._stage = name
+        self._started = self._clock()
+        self._show()
+
+    def advance(self, texts: int = 1) -> None:
+        """Count texts that are done."""
+        self.done += texts
+        if self._clock() - self._shown >= (_LINE if self._bar is None else _BAR):
+            self._show()
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._show()
+            self._bar.stop()
+            self._bar = None
+
+    def _show(self) -> None:
+        self._shown = self._clock()
+        if self._bar is not None:
+            self._bar.update(
+                self._task, completed=self.done, description=self._stage, told=self.told()
+            )
+        elif not self._live and self.done:
+            line = f"{self._stage}: {self.done:,} of {self.texts:,} texts, {self.told()}"
+            print(line, file=sys.stderr, flush=True)  # noqa: T201 - the command's output
+
+    def told(self) -> str:
+        """Return rate, cost, retries and the time that is left, in a few words."""
+        usage = self._usage()
+        seconds = self._clock() - self._started
+        parts = []
+        if self.done and seconds > 0:
+            pace = self.done / seconds
+            parts.append(f"{pace:,.0f}/s" if pace >= 10 else f"{pace:.1f}/s")
+        if usage.usd:
+            parts.append(f"{usage.usd:.4f} USD")
+        elif usage.usd is None:
+            parts.append("price unknown")
+        if usage.retries:
+            parts.append(f"{usage.retries:,} retries")
+        if self.done and seconds > 0 and self.done < self.texts:
+            parts.append(f"{_time((self.texts - self.done) * seconds / self.done)} left")
+        return ", ".join(parts)
+
+
+def _time(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, whole = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}:{whole:02} min"
+    return f"{minutes // 60}:{minutes % 60:02} h"

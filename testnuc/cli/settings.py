@@ -1,0 +1,147 @@
+"""Settings of all commands: flags, then ``TESTNUC_*``, then ``testnuc.toml``, then the defaults."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from testnuc.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["FILE", "PREFIX", "defaults"]
+
+FILE = "testnuc.toml"
+PREFIX = "TESTNUC_"
+#: Read from the environment by what they are for; none is an option.
+_OTHER = frozenset({"CONFIG", "TOKEN", "DATA"})
+#: What a file that is shared and committed must not hold, and where it goes instead.
+_SECRETS = {
+    "api_key": "set OPENAI_API_KEY or ANTHROPIC_API_KEY",
+    "openai_api_key": "set OPENAI_API_KEY",
+    "anthropic_api_key": "set ANTHROPIC_API_KEY",
+    "token": "set TESTNUC_TOKEN, or name a file by token_file",
+    "password": "set PGPASSWORD, or use ~/.pgpass",
+}
+#: An option can be found in any of these forms.
+_Options = Mapping[str, Mapping[str, Any]]
+
+
+def defaults(
+    options: _Options, config: str | None, environment: Mapping[str, str]
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return the values of each command's options that the command line may override.
+
+    Parameters
+    ----------
+    options : mapping
+        Command -> option -> what turns a value into one of its type, or raises `ValueError`.
+    config : str, optional
+        A settings file; default: `FILE` in the current folder, if it is there.
+    environment : mapping
+
+    Returns
+    -------
+    values : dict
+        Command -> option -> value.
+    notes : list of str
+        On what looks like a setting and is none.
+
+    Raises
+    ------
+    ConfigurationError
+        The file is not there or no TOML, or a setting is unknown, of another type, or a secret.
+    """
+    values: dict[str, dict[str, Any]] = {command: {} for command in options}
+    path = Path(config) if config is not None else Path(FILE)
+    if config is not None or path.is_file():
+        _take_file(path, options, values)
+    return values, _take_environment(environment, options, values)
+
+
+def _take_file(path: Path, options: _Options, values: dict[str, dict[str, Any]]) -> None:
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as exc:
+        raise ConfigurationError(f"there is no settings file {path}; check --config") from exc
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise ConfigurationError(f"{path} cannot be read as TOML: {exc}") from exc
+    every = {name for of in options.values() for name in of}
+    tables = {}
+    for name, value in given.items():
+        key = name.replace("-", "_")
+        if name in options and isinstance(value, dict) and key not in every:
+            tables[name] = value
+            continue
+        _require_known(path, name, key, every, every | set(options))
+        for command, of in options.items():
+            if key in of:
+                values[command][key] = _value(f"{path}: {name}", value, of[key])
+    # what is said of one command wins over what is said of all
+    for command, table in tables.items():
+        of = options[command]
+        for name, value in table.items():
+            key = name.replace("-", "_")
+            _require_known(path, f"{command}.{name}", key, of, of)
+            values[command][key] = _value(f"{path}: {command}.{name}", value, of[key])
+
+
+def _require_known(
+    path: Path, name: str, key: str, known: Iterable[str], near: Iterable[str]
+) -> None:
+    if key in _SECRETS:
+        raise ConfigurationError(
+            f"{path}: {name} is a secret, and such a file is easily shared; {_SECRETS[key]}"
+        )
+    if key not in known:
+        raise ConfigurationError(f"{path}: there is no setting {name!r}; {_hint(key, near)}")
+
+
+def _hint(key: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    close = get_close_matches(key, names, 1)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+
+
+def _value(name: str, value: Any, convert: Any) -> Any:
+    if isinstance(value, str) and "://" in value and urlsplit(value).password:
+        raise ConfigurationError(
+            f"{name} holds a password, and such a file is easily shared; {_SECRETS['password']}"
+        )
+    if isinstance(value, list | dict):
+        # labels, with or without descriptions
+        if not name.endswith("labels"):
+            raise ConfigurationError(f"{name} is {value!r:.60}; give a single value")
+        value = json.dumps(value)
+    try:
+        return convert(value)
+    except ValueError as exc:
+        raise ConfigurationError(f"{name} is {value!r}; {exc}") from exc
+
+
+def _take_environment(
+    environment: Mapping[str, str], options: _Options, values: dict[str, dict[str, Any]]
+) -> list[str]:
+    notes = []
+    every = sorted({name for of in options.values() for name in of})
+    for variable in sorted(environment):
+        if not variable.startswith(PREFIX) or variable.removeprefix(PREFIX) in _OTHER:
+            continue
+        key = variable.removeprefix(PREFIX).lower()
+        for command, of in options.items():
+            if key in of:
+                try:
+                    values[command][key] = of[key](environment[variable])
+                except ValueError as exc:
+                    raise ConfigurationError(
+                        f"{variable} is {environment[variable]!r}; {exc}"
+                    ) from exc
+        if key not in every and (close := get_close_matches(key, every, 1)):
+            notes.append(f"{variable} is no setting; did you mean {PREFIX}{close[0].upper()}?")
+    return notes

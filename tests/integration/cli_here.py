@@ -1,0 +1,31 @@
+"""The command line in this process, with an embedder that needs no model."""
+
+from __future__ import annotations
+
+import io
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+
+import pytest
+
+from testnuc import embedders
+from testnuc.cli import main
+from testnuc.testing import HashEmbedder
+
+
+def run_here(*arguments, key="test-key", **environment):
+    """Run the command line; returns exit code, stdout, stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["testnuc", *map(str, arguments)])
+        patch.setattr(embedders, "resolve", lambda _: HashEmbedder())
+        if key is not None:
+            patch.setenv("OPENAI_API_KEY", key)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        code = 0
+        try:
+            main()
+        except SystemExit as exc:
+            code = exc.code or 0
+    return code, out.getvalue(), err.getvalue()
