@@ -7,7 +7,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from testnuc.intake import distinct
 from testnuc.protocols import Matches, PoolText
 from testnuc.ray.line import Line, RemoteAccount, RemoteAdmission
 from testnuc.stores import resolve
+from testnuc.stores.apart import with_pool
 from testnuc.stores.memory import MemoryStore
 from testnuc.window import Rows, placed
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.limits import Budget, RateLimit
-    from testnuc.protocols import Index, Reply, Request, Store
+    from testnuc.protocols import Reply, Request
     from testnuc.ray.line import Limits
     from testnuc.ray.shards import Shards, Vectors
     from testnuc.results import Prediction
@@ -99,25 +100,6 @@ class Settings:
         return {name: value for name, value in vars(self).items() if name != "client"}
 
 
-class _StoreWithPool:
-    """A store, and a pool that is kept elsewhere."""
-
-    def __init__(self, store: Store, pool: Index) -> None:
-        self._store = store
-        self._pool = pool
-
-    def pool(self, embedder: str) -> Index:
-        del embedder
-        return self._pool
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-
-def _with_pool(store: Store, pool: Index) -> Store:
-    return cast("Store", _StoreWithPool(store, pool))
-
-
 class Asking(TestNUC):
     """Asks about the texts that it is given, within the limits of the job.
 
@@ -136,7 +118,7 @@ class Asking(TestNUC):
         self, settings: Settings, limits: Limits, vectors: Vectors, actor: str = ""
     ) -> None:
         given = {name: v for name, v in settings.client.items() if name not in _SHARED}
-        given["store"] = _with_pool(resolve(given.get("store")), vectors)
+        given["store"] = with_pool(resolve(given.get("store")), vectors)
         super().__init__(**given)
         self._line = Line(limits, self._meter.mark, actor)
         rate: RateLimit | None = settings.client.get("rate_limit")
@@ -226,7 +208,7 @@ class Voting(TestNUC):
         super().__init__(
             model=_NoModel(),
             embedder=_NoEmbedder(dim),
-            store=_with_pool(MemoryStore(), shards),
+            store=with_pool(MemoryStore(), shards),
             **given,
         )
         self._shards = shards

@@ -37,6 +37,10 @@ class MemoryStore:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def rows(self) -> list[StoredPrediction]:
+        """Return all that is stored."""
+        return list(self._rows.values())
+
     async def open(self) -> None:
         """Do nothing: memory is ready."""
 

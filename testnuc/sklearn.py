@@ -1,0 +1,427 @@
+"""A scikit-learn classifier: `TestNUCClassifier` (extra ``sklearn``).
+
+What ``fit`` is given becomes the pool; ``predict`` asks about each text and lets its neighbors in
+that pool vote. A loop in a thread of its own does the work, so that it may be used where a loop
+runs, as in a notebook.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from testnuc.background import Background
+from testnuc.client import SmallPoolWarning, TestNUC
+from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
+from testnuc.intake import hash_text, values
+from testnuc.pool import Pool
+from testnuc.protocols import PoolText
+from testnuc.stores import resolve
+from testnuc.stores.apart import with_pool
+from testnuc.stores.memory import MemoryStore
+from testnuc.trust import MIN_PREDICTIONS
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, column_or_1d
+except ImportError as exc:
+    raise MissingDependencyError(
+        "testnuc.sklearn needs scikit-learn: pip install 'testnuc[sklearn]'"
+    ) from exc
+
+if TYPE_CHECKING:
+    import os
+
+    from numpy.typing import NDArray
+
+    from testnuc.limits import Budget, RateLimit, RetryPolicy
+    from testnuc.protocols import Embedder, Method, Provider, StoredPrediction, WireProvider
+    from testnuc.results import Classification, Results, Usage
+    from testnuc.trust import Tuning
+    from testnuc.voting import VotePolicy
+
+__all__ = ["TestNUCClassifier"]
+
+#: Parameters that are not the client's.
+_OWN = frozenset({"labels", "store"})
+
+
+class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Label texts with an LLM and the vote of their nearest unlabeled neighbors.
+
+    Parameters
+    ----------
+    labels : sequence of str or mapping of str to str, optional
+        The labels to choose from, or label -> description; default: those of ``y``.
+    model, base_url, embedder, k, policy, method, instructions, none_label, request_options
+        As for `TestNUC`.
+    texts_per_call, temperature, top_p, confidence, rate_limit, max_concurrency, retry, budget
+        As for `TestNUC`. The key comes from the provider's environment variable, so that it is in
+        no ``repr`` and no pickle.
+    store : str or path, optional
+        Where predictions and embeddings are kept: with it, fits on the same texts (clones, folds
+        of a search) pay for each text once. Default: the memory of this estimator.
+
+    Attributes
+    ----------
+    classes_ : array
+        The labels, sorted.
+    tuning_ : Tuning or None
+        What the labels chose, where ``fit`` was given any and the policy is "auto".
+
+    Examples
+    --------
+    ::
+
+        classifier = TestNUCClassifier(["refund", "delivery"], model="openai/gpt-4o-mini")
+        classifier.fit(unlabeled_texts).predict(new_texts)
+    """
+
+    __test__ = False
+
+    def __init__(
+        self,
+        labels: Sequence[str] | Mapping[str, str] | None = None,
+        *,
+        model: str | Provider | WireProvider = "openai/gpt-4o-mini",
+        base_url: str | None = None,
+        embedder: str | Embedder = "sentence-transformers/all-MiniLM-L6-v2",
+        store: str | os.PathLike[str] | None = None,
+        k: int | None = None,
+        policy: str | VotePolicy = "auto",
+        method: Method | None = None,
+        instructions: str | None = None,
+        none_label: str | None = None,
+        request_options: Mapping[str, Any] | None = None,
+        texts_per_call: int = 1,
+        temperature: float | None = 0.7,
+        top_p: float | None = 1.0,
+        confidence: str = "verbalized",
+        rate_limit: RateLimit | None = None,
+        max_concurrency: int = 64,
+        retry: RetryPolicy | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        self.labels = labels
+        self.model = model
+        self.base_url = base_url
+        self.embedder = embedder
+        self.store = store
+        self.k = k
+        self.policy = policy
+        self.method = method
+        self.instructions = instructions
+        self.none_label = none_label
+        self.request_options = request_options
+        self.texts_per_call = texts_per_call
+        self.temperature = temperature
+        self.top_p = top_p
+        self.confidence = confidence
+        self.rate_limit = rate_limit
+        self.max_concurrency = max_concurrency
+        self.retry = retry
+        self.budget = budget
+
+    def fit(self, X: Any, y: Any = None) -> Self:  # noqa: N803 - scikit-learn's names
+        """Make texts the pool, and ask about each distinct one.
+
+        Parameters
+        ----------
+        X : sequence of str
+            Lists, Series of pandas or polars, arrays.
+        y : sequence of labels, optional
+            Right labels, None for texts without one. With policy "auto" they choose how votes
+            weigh; under any other policy they only tell `classes_`, where ``labels`` is None. They
+            never vote.
+
+        Raises
+        ------
+        InvalidInputError
+            A text is empty or not a string, or a label is not in the set; nothing was sent.
+        ProviderError
+            No call can succeed: a wrong key, an unknown model.
+        """
+        texts = _column(X)
+        gold = None if y is None else _gold(y, len(texts))
+        classes, asked = self._classes(gold)
+        if gold is not None:
+            known = set(classes.tolist())
+            for position, label in enumerate(gold):
+                if label is not None and label not in known:
+                    raise InvalidInputError(
+                        f"label {position} is {label!r}, which is not in labels; add it there, or "
+                        "give None for a text without a label"
+                    )
+        fitted = _Fitted(self._client_arguments(asked), self.store)
+        labels = {} if gold is None else _first(texts, gold)
+        fitted.run(fitted.client.learn(texts, labels))
+        self.close()
+        self.classes_ = classes
+        self.tuning_ = fitted.client.tuning
+        self._fitted = fitted
+        predicted = fitted.client.predicted
+        if predicted is not None and predicted < MIN_PREDICTIONS and self.tuning_ is None:
+            warnings.warn(
+                f"policy 'auto' has {predicted} predictions to judge by and needs "
+                f"{MIN_PREDICTIONS}: each text keeps its own; fit more texts, or choose "
+                "policy='weighted'",
+                SmallPoolWarning,
+                stacklevel=2,
+            )
+        return self
+
+    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+        """Return the label of each text.
+
+        Raises
+        ------
+        TestNUCError
+            A text has no label: its call failed (what the others cost is stored), or the LLM named
+            none of the labels and there is no ``none_label``.
+        """
+        found = [self._place(row) for row in self.results(X)]
+        predicted: NDArray[Any] = self.classes_[found]
+        return predicted
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return each label's part of the vote, float64[n, n_classes].
+
+        Not a calibrated probability; where labels tie, `predict` takes that of the most similar
+        voter.
+        """
+        results = self.results(X)
+        places = {str(label): i for i, label in enumerate(self.classes_.tolist())}
+        shares = np.zeros((len(results), len(self.classes_)))
+        for at, result in enumerate(results):
+            for label, weight in result.votes.items():
+                shares[at, places[label]] = weight
+            if not shares[at].any():
+                # nobody voted: the text's own label stands
+                shares[at, self._place(result)] = 1.0
+        shares /= shares.sum(axis=1, keepdims=True)
+        return shares
+
+    def results(self, X: Any) -> Results:  # noqa: N803
+        """Return all that leads to the labels: votes, neighbors, trust.
+
+        Texts do not vote on each other, so that none depends on what it is given with.
+        """
+        check_is_fitted(self)
+        texts = _column(X)
+        return self._fitted.run(self._fitted.client.classify_many(texts))
+
+    @property
+    def usage_(self) -> Usage:
+        """What was spent since `fit` began, in this process."""
+        check_is_fitted(self)
+        return self._fitted.client.usage
+
+    def close(self) -> None:
+        """End the thread and close the connections; `fit` begins anew."""
+        fitted = self.__dict__.pop("_fitted", None)
+        if fitted is not None:
+            fitted.close()
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "_fitted" in self.__dict__
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = True
+        tags.input_tags.two_d_array = False
+        tags.target_tags.required = False
+        # another call of an LLM may be answered otherwise; what is stored is not asked again
+        tags.non_deterministic = True
+        return tags
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())
+        fitted = state.pop("_fitted", None)
+        if fitted is not None:
+            state["_learned"] = fitted.run(fitted.client.learned())
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        learned = state.pop("_learned", None)
+        super().__setstate__(state)
+        if learned is not None:
+            fitted = _Fitted(self._client_arguments(learned["labels"]), self.store)
+            fitted.run(fitted.client.recall(learned))
+            self._fitted = fitted
+
+    def _client_arguments(self, labels: Any) -> dict[str, Any]:
+        given = {n: v for n, v in self.get_params(deep=False).items() if n not in _OWN}
+        return {**given, "labels": labels}
+
+    def _classes(self, gold: list[Any] | None) -> tuple[NDArray[Any], Any]:
+        """Return the sorted classes, and the labels as the LLM is to choose from."""
+        if self.labels is not None:
+            names = list(self.labels)
+            if self.none_label is not None and self.none_label not in names:
+                names.append(self.none_label)
+            return np.unique(names), self.labels
+        known = [] if gold is None else [label for label in gold if label is not None]
+        if self.none_label is not None:
+            known.append(self.none_label)
+        classes = np.unique(known)
+        if len(classes) < 2:
+            raise InvalidInputError(
+                "labels is None, and y has "
+                + (f"only 1 class, {classes[0]!r}" if len(classes) else "no label")
+                + "; give labels=[..], at least two"
+            )
+        return classes, [str(label) for label in classes.tolist()]
+
+    def _place(self, result: Classification) -> int:
+        """Return the position of a text's label in the classes."""
+        label = result.label
+        if label is None and result.error is None:
+            label = self.none_label
+        if label is None:
+            if result.error is not None:
+                raise result.error
+            raise TestNUCError(
+                f"text {result.index} ({result.text[:60]!r}) has no label: what the LLM said is "
+                "none of them; give none_label='other' for such texts"
+            )
+        return [str(known) for known in self.classes_.tolist()].index(label)
+
+
+class _Learner(TestNUC):
+    """The client of a fitted classifier; the pool is what it was fitted on and nothing else."""
+
+    def __init__(self, arguments: Mapping[str, Any], store: Any) -> None:
+        self._memory = MemoryStore() if store is None else None
+        kept = resolve(store) if self._memory is None else self._memory
+        super().__init__(
+            **arguments,
+            store=with_pool(kept, Pool()),
+            neighbors="stored",
+            join_pool=False,
+        )
+        self._texts: list[str] = []
+        self.tuning: Tuning | None = None
+        #: How many predictions a decision was made by; None: nothing was to be decided.
+        self.predicted: int | None = None
+
+    async def learn(self, texts: Sequence[str], labels: Mapping[str, str]) -> None:
+        """Ask about the pool, and decide how it votes where that is to be decided."""
+        self._texts = list(dict.fromkeys(texts))
+        await self.add(texts)
+        await self.predict_pool()
+        pipeline = self._pipeline
+        if self.policy is not None:
+            return
+        if labels:
+            self.tuning = await self.tune(list(labels), list(labels.values()))
+            # a correction towards given shares is one of a batch; here each text is alone
+            pipeline.counting = replace(pipeline.counting, prior=None)
+        if pipeline.decision is None:
+            found = await self.diagnose()
+            self.predicted = found.predictions
+            pipeline.decision = found.decision
+
+    async def learned(self) -> dict[str, Any]:
+        """Return all that was learned and paid for, for `recall`."""
+        rows: list[StoredPrediction] = [] if self._memory is None else self._memory.rows()
+        hashes = [hash_text(text) for text in self._texts]
+        vectors = await self._embedding.vectors(self._texts, hashes)
+        pipeline = self._pipeline
+        return {
+            "labels": {n: self.labels.descriptions.get(n, "") for n in self.labels.names},
+            "texts": self._texts,
+            "vectors": vectors,
+            "rows": rows,
+            "decision": pipeline.decision,
+            "counting": pipeline.counting,
+            "k": pipeline.k,
+            "policy": self.policy,
+        }
+
+    async def recall(self, learned: Mapping[str, Any]) -> None:
+        """Be as the client was that `learned` came from."""
+        await self._ready()
+        self._texts = learned["texts"]
+        entries = [PoolText(text, hash_text(text)) for text in self._texts]
+        if entries:
+            await self._pool.add(entries, learned["vectors"])
+        if self._memory is not None:
+            await self._memory.put_predictions(learned["rows"])
+        self._pipeline.decision = learned["decision"]
+        self._pipeline.counting = learned["counting"]
+        self._pipeline.k = learned["k"]
+        self.policy = learned["policy"]
+
+
+class _Fitted:
+    """A client and the thread that it runs in; closed with the estimator."""
+
+    def __init__(self, arguments: Mapping[str, Any], store: Any) -> None:
+        self.client = _Learner(arguments, store)
+        self._background = Background("testnuc-sklearn")
+        self.run = self._background.run
+        self.close = weakref.finalize(self, _close, self.client, self._background)
+
+
+def _close(client: TestNUC, background: Background) -> None:
+    try:
+        background.run(client.aclose())
+    finally:
+        background.close()
+
+
+def _column(texts: Any) -> list[str]:
+    """Return the texts; one column of a table is one, too."""
+    if isinstance(texts, str | bytes):
+        raise InvalidInputError(f"X is one string ({texts[:40]!r}); give a list of texts")
+    shape: tuple[int, ...] = getattr(texts, "shape", ())
+    if len(shape) == 2:
+        if shape[1] != 1:
+            raise InvalidInputError(
+                f"X has shape {shape}; give a list of texts, or a table of one column"
+            )
+        texts = np.asarray(texts, dtype=object).ravel()
+    given = _listed(texts, "X")
+    if not given:
+        raise InvalidInputError("X has no text; give at least one")
+    return given
+
+
+def _listed(column: Any, name: str) -> list[Any]:
+    given = values(column, name)
+    return list(given) if isinstance(given, Iterable) else list(np.asarray(given))
+
+
+def _gold(y: Any, n: int) -> list[Any]:
+    if len(getattr(y, "shape", ())) == 2:
+        y = column_or_1d(y, warn=True)
+    labels = _listed(y, "y")
+    if len(labels) != n:
+        raise InvalidInputError(f"X has {n} texts and y has {len(labels)} labels")
+    gold = []
+    for position, label in enumerate(labels):
+        if isinstance(label, float) and np.isinf(label):
+            raise InvalidInputError(f"Input y contains infinity: label {position} is {label!r}")
+        missing = label is None or (isinstance(label, float) and np.isnan(label))
+        # scalars of NumPy as Python's own
+        gold.append(None if missing else getattr(label, "item", lambda own=label: own)())
+    known = [label for label in gold if label is not None]
+    if known:
+        # numbers that no class has are refused, as by every classifier
+        check_classification_targets(known)
+    return gold
+
+
+def _first(texts: Sequence[str], gold: Sequence[Any]) -> dict[str, str]:
+    """Return the label of each labeled text; of a text that has several, the first."""
+    labels: dict[str, str] = {}
+    for text, label in zip(texts, gold, strict=True):
+        if label is not None:
+            labels.setdefault(text, str(label))
+    return labels
