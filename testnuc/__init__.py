@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 # what a library logs is shown where its user says so
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOMES = {
     "client": ("SmallPoolWarning", "TestNUC"),

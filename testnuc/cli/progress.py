@@ -45,11 +45,13 @@ class RunProgress:
         self._stage = ""
         #: Texts in all, and those that are done.
         self.texts = self.done = 0
+        self._stored = 0
         self._started = self._shown = clock()
 
     def start(self, texts: int) -> None:
         """Say how many texts there are."""
         self.texts = texts
+        self._stored = self._usage().store_hits
         if not self._live:
             return
         from rich.console import Console
@@ -99,8 +101,10 @@ class RunProgress:
         usage = self._usage()
         seconds = self._clock() - self._started
         parts = []
-        if self.done and seconds > 0:
-            pace = self.done / seconds
+        # what was stored came at once, and says nothing of what is left
+        asked = self.done - (usage.store_hits - self._stored)
+        pace = asked / seconds if asked > 0 and seconds > 0 else 0.0
+        if pace:
             parts.append(f"{pace:,.0f}/s" if pace >= 10 else f"{pace:.1f}/s")
         if usage.usd:
             parts.append(f"{usage.usd:.4f} USD")
@@ -108,8 +112,8 @@ class RunProgress:
             parts.append("price unknown")
         if usage.retries:
             parts.append(f"{usage.retries:,} retries")
-        if self.done and seconds > 0 and self.done < self.texts:
-            parts.append(f"{_time((self.texts - self.done) * seconds / self.done)} left")
+        if pace and self.done < self.texts:
+            parts.append(f"{_time((self.texts - self.done) / pace)} left")
         return ", ".join(parts)
 
 

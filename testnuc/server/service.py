@@ -226,7 +226,8 @@ class Service:
 
     async def _metrics_page(self, _: web.Request) -> web.Response:
         headers = {"Content-Type": self._metrics.content_type}
-        return web.Response(body=self._metrics.page(), headers=headers)
+        # what it tells of the process is read from files
+        return web.Response(body=await asyncio.to_thread(self._metrics.page), headers=headers)
 
     async def _openapi(self, _: web.Request) -> web.Response:
         return web.Response(body=self._document, content_type="application/json")

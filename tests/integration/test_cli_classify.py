@@ -251,6 +251,20 @@ def test_lines_where_there_is_no_terminal(capsys):
     assert progress.told() == "8.0/s, 0.0500 USD, 7 retries, 1:02 min left"
 
 
+def test_what_was_stored_does_not_promise_a_pace():
+    clock, spent = Clock(), {"store_hits": 5}
+    progress = RunProgress(lambda: Usage(**spent), live=False, clock=clock)
+    progress.start(1_000)
+    progress.stage("asking")
+    spent["store_hits"] += 900
+    progress.advance(900)
+    clock.now += 1
+    assert progress.told() == ""
+    progress.advance(20)
+    clock.now += 1
+    assert progress.told() == "10/s, 8 s left"
+
+
 def test_a_bar_on_a_terminal(monkeypatch):
     import io
 

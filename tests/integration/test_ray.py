@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import time
 from collections import Counter
@@ -12,7 +13,8 @@ import pytest
 
 import testnuc
 from testnuc.ray import classify_dataset
-from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.ray.job import _shares
+from testnuc.testing import HashEmbedder, LoopbackLLM, by_hash
 from tests.conftest import LABELS, confident, messages
 from tests.integration.mortal_provider import Mortal
 
@@ -162,3 +164,38 @@ def test_the_example_runs(capsys):
     out = capsys.readouterr().out
     assert "180 distinct texts, 180 calls" in out
     assert " -> " in out
+
+
+def test_the_page_runs(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "ray.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    ray.data.from_items([{"body": text} for text in TEXTS]).write_parquet(str(tmp_path / "in"))
+    for theirs, ours in (
+        ("s3://bucket/tickets/", str(tmp_path / "in")),
+        ("s3://bucket/labeled/", str(tmp_path / "out")),
+        ("postgresql://user@host/labels", str(tmp_path / "labels.db")),
+        ("Budget(usd=50)", "Budget(calls=50_000)"),  # a server of one's own has no price
+        ('column="body"', 'column="body", embedder=HashEmbedder()'),
+    ):
+        assert theirs in block
+        block = block.replace(theirs, ours)
+    with LoopbackLLM(by_hash(["refund", "delivery"])) as llm:
+        monkeypatch.setenv("OPENAI_BASE_URL", llm.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "key")
+        names = {"HashEmbedder": HashEmbedder}
+        exec(
+            block.replace('"openai/gpt-4o-mini",', f'"openai/m", base_url="{llm.base_url}",'), names
+        )
+        assert llm.calls == names["labeled"].usage.calls == 300
+    assert ray.data.read_parquet(str(tmp_path / "out")).count() == len(TEXTS)
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 3, 64])
+@pytest.mark.parametrize("actors", [(1, 2, 1), (1, 4, 1), (2, 40, 4), (8, 1, 8)])
+def test_all_actors_of_a_pipeline_fit_into_the_cluster_at_once(cpus, actors):
+    embed, predict, vote = actors
+    shares = _shares({"embed": embed, "predict": predict, "index": 1, "vote": vote}, cpus)
+    assert embed * shares["embed"] + predict * shares["predict"] + shares["index"] <= cpus
+    assert vote * shares["vote"] + 1 <= cpus
+    if cpus == 64:
+        assert shares == {"embed": 1.0, "predict": 0.25, "index": 0.1, "vote": 1.0}

@@ -10,10 +10,10 @@ from base64 import b64encode
 import orjson
 import pytest
 
-from testnuc import TestNUC
+from testnuc import Budget, RetryPolicy, TestNUC
 from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.server import ServerSettings
-from testnuc.testing import LoopbackLLM
+from testnuc.testing import Faults, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
 from tests.integration.serving import JSON, Held, client, served, until
 
@@ -224,6 +224,41 @@ async def test_failures_of_the_provider_are_not_the_callers(client_of):
             assert "secret-key-123" not in str(answer)
         _, page = await get(session, "/metrics")
         assert 'testnuc_texts_total{outcome="failed"} 4.0' in page
+
+
+async def test_a_budget_and_a_limit_say_when_or_whether_to_come_back(client_of):
+    held = Held()
+    held.gate.set()
+    async with served(client(held, k=0, budget=Budget(calls=1))) as (_, session):
+        assert (await post(session, {"text": "refund please"}))[0] == 200
+        status, answer, headers = await post(session, {"text": "where is my parcel"})
+        assert (status, answer["error"]["type"]) == (503, "budget_exceeded")
+        assert "Retry-After" not in headers
+        # what was paid for is still answered
+        assert (await post(session, {"text": "refund please"}))[0] == 200
+    faults = Faults(1.0, ("429-retry-after",))
+    async with (
+        LoopbackLLM(confident, faults=faults) as llm,
+        served(TestNUC(**client_of(llm, k=0, retry=RetryPolicy(attempts=1)))) as (_, session),
+    ):
+        status, answer, headers = await post(session, {"text": "refund please"})
+        assert (status, answer["error"]["type"]) == (503, "provider_rate_limited")
+        assert int(headers["Retry-After"]) >= 1
+
+
+async def test_a_text_whose_call_failed_is_labeled_by_its_neighbors_and_says_so(client_of):
+    texts = messages(24)
+    broken = texts[6]
+    async with (
+        LoopbackLLM(lambda text: None if text == broken else confident(text)) as llm,
+        served(TestNUC(**client_of(llm, k=5, max_concurrency=1))) as (_, session),
+    ):
+        status, many, _ = await post(session, {"texts": texts})
+    assert status == 200
+    failed = many["results"][6]
+    assert failed["own"] is None
+    assert failed["error"]["type"] == "provider_bad_request"
+    assert failed["label"] == gold(broken)
 
 
 async def test_a_fault_of_ours_is_logged_and_not_shown(caplog):

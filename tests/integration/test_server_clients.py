@@ -297,3 +297,26 @@ async def test_what_fails_at_the_start_ends_the_service():
     service = Service(client(Held()), ServerSettings(port=0))
     with pytest.raises(StoreError, match="no such store"):
         await serve(service, prepare=prepare)
+
+
+async def test_nothing_blocks_the_event_loop(client_of, tmp_path):
+    blockbuster = pytest.importorskip("blockbuster")
+    async with LoopbackLLM(confident) as llm:
+        nuc = TestNUC(**client_of(llm, store=tmp_path / "labels.db", k=3))
+        async with served(nuc, page=lambda results: f"<p>{len(results)}") as (_, session):
+
+            async def all_routes(number):
+                text = f"{messages(1)[0]} {number}"
+                for body in ({"text": text}, {"texts": [text, *messages(5)]},
+                             {"texts": [text], "stream": True}, {"nothing": 1}):  # fmt: skip
+                    async with session.post("/v1/classify", json=body) as response:
+                        await response.read()
+                        assert response.status in {200, 422}
+                for path in ("/", "/metrics", "/openapi.json", "/readyz"):
+                    async with session.get(path) as response:
+                        assert response.status == 200
+
+            # what is imported when it is first used is read from files
+            await all_routes(0)
+            with blockbuster.blockbuster_ctx("testnuc", excluded_modules=["testnuc.testing"]):
+                await asyncio.gather(*map(all_routes, range(1, 20)))
