@@ -113,9 +113,9 @@ def test_vote_equals_naive(case, policy, threads):
 
 
 @st.composite
-def pools(draw):
+def pools(draw, max_rows=5, max_k=30):
     """Return ids, similarities, pool labels and confidences, own labels and confidences, C."""
-    labels, similarities, confidences, n_classes = draw(rows())
+    labels, similarities, confidences, n_classes = draw(rows(max_rows, max_k))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     size = draw(st.sampled_from([0, 1, 7, 400]))
     pool_labels = rng.choice(np.append(labels.ravel(), np.int32(0)), size)
@@ -166,6 +166,21 @@ def test_vote_pool_equals_naive(case, policy, threads, kernel):
     for field in ("label", "share", "margin", "weight", "voters"):
         alone = [getattr(one, field).tobytes() for one in one_by_one]
         assert b"".join(alone) == getattr(result, field).tobytes()
+
+
+@given(pools(max_rows=3, max_k=350), POLICIES)
+@SETTINGS
+def test_long_rows_equal_naive(case, policy):
+    # where neighbors outnumber labels, the whole table of sums is read
+    arrays, n_classes = case
+    ids, similarities, pool_labels, pool_confidences, own_labels, own_confidences = arrays
+    voters = [
+        naive.gather(ids[r], similarities[r], pool_labels, pool_confidences, own_label, own)
+        for r, (own_label, own) in enumerate(zip(own_labels, own_confidences, strict=True))
+    ]
+    with mock.patch.object(votes, "_MANY", 0), mock.patch.object(votes, "_POOL", 10**9):
+        result = vote_pool(*arrays, n_classes=n_classes, policy=VotePolicy(*policy))
+    assert_equals_naive(result, voters, policy)
 
 
 @given(rows(), st.lists(POLICIES, min_size=0, max_size=4), st.data())
