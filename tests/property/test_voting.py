@@ -183,6 +183,24 @@ def test_long_rows_equal_naive(case, policy):
     assert_equals_naive(result, voters, policy)
 
 
+@given(
+    st.permutations([1, 2] * 70 + [3, 4] * 40),
+    st.integers(-1, 4),
+    st.tuples(*[st.integers(0, 4)] * 2),
+)
+@SETTINGS
+def test_ties_of_long_rows_go_to_the_most_similar_supporter(order, own, first):
+    pool = np.array([*first, *order], np.int32)
+    ids = np.arange(len(pool))[None]
+    ones = np.ones((1, len(pool)), np.float32)
+    labels = np.array([own], np.int32)
+    with mock.patch.object(votes, "_MANY", 0), mock.patch.object(votes, "_POOL", 10**9):
+        result = vote_pool(ids, ones, pool, None, labels, None, n_classes=5, policy="majority")
+    nobody_says = np.full(len(pool), np.nan, np.float32)
+    voters = [naive.gather(ids[0], ones[0], pool, nobody_says, own, np.nan)]
+    assert_equals_naive(result, voters, naive.PRESETS["majority"])
+
+
 @given(rows(), st.lists(POLICIES, min_size=0, max_size=4), st.data())
 @SETTINGS
 def test_curves_equal_separate_votes(case, policies, data):
