@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from testnuc.batch.apis import RemoteBatch
 from testnuc.batch.joining import Joined
 from testnuc.batch.records import unpack
-from testnuc.errors import ProviderError, RateLimitedError, StoreError
+from testnuc.errors import NotAnsweredError, ProviderError, RateLimitedError, StoreError
 from testnuc.limits import Meter
 from testnuc.results import Usage
 
@@ -140,9 +140,9 @@ class Courier:
         tries, pause = 0, self._policy.first_poll
         while True:
             if not await self._store.claim_batch(batch.id, self._owner, self._policy.grace):
-                raise StoreError(
-                    "another process took a batch over while it was created: this one was halted "
-                    f"for longer than BatchPolicy(grace={self._policy.grace:g})"
+                raise NotAnsweredError(
+                    "another process took the batch over before it was created: this one was "
+                    f"halted for longer than BatchPolicy(grace={self._policy.grace:g})"
                 )
             try:
                 return (await self.api.create(batch.id.hex(), prepared)).id
@@ -259,6 +259,7 @@ class Courier:
     async def _ended(self, batch: StoredBatch) -> RemoteBatch:
         assert batch.remote_id is not None
         pause, failing = self._policy.first_poll, 0.0
+        told = None
         while True:
             wait = None
             try:
@@ -272,6 +273,9 @@ class Courier:
                     raise
                 failing += pause
             else:
+                if told != (remote.status, remote.done):
+                    told = remote.status, remote.done
+                    _log.info("batch %s: %s, %d of %d", remote.id, *told, batch.requests)
                 if remote.ended:
                     return remote
                 failing, wait = 0.0, remote.poll_after

@@ -153,6 +153,10 @@ class BatchLane:
             for ask in left:
                 outcomes.pop(ask.key, None)
             await self.resume()
+            # in this order: a batch of another process has ended with its answers in the store, or
+            # it is open and was taken up
+            outcomes.update(await self._stored(left))
+            left = [ask for ask in left if ask.key not in outcomes]
             outcomes.update(await self._round(left, rounds.alone))
             left = rounds.again(left, outcomes)
             if left and rounds.crowded > 1:
@@ -170,6 +174,11 @@ class BatchLane:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _stored(self, asks: Sequence[Ask]) -> Outcomes:
+        keys = [ask.key for ask in asks if ask.key not in self._bringing]
+        found = await self._store.get_predictions(keys)
+        return {key: hit for key, hit in zip(keys, found, strict=True) if hit is not None}
 
     # -- a round ---------------------------------------------------------------------------------
 

@@ -139,7 +139,7 @@ def label_all(
         try:
             results = run_to_end(label())
         except KeyboardInterrupt:
-            _interrupted(nuc, progress, kept)
+            _interrupted(nuc, progress, kept, lane=lane)
         except Exception:
             if kept.new and not nuc.usage.calls:
                 kept.tidy()
@@ -147,7 +147,7 @@ def label_all(
     return results, list(caught)
 
 
-def _interrupted(nuc: TestNUC, progress: RunProgress, kept: Kept) -> NoReturn:
+def _interrupted(nuc: TestNUC, progress: RunProgress, kept: Kept, *, lane: str) -> NoReturn:
     usage = nuc.usage
     line = f"interrupted: {progress.done:,} of {progress.texts:,} texts have their answer"
     if not progress.done:
@@ -157,6 +157,11 @@ def _interrupted(nuc: TestNUC, progress: RunProgress, kept: Kept) -> NoReturn:
         line += "nothing is paid for twice"
     elif usage.calls and not nuc.model.startswith("local/"):
         line += f"; the {usage.calls:,} answers are lost: name a --store to keep them"
+    if lane == "batch":
+        line += (
+            f"; batches under way go on (testnuc batch list {kept.where}): the same command again "
+            "goes on with them"
+        )
     # in a line of its own, after what is left of a progress bar
     print(f"\ntestnuc: {line}", file=sys.stderr)  # noqa: T201 - the command's output
     if kept.new and not usage.calls:

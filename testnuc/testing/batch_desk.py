@@ -144,7 +144,15 @@ class BatchDesk:
         name = f"file-{len(self.files)}"
         self.files[name] = parts["file"]
         return _json(
-            {"id": name, "object": "file", "bytes": len(parts["file"]), "purpose": "batch"}
+            {
+                "id": name,
+                "object": "file",
+                "bytes": len(parts["file"]),
+                "created_at": int(time()),
+                "filename": "requests.jsonl",
+                "purpose": "batch",
+                "status": "processed",
+            }
         )
 
     def _create_openai(self, call: Call) -> Response:
@@ -298,7 +306,8 @@ class BatchDesk:
         """Return a page of batches, the newest first."""
         self.options.told("list")
         query = {name: values[0] for name, values in parse_qs(call.query).items()}
-        found = [shown(batch) for batch in reversed(self.batches.values())]
+        wire = ANTHROPIC if "messages" in call.path else OPENAI
+        found = [shown(b) for b in reversed(self.batches.values()) if b.wire is wire]
         start = 0
         if cursor in query:
             start = [batch["id"] for batch in found].index(query[cursor]) + 1

@@ -13,6 +13,7 @@ import testnuc
 from testnuc import BatchPolicy, Budget, SelfConsistency, TestNUC, TopKICLP
 from testnuc.batch.anthropic import AnthropicBatches
 from testnuc.batch.openai import OpenAIBatches
+from testnuc.batch.records import Wanted, pack
 from testnuc.errors import (
     AuthenticationError,
     BadRequestError,
@@ -448,6 +449,50 @@ async def test_what_another_process_creates_is_left_to_it_while_it_lives(model, 
             results = await run
             assert not results.errors
             assert (llm.batches, llm.calls, nuc.usage.calls) == (1, 60, 60)
+
+
+async def test_what_another_process_has_stored_meanwhile_is_not_sent(model, lane):
+    texts = messages(60)
+    store, full = MemoryStore(), MemoryStore()
+    async with LoopbackLLM(confident) as llm:
+        async with lane(llm, model=model, store=full) as nuc:
+            await nuc.classify_many(texts, lane="batch")
+        (batch,) = await full.batches(ended=True)
+        items = pack([(Wanted(r.key, r.text_hash, r.sample),) for r in full._rows.values()])
+        open_ = replace(batch, items=items, remote_id=None, outcome=None, usage=None)
+        await store.put_batch(open_, b"another", 60)
+        async with lane(llm, model=model, store=store) as nuc:
+            run = asyncio.create_task(nuc.classify_many(texts, lane="batch"))
+            await asyncio.sleep(0.05)
+            await store.put_predictions(list(full._rows.values()))
+            await store.end_batch(batch.id, "completed", batch.usage)
+            results = await run
+            assert not results.errors
+            assert (llm.batches, llm.calls, nuc.usage.calls) == (1, 60, 0)
+
+
+async def test_a_batch_that_was_taken_away_while_it_was_created_is_sent_anew(model, lane):
+    store = MemoryStore()
+
+    def step(name):
+        # the process sleeps for longer than the grace, and another takes what it had intended
+        if name in {"upload", "create"} and not taken:
+            (batch,) = store._batches.values()
+            taken.append(batch.id)
+            store._holders[batch.id] = (b"another", time.monotonic() + 60)
+            store._batches[batch.id] = replace(batch, outcome="never created", usage=None)
+
+    taken = []
+    batches = Batches(step=step, refusals=1)
+    async with (
+        LoopbackLLM(confident, batches=batches) as llm,
+        lane(llm, model=model, store=store) as nuc,
+    ):
+        results = await nuc.classify_many(messages(30), lane="batch")
+        assert not results.errors
+        assert (llm.batches, llm.calls) == (1, 30)
+        ends = [b.outcome for b in await store.batches(ended=True)]
+        assert sorted(ends)[1] == "never created"
 
 
 async def test_batches_of_others_are_not_taken_for_ours(lane):

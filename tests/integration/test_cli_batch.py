@@ -168,3 +168,19 @@ def test_a_file_is_labeled_in_the_batch_lane(tmp_path, monkeypatch):
         code, _, err = run_here("classify", source, *flags[:-3], "fast")
         assert code == 2
         assert "lane is 'fast'" in err
+
+
+def test_ctrl_c_tells_how_to_go_on(tmp_path, monkeypatch):
+    source = tmp_path / "in.txt"
+    source.write_text("\n".join(TEXTS) + "\n")
+
+    def interrupted(main):
+        main.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("testnuc.cli.classify.run_to_end", interrupted)
+    flags = ["--labels", "a,b", "--lane", "batch", "--store", tmp_path / "s.db"]
+    code, _, err = run_here("classify", source, *flags)
+    assert code == 130
+    assert "testnuc batch list" in err
+    assert str(tmp_path / "s.db") in err

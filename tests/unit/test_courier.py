@@ -1,0 +1,201 @@
+"""The life of one batch over hours that pass in no time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+import pytest
+
+from testnuc.batch.apis import Line, QueueFullError, RemoteBatch
+from testnuc.batch.courier import Courier, UntoldError
+from testnuc.batch.joining import Reader, custom_id
+from testnuc.batch.queueing import TokenQueue
+from testnuc.batch.records import Wanted, pack
+from testnuc.errors import (
+    AuthenticationError,
+    BadRequestError,
+    ConnectionFailedError,
+    RateLimitedError,
+    ServerError,
+    UnknownModelError,
+)
+from testnuc.labels import LabelSet
+from testnuc.limits import BatchPolicy, Price
+from testnuc.protocols import StoredBatch, Task
+from testnuc.providers.openai import OpenAI
+from testnuc.results import Prediction
+from testnuc.stores.memory import MemoryStore
+from tests import virtual
+
+LABELS = LabelSet(["refund", "delivery"])
+BATCH = StoredBatch(b"b" * 16, b"s" * 16, {}, 1, 0.0, pack([(Wanted(b"k" * 16, b"t" * 16, 0),)]))
+BODY = orjson.dumps(
+    {
+        "choices": [{"message": {"content": '{"label": "refund"}'}}],
+        "usage": {"prompt_tokens": 1_000_000, "completion_tokens": 1_000_000},
+    }
+)
+RUNNING = RemoteBatch("remote", "in_progress", ended=False, total=1, done=0)
+ENDED = RemoteBatch("remote", "completed", ended=True, total=1, done=1, results=("file",))
+
+
+class Script:
+    """A batch API that does as it is told: each entry is returned, or raised."""
+
+    def __init__(self, loop, retrieves=(), creates=(), found=None):
+        self.loop = loop
+        self.retrieves, self.creates, self.found = retrieves, list(creates), found
+        self.asked, self.created, self.looked = [], [], 0
+
+    async def prepare(self, name, lines):
+        return b"".join(lines)
+
+    async def create(self, name, prepared):
+        self.created.append(self.loop.now)
+        return self._next(self.creates.pop(0))
+
+    async def retrieve(self, remote_id):
+        self.asked.append(self.loop.now)
+        return self._next(self.retrieves(self.loop.now - 1000))
+
+    async def find(self, batch, known, wait):
+        self.looked += 1
+        return self.found
+
+    async def read(self, remote, take):
+        take(Line(custom_id(BATCH.id.hex(), 0), 200, BODY))
+
+    def _next(self, entry):
+        if isinstance(entry, Exception):
+            raise entry
+        return entry
+
+
+def courier(api, store, **policy):
+    provider = OpenAI("m", base_url="http://localhost/v1")
+    reader = Reader(provider, Task("", LABELS.names), LABELS)
+    price = Price.per_million(1, 2)
+    return Courier(api, reader, store, policy=BatchPolicy(**policy), price=price)
+
+
+def test_a_day_of_waiting_is_looked_at_less_and_less_often():
+    async def main(loop):
+        api = Script(loop, lambda now: ENDED if now > 20 * 3600 else RUNNING)
+        store = MemoryStore()
+        one = courier(api, store)
+        await one.intend(BATCH)
+        await store.note_batch(BATCH.id, "remote")
+        (batch,) = await store.batches()
+        remote, outcomes, usages = await one.follow(batch)
+        waits = [round(b - a, 3) for a, b in zip(api.asked, api.asked[1:], strict=False)]
+        assert waits[:4] == [5, 7.5, 11.25, 16.875]
+        assert max(waits) == 60
+        assert 1_200 <= len(waits) <= 1_210
+        assert remote.status == "completed"
+        assert outcomes == {b"k" * 16: Prediction("refund")}
+        assert len(usages) == 1
+        (ended,) = await store.batches(ended=True)
+        # the price of the lane, to the cent
+        assert (ended.outcome, ended.usage.usd, ended.items) == ("completed", 3.0, b"")
+        assert await store.get_predictions([b"k" * 16]) == [Prediction("refund")]
+        # whoever reads the same batch a second time counts nothing
+        assert (await one.follow(batch))[2] is None
+
+    virtual.run(main)
+
+
+def test_an_outage_is_waited_out_and_a_day_of_it_is_not():
+    async def main(loop):
+        down = ServerError("down")
+        api = Script(loop, lambda now: ENDED if now > 3_000 else down)
+        store = MemoryStore()
+        one = courier(api, store)
+        await one.intend(BATCH)
+        batch = StoredBatch(**{f: getattr(BATCH, f) for f in BATCH.__slots__} | {"remote_id": "r"})
+        remote, _, _ = await one.follow(batch)
+        assert remote.ended
+        api.retrieves = lambda now: down
+        with pytest.raises(ServerError):
+            await one.follow(batch)
+        assert loop.now < 1000 + 3_000 + 2 * 3_600
+        api.retrieves = lambda now: AuthenticationError("no")
+        with pytest.raises(AuthenticationError):
+            await one.follow(batch)
+        api.retrieves = lambda now: UnknownModelError("gone", status_code=404)
+        assert (await one.follow(batch))[0].status == "gone"
+
+    virtual.run(main)
+
+
+def test_a_creation_is_repeated_only_where_it_was_refused():
+    async def main(loop):
+        store = MemoryStore()
+        busy = RateLimitedError("busy")
+        api = Script(loop, creates=[busy, RateLimitedError("busy", retry_after=77.0), RUNNING])
+        one = courier(api, store)
+        await one.intend(BATCH)
+        created = await one.create(BATCH, [b"x"], lambda: False)
+        assert created.remote_id == "remote"
+        assert [round(t - api.created[0]) for t in api.created] == [0, 5, 82]
+        assert api.looked == 0
+
+        for error in (ConnectionFailedError("broken"), ServerError("500")):
+            store = MemoryStore()
+            api = Script(loop, creates=[error], found="remote-2")
+            one = courier(api, store)
+            await one.intend(BATCH)
+            with pytest.raises(UntoldError):
+                await one.create(BATCH, [b"x"], lambda: False)
+            # it stays open, and is looked for
+            (batch,) = await store.batches()
+            assert (await one.adopt(batch)).remote_id == "remote-2"
+            assert api.looked == 1
+
+        store = MemoryStore()
+        api = Script(loop, creates=[BadRequestError("no")])
+        one = courier(api, store)
+        await one.intend(BATCH)
+        with pytest.raises(BadRequestError):
+            await one.create(BATCH, [b"x"], lambda: False)
+        assert [b.outcome for b in await store.batches(ended=True)] == ["refused"]
+
+        # ten times in vain, but not while other batches are about to make room
+        store = MemoryStore()
+        api = Script(loop, creates=[busy] * 40)
+        one = courier(api, store)
+        await one.intend(BATCH)
+        with pytest.raises(RateLimitedError):
+            await one.create(BATCH, [b"x"], lambda: len(api.created) <= 20)
+        assert len(api.created) == 30
+
+    virtual.run(main)
+
+
+def test_tokens_wait_for_room():
+    async def main(loop):
+        queue = TokenQueue(100)
+        await queue.enter(60)
+        entering = asyncio.create_task(queue.enter(50))
+        await asyncio.sleep(1)
+        assert not entering.done()
+        queue.leave(60)
+        await entering
+        assert queue.used == 50
+        # the provider's word, and less than that where it was too much already
+        queue.refused(80)
+        assert queue.limit == 25
+        queue.refused(None)
+        assert queue.limit == 25
+        queue.leave(50)
+        # one is let in in any case
+        await queue.enter(1_000)
+        queue.refused(500)
+        assert queue.limit == 25
+        fresh = TokenQueue()
+        await fresh.enter(1_000)
+        fresh.refused(700)
+        assert fresh.limit == 700
+        assert QueueFullError("full", limit=3).limit == 3
+
+    virtual.run(main)
