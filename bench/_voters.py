@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from bench.kernels import Case
 
-__all__ = ["PEERS", "floor"]
+__all__ = ["PEERS", "differing", "floor"]
 
 #: Rows times classes of a dense table that is made at once.
 _TABLE = 8_000_000
@@ -52,32 +52,57 @@ def _parts(case: Case, rows: int) -> Iterator[tuple[slice, NDArray[Any], NDArray
         yield at, labels, np.concatenate([ones, case.similarities[at]], axis=1)
 
 
-def _bincount_loop(case: Case) -> NDArray[Any]:
-    winners = np.empty(len(case.ids), np.int64)
+class _Votes:
+    """Label, share and margin of each row, read off its table of weights."""
+
+    def __init__(self, rows: int) -> None:
+        self.label = np.empty(rows, np.int64)
+        self.share = np.empty(rows)
+        self.margin = np.empty(rows)
+
+    def read(self, at: slice, table: NDArray[np.float64]) -> None:
+        """Take the votes of some rows from ``table`` float64[rows, C], which is overwritten."""
+        rows = np.arange(len(table))
+        label = table.argmax(axis=1)
+        best, total = table[rows, label], table.sum(axis=1)
+        table[rows, label] = 0
+        self.label[at] = label
+        self.share[at] = best / total
+        self.margin[at] = (best - table.max(axis=1)) / total
+
+
+def _bincount_loop(case: Case) -> _Votes:
+    votes = _Votes(len(case.ids))
     for row, ids in enumerate(case.ids):
         labels = np.append(case.own_labels[row], case.pool_labels[ids])
         weights = np.append(1.0, case.similarities[row])
-        winners[row] = np.bincount(labels, weights, minlength=case.n_classes).argmax()
-    return winners
+        counts = np.bincount(labels, weights, minlength=case.n_classes)
+        label = counts.argmax()
+        best, total = counts[label], counts.sum()
+        counts[label] = 0
+        votes.label[row] = label
+        votes.share[row] = best / total
+        votes.margin[row] = (best - counts.max()) / total
+    return votes
 
 
-def _flat_bincount(case: Case) -> NDArray[Any]:
-    winners = np.empty(len(case.ids), np.int64)
+def _flat_bincount(case: Case) -> _Votes:
+    votes = _Votes(len(case.ids))
     c = case.n_classes
     for at, labels, weights in _parts(case, max(1, _TABLE // c)):
         flat = (np.arange(len(labels))[:, None] * c + labels).ravel()
-        table = np.bincount(flat, weights.ravel(), minlength=len(labels) * c)
-        winners[at] = table.reshape(-1, c).argmax(axis=1)
-    return winners
+        table: NDArray[Any] = np.bincount(flat, weights.ravel(), minlength=len(labels) * c)
+        votes.read(at, table.reshape(-1, c))
+    return votes
 
 
-def _add_at(case: Case) -> NDArray[Any]:
-    winners = np.empty(len(case.ids), np.int64)
+def _add_at(case: Case) -> _Votes:
+    votes = _Votes(len(case.ids))
     for at, labels, weights in _parts(case, max(1, _TABLE // case.n_classes)):
         table = np.zeros((len(labels), case.n_classes))
         np.add.at(table, (np.arange(len(labels))[:, None], labels), weights)
-        winners[at] = table.argmax(axis=1)
-    return winners
+        votes.read(at, table)
+    return votes
 
 
 def _weighted_mode(case: Case) -> NDArray[Any]:
@@ -127,7 +152,8 @@ def _polars(case: Case) -> NDArray[Any]:
     return winners
 
 
-PEERS: dict[str, Callable[[Case], NDArray[Any]]] = {
+#: The first three give label, share and margin as we do, the others the label alone.
+PEERS: dict[str, Callable[[Case], Any]] = {
     "bincount loop": _bincount_loop,
     "flat bincount": _flat_bincount,
     "np.add.at": _add_at,
@@ -135,3 +161,13 @@ PEERS: dict[str, Callable[[Case], NDArray[Any]]] = {
     "scipy.sparse": _sparse,
     "polars": _polars,
 }
+
+
+def differing(found: Any, expected: Any) -> int:
+    """Return in how many rows a peer's answer is another than ours."""
+    if not isinstance(found, _Votes):
+        return int(np.count_nonzero(found != expected.label))
+    same = found.label == expected.label
+    for mine, theirs in ((expected.share, found.share), (expected.margin, found.margin)):
+        same &= np.isclose(mine, theirs, rtol=0, atol=1e-5)
+    return int(np.count_nonzero(~same))

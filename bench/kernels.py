@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bench._report import Report
 from bench._timing import interleaved, machine, median_ratio
-from bench._voters import PEERS, floor
+from bench._voters import PEERS, differing, floor
 from testnuc._kernels import vote as kernels
 from testnuc.voting import VotePolicy, vote_curves_pool, vote_pool
 
@@ -142,12 +142,12 @@ def _against_floor(names: list[str], repeats: int) -> Report:
 
 
 def _against_peers(names: list[str]) -> Report:
-    title = "### Times the seconds of vote_pool with one thread, the labels compared"
+    title = "### Times the seconds of vote_pool with one thread, the answers compared"
     report = Report("peers", title)
     skipped = []
     for name in names:
         case = Case.make(*SHAPES[name])
-        expected = case.vote(1).label
+        expected = case.vote(1)
         row: dict[str, Any] = {"B,K,C,N": name}
         some = max(1, len(case.ids) // 50)
         part = case.first(some)
@@ -167,12 +167,12 @@ def _against_peers(names: list[str]) -> Report:
             ratios = []
             for _ in range(repeats):
                 start = time.perf_counter()
-                labels = run(case)
+                found = run(case)
                 seconds.append(time.perf_counter() - start)
                 start = time.perf_counter()
                 case.vote()
                 ratios.append(seconds[-1] / (time.perf_counter() - start))
-            wrong = int(np.count_nonzero(labels != expected))
+            wrong = differing(found, expected)
             row[peer] = f"{statistics.median(ratios):.0f}x" + (
                 f" ({wrong} differ)" if wrong else ""
             )

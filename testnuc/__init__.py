@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from testnuc.trust import Calibration, Diagnosis, Review, Tuning, review_queue
     from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOMES = {
     "client": ("SmallPoolWarning", "TestNUC"),

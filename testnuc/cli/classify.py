@@ -54,7 +54,12 @@ def run(
         return
     results, caught = label_all(texts, client, kept, lane=lane, batches=policy)
     labeled = dict(zip(valid, results, strict=True))
-    write_results(output, table, labeled, problems, run=run_record(results) if full else None)
+    try:
+        write_results(output, table, labeled, problems, run=run_record(results) if full else None)
+    except InvalidInputError as exc:
+        if kept.where is None:
+            raise
+        raise InvalidInputError(f"{exc}; what was answered is kept in {kept.where}") from exc
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     notes(console, caught)
     console.print(_summary(results, len(problems), output), markup=False)
@@ -96,8 +101,15 @@ class Kept:
 
     def begin(self) -> None:
         """Make the folder."""
-        if self.folder is not None:
+        if self.folder is None:
+            return
+        try:
             self.folder.mkdir(exist_ok=True)
+        except OSError as exc:
+            raise InvalidInputError(
+                f"{self.folder} cannot be made: {exc.strerror or exc}; write the output elsewhere, "
+                "or name a --store"
+            ) from exc
 
     def tidy(self) -> None:
         """Remove the folder: what it held is in the output."""

@@ -13,7 +13,7 @@ import orjson
 
 from testnuc.errors import InvalidInputError
 from testnuc.prompts import valid_text
-from testnuc.records import cells
+from testnuc.records import cells, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -85,9 +85,7 @@ def read_table(file: str, text_column: str) -> Table:
         rows = [{"text": line} for line in lines if line]
         columns, text_column = ["text"], "text"
     elif kind == ".csv":
-        reader = csv.DictReader(io.StringIO(content, newline=""), restkey="(more)")
-        columns = list(reader.fieldnames or [])
-        rows = list(reader)
+        columns, rows = _csv_rows(file, content)
     else:
         # what `classify --full` says of its run is no text
         rows = [row for row in _json_lines(file, content) if "nuc_run" not in row]
@@ -211,11 +209,7 @@ def write_results(
     if output is None:
         sys.stdout.write(text)
     else:
-        # a new file first: an interruption must not leave half of one
-        whole = Path(output)
-        part = whole.with_name(whole.name + ".part")
-        part.write_text(text, encoding="utf-8", newline="")
-        part.replace(whole)
+        write_whole(output, [text.encode("utf-8", "replace")])
 
 
 def _cells(result: Classification | None, problem: str | None, *, full: bool) -> dict[str, Any]:
@@ -243,6 +237,18 @@ def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
+
+
+def _csv_rows(file: str, content: str) -> tuple[list[str], list[dict[str, Any]]]:
+    # a text may be longer than the 128 kB that a field has by default; content is in memory anyway
+    before = csv.field_size_limit(max(len(content), 1))
+    try:
+        reader = csv.DictReader(io.StringIO(content, newline=""), restkey="(more)")
+        return list(reader.fieldnames or []), list(reader)
+    except csv.Error as exc:
+        raise InvalidInputError(f"{file} cannot be read as CSV: {exc}") from exc
+    finally:
+        csv.field_size_limit(before)
 
 
 def _existing(file: str) -> Path:

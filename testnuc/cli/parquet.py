@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from testnuc.errors import InvalidInputError, MissingDependencyError
+from testnuc.records import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -157,9 +158,10 @@ def write_rows(
     """Write a table; it is there whole or not at all."""
     arrow, parquet = _pyarrow()
     made = schema_of(rows, schema, added)
-    part = path.with_name(path.name + ".part")
-    parquet.write_table(arrow.Table.from_pylist(list(rows), schema=made), str(part))
-    part.replace(path)
+    table = arrow.Table.from_pylist(list(rows), schema=made)
+    buffer = arrow.BufferOutputStream()
+    parquet.write_table(table, buffer)
+    write_whole(path, [buffer.getvalue()])
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -35,6 +35,9 @@ __all__ = ["EXACT_BELOW", "NearestVectors"]
 #: Below this many vectors a matrix product is as fast as the graph, and exact.
 EXACT_BELOW = 5_000
 
+#: How many go into the graph with each that is added, from half of `EXACT_BELOW` on: all are in it
+#: when it is first needed. To make it then, at once, would hold up who adds for seconds.
+_AHEAD = 3
 #: Vectors that each thread inserts into the graph at a time: it cannot be searched meanwhile.
 _ADD_CHUNK = 16
 #: Queries scored at a time by the exact search, to bound the score matrix.
@@ -82,6 +85,8 @@ class NearestVectors:
         # the rows outside the graph as float32, for the matrix product
         self._single = np.empty((0, dim), dtype=np.float32)
         self._graph: Graph | None = None
+        #: Whether the graph is searched: it may be in the making.
+        self._by_graph = False
 
     def __len__(self) -> int:
         """Return the number of rows ever added, removed ones included."""
@@ -122,7 +127,7 @@ class NearestVectors:
             chunk = slice(start, start + self._chunk)
             with self._lock:
                 self._append(vectors[chunk], ranks[chunk])
-            self._extend_graph()
+            self._extend_graph(len(vectors[chunk]))
 
     def remove(self, rows: NDArray[np.int64]) -> None:
         """Make rows unfindable; their numbers are not used again."""
@@ -215,6 +220,7 @@ class NearestVectors:
                 require_whole(folder / saved.graph, saved.graph_crc)
                 path = folder / saved.graph
                 index._graph = Graph.map(path, saved.dim, saved.graph_rows, threads)
+                index._by_graph = True
         except (DamagedIndexError, OSError, RuntimeError, ValueError) as exc:
             index.close()
             raise DamagedIndexError(str(exc)) from exc
@@ -314,10 +320,10 @@ class NearestVectors:
         self._alive.write(start, np.ones(len(vectors), dtype=np.bool_))
         self._size = size
 
-    def _extend_graph(self) -> None:
-        """Let the graph catch up with the rows, if there is to be one."""
+    def _extend_graph(self, added: int) -> None:
+        """Let the graph catch up with the rows, if there is or soon will be one."""
         if self._graph is None:
-            if self._size < self._exact_below:
+            if self._size < self._exact_below // 2:
                 return
             with self._lock:
                 self._graph = Graph(self.dim, self._threads)
@@ -328,12 +334,19 @@ class NearestVectors:
             with self._lock:
                 loaded.remove(np.flatnonzero(~self._alive.array[: loaded.rows]))
                 self._graph = loaded
-        graph = self._graph
-        while graph.rows < self._size:
-            end = min(graph.rows + self._chunk, self._size)
+        graph, wanted = self._graph, self._size
+        if wanted < self._exact_below:
+            wanted = min(wanted, graph.rows + _AHEAD * added)
+        while graph.rows < wanted:
+            end = min(graph.rows + self._chunk, wanted)
             with self._lock:
                 rows = np.flatnonzero(self._alive.array[graph.rows : end]) + graph.rows
                 graph.insert(rows, self._vectors.array[rows], end)
+                if self._by_graph:
+                    self._single = np.empty((0, self.dim), dtype=np.float32)
+        if not self._by_graph and self._size >= self._exact_below:
+            with self._lock:
+                self._by_graph = True
                 self._single = np.empty((0, self.dim), dtype=np.float32)
 
     def _candidates(
@@ -345,7 +358,7 @@ class NearestVectors:
         end: int,
     ) -> NDArray[np.int64]:
         """Return rows, int64[B, at least k], unordered and padded with -1, that hold the best k."""
-        if self._graph is None:
+        if self._graph is None or not self._by_graph:
             return self._exact_candidates(single, k, exclude, 0, end)
         found = self._graph_candidates(self._graph, queries, k, exclude, end)
         if self._graph.rows < end:

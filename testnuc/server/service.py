@@ -180,11 +180,13 @@ class Service:
                     held.clear()
             for line in held:
                 yield line
-        except (Refused, TestNUCError) as exc:
+        except Exception as exc:
             for _ in range(place.texts):
                 self._metrics.text_failed()
             if first:
                 raise
+            # the head is sent: there is no other way left to tell
+            _log.warning("a stream ended early", exc_info=exc)
             refused = exc if isinstance(exc, Refused) else of_error(exc)
             yield _line(refused.body())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -210,6 +211,43 @@ def test_parquet_that_is_none_and_rows_that_fit_into_none(tmp_path):
         code, _, err = run_here("classify", file, "--labels", "a,b", "-o", output)
         assert code == 2, err
         assert says in err
+
+
+def test_an_output_that_cannot_be_written(source, tmp_path):
+    out = tmp_path / "out.csv"
+    (tmp_path / "out.csv.resume").write_text("in the way")
+    with LoopbackLLM(confident) as llm:
+        given = ["classify", source, *options(llm, model="openai/test"), "-o", out]
+        code, _, err = run_here(*given)
+        assert (code, llm.requests) == (2, 0)
+        assert "out.csv.resume cannot be made" in err
+        # what cannot be foreseen: nothing that was paid for is lost
+        (tmp_path / "out.csv.resume").unlink()
+        (tmp_path / "out.csv.part").mkdir()
+        code, _, err = run_here(*given)
+        assert code == 2
+        assert "out.csv cannot be written" in err
+        assert "is kept in" in err
+        assert llm.calls == 30
+        (tmp_path / "out.csv.part").rmdir()
+        code, _, err = run_here(*given)
+        assert (code, llm.calls) == (0, 30), err
+
+
+def test_long_texts_and_odd_bytes(tmp_path):
+    source, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text(f'text\n"refund please {"x" * 200_000}"\n"where is my parcel \x00"\n')
+    with LoopbackLLM(confident) as llm:
+        code, _, err = run_here(
+            "classify", source, *options(llm, model="openai/test"), "-o", out, "--k", "0"
+        )
+    assert code == 0, err
+    csv.field_size_limit(1 << 20)
+    with out.open(newline="") as file:
+        made = list(csv.DictReader(file))
+    csv.field_size_limit(131_072)
+    assert [row["nuc_label"] for row in made] == ["refund", "delivery"]
+    assert len(made[0]["text"]) > 200_000
 
 
 def test_results_can_be_labeled_once_more(source, tmp_path):

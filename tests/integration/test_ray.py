@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ import pytest
 
 import testnuc
 from testnuc.ray import classify_dataset
-from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.testing import HashEmbedder, LoopbackLLM, by_hash
 from tests.conftest import LABELS, confident, messages
 from tests.integration.mortal_provider import Mortal
 
@@ -162,3 +163,27 @@ def test_the_example_runs(capsys):
     out = capsys.readouterr().out
     assert "180 distinct texts, 180 calls" in out
     assert " -> " in out
+
+
+def test_the_page_runs(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "ray.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    ray.data.from_items([{"body": text} for text in TEXTS]).write_parquet(str(tmp_path / "in"))
+    for theirs, ours in (
+        ("s3://bucket/tickets/", str(tmp_path / "in")),
+        ("s3://bucket/labeled/", str(tmp_path / "out")),
+        ("postgresql://user@host/labels", str(tmp_path / "labels.db")),
+        ("Budget(usd=50)", "Budget(calls=50_000)"),  # a server of one's own has no price
+        ('column="body"', 'column="body", embedder=HashEmbedder()'),
+    ):
+        assert theirs in block
+        block = block.replace(theirs, ours)
+    with LoopbackLLM(by_hash(["refund", "delivery"])) as llm:
+        monkeypatch.setenv("OPENAI_BASE_URL", llm.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "key")
+        names = {"HashEmbedder": HashEmbedder}
+        exec(
+            block.replace('"openai/gpt-4o-mini",', f'"openai/m", base_url="{llm.base_url}",'), names
+        )
+        assert llm.calls == names["labeled"].usage.calls == 300
+    assert ray.data.read_parquet(str(tmp_path / "out")).count() == len(TEXTS)

@@ -105,6 +105,28 @@ async def test_a_failure_amid_a_stream_is_its_last_line():
     assert all(line["label"] for line in lines[:-1])
 
 
+async def test_a_fault_of_ours_amid_a_stream_is_its_last_line_too():
+    held = Held()
+    held.gate.set()
+    async with served(client(held, k=0)) as (service, session):
+        made = service._note
+
+        def note(result):
+            if service.recent:
+                raise RuntimeError("the secret path /etc/passwd")
+            made(result)
+
+        service._note = note
+        body = {"texts": messages(6), "stream": True}
+        async with session.post("/v1/classify", json=body) as response:
+            assert response.status == 200
+            lines = [json.loads(line) async for line in response.content]
+        assert service.queue.pending == 0
+    assert [line.get("error") for line in lines[:-1]] == [None]
+    assert lines[-1]["error"]["type"] == "unexpected"
+    assert "passwd" not in str(lines)
+
+
 async def test_a_body_that_does_not_arrive():
     held = Held()
     async with served(client(held), body_timeout=0.05) as (service, session):

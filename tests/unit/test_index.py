@@ -198,3 +198,24 @@ def test_whoever_waits_for_the_index_comes_before_the_next_chunk():
         order.append("next chunk")
     searching.join()
     assert order == ["chunk", "search", "next chunk"]
+
+
+def test_the_graph_is_made_little_by_little():
+    vectors, ranks = unit(400, 16, seed=3), np.arange(400, dtype=np.uint64)
+    index = NearestVectors(16, exact_below=200)
+    grown = []
+    for i in range(400):
+        before = index.graph_rows
+        index.add(vectors[i : i + 1], ranks[i : i + 1])
+        grown.append(index.graph_rows - before)
+        if i in {150, 198, 199, 200, 399}:
+            # before, while and after it is made, all is found
+            rows, _ = index.search(vectors[: i + 1], 1)
+            assert rows[:, 0].tolist() == list(range(i + 1))
+    # none of those who add waits for the work of all
+    assert max(grown) <= 3
+    assert index.graph_rows == 400
+    # at once, where many are added
+    whole = NearestVectors(16, exact_below=200)
+    whole.add(vectors, ranks)
+    assert whole.graph_rows == 400

