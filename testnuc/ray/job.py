@@ -182,6 +182,7 @@ def classify_dataset(
             **more,
         }
 
+    failure: Exception | None = None
     try:
         texts = dataset.map_batches(
             hash_texts, batch_format="pyarrow", fn_kwargs={"column": column, "settings": job}
@@ -203,15 +204,17 @@ def classify_dataset(
         dim = 1 if counts is None else int(counts["dim"].iloc[0])
         diagnosis = _decide(ray, job, pool, dim)
         usage = ray.get(limits.usage.remote())
-    except Exception as exc:
+    except Exception:
         for actor in pool:
             ray.kill(actor)
-        cause: Exception | None = ray.get(limits.failure.remote())
-        if cause is None:
+        failure = ray.get(limits.failure.remote())
+        if failure is None:
             raise
-        raise cause from exc
     finally:
         ray.kill(limits)
+    if failure is not None:
+        # out of the handler: Ray's error holds what ran, and its actors would live as long as ours
+        raise failure
     _warn(number, diagnosis, settings.get("k"))
     decision = None if diagnosis is None else diagnosis.decision
     labeled = dataset.map_batches(
@@ -266,7 +269,8 @@ def _shares(actors: Mapping[str, int], cpus: float) -> dict[str, float]:
     wanted = sum(share * actors[kind] for kind, share in _CPUS.items())
     scale = min(1.0, 0.95 * cpus / wanted)
     shares = {kind: math.floor(1_000 * scale * share) / 1_000 for kind, share in _CPUS.items()}
-    vote = min(1.0, (cpus - 1) / actors["vote"])
+    # half of the rest is spare: an actor of an earlier stage may take its time to end
+    vote = min(1.0, (cpus - 1) / 2 / actors["vote"])
     return {**shares, "vote": math.floor(1_000 * vote) / 1_000}
 
 
