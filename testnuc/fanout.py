@@ -84,7 +84,7 @@ class Fanout:
         self._meter = meter
         self._limit = workers
         self._per_call = per_call
-        self._low_water = workers * per_call
+        self._low_water = per_call if mixed else workers * per_call
         self._drain = drain
         self._mixed = mixed
         self._board = board or Board()

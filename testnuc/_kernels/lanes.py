@@ -14,10 +14,22 @@ from numba.extending import intrinsic
 
 from testnuc._kernels.compile import DISABLED, types
 
-__all__ = ["LANES", "count_lanes", "differing", "lowest_bit", "prefetch"]
+__all__ = [
+    "LANES",
+    "WIDE",
+    "count_lanes",
+    "differing",
+    "leaders",
+    "lowest_bit",
+    "prefetch",
+    "split",
+]
 
 #: Rows that `count_lanes` counts at once.
 LANES = 16
+
+#: `leaders` reads so many sums at once.
+WIDE = 8
 
 _I1, _I32, _I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 
@@ -78,6 +90,111 @@ def _differing(context: Any, labels: Any, start: Any, label: Any) -> Any:  # noq
         return builder.bitcast(builder.icmp_signed("!=", loaded, all_same), _I64)
 
     return types.uint64(labels, types.int64, types.int32), generate
+
+
+def _splat(builder: Any, kind: Any, value: Any) -> Any:
+    """Return a vector whose elements are all `value`."""
+    nothing = ir.Constant(kind, ir.Undefined)
+    one = builder.insert_element(nothing, value, _I32(0))
+    return builder.shuffle_vector(
+        one, nothing, ir.Constant(ir.VectorType(_I32, kind.count), [0] * kind.count)
+    )
+
+
+def _reduce(builder: Any, operation: str, value: Any) -> Any:
+    """Return the sum ("add") or the maximum ("smax") of a vector of int64."""
+    name = f"llvm.vector.reduce.{operation}.v{value.type.count}i64"
+    function = builder.module.globals.get(name) or ir.Function(
+        builder.module, ir.FunctionType(_I64, [value.type]), name
+    )
+    return builder.call(function, [value])
+
+
+def _split(context: Any, labels: Any, weights: Any, start: Any, n: Any, label: Any) -> Any:  # noqa: ARG001
+    """Part the n votes (at most 64) from `start` on: those for `label`, those for others.
+
+    Returns which vote for another label (bits of a uint64), the weight of those for `label`, how
+    many vote at all. 64 labels and weights are read, whatever n is.
+    """
+    returned = types.Tuple((types.uint64, types.int64, types.int64))
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        b = builder
+        narrow, wide = ir.VectorType(_I32, 64), ir.VectorType(_I64, 64)
+        places = [b.gep(_data(context, b, signature.args[i], arguments[i]), [arguments[2]])
+                  for i in (0, 1)]  # fmt: skip
+        found = _load(b, places[0], narrow, _I64(0), 4)
+        weight = _load(b, places[1], wide, _I64(0), 8)
+        within = b.icmp_signed(
+            "<",
+            ir.Constant(narrow, list(range(64))),
+            _splat(b, narrow, b.trunc(arguments[3], _I32)),
+        )
+        same = b.icmp_signed("==", found, _splat(b, narrow, arguments[4]))
+        votes = b.and_(b.icmp_signed(">=", found, ir.Constant(narrow, [0] * 64)), within)
+        others = b.bitcast(b.and_(b.not_(same), votes), _I64)
+        kept = b.select(b.and_(same, votes), weight, ir.Constant(wide, [0] * 64))
+        count = b.ctpop(b.bitcast(votes, _I64))
+        return context.make_tuple(b, returned, [others, _reduce(b, "add", kept), count])
+
+    return returned(labels, weights, types.int64, types.int64, types.int32), generate
+
+
+def _leaders(context: Any, sums: Any, n: Any) -> Any:  # noqa: ARG001
+    """Return the largest of the first ``n * WIDE`` sums, the second, a place of the first, all.
+
+    Sums are int64 and not negative. Two equal largest are both returned, as first and second.
+    """
+    returned = types.UniTuple(types.int64, 4)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        b = builder
+        wide = ir.VectorType(_I64, WIDE)
+        zero = ir.Constant(wide, [0] * WIDE)
+        base = _data(context, b, signature.args[0], arguments[0])
+        entry, loop, done = b.block, b.append_basic_block("loop"), b.append_basic_block("done")
+        b.branch(loop)
+
+        b.position_at_end(loop)
+        i = b.phi(_I64)
+        i.add_incoming(_I64(0), entry)
+        state = [b.phi(wide) for _ in range(4)]
+        for phi in state:
+            phi.add_incoming(zero, entry)
+        first, second, place, total = state
+        value = _load(b, base, wide, i, 8)
+        wins = b.icmp_signed(">", value, first)
+        lesser = b.select(wins, first, value)
+        following = b.add(i, _I64(1))
+        result = (
+            b.select(wins, value, first),
+            b.select(b.icmp_signed(">", lesser, second), lesser, second),
+            b.select(wins, _splat(b, wide, i), place),
+            b.add(total, value),
+        )
+        i.add_incoming(following, loop)
+        for phi, changed in zip(state, result, strict=True):
+            phi.add_incoming(changed, loop)
+        b.cbranch(b.icmp_signed("<", following, arguments[1]), loop, done)
+
+        b.position_at_end(done)
+        first, second, place, total = result
+        best = _reduce(b, "smax", first)
+        leads = b.icmp_signed("==", first, _splat(b, wide, best))
+        rival = b.select(leads, zero, first)
+        rival = _reduce(b, "smax", b.select(b.icmp_signed(">", rival, second), rival, second))
+        several = b.icmp_unsigned(
+            ">", b.ctpop(b.bitcast(leads, ir.IntType(WIDE))), ir.IntType(WIDE)(1)
+        )
+        places = b.add(
+            b.mul(place, ir.Constant(wide, [WIDE] * WIDE)), ir.Constant(wide, list(range(WIDE)))
+        )
+        where = _reduce(b, "smax", b.select(leads, places, zero))
+        return context.make_tuple(
+            b, returned, [best, b.select(several, best, rival), where, _reduce(b, "add", total)]
+        )
+
+    return returned(sums, types.int64), generate
 
 
 def _count_lanes(context: Any, labels: Any, weights: Any, n: Any, sums: Any, winners: Any) -> Any:  # noqa: ARG001
@@ -189,6 +306,26 @@ def _differing_twin(labels: Any, start: Any, label: Any) -> Any:
     return np.uint64(sum(1 << i for i in range(64) if labels[start + i] != label))
 
 
+def _split_twin(labels: Any, weights: Any, start: Any, n: Any, label: Any) -> Any:
+    bits, same, count = 0, 0, 0
+    for i in range(n):
+        other = labels[start + i]
+        if other >= 0:
+            count += 1
+            if other == label:
+                same += int(weights[start + i])
+            else:
+                bits |= 1 << i
+    return np.uint64(bits), np.int64(same), np.int64(count)
+
+
+def _leaders_twin(sums: Any, n: Any) -> Any:
+    values = [int(value) for value in sums[: n * WIDE]]
+    order = sorted(range(len(values)), key=lambda i: -values[i])
+    first, second = values[order[0]], values[order[1]]
+    return np.int64(first), np.int64(second), np.int64(order[0]), np.int64(sum(values))
+
+
 def _count_lanes_twin(labels: Any, weights: Any, n: Any, sums: Any, winners: Any) -> None:
     for lane in range(LANES):
         votes: dict[int, int] = {}
@@ -211,3 +348,5 @@ prefetch: Any = _either(_prefetch, _prefetch_twin)
 lowest_bit: Any = _either(_lowest_bit, _lowest_bit_twin)
 differing: Any = _either(_differing, _differing_twin)
 count_lanes: Any = _either(_count_lanes, _count_lanes_twin)
+split: Any = _either(_split, _split_twin)
+leaders: Any = _either(_leaders, _leaders_twin)

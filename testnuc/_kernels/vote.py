@@ -27,7 +27,16 @@ from typing import Any
 import numpy as np
 
 from testnuc._kernels.compile import given, inline, kernel, made, types
-from testnuc._kernels.lanes import LANES, count_lanes, differing, lowest_bit, prefetch
+from testnuc._kernels.lanes import (
+    LANES,
+    WIDE,
+    count_lanes,
+    differing,
+    leaders,
+    lowest_bit,
+    prefetch,
+    split,
+)
 
 __all__ = ["curve", "decide", "pack", "packed", "tally", "vote_direct", "vote_lanes", "vote_packed"]
 
@@ -37,7 +46,7 @@ ONE = 4294967296.0
 LIMIT = 1.001
 
 #: Digest of lanes.py, so that a change there changes this file, and numba's cache notices.
-LANES_DIGEST = "25bce0eef6fa5e94"
+LANES_DIGEST = "9bbbfdecd8d20853"
 
 # the fields of a policy
 FLOOR = 0  # 1: every similarity weighs 1; 0: its own value
@@ -57,6 +66,9 @@ _BLOCK = np.uintp(1024)
 _BITS = np.uintp(64)
 #: Up to so many neighbors, comparing all votes of 16 rows is faster than a table (measured).
 _FEW = 40
+#: From so many neighbors on, the table of sums is read as a whole, if it has at most as many
+#: entries, instead of by the votes that filled it (measured).
+_MANY = np.uintp(200)
 _NOBODY = np.int32(-1)
 _F4_ZERO, _F4_ONE = np.float32(0), np.float32(1)
 _LIMIT_BITS = np.float32(LIMIT).view(np.int32)
@@ -302,6 +314,66 @@ def _count(
     _write(row, winner, voters, best, second, total, out_i, out_f)
 
 
+@inline
+def _count_all(
+    row: Any,
+    own_label: Any,
+    own_weight: Any,
+    lab: Any,
+    x: Any,
+    start: Any,
+    k: Any,
+    acc: Any,
+    out_i: Any,
+    out_f: Any,
+) -> Any:
+    """Count as `_count` does, reading the whole table of sums; ``acc.size`` is in whole vectors."""
+    own = own_label if own_weight > 0 else _NOBODY
+    first, then = lab[start], lab[start + _ONE]
+    guess = np.int32(max(min(own, first), min(max(own, first), then)))  # the median
+    guessed = np.int64(0)
+    voters = np.int64(own_weight > 0)
+    end = start + k
+    if own == guess:
+        guessed += own_weight
+    else:
+        acc[np.uintp(own + 1)] = own_weight
+    for block in range(start, end, _BITS):
+        n = min(end - np.uintp(block), _BITS)
+        bits, same, voted = split(lab, x, np.int64(block), np.int64(n), guess)
+        guessed += same
+        voters += voted
+        while bits != 0:
+            i = np.uintp(block) + np.uintp(lowest_bit(bits))
+            bits &= bits - np.uint64(1)
+            acc[np.uintp(lab[i] + 1)] += x[i]
+    best, second, place, total = leaders(acc, np.int64(acc.size // WIDE))
+    total += guessed
+    winner = np.int32(place - 1) if best > 0 else own_label
+    if best > 0 and best == second and not (own >= 0 and own == winner):
+        # the tied label with the most similar supporter
+        winner = own
+        if own < 0 or own == guess or acc[np.uintp(own + 1)] != best:
+            at = start
+            while lab[at] == guess or acc[np.uintp(lab[at] + 1)] != best:
+                at += _ONE
+            winner = lab[at]
+    for i in range(acc.size):
+        acc[i] = 0
+    second = max(second, min(best, guessed))
+    if guessed > best:
+        best, winner = guessed, guess
+    elif guessed == best and best > 0 and own != winner:
+        if own == guess:
+            winner = guess
+        else:
+            at = start
+            while lab[at] != guess and lab[at] != winner:
+                at += _ONE
+            winner = lab[at]
+    _write(row, winner, voters, best, second, total, out_i, out_f)
+
+
 @kernel(*(_I8(n, _OWN, given(_F8), _I8, _LAYOUT, _I8, _I8, *_VOTES) for n in _NEIGHBORS))
 def vote_direct(
     neighbors: Any,
@@ -395,8 +467,10 @@ def vote_packed(
     rows = max(_ONE, _BLOCK // max(width, _ONE))
     lab = np.zeros(rows * width + _BITS, np.int32)  # `_count` reads so far beyond a row
     wt = np.empty(rows * width, np.float32)
-    x = np.empty(rows * width, np.int64)
-    acc = np.zeros(n_classes + 1, np.int64)
+    x = np.empty(rows * width + _BITS, np.int64)
+    whole = width >= _MANY and np.uintp(n_classes) < width
+    entries = np.uintp(n_classes) // np.uintp(WIDE) * np.uintp(WIDE) + np.uintp(WIDE)
+    acc = np.zeros(entries, np.int64)
     others = np.empty(width + _ONE, np.int32)
     block = np.uintp(start)
     while block < np.uintp(stop):
@@ -413,7 +487,10 @@ def vote_packed(
             if not valid:
                 return np.int64(row)
             at = np.uintp(r) * width
-            _count(row, own_label, own_weight, lab, x, at, width, acc, others, out_i, out_f)
+            if whole:
+                _count_all(row, own_label, own_weight, lab, x, at, width, acc, out_i, out_f)
+            else:
+                _count(row, own_label, own_weight, lab, x, at, width, acc, others, out_i, out_f)
         block += count
     return np.int64(-1)
 

@@ -17,6 +17,7 @@ import contextlib
 import logging
 import secrets
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from testnuc.batch.apis import RemoteBatch
@@ -27,7 +28,7 @@ from testnuc.limits import Meter
 from testnuc.results import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from testnuc.asks import Outcome
     from testnuc.batch.apis import BatchAPI
@@ -235,7 +236,7 @@ class Courier:
                 if error.status_code != _GONE:
                     raise
                 _log.warning("the results of batch %s are gone at the provider", remote.id)
-        standing = await self._keep(list(joined.stored(batch.scope)))
+        standing = await self._keep(joined.stored(batch.scope))
         meter = Meter(self._price)
         for usage in joined.usages:
             meter.add(usage)
@@ -248,10 +249,9 @@ class Courier:
                 outcomes[wanted.key] = standing.get(wanted.key, outcome)
         return remote, outcomes, joined.usages if first else None
 
-    async def _keep(self, rows: Sequence[StoredPrediction]) -> Outcomes:
+    async def _keep(self, rows: Iterator[StoredPrediction]) -> Outcomes:
         kept: Outcomes = {}
-        for start in range(0, len(rows), _CHUNK):
-            part = rows[start : start + _CHUNK]
+        while part := list(islice(rows, _CHUNK)):
             standing = await self._store.put_predictions(part)
             kept.update((row.key, p) for row, p in zip(part, standing, strict=True))
         return kept

@@ -36,6 +36,8 @@ _log = logging.getLogger("testnuc.batch")
 _DRAIN = 5.0
 _GROWTH = 1.5
 _LEASE_FACTOR = 10.0
+#: Asks that are gathered for a batch: what is under way is held in memory.
+_MOST_ASKS = 100_000
 
 
 class BatchLane:
@@ -117,7 +119,7 @@ class BatchLane:
             asker.scope,
             meter=transport.meter,
             workers=policy.in_flight,
-            per_call=most * per_call,
+            per_call=min(most * per_call, _MOST_ASKS),
             # batches outlive the client: there is nothing to wait for
             drain=0.0,
             # renewing those of all that waits for its turn must not keep the store busy

@@ -177,9 +177,12 @@ async def test_what_fails_for_all_raises(model, lane):
     store = MemoryStore()
     async with LoopbackLLM(confident, api_key="other") as llm:
         async with lane(llm, model=model, store=store) as nuc:
-            with pytest.raises(AuthenticationError):
+            with pytest.raises(AuthenticationError) as caught:
                 await nuc.classify_many(messages(250), lane="batch")
         assert await store.batches() == []
+        # the key is nowhere but in the headers
+        assert "secret-key-123" not in str(caught.value)
+        assert "secret-key-123" not in str(await store.batches(ended=True))
     async with LoopbackLLM(confident, model="other") as llm, lane(llm, model=model) as nuc:
         with pytest.raises(testnuc.UnknownModelError):
             await nuc.classify_many(messages(20), lane="batch")

@@ -113,9 +113,9 @@ def test_vote_equals_naive(case, policy, threads):
 
 
 @st.composite
-def pools(draw):
+def pools(draw, max_rows=5, max_k=30):
     """Return ids, similarities, pool labels and confidences, own labels and confidences, C."""
-    labels, similarities, confidences, n_classes = draw(rows())
+    labels, similarities, confidences, n_classes = draw(rows(max_rows, max_k))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     size = draw(st.sampled_from([0, 1, 7, 400]))
     pool_labels = rng.choice(np.append(labels.ravel(), np.int32(0)), size)
@@ -166,6 +166,39 @@ def test_vote_pool_equals_naive(case, policy, threads, kernel):
     for field in ("label", "share", "margin", "weight", "voters"):
         alone = [getattr(one, field).tobytes() for one in one_by_one]
         assert b"".join(alone) == getattr(result, field).tobytes()
+
+
+@given(pools(max_rows=3, max_k=350), POLICIES)
+@SETTINGS
+def test_long_rows_equal_naive(case, policy):
+    # where neighbors outnumber labels, the whole table of sums is read
+    arrays, n_classes = case
+    ids, similarities, pool_labels, pool_confidences, own_labels, own_confidences = arrays
+    voters = [
+        naive.gather(ids[r], similarities[r], pool_labels, pool_confidences, own_label, own)
+        for r, (own_label, own) in enumerate(zip(own_labels, own_confidences, strict=True))
+    ]
+    with mock.patch.object(votes, "_MANY", 0), mock.patch.object(votes, "_POOL", 10**9):
+        result = vote_pool(*arrays, n_classes=n_classes, policy=VotePolicy(*policy))
+    assert_equals_naive(result, voters, policy)
+
+
+@given(
+    st.permutations([1, 2] * 70 + [3, 4] * 40),
+    st.integers(-1, 4),
+    st.tuples(*[st.integers(0, 4)] * 2),
+)
+@SETTINGS
+def test_ties_of_long_rows_go_to_the_most_similar_supporter(order, own, first):
+    pool = np.array([*first, *order], np.int32)
+    ids = np.arange(len(pool))[None]
+    ones = np.ones((1, len(pool)), np.float32)
+    labels = np.array([own], np.int32)
+    with mock.patch.object(votes, "_MANY", 0), mock.patch.object(votes, "_POOL", 10**9):
+        result = vote_pool(ids, ones, pool, None, labels, None, n_classes=5, policy="majority")
+    nobody_says = np.full(len(pool), np.nan, np.float32)
+    voters = [naive.gather(ids[0], ones[0], pool, nobody_says, own, np.nan)]
+    assert_equals_naive(result, voters, naive.PRESETS["majority"])
 
 
 @given(rows(), st.lists(POLICIES, min_size=0, max_size=4), st.data())
