@@ -191,6 +191,7 @@ def _measure(url: str, kind: str, distinct: int, n: int, connections: int) -> di
     address, port = host.split(":")
     requests = _requests(host, kind, distinct)
     parts: list[Load] = []
+    work = Load()
     # connections to the LLM, and what else is made once
     _in_loop(
         load(
@@ -206,13 +207,14 @@ def _measure(url: str, kind: str, distinct: int, n: int, connections: int) -> di
     for _ in range(10):
         part = islice(requests, n // 10)
         parts.append(_in_loop(load(address, int(port), part, connections)))
+        # part by part: it is kept in the memory that is looked at
+        work.latencies += _work(url)
         memory.append(_told(url, _MEMORY))
     cpu = _told(url, _CPU) - cpu
     whole = _sum(parts)
     if whole.worst:
         sys.exit(f"bench service: {kind}: {whole.worst.decode(errors='replace')}")
     p50, p99 = whole.quantile(0.5), whole.quantile(0.99)
-    work = Load(latencies=_work(url))
     # after a first part, in which what grows once has grown
     settled = [bytes_ / 1e6 for bytes_ in memory[2:]]
     return {
