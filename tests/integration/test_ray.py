@@ -40,6 +40,8 @@ def cluster():
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
+    # a few hundred rows in the 200 blocks of its default take a minute
+    context.read_op_min_num_blocks = 3
     yield
     ray.shutdown()
 
