@@ -17,6 +17,7 @@ torch.
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,9 @@ if TYPE_CHECKING:
     from testnuc.sync import SyncTestNUC
     from testnuc.trust import Calibration, Diagnosis, Review, Tuning, review_queue
     from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
+
+# what a library logs is shown where its user says so
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __version__ = "0.1.0"
 

@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
+from testnuc import telemetry
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -55,7 +57,7 @@ class Ask:
 class Run:
     """What one caller waits for."""
 
-    __slots__ = ("changed", "done", "failure", "feeding", "open", "queue")
+    __slots__ = ("changed", "context", "done", "failure", "feeding", "open", "queue")
 
     def __init__(self, done: Done, *, feeding: bool) -> None:
         self.done = done
@@ -67,6 +69,8 @@ class Run:
         self.open = 0
         self.failure: Exception | None = None
         self.changed = asyncio.Event()
+        #: The trace that its calls belong to.
+        self.context = telemetry.context()
 
 
 class Entry:

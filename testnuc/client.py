@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import warnings
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
@@ -37,6 +38,7 @@ from testnuc.prompts import valid_text
 from testnuc.protocols import PoolText, WireProvider
 from testnuc.results import Classification, Estimate, PoolStats, Results, Usage
 from testnuc.streaming import stream_windows
+from testnuc.telemetry import Telemetry, operation
 from testnuc.transport import Transport
 from testnuc.trust import MAX_NEIGHBORS, MIN_PREDICTIONS, Calibration, Counting, calibrate
 from testnuc.window import Rows, classification, load_kernels
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from testnuc.window import Window
 
 __all__ = ["SmallPoolWarning", "TestNUC"]
+
+_log = logging.getLogger("testnuc.client")
 
 _DEFAULT_K = 10
 #: Texts checked and hashed between two turns of the event loop.
@@ -217,6 +221,8 @@ class TestNUC:
         price = Price.of(provider.name, provider.model, url)
         require_price(budget, price, f"{provider.name}/{provider.model}")
         self._meter = Meter()
+        self._telemetry = Telemetry.of(provider.name, provider.model, url)
+        self._embedding.telemetry = self._telemetry
         self._transport = Transport(
             rate_limit=rate_limit,
             max_concurrency=max_concurrency,
@@ -225,6 +231,7 @@ class TestNUC:
             price=price,
             trust_env=trust_env,
             meter=self._meter,
+            telemetry=self._telemetry,
         )
         asker = Asker(
             provider,
@@ -464,13 +471,17 @@ class TestNUC:
             raise InvalidInputError(f"the text {problem}")
         await self._ready()
         entry = PoolText(text, hash_text(text))
-        window = await self._pipeline.prepare([entry], together=False)
-        self._warn_of_small_pool(window)
-        await self._pipeline.predict(window, waves=True)
-        self._warn_of_few(window)
-        result = classification(window, 0, window.vote(slice(0, 1)), 0, 0, text)
-        if result.label is None and result.error is not None:
-            raise result.error
+        with operation(self._telemetry, "classify", model=self.model) as span:
+            window = await self._pipeline.prepare([entry], together=False)
+            self._warn_of_small_pool(window)
+            await self._pipeline.predict(window, waves=True)
+            self._warn_of_few(window)
+            result = classification(window, 0, window.vote(slice(0, 1)), 0, 0, text)
+            span.tell(voters=result.voters, trust=result.trust)
+            if self._telemetry is not None:
+                self._telemetry.texts("unlabeled" if result.label is None else "labeled", 1)
+            if result.label is None and result.error is not None:
+                raise result.error
         return result
 
     async def classify_many(
@@ -513,29 +524,61 @@ class TestNUC:
         await self._ready_in(lane)
         before, started = self._meter.mark(), time.perf_counter()
         entries, places = await distinct(given)
-        bar = watched(progress, len(entries))
-        try:
-            bar.stage("embedding")
-            window = await self._pipeline.prepare(entries, together=True)
-            window.lane = lane
-            bar.stage("asking" if lane == "live" else "waiting for batches")
-            self._warn_of_small_pool(window)
-            counted = bytearray(len(window.entries))
+        telemetry = self._telemetry
+        facts = {"model": self.model, "lane": lane, "texts": len(given), "distinct": len(entries)}
+        with operation(telemetry, "classify_many", **facts) as span:
+            bar = watched(progress, len(entries))
+            try:
+                bar.stage("embedding")
+                with operation(telemetry, "prepare"):
+                    window = await self._pipeline.prepare(entries, together=True)
+                window.lane = lane
+                bar.stage("asking" if lane == "live" else "waiting for batches")
+                self._warn_of_small_pool(window)
+                counted = bytearray(len(window.entries))
 
-            def done(place: int) -> None:
-                if place < window.n_own and not counted[place]:
-                    counted[place] = 1
-                    bar.advance()
+                def done(place: int) -> None:
+                    if place < window.n_own and not counted[place]:
+                        counted[place] = 1
+                        bar.advance()
 
-            # each wave would be a day in the batch lane
-            waves = not self._pipeline.join_pool and lane == "live"
-            await self._pipeline.predict(window, waves=waves, done=done)
-        finally:
-            bar.close()
-        self._warn_of_few(window)
-        rows = await asyncio.to_thread(Rows, window, given, places)
-        usage, seconds = self._meter.since(before), time.perf_counter() - started
-        return Results(rows, usage, seconds, model=self.model, choices=self.labels.names)
+                # each wave would be a day in the batch lane
+                waves = not self._pipeline.join_pool and lane == "live"
+                with operation(telemetry, "predict"):
+                    await self._pipeline.predict(window, waves=waves, done=done)
+            finally:
+                bar.close()
+            self._warn_of_few(window)
+            with operation(telemetry, "vote"):
+                rows = await asyncio.to_thread(Rows, window, given, places)
+            usage, seconds = self._meter.since(before), time.perf_counter() - started
+            span.tell(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
+        results = Results(rows, usage, seconds, model=self.model, choices=self.labels.names)
+        if window.decision is not None:
+            _log.info("policy auto: %s", window.decision.reason)
+        self._tell(results, len(entries))
+        return results
+
+    def _tell(self, results: Results, distinct_texts: int) -> None:
+        """Log what a run came to, and count its texts where anybody listens."""
+        usage, failed = results.usage, len(results.errors)
+        _log.log(
+            logging.WARNING if failed else logging.INFO,
+            "%s: %d texts (%d distinct), %d calls, %d predictions from the store, %d texts whose "
+            "own call failed, %s USD, %.1f s",
+            self.model,
+            len(results),
+            distinct_texts,
+            usage.calls,
+            usage.store_hits,
+            failed,
+            "unknown" if usage.usd is None else f"{usage.usd:.6f}",
+            results.seconds,
+        )
+        if self._telemetry is not None:
+            unlabeled = sum(label is None for label in results.labels)
+            self._telemetry.texts("labeled", len(results) - unlabeled)
+            self._telemetry.texts("unlabeled", unlabeled)
 
     async def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.protocols import Embedder, Index, Store
+    from testnuc.telemetry import Telemetry
 
 __all__ = ["Embedding", "embedder_name"]
 
@@ -62,6 +63,8 @@ class Embedding:
         self._pump: asyncio.Task[None] | None = None
         #: Texts that the embedder was asked for.
         self.embedded = 0
+        #: Who is told of every batch.
+        self.telemetry: Telemetry | None = None
 
     @property
     def dim(self) -> int:
@@ -153,7 +156,12 @@ class Embedding:
     async def _embed(self, texts: list[str]) -> NDArray[np.float16]:
         self.embedded += len(texts)
         try:
-            vectors = np.asarray(await self._embedder.embed(texts), dtype=np.float32)
+            if self.telemetry is None:
+                given = await self._embedder.embed(texts)
+            else:
+                with self.telemetry.embeddings(self.name, len(texts)):
+                    given = await self._embedder.embed(texts)
+            vectors = np.asarray(given, dtype=np.float32)
         except TestNUCError:
             raise
         except Exception as exc:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
+from testnuc import telemetry
 from testnuc.asks import Ask, Board, Entry, Run
 from testnuc.errors import BadRequestError, ProviderError, StoreError
 from testnuc.leasing import LEASE_SECONDS, LeaseStore, Leasing
@@ -292,6 +293,10 @@ class Fanout:
         return bundle
 
     async def _serve(self, bundle: list[Entry]) -> None:
+        context = bundle[0].waiters[0][0].context if bundle[0].waiters else None
+        if context is not None:
+            # a worker serves many runs; its call is part of the trace of the one that wanted it
+            telemetry.attach(context)
         try:
             outcomes = await self._answer(tuple(entry.ask for entry in bundle))
         except Exception as exc:  # noqa: BLE001 - handed to whoever waits for it

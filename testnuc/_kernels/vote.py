@@ -245,6 +245,31 @@ def _write(
 
 
 @inline
+def _guess(own: Any, lab: Any, start: Any) -> Any:
+    """Return the label that most of a row probably vote for: the median of the first three."""
+    first, then = lab[start], lab[start + _ONE]
+    return np.int32(max(min(own, first), min(max(own, first), then)))
+
+
+@inline
+def _with_guessed(
+    own: Any, guess: Any, guessed: Any, winner: Any, best: Any, second: Any, lab: Any, start: Any
+) -> Any:
+    """Return winner, best and second of all labels from those of all but the guessed one."""
+    second = max(second, min(best, guessed))
+    if guessed > best:
+        return guess, guessed, second
+    if guessed == best and best > 0 and own != winner:
+        if own == guess:
+            return guess, best, second
+        at = start
+        while lab[at] != guess and lab[at] != winner:
+            at += _ONE
+        return lab[at], best, second
+    return winner, best, second
+
+
+@inline
 def _count(
     row: Any,
     own_label: Any,
@@ -264,8 +289,7 @@ def _count(
     would wait for the one before. Bits tell the other votes, which are few.
     """
     own = own_label if own_weight > 0 else _NOBODY
-    first, then = lab[start], lab[start + _ONE]
-    guess = np.int32(max(min(own, first), min(max(own, first), then)))  # the median
+    guess = _guess(own, lab, start)
     guessed = np.int64(0)
     voters = np.int64(own_weight > 0)
     end = start + k
@@ -300,17 +324,7 @@ def _count(
         second = max(second, min(best, v))
         winner = others[j] if v > best else winner
         best = max(best, v)
-    second = max(second, min(best, guessed))
-    if guessed > best:
-        best, winner = guessed, guess
-    elif guessed == best and best > 0 and own != winner:
-        if own == guess:
-            winner = guess
-        else:
-            at = start
-            while lab[at] != guess and lab[at] != winner:
-                at += _ONE
-            winner = lab[at]
+    winner, best, second = _with_guessed(own, guess, guessed, winner, best, second, lab, start)
     _write(row, winner, voters, best, second, total, out_i, out_f)
 
 
@@ -329,8 +343,7 @@ def _count_all(
 ) -> Any:
     """Count as `_count` does, reading the whole table of sums; ``acc.size`` is in whole vectors."""
     own = own_label if own_weight > 0 else _NOBODY
-    first, then = lab[start], lab[start + _ONE]
-    guess = np.int32(max(min(own, first), min(max(own, first), then)))  # the median
+    guess = _guess(own, lab, start)
     guessed = np.int64(0)
     voters = np.int64(own_weight > 0)
     end = start + k
@@ -360,17 +373,7 @@ def _count_all(
             winner = lab[at]
     for i in range(acc.size):
         acc[i] = 0
-    second = max(second, min(best, guessed))
-    if guessed > best:
-        best, winner = guessed, guess
-    elif guessed == best and best > 0 and own != winner:
-        if own == guess:
-            winner = guess
-        else:
-            at = start
-            while lab[at] != guess and lab[at] != winner:
-                at += _ONE
-            winner = lab[at]
+    winner, best, second = _with_guessed(own, guess, guessed, winner, best, second, lab, start)
     _write(row, winner, voters, best, second, total, out_i, out_f)
 
 

@@ -15,6 +15,7 @@ call that was sent after the refused one is answered: then the server does not r
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Concurrency"]
 
+_log = logging.getLogger("testnuc.limits")
+
+#: Seconds by which a pause must grow to be told of: a storm is one line, not hundreds.
+_TOLD = 1.0
 _NEVER = float("-inf")
 _NO_RAMP = float("inf")
 #: A round trip is taken to last at least this many seconds, so that windows stay few.
@@ -188,7 +193,10 @@ class Concurrency:
             self._turn(now)
 
     def _pause(self, sent_at: float, now: float, wait: float | None, most: float) -> None:
-        if wait is None:
+        if wait is not None:
+            if now + wait > self.paused_until + _TOLD:
+                _log.info("the provider asks all calls to wait for %.1f s", wait)
+        else:
             if not self._streak:
                 self._first_pause = now
             if not self._streak or sent_at >= self._paused_at:

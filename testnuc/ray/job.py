@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,8 +44,8 @@ _REFUSED = {
     "prior": "the shares of the whole dataset would have to be known before the first vote",
     "prior_power": "there is no prior",
 }
-#: CPUs that an actor reserves: those that wait for a provider need little of one.
-_CPUS = {"embed": 1.0, "predict": 0.25, "index": 0.1, "vote": 1.0}
+#: CPUs that an actor reserves where there are enough: those that wait for a provider need little.
+_CPUS = {"embed": 1.0, "predict": 0.25, "index": 0.1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +170,15 @@ def classify_dataset(
     )
     pool = [_shard(ray) for _ in range(shards)]
 
+    cpus = max(1.0, ray.cluster_resources().get("CPU", 1.0))
+    shares = _shares(stages, cpus)
+
     def stage(kind: str, **more: Any) -> dict[str, Any]:
         return {
             "batch_format": "pyarrow",
             "batch_size": batch_size,
             "compute": ray.data.ActorPoolStrategy(size=stages[kind]),
-            "num_cpus": _CPUS[kind],
+            "num_cpus": shares[kind],
             **more,
         }
 
@@ -182,7 +186,7 @@ def classify_dataset(
         texts = dataset.map_batches(
             hash_texts, batch_format="pyarrow", fn_kwargs={"column": column, "settings": job}
         ).materialize()
-        blocks = _BLOCKS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        blocks = _BLOCKS_PER_CPU * int(cpus)
         blocks = max(blocks, -(-texts.size_bytes() // _BLOCK_BYTES))
         # whole before the next stages start: their actors would take the CPUs that it needs
         groups = texts.groupby("hash", num_partitions=blocks)
@@ -250,6 +254,20 @@ def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, pr
             f"the dataset has a column {taken[0]!r} already, which a job adds; give a prefix, such "
             "as prefix='testnuc_'"
         )
+
+
+def _shares(actors: Mapping[str, int], cpus: float) -> dict[str, float]:
+    """Return how much of a CPU an actor of each stage reserves.
+
+    The actors of a pipeline live at once: if they asked for more than there is, one stage would
+    wait for ever for those before and after it. What reads and writes beside the vote needs a CPU
+    of its own.
+    """
+    wanted = sum(share * actors[kind] for kind, share in _CPUS.items())
+    scale = min(1.0, 0.95 * cpus / wanted)
+    shares = {kind: math.floor(1_000 * scale * share) / 1_000 for kind, share in _CPUS.items()}
+    vote = min(1.0, (cpus - 1) / actors["vote"])
+    return {**shares, "vote": math.floor(1_000 * vote) / 1_000}
 
 
 def _shard(ray: Any) -> Any:

@@ -13,6 +13,7 @@ entered with the first failure. Retries are made in this one place and nowhere e
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from math import ceil
 from random import Random
@@ -53,8 +54,11 @@ if TYPE_CHECKING:
 
     from testnuc.limits import Accounting, Admitting, Permit
     from testnuc.protocols import Provider, Reply, Request, TokenUsage, WireProvider
+    from testnuc.telemetry import Telemetry
 
 __all__ = ["Transport"]
+
+_log = logging.getLogger("testnuc.transport")
 
 _OK = 200
 #: The server is too busy for anybody.
@@ -84,6 +88,8 @@ class Transport:
         Whether the proxies of the environment are used; triples the CPU time of a call.
     meter : Meter, optional
         Where usage is counted; a new one if None.
+    telemetry : Telemetry, optional
+        Who is told of every call.
     clock, wall : callable
         Monotonic seconds, and seconds since 1970.
     sleep : callable
@@ -102,6 +108,7 @@ class Transport:
         price: Price | None = None,
         trust_env: bool = False,
         meter: Meter | None = None,
+        telemetry: Telemetry | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -120,6 +127,7 @@ class Transport:
         self.meter = Meter(price) if meter is None else meter
         if self.meter.price is None:
             self.meter.price = price
+        self._telemetry = telemetry
         self._clock = clock
         self._wall = wall
         self._sleep = sleep
@@ -186,7 +194,8 @@ class Transport:
         InvalidInputError
             The request can never fit into the rate limit.
         """
-        return await self._run(Call(request, provider.reserve(request), provider, None))
+        call = Call(request, provider.reserve(request), provider, None)
+        return await (self._run(call) if self._telemetry is None else self._traced(call))
 
     async def answer(self, provider: Provider, request: Request) -> Reply:
         """Make a call to a provider that is not spoken to over HTTP.
@@ -213,11 +222,23 @@ class Transport:
         BudgetExceededError
             As for `call`.
         """
-        return await self._run(Call(request, self._estimate(provider, request), None, provider))
+        call = Call(request, self._estimate(provider, request), None, provider)
+        return await (self._run(call) if self._telemetry is None else self._traced(call))
 
     async def aclose(self) -> None:
         """Close all connections. No call may follow."""
         await self._connections.aclose()
+
+    async def _traced(self, call: Call) -> Reply:
+        assert self._telemetry is not None
+        with self._telemetry.chat(call.request) as span:
+            try:
+                reply = await self._run(call)
+            except Exception:
+                span.tell(sends=call.sends)
+                raise
+            span.answered(reply, call.sends)
+            return reply
 
     async def _run(self, call: Call) -> Reply:
         try:
@@ -227,6 +248,15 @@ class Transport:
                 call.pending = error
             # outside of the handler: the failures of later tries are not caused by this one
             return await self._persist(call)
+        except ProviderError as error:
+            _log.info(
+                "a call failed for good: %s, status %s, request id %s, sent %d times",
+                type(error).__name__,
+                error.status_code,
+                error.request_id,
+                call.sends,
+            )
+            raise
         finally:
             # still here only if no try used it up: nothing was sent, or surely nothing billed
             if call.reservation is not None and self._account is not None:
@@ -245,6 +275,7 @@ class Transport:
         return reply
 
     async def _pause(self, seconds: float) -> None:
+        _log.debug("waiting %.2f s before a call is sent again", seconds)
         if self.on_wait is None or seconds <= 0:
             await self._sleep(seconds)
             return
@@ -257,6 +288,8 @@ class Transport:
     async def _next(self, call: Call) -> Reply:
         """Deal with the pending failure or make the next try; new encodings are tried at once."""
         error, call.pending = call.pending, None
+        if error is not None:
+            _log.debug("a call failed: %s: %s", type(error).__name__, error)
         call.again = error is None
         while True:
             if error is None:
@@ -264,6 +297,7 @@ class Transport:
                     return await self._try(call)
                 except ProviderError as raised:
                     error = raised
+                    _log.debug("a call failed again: %s: %s", type(error).__name__, error)
             if not self._adapted(call, error):
                 error.attempts = call.sends
                 call.error = error
@@ -387,6 +421,8 @@ class Transport:
     def _book(self, call: Call, permit: Permit, usage: TokenUsage | None) -> None:
         """Count an answered call, and settle what was reserved for it."""
         pico_usd = self.meter.add(usage)
+        if self._telemetry is not None:
+            self._telemetry.billed(usage, pico_usd)
         if usage is None:
             self._admission.answered(permit)
             self._spend(call)

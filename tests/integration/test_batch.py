@@ -324,12 +324,13 @@ async def test_both_lanes_share_what_is_in_flight(lane):
         assert (llm.calls, nuc.usage.calls) == (60, 60)
 
 
-async def test_a_run_that_is_cancelled_leaves_its_batches_to_the_next(model, lane):
+@pytest.mark.parametrize("per_call", [1, 10])
+async def test_a_run_that_is_cancelled_leaves_its_batches_to_the_next(model, lane, per_call):
     texts = messages(90)
     store = MemoryStore()
-    batches = Batches(polls=20)
+    batches = Batches(polls=20, shuffle=True)
     async with LoopbackLLM(confident, batches=batches) as llm:
-        async with lane(llm, model=model, store=store) as nuc:
+        async with lane(llm, model=model, store=store, texts_per_call=per_call) as nuc:
             run = asyncio.create_task(nuc.classify_many(texts, lane="batch"))
             await until(lambda: llm.batches == 1)
             run.cancel()
@@ -337,10 +338,21 @@ async def test_a_run_that_is_cancelled_leaves_its_batches_to_the_next(model, lan
                 await run
         open_ = await store.batches()
         assert [b.remote_id is not None for b in open_] == [True]
-        async with lane(llm, model=model, store=store) as nuc:
+        async with lane(llm, model=model, store=store, texts_per_call=per_call) as nuc:
             results = await nuc.classify_many(texts, lane="batch")
-            assert not results.errors
-            assert (llm.batches, llm.calls, nuc.usage.calls) == (1, 90, 90)
+            assert [r.prediction.label for r in results] == [gold(t) for t in texts]
+            assert (llm.batches, llm.calls, nuc.usage.calls) == (1, 90 // per_call, 90 // per_call)
+
+
+async def test_confidences_of_token_probabilities_come_through(lane):
+    texts = messages(30)
+    async with LoopbackLLM(confident) as llm:
+        async with lane(llm, confidence="logprobs") as nuc:
+            live = await nuc.classify_many(texts)
+        async with lane(llm, confidence="logprobs") as nuc:
+            results = await nuc.classify_many(texts, lane="batch")
+    assert [r.prediction for r in results] == [r.prediction for r in live]
+    assert all(r.prediction.confidence is not None for r in results)
 
 
 async def test_processes_that_share_a_database_ask_once(lane, database):

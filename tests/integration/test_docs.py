@@ -197,10 +197,13 @@ async def test_the_tutorial_from_its_first_to_its_last_step(own_embedder, monkey
     assert len(Path("labeled.csv").read_text().splitlines()) == len(texts) + 1
 
 
+#: Run elsewhere: from first to last step; on a Ray cluster; in a process with a tracer of its own.
+APART = {"tutorial.md", "ray.md", "observability.md"}
+
+
 @pytest.mark.parametrize(
     "page",
-    # the page on Ray needs its cluster: test_ray runs it
-    [p for p in sorted({b.page for b in of("python")}) if p.name not in {"tutorial.md", "ray.md"}],
+    [p for p in sorted({b.page for b in of("python")}) if p.name not in APART],
     ids=lambda p: p.name,
 )
 async def test_python_runs(page, own_embedder, monkeypatch, tmp_path, database):

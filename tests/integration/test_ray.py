@@ -13,6 +13,7 @@ import pytest
 
 import testnuc
 from testnuc.ray import classify_dataset
+from testnuc.ray.job import _shares
 from testnuc.testing import HashEmbedder, LoopbackLLM, by_hash
 from tests.conftest import LABELS, confident, messages
 from tests.integration.mortal_provider import Mortal
@@ -39,6 +40,8 @@ def cluster():
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
+    # a few hundred rows in the 200 blocks of its default take a minute
+    context.read_op_min_num_blocks = 3
     yield
     ray.shutdown()
 
@@ -187,3 +190,14 @@ def test_the_page_runs(tmp_path, monkeypatch):
         )
         assert llm.calls == names["labeled"].usage.calls == 300
     assert ray.data.read_parquet(str(tmp_path / "out")).count() == len(TEXTS)
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 3, 64])
+@pytest.mark.parametrize("actors", [(1, 2, 1), (1, 4, 1), (2, 40, 4), (8, 1, 8)])
+def test_all_actors_of_a_pipeline_fit_into_the_cluster_at_once(cpus, actors):
+    embed, predict, vote = actors
+    shares = _shares({"embed": embed, "predict": predict, "index": 1, "vote": vote}, cpus)
+    assert embed * shares["embed"] + predict * shares["predict"] + shares["index"] <= cpus
+    assert vote * shares["vote"] + 1 <= cpus
+    if cpus == 64:
+        assert shares == {"embed": 1.0, "predict": 0.25, "index": 0.1, "vote": 1.0}

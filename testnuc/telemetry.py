@@ -1,0 +1,308 @@
+"""Traces and metrics by OpenTelemetry, where the program has set it up (extra ``otel``).
+
+Names follow the semantic conventions for generative AI: a span and a duration for every chat and
+embedding, tokens as they are billed. Only a program that has imported OpenTelemetry and given it a
+provider is told anything; in any other, nothing of it is imported here, and a client has no
+`Telemetry` at all. Texts, prompts, answers and keys are in no span and in no metric.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from testnuc.protocols import Reply, Request, TokenUsage
+
+__all__ = ["Telemetry", "attach", "context", "operation"]
+
+_SCOPE = "testnuc"
+#: What the conventions recommend.
+_TOKENS = [
+    1,
+    4,
+    16,
+    64,
+    256,
+    1024,
+    4096,
+    16384,
+    65536,
+    262144,
+    1048576,
+    4194304,
+    16777216,
+    67108864,
+]
+_SECONDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
+#: Servers of OpenAI's protocol that the conventions know by a name of their own.
+_SERVERS = {
+    "openai.azure.com": "azure.ai.openai",
+    "services.ai.azure.com": "azure.ai.inference",
+    "api.deepseek.com": "deepseek",
+    "generativelanguage.googleapis.com": "gcp.gemini",
+    "api.groq.com": "groq",
+    "api.mistral.ai": "mistral_ai",
+    "api.perplexity.ai": "perplexity",
+    "api.x.ai": "x_ai",
+}
+_PICO = 10**12
+_REFUSED = 400
+
+
+#: What differs from call to call is no dimension of a metric.
+_OF_SPANS = ("testnuc.", "gen_ai.output.", "gen_ai.request.t", "gen_ai.request.max")
+
+
+class _Silent:
+    """Takes what a span would."""
+
+    def tell(self, **facts: Any) -> None:
+        """Take it, and do nothing."""
+
+
+#: Where nobody listens; made once, because it is entered with every call.
+_NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext(_Silent())
+
+
+def operation(
+    telemetry: Telemetry | None, name: str, **facts: Any
+) -> contextlib.AbstractContextManager[Any]:
+    """Return what is entered while the client does something; its ``tell`` takes what came of it.
+
+    Parameters
+    ----------
+    telemetry : Telemetry or None
+        None: nobody listens.
+    name : str
+        ``"classify_many"``, ..
+    **facts
+        Attributes, each named ``testnuc.<fact>``.
+    """
+    return _NOTHING if telemetry is None else telemetry.operation(name, facts)
+
+
+def context() -> Any:
+    """Return the trace's context that runs now; None: this program traces nothing."""
+    module = sys.modules.get("opentelemetry.context")
+    return None if module is None else module.get_current()
+
+
+def attach(found: Any) -> None:
+    """Go on in the context of another task, until the next one is attached."""
+    sys.modules["opentelemetry.context"].attach(found)
+
+
+def _is_set_up(provider: Any) -> bool:
+    """Whether it is more than what OpenTelemetry's API does without an SDK: nothing."""
+    return not type(provider).__module__.startswith(
+        ("opentelemetry.trace", "opentelemetry.metrics")
+    )
+
+
+class Telemetry:
+    """Tells OpenTelemetry of one client's operations.
+
+    Parameters
+    ----------
+    provider, model : str
+        What is asked.
+    url : str, optional
+        Where; None: in this process.
+    """
+
+    def __init__(self, provider: str, model: str, url: str | None) -> None:
+        from opentelemetry import metrics, trace
+
+        self._trace: Any = trace
+        self._tracer = trace.get_tracer(_SCOPE)
+        meter = metrics.get_meter(_SCOPE)
+        self._duration = meter.create_histogram(
+            "gen_ai.client.operation.duration",
+            unit="s",
+            description="GenAI operation duration.",
+            explicit_bucket_boundaries_advisory=_SECONDS,
+        )
+        self._tokens = meter.create_histogram(
+            "gen_ai.client.token.usage",
+            unit="{token}",
+            description="Number of input and output tokens used.",
+            explicit_bucket_boundaries_advisory=_TOKENS,
+        )
+        self._cost = meter.create_counter(
+            "testnuc.client.cost", unit="USD", description="Cost of calls by the price list."
+        )
+        self._texts = meter.create_counter(
+            "testnuc.client.texts", unit="{text}", description="Texts that were labeled, or not."
+        )
+        server = _server(url)
+        host = server.get("server.address", "")
+        known = [name for end, name in _SERVERS.items() if provider == "openai" and _at(host, end)]
+        self._chat = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": known[0] if known else provider,
+            "gen_ai.request.model": model,
+            **server,
+        }
+        kinds = trace.SpanKind
+        self._kind = kinds.INTERNAL if url is None else kinds.CLIENT
+
+    @classmethod
+    def of(cls, provider: str, model: str, url: str | None) -> Telemetry | None:
+        """Return None where the program has no provider of traces or metrics when this is called.
+
+        Who has set one up has imported OpenTelemetry; so nobody else waits for its import.
+        """
+        trace = sys.modules.get("opentelemetry.trace")
+        metrics = sys.modules.get("opentelemetry.metrics")
+        listens = (trace is not None and _is_set_up(trace.get_tracer_provider())) or (
+            metrics is not None and _is_set_up(metrics.get_meter_provider())
+        )
+        return cls(provider, model, url) if listens else None
+
+    @contextlib.contextmanager
+    def operation(self, name: str, facts: Mapping[str, Any]) -> Iterator[_Operation]:
+        """Trace one of the client's own operations; see the function of that name."""
+        with self._span(f"testnuc.{name}", {}, self._trace.SpanKind.INTERNAL) as span:
+            told = _Operation(span)
+            told.tell(**facts)
+            yield told
+
+    @contextlib.contextmanager
+    def chat(self, request: Request) -> Iterator[_Chat]:
+        """Trace a call, all of its tries and its waits for a turn included."""
+        task = request.task
+        asked: dict[str, Any] = {**self._chat, "testnuc.texts": len(request.texts)}
+        if self._kind is self._trace.SpanKind.CLIENT:
+            asked["gen_ai.output.type"] = "json"
+            for name, value in (
+                ("temperature", task.temperature),
+                ("top_p", task.top_p),
+                (
+                    "max_tokens",
+                    task.options.get("max_tokens", task.options.get("max_completion_tokens")),
+                ),
+            ):
+                if isinstance(value, int | float):
+                    asked[f"gen_ai.request.{name}"] = value
+        with self._timed(f"chat {self._chat['gen_ai.request.model']}", asked, self._kind) as span:
+            yield _Chat(span)
+
+    @contextlib.contextmanager
+    def embeddings(self, name: str, texts: int) -> Iterator[Any]:
+        """Trace a batch that an embedder is given."""
+        kind, _, model = name.rpartition("/")
+        remote = kind == "openai"
+        asked = {
+            "gen_ai.operation.name": "embeddings",
+            "gen_ai.provider.name": kind if remote else "local",
+            "gen_ai.request.model": model if remote else name,
+            "testnuc.texts": texts,
+        }
+        kinds = self._trace.SpanKind
+        with self._timed(
+            f"embeddings {asked['gen_ai.request.model']}",
+            asked,
+            kinds.CLIENT if remote else kinds.INTERNAL,
+        ) as span:
+            yield span
+
+    def billed(self, usage: TokenUsage | None, pico_usd: int | None) -> None:
+        """Count what one answer cost, also of one that could not be used."""
+        if usage is not None:
+            for kind, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):
+                self._tokens.record(tokens, {**self._chat, "gen_ai.token.type": kind})
+        if pico_usd:
+            self._cost.add(pico_usd / _PICO, self._chat)
+
+    def texts(self, outcome: str, number: int) -> None:
+        """Count texts by what came of them: ``"labeled"`` or ``"unlabeled"``."""
+        if number:
+            self._texts.add(number, {"testnuc.outcome": outcome})
+
+    @contextlib.contextmanager
+    def _timed(self, name: str, asked: Mapping[str, Any], kind: Any) -> Iterator[Any]:
+        started = time.perf_counter()
+        metered = {k: v for k, v in asked.items() if not k.startswith(_OF_SPANS)}
+        try:
+            with self._span(name, asked, kind) as span:
+                yield span
+        except BaseException as error:
+            metered["error.type"] = _kind_of(error)
+            raise
+        finally:
+            self._duration.record(time.perf_counter() - started, metered)
+
+    @contextlib.contextmanager
+    def _span(self, name: str, asked: Mapping[str, Any], kind: Any) -> Iterator[Any]:
+        # not what the error says: a message can hold a text
+        with self._tracer.start_as_current_span(
+            name,
+            kind=kind,
+            attributes=asked,
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                yield span
+            except BaseException as error:
+                span.set_attribute("error.type", _kind_of(error))
+                span.set_status(self._trace.StatusCode.ERROR)
+                raise
+
+
+class _Operation:
+    def __init__(self, span: Any) -> None:
+        self._span = span
+
+    def tell(self, **facts: Any) -> None:
+        """Add attributes; what is None is unknown, and left out."""
+        for name, value in facts.items():
+            if value is not None:
+                self._span.set_attribute(f"testnuc.{name}", value)
+
+
+class _Chat(_Operation):
+    def answered(self, reply: Reply, sends: int) -> None:
+        """Note what came back, and after how many tries."""
+        self.tell(sends=sends)
+        usage = reply.usage
+        if usage is not None:
+            self._span.set_attribute("gen_ai.usage.input_tokens", usage.input_tokens)
+            self._span.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
+            if usage.cached_tokens:
+                self._span.set_attribute(
+                    "gen_ai.usage.cache_read.input_tokens", usage.cached_tokens
+                )
+        failed = [answer for answer in reply.answers if isinstance(answer, Exception)]
+        if failed:
+            self.tell(unreadable=len(failed))
+
+
+def _kind_of(error: BaseException) -> str:
+    """Return the status of a refusal, else the class: there are few of both."""
+    status = getattr(error, "status_code", None)
+    return str(status) if isinstance(status, int) and status >= _REFUSED else type(error).__name__
+
+
+def _at(host: str, end: str) -> bool:
+    return host == end or host.endswith(f".{end}")
+
+
+def _server(url: str | None) -> dict[str, Any]:
+    """Return where calls go, without the credentials that a URL may hold."""
+    if url is None:
+        return {}
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return {}
+    if host is None:
+        return {}
+    return {"server.address": host, "server.port": port or (80 if parts.scheme == "http" else 443)}
