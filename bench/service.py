@@ -9,6 +9,8 @@ import gc
 import statistics
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
@@ -65,9 +67,37 @@ def _serve(llm: str, policy: str, max_pending: int) -> None:
             port=0, max_pending=max_pending, max_texts=min(1_000, max_pending)
         )
         async with nuc:
-            await serve(Service(nuc, settings), listening=_tell)
+            service = Service(nuc, settings)
+            _count_work(service.app)
+            await serve(service, listening=_tell)
 
     run_to_end(main())
+
+
+def _count_work(app: web.Application) -> None:
+    """Note for each request how much CPU time the process takes from its head to its answer.
+
+    As long as the process has work without end that is its latency on a machine of its own.
+    """
+    from aiohttp import web
+
+    work: list[float] = []
+
+    @web.middleware
+    async def count(request: web.Request, handler: Any) -> web.StreamResponse:
+        started = time.process_time()
+        response: web.StreamResponse = await handler(request)
+        if request.path == "/v1/classify" and response.status == 200:
+            work.append(time.process_time() - started)
+        return response
+
+    async def told(_: web.Request) -> web.Response:
+        body = orjson.dumps(work)
+        work.clear()
+        return web.Response(body=body)
+
+    app.middlewares.insert(0, count)
+    app.router.add_get("/work", told)
 
 
 def _floor() -> None:
@@ -144,12 +174,24 @@ def _told(url: str, name: str) -> float:
     sys.exit(f"bench service: {url}/metrics has no {name}; this needs Linux")
 
 
+def _work(url: str) -> list[float]:
+    """Return the CPU seconds of each request since the last time; none of the bare server."""
+    try:
+        with urllib.request.urlopen(f"{url}/work", timeout=30) as answer:
+            seconds: list[float] = orjson.loads(answer.read())
+    except urllib.error.HTTPError as exc:
+        exc.close()
+        return []
+    return seconds
+
+
 def _measure(url: str, kind: str, distinct: int, n: int, connections: int) -> dict[str, Any]:
     """Ask n times, in ten parts, between which memory is looked at."""
     host = urlsplit(url).netloc
     address, port = host.split(":")
     requests = _requests(host, kind, distinct)
     parts: list[Load] = []
+    work = Load()
     # connections to the LLM, and what else is made once
     _in_loop(
         load(
@@ -159,11 +201,14 @@ def _measure(url: str, kind: str, distinct: int, n: int, connections: int) -> di
             connections,
         )
     )
+    _work(url)
     memory = [_told(url, _MEMORY)]
     cpu = _told(url, _CPU)
     for _ in range(10):
         part = islice(requests, n // 10)
         parts.append(_in_loop(load(address, int(port), part, connections)))
+        # part by part: it is kept in the memory that is looked at
+        work.latencies += _work(url)
         memory.append(_told(url, _MEMORY))
     cpu = _told(url, _CPU) - cpu
     whole = _sum(parts)
@@ -180,6 +225,7 @@ def _measure(url: str, kind: str, distinct: int, n: int, connections: int) -> di
         "p50 ms": round(p50 * 1e3, 1),
         "p99 ms": round(p99 * 1e3, 1),
         "p99/p50": round(p99 / p50, 2),
+        "by CPU": round(work.quantile(0.99) / work.quantile(0.5), 2) if work.latencies else None,
         "CPU us/request": round(cpu / whole.answered * 1e6),
         "MB": round(settled[0]),
         "MB more": round(settled[-1] - settled[0], 1),
@@ -241,8 +287,10 @@ def _all(arguments: argparse.Namespace) -> Report:
         report.row(what=f"no more than {c // 4} at a time", **_measure(url, "more", n, new, c))
     report.note("errors: all that is neither 200 nor 429, broken connections included")
     report.note("p50, p99: of the answers with 200; CPU: of the server's process")
-    if report.rows[0]["p99/p50"] > _WORST_RATIO:
-        report.note("the bare server's p99 shows that the machine has other things to do")
+    report.note(
+        "by CPU: p99/p50 in CPU time of the service from a request's head to its answer; what "
+        "other programs do on the machine is in p50 and p99, not in this"
+    )
     report.note("MB more: resident memory after the last tenth against that after the first")
     report.note("calls of the LLM: one for each distinct text")
     report.note(machine("aiohttp"))
@@ -252,14 +300,14 @@ def _all(arguments: argparse.Namespace) -> Report:
 def _faults(report: Report) -> list[str]:
     """Return what is not as it should be."""
     found = []
-    # on a machine that has other things to do a bare server stalls, too
-    worst = max(_WORST_RATIO, report.rows[0]["p99/p50"])
     for row in report.rows:
         name = row["what"]
         if row["errors"]:
             found.append(f"{name}: {row['errors']} errors")
-        if row["p99/p50"] > worst and "text" in name:
-            found.append(f"{name}: p99 is {row['p99/p50']} x the median")
+        # what stalls by the wall clock alone waits for other programs, as the bare server does
+        ratio = min(row["p99/p50"], row["by CPU"] or row["p99/p50"])
+        if ratio > _WORST_RATIO and "text" in name:
+            found.append(f"{name}: p99 is {ratio} x the median")
         tenths = row["MB by tenths"][2:]
         first, last = statistics.median(tenths[:3]), statistics.median(tenths[-3:])
         if "over and over" in name and last - first > _GROWTH_MB + _GROWTH * first:

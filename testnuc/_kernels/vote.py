@@ -371,8 +371,8 @@ def _count_all(
             while lab[at] == guess or acc[np.uintp(lab[at] + 1)] != best:
                 at += _ONE
             winner = lab[at]
-    for i in range(acc.size):
-        acc[i] = 0
+    for entry in range(acc.size):
+        acc[entry] = 0
     winner, best, second = _with_guessed(own, guess, guessed, winner, best, second, lab, start)
     _write(row, winner, voters, best, second, total, out_i, out_f)
 

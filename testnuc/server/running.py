@@ -126,10 +126,10 @@ async def _drain(service: Service, signals: asyncio.Semaphore) -> bool:
         await asyncio.wait(
             [again, empty], timeout=settings.drain_timeout, return_when=asyncio.FIRST_COMPLETED
         )
-        finished = empty.done()
         empty.cancel()
     finally:
         again.cancel()
+    finished = not service.queue.pending
     if not finished:
         _log.warning("ended with %d texts under way", service.queue.pending)
         service.abort()

@@ -34,13 +34,15 @@ def test_a_small_run_answers_all_and_counts_all(tmp_path):
     assert [row["429"] for row in rows[:3]] == [0, 0, 0]
     assert rows[3]["429"] > 0
     assert all(row["p99 ms"] >= row["p50 ms"] > 0 for row in rows)
+    assert rows[0]["by CPU"] is None
+    assert rows[1]["by CPU"] > 1
     assert rows[1]["CPU us/request"] > rows[0]["CPU us/request"] > 0
     assert "x the median" in done.stderr if done.returncode else not done.stderr
 
 
 def report(**more):
     made = Report("service", "")
-    fine = {"errors": 0, "p99/p50": 2.0, "MB by tenths": [50.0] * 11}
+    fine = {"errors": 0, "p99/p50": 2.0, "by CPU": 2.0, "MB by tenths": [50.0] * 11}
     for what in ("bare aiohttp.web", "new texts", "2,000 texts over and over", "64 at a time"):
         made.row(what=what, **(fine | (more if what.startswith("2,000") else {})))
     return made
@@ -51,7 +53,10 @@ def report(**more):
     [
         ({}, None),
         ({"errors": 3}, "3 errors"),
-        ({"p99/p50": 5.1}, "5.1 x the median"),
+        ({"p99/p50": 9.0, "by CPU": 5.1}, "5.1 x the median"),
+        ({"p99/p50": 5.2, "by CPU": None}, "5.2 x the median"),
+        # the machine had other things to do
+        ({"p99/p50": 9.0}, None),
         ({"MB by tenths": [float(50 + i) for i in range(11)]}, "memory grew"),
         # what grows once, at the beginning, does not grow
         ({"MB by tenths": [20.0, 40.0, *[50.0] * 9]}, None),

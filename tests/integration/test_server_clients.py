@@ -288,11 +288,12 @@ async def test_ending_lets_requests_finish():
     assert held.asked == ["refund please"]
 
 
-async def test_what_takes_too_long_is_ended():
+@pytest.mark.parametrize("again", [False, True], ids=["after its time", "by a second signal"])
+async def test_what_takes_too_long_is_ended(again):
     held = Held()
     nuc = TestNUC(LABELS, held, embedder=HashEmbedder(), k=0)
     url = asyncio.get_running_loop().create_future()
-    service = Service(nuc, ServerSettings(port=0, drain_timeout=0.05))
+    service = Service(nuc, ServerSettings(port=0, drain_timeout=1_000 if again else 0.05))
     import aiohttp
 
     async with nuc:
@@ -303,6 +304,9 @@ async def test_what_takes_too_long_is_ended():
             waiting = asyncio.create_task(session.post("/v1/classify", json=body))
             await held.asked_for(1)
             os.kill(os.getpid(), signal.SIGTERM)
+            if again:
+                await until(lambda: service.closing)
+                os.kill(os.getpid(), signal.SIGINT)
             async with asyncio.timeout(15):
                 assert await running is False
             held.gate.set()
@@ -342,3 +346,19 @@ async def test_nothing_blocks_the_event_loop(client_of, tmp_path):
             await all_routes(0)
             with blockbuster.blockbuster_ctx("testnuc", excluded_modules=["testnuc.testing"]):
                 await asyncio.gather(*map(all_routes, range(1, 20)))
+
+
+@pytest.mark.parametrize("grace", [0.0, 1_000.0])
+async def test_a_second_signal_ends_the_grace_too(grace):
+    nuc = TestNUC(LABELS, Held(), embedder=HashEmbedder(), k=0)
+    service = Service(nuc, ServerSettings(port=0, grace=grace))
+    async with nuc, asyncio.timeout(10):
+        running = asyncio.create_task(serve(service))
+        await until(lambda: service.state == "ready")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: service.state == "draining")
+        # while it lasts requests are taken
+        assert service.closing is (grace == 0)
+        if grace:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert await running is True
