@@ -45,6 +45,8 @@ Outcomes = dict[bytes, "Outcome"]
 _log = logging.getLogger("testnuc.batch")
 
 _GONE = 404
+#: How often in a row a provider must know nothing of a batch until it counts as gone.
+_GONE_AFTER = 3
 #: How often a creation is tried while no other batch is under way.
 _CREATIONS = 10
 _GROWTH = 1.5
@@ -258,18 +260,19 @@ class Courier:
 
     async def _ended(self, batch: StoredBatch) -> RemoteBatch:
         assert batch.remote_id is not None
-        pause, failing = self._policy.first_poll, 0.0
+        pause, failing, unknown = self._policy.first_poll, 0.0, 0
         told = None
         while True:
             wait = None
             try:
                 remote = await self.api.retrieve(batch.remote_id)
             except ProviderError as error:
-                if error.status_code == _GONE:
+                unknown = unknown + 1 if error.status_code == _GONE else 0
+                if unknown == _GONE_AFTER:
                     _log.warning("batch %s is gone at the provider", batch.remote_id)
                     return RemoteBatch(batch.remote_id, "gone", ended=True, total=0, done=0)
                 # hours are long: a provider that fails for minutes is no reason to give up
-                if not error.retryable or failing > _PATIENCE:
+                if not unknown and (not error.retryable or failing > _PATIENCE):
                     raise
                 failing += pause
             else:
@@ -278,6 +281,6 @@ class Courier:
                     _log.info("batch %s: %s, %d of %d", remote.id, *told, batch.requests)
                 if remote.ended:
                     return remote
-                failing, wait = 0.0, remote.poll_after
+                failing, unknown, wait = 0.0, 0, remote.poll_after
             await self._sleep(pause if wait is None else wait)
             pause = min(pause * _GROWTH, self._policy.longest_poll)

@@ -110,6 +110,8 @@ class BatchLane:
         #: Which task brings a key.
         self._bringing: dict[bytes, asyncio.Task[Outcomes]] = {}
         self._tasks: set[asyncio.Task[Outcomes]] = set()
+        #: Calls of the live lane that were sent.
+        self._asking: set[asyncio.Task[list[tuple[bytes, Outcome]]]] = set()
         self._creating: set[asyncio.Task[StoredBatch]] = set()
         most = min(policy.max_requests or self._api.max_requests, self._api.max_requests)
         #: Gives asks to `answer`, as many at once as fill a batch.
@@ -169,10 +171,10 @@ class BatchLane:
         return [outcomes[ask.key] for ask in asks]
 
     async def close(self) -> None:
-        """Let batches under way be; those that are being created just now are created."""
-        if self._creating:
-            await asyncio.wait(self._creating, timeout=_DRAIN)
-        tasks = [*self._tasks, *self._creating]
+        """Let batches under way be; what is being created or asked live just now is waited for."""
+        if self._creating or self._asking:
+            await asyncio.wait([*self._creating, *self._asking], timeout=_DRAIN)
+        tasks = [*self._tasks, *self._creating, *self._asking]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -290,10 +292,11 @@ class BatchLane:
                 batch = await self._created(batch, load)
             except UntoldError as untold:
                 billed = True
+                # what the provider is still working on is not listed at once
+                await self._sleep(self._policy.first_poll)
                 adopted = await self._courier.adopt(batch)
                 if adopted is None:
                     billed = False
-                    await self._sleep(self._policy.first_poll)
                     raise untold.error from None
                 batch = adopted
             billed = True
@@ -357,18 +360,25 @@ class BatchLane:
 
         async def one(asks: Pack) -> list[tuple[bytes, Outcome]]:
             async with self._live:
-                try:
-                    found = await self._asker.answer(asks)
-                except Exception as error:  # noqa: BLE001 - of these texts alone
-                    return [(ask.key, error) for ask in asks]
-                await self._store.put_predictions(
-                    [
-                        StoredPrediction(a.key, self._asker.scope, a.text_hash, a.sample, outcome)
-                        for a, outcome in zip(asks, found, strict=True)
-                        if not isinstance(outcome, Exception)
-                    ]
-                )
-                return [(a.key, outcome) for a, outcome in zip(asks, found, strict=True)]
+                asking = asyncio.create_task(ask(asks), name="testnuc-batch-live")
+                self._asking.add(asking)
+                asking.add_done_callback(self._asking.discard)
+                # a call that was sent is paid for: `close` waits for it to be stored
+                return await asyncio.shield(asking)
+
+        async def ask(asks: Pack) -> list[tuple[bytes, Outcome]]:
+            try:
+                found = await self._asker.answer(asks)
+            except Exception as error:  # noqa: BLE001 - of these texts alone
+                return [(ask.key, error) for ask in asks]
+            await self._store.put_predictions(
+                [
+                    StoredPrediction(a.key, self._asker.scope, a.text_hash, a.sample, outcome)
+                    for a, outcome in zip(asks, found, strict=True)
+                    if not isinstance(outcome, Exception)
+                ]
+            )
+            return [(a.key, outcome) for a, outcome in zip(asks, found, strict=True)]
 
         done = await asyncio.gather(*(one(p) for p in packs(asks, self._per_call)))
         return {key: outcome for part in done for key, outcome in part}

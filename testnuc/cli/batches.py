@@ -8,16 +8,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from testnuc.batch.tending import Tending
+from testnuc.batch.tending import State, Tending
 from testnuc.cli.classify import cost
 from testnuc.cli.loop import run_to_end
-from testnuc.errors import InvalidInputError
+from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.stores import resolve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from testnuc.batch.tending import State
     from testnuc.protocols import StoredBatch
 
 __all__ = ["cancel", "list_", "resume"]
@@ -66,11 +65,21 @@ def cancel(store: str, names: Sequence[str], *, everything: bool) -> None:
 
     async def work() -> list[State]:
         async with _tending(store) as tending:
-            return [await tending.cancel(batch) for batch in await tending.pick(names)]
+            return [await cancelled(tending, batch) for batch in await tending.pick(names)]
 
-    for state in run_to_end(work()):
+    async def cancelled(tending: Tending, batch: StoredBatch) -> State:
+        try:
+            return await tending.cancel(batch)
+        except TestNUCError as error:
+            # the others are to be cancelled all the same
+            return State(batch, error=error)
+
+    states = run_to_end(work())
+    for state in states:
         _print(_line(state))
     _tell("what they have answered is billed: `testnuc batch resume` puts it in the store")
+    if any(state.error is not None for state in states):
+        sys.exit(1)
 
 
 @asynccontextmanager

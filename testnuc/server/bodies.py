@@ -97,7 +97,7 @@ def _object(body: bytes) -> dict[str, Any]:
         raise _invalid(f'the body is {_kind(given)}; send an object such as {{"text": ".."}}')
     for name in given:
         if name not in _FIELDS:
-            near = get_close_matches(name, _FIELDS, 1)
+            near = get_close_matches(name[:60], _FIELDS, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(_FIELDS)}"
             raise _invalid(f"unknown field {name[:60]!r}; {hint}")
     if ("text" in given) == ("texts" in given):

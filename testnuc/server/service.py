@@ -106,17 +106,15 @@ class Service:
     # -- routes ------------------------------------------------------------------------------------
 
     async def _classify(self, request: web.Request) -> web.StreamResponse:
-        if self.closing:
-            raise Refused(
-                503, "closing", "the service is about to end; send this again in 5 s",
-                headers={"Retry-After": "5"}, close=True,
-            )  # fmt: skip
+        self._refuse_if_closing()
         if self.state == "starting":
             raise Refused(
                 503, "starting", "the service is not ready yet; send this again in 1 s",
                 headers={"Retry-After": "1"},
             )  # fmt: skip
         asked = read(await self._body(request), self.settings)
+        # while the body came in, the end may have begun, which waits only for what was admitted
+        self._refuse_if_closing()
         with self.queue.admit(len(asked.texts)) as place:
             if asked.many and (asked.stream or _NDJSON in request.headers.get("Accept", "")):
                 return await self._stream(request, asked, place)
@@ -129,6 +127,13 @@ class Service:
                 for _ in asked.texts:
                     self._metrics.text_failed()
                 raise
+
+    def _refuse_if_closing(self) -> None:
+        if self.closing:
+            raise Refused(
+                503, "closing", "the service is about to end; send this again in 5 s",
+                headers={"Retry-After": "5"}, close=True,
+            )  # fmt: skip
 
     async def _whole(self, asked: Asked) -> web.Response:
         if not asked.many:
