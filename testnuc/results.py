@@ -76,8 +76,9 @@ class Classification:
     votes: Mapping[str, float] = field(default_factory=dict)
     #: Why the text's own call failed, or why the text is invalid.
     error: Exception | None = None
-    #: How far the label can be trusted, 0..1: its part of the vote, calibrated if the client is;
-    #: None with fewer than three voters, or where the vote is not complete.
+    #: How far the label can be trusted, 0..1: its part of the vote (under auto of all neighbors
+    #: that were looked at, also where they do not decide), calibrated if the client is; None with
+    #: fewer than three voters, or where the vote is not complete.
     trust: float | None = None
     #: Why there is no label although somebody voted; why the neighbors did not decide.
     reason: str | None = None

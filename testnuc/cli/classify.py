@@ -212,7 +212,7 @@ def notes(console: Console, caught: list[warnings.WarningMessage]) -> None:
 
 def _summary(results: Results, invalid: int, output: str | None) -> str:
     parts = [
-        f"{len(results)} texts in {results.seconds:.1f} s",
+        f"{len(results) + invalid} texts in {results.seconds:.1f} s",
         f"{results.changed} labels changed by the vote",
         *([f"{len(results.errors)} with an error"] if results.errors else []),
         *([f"{invalid} without a usable text"] if invalid else []),

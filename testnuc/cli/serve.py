@@ -34,8 +34,8 @@ def run(
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; exit code 1 if requests were cut off."""
     limits = ServerSettings(token=_token(token_file), **settings)
-    texts = [] if pool is None else _texts(pool, text_column)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    texts = [] if pool is None else _texts(pool, text_column)
     logging.captureWarnings(capture=True)
     embedder = embedders.resolve(client["embedder"])
     nuc = client_of(client, embedder=embedder)
@@ -74,12 +74,14 @@ def _token(file: str | None) -> str | None:
 
 
 def _texts(pool: str, text_column: str) -> list[str]:
-    table = read_table(pool, text_column)
-    for number, text in enumerate(table.texts, 1):
-        problem = valid_text(text)
-        if problem is not None:
-            raise InvalidInputError(f"{pool}, row {number}: the text {problem}")
-    return table.texts
+    """Return the texts of a file; an empty cell does not keep a service from starting."""
+    given = read_table(pool, text_column).texts
+    texts = [text for text in given if valid_text(text) is None]
+    if not texts:
+        raise InvalidInputError(f"{pool} has no usable text; give a file with some")
+    if len(texts) < len(given):
+        _log.warning("%s: %d rows have no usable text", pool, len(given) - len(texts))
+    return texts
 
 
 async def _close(embedder: Embedder) -> None:

@@ -13,6 +13,8 @@ import urllib.request
 
 import pytest
 
+from testnuc.cli.serve import _texts
+from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
 from tests.conftest import LABELS, confident, messages
 
@@ -99,3 +101,13 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, environment, says):
     assert out == ""
     assert says in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_rows_of_the_pool_without_a_text_are_left_out_and_told(tmp_path, caplog):
+    pool = tmp_path / "pool.csv"
+    pool.write_text("id,text\n1,my parcel\n2,\n3,my money\n")
+    assert _texts(str(pool), "text") == ["my parcel", "my money"]
+    assert "1 rows have no usable text" in caplog.text
+    pool.write_text("id,text\n1,\n2,\n")
+    with pytest.raises(InvalidInputError, match="no usable text"):
+        _texts(str(pool), "text")
