@@ -157,6 +157,24 @@ async def test_the_rest_is_asked_live_or_left_as_the_user_chose(model, outcome, 
             assert (len(results.errors), llm.calls, llm.batches) == (0, 60, 2)
 
 
+async def test_live_calls_for_the_rest_are_stored_though_the_run_is_cancelled(lane):
+    store = MemoryStore()
+    batches = Batches(outcomes=["expired"], answered=0.5)
+    async with LoopbackLLM(confident, batches=batches, latency=0.1) as llm:
+        async with lane(llm, store=store, policy={"rest": "live"}) as nuc:
+            run = asyncio.create_task(nuc.classify_many(messages(60), lane="batch"))
+            # the batch has brought its half, the others are under way
+            await until(lambda: llm.calls >= 30 and llm.in_flight >= 10)
+            under_way = llm.in_flight
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+            predicted = (await nuc.stats()).predicted
+            assert predicted < 30 + under_way
+        assert llm.abandoned == 0
+        async with lane(llm, store=store) as nuc:
+            assert (await nuc.stats()).predicted == llm.calls >= 30 + under_way
+
+
 async def test_the_error_of_one_item_is_that_of_one_text(model, lane):
     texts = messages(20)
     schedule = ["content-filter", None, "refusal", "wrong-label"]

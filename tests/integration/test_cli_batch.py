@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import sqlite3
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 
@@ -120,6 +121,22 @@ def test_batches_are_cancelled_and_what_they_have_is_kept(left_behind):
         assert "30 of 60 requests have an answer" in err
         assert "--lane batch" in err
         assert llm.calls == 30
+
+
+def test_one_batch_that_cannot_be_cancelled_does_not_keep_the_others(left_behind):
+    with LoopbackLLM(confident, batches=Batches(polls=1_000, answered=0.5)) as llm:
+        path = left_behind(llm)
+        # one that the provider does not know, and it is the first
+        with sqlite3.connect(path) as file:
+            file.execute(
+                "UPDATE batches SET remote = 'batch_unknown' WHERE created = "
+                "(SELECT min(created) FROM batches)"
+            )
+        file.close()
+        code, out, _ = run_here("batch", "cancel", path, "--all")
+        assert code == 1
+        assert len(out.splitlines()) == 3
+        assert sum("cancel" in line for line in out.splitlines()) >= 2
 
 
 def test_mistakes_are_told(left_behind, tmp_path):

@@ -51,6 +51,23 @@ async def test_a_client_that_leaves_does_not_cancel_what_another_waits_for():
     assert held.asked == ["refund please"]
 
 
+async def test_a_request_whose_body_comes_in_after_the_end_has_begun_is_refused():
+    held = Held()
+    held.gate.set()
+    async with served(client(held, k=0)) as (service, session):
+        body = json.dumps({"text": "refund please"}).encode()
+        reader, writer = await connect(session)
+        writer.write(request(body[:5], length=len(body)))
+        # another request on its way through tells that the head was read
+        async with session.post("/v1/classify", json={"text": messages(1)[0]}) as response:
+            assert response.status == 200
+        service.closing = True
+        writer.write(body[5:])
+        assert b" 503 " in await reader.readline()
+        writer.close()
+    assert held.asked == messages(1)
+
+
 async def test_what_nobody_waits_for_is_not_asked_but_what_was_sent_is_stored():
     held = Held()
     async with served(client(held, k=0, max_concurrency=1)) as (service, session):
