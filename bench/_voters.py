@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from testnuc._kernels.lanes import prefetch
+from testnuc._kernels.vectors import prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +21,8 @@ __all__ = ["PEERS", "differing", "floor"]
 
 #: Rows times classes of a dense table that is made at once.
 _TABLE = 8_000_000
-_TWO, _ONE, _AHEAD = np.uintp(2), np.uintp(1), np.uintp(64)
+#: As far ahead as the vote.
+_TWO, _ONE, _AHEAD = np.uintp(2), np.uintp(1), np.uintp(128)
 
 
 @njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator, unused-ignore]

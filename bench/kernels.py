@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -35,6 +36,7 @@ SHAPES = {
 PATIENCE = 60.0
 #: Part of the neighbors that share the text's class, about what embeddings of short texts give.
 PURITY = 0.7
+_POOL = ThreadPoolExecutor(2)
 
 Array: TypeAlias = NDArray[Any]
 
@@ -89,8 +91,8 @@ class Case:
             threads=threads,
         )
 
-    def kernel(self) -> tuple[Callable[[], object], Callable[[], object]]:
-        """Return the kernel alone and the floor, both with the pool packed before."""
+    def kernel(self) -> tuple[Callable[[], object], Callable[[int], object]]:
+        """Return the kernel alone and the floor on so many threads, the pool packed before."""
         policy = VotePolicy.weighted().fields
         none = np.empty(0, np.float32)
         records = np.empty(2 * (self.pool_labels.size + 1), np.int32)
@@ -98,14 +100,24 @@ class Case:
         kernels.pack()(self.pool_labels, none, policy, self.n_classes, records, weights)
         b, k = self.ids.shape
         out = np.empty((5, b), np.int32)
-        neighbors = (self.ids.ravel().view(np.uint64), self.similarities.ravel(), records, weights)
+        neighbors = (self.ids.ravel().view(np.uint64), self.similarities.ravel(), records)
         own = (self.own_labels, none, none)
         compiled = kernels.packed(k)()
         given = (neighbors, own, policy, self.n_classes, k, 0, b, out, out.view(np.float32))
-        floor_out = np.empty((2, b), np.int32)
-        return lambda: compiled(*given), lambda: floor(
-            *neighbors[:3], self.own_labels, k, floor_out
-        )
+
+        def lowest(threads: int) -> object:
+            cuts = [b * part // threads for part in range(threads + 1)]
+            each = map if threads == 1 else _POOL.map
+            return list(each(some_rows, cuts[:-1], cuts[1:]))
+
+        def some_rows(first: int, last: int) -> object:
+            at = slice(first * k, last * k)
+            sums = np.empty((2, last - first), np.int32)
+            return floor(
+                neighbors[0][at], neighbors[1][at], records, self.own_labels[first:last], k, sums
+            )
+
+        return lambda: compiled(*given), lowest
 
 
 def _against_floor(names: list[str], repeats: int) -> Report:
@@ -114,16 +126,10 @@ def _against_floor(names: list[str], repeats: int) -> Report:
         case = Case.make(*SHAPES[name])
         alone, lowest = case.kernel()
         seconds = interleaved(
-            {
-                "floor": lowest,
-                "kernel": alone,
-                "call": case.vote,
-                "two": lambda case=case: case.vote(2),  # type: ignore[misc]
-            },
+            {"floor": lambda lowest=lowest: lowest(1), "kernel": alone, "call": case.vote},  # type: ignore[misc]
             repeats,
         )
         middle = {key: statistics.median(values) * 1e3 for key, values in seconds.items()}
-        equal = case.vote(1).share.tobytes() == case.vote(2).share.tobytes()
         report.row(
             **{
                 "B,K,C,N": name,
@@ -133,11 +139,28 @@ def _against_floor(names: list[str], repeats: int) -> Report:
                 "best / best": min(seconds["kernel"]) / min(seconds["floor"]),
                 "ns per vote": middle["kernel"] * 1e6 / case.ids.size,
                 "vote_pool ms": middle["call"],
-                "2 threads ms": middle["two"],
-                "1 thread / 2": median_ratio(seconds["call"], seconds["two"]),
-                "equal bits": "yes" if equal else "NO",
             }
         )
+    return report
+
+
+def _two_threads(names: list[str], repeats: int) -> Report:
+    report = Report("threads", "### Times the speed of one thread, with two")
+    for name in names:
+        case = Case.make(*SHAPES[name])
+        _, lowest = case.kernel()
+        runs: dict[str, Callable[[], object]] = {}
+        for threads in (1, 2):
+            runs[f"vote {threads}"] = lambda case=case, threads=threads: case.vote(threads)  # type: ignore[misc]
+            runs[f"floor {threads}"] = lambda lowest=lowest, threads=threads: lowest(threads)  # type: ignore[misc]
+        seconds = interleaved(runs, repeats)
+        row: dict[str, Any] = {"B,K,C,N": name}
+        for what in ("vote", "floor"):
+            one, two = seconds[f"{what} 1"], seconds[f"{what} 2"]
+            row[what] = median_ratio(one, two)
+            row[f"{what}, best / best"] = min(one) / min(two)
+        equal = case.vote(1).share.tobytes() == case.vote(2).share.tobytes()
+        report.row(**row, **{"equal bits": "yes" if equal else "NO"})
     return report
 
 
@@ -173,9 +196,10 @@ def _against_peers(names: list[str]) -> Report:
                 case.vote()
                 ratios.append(seconds[-1] / (time.perf_counter() - start))
             wrong = differing(found, expected)
-            row[peer] = f"{statistics.median(ratios):.0f}x" + (
-                f" ({wrong} differ)" if wrong else ""
-            )
+            times = statistics.median(ratios)
+            row[peer] = f"{times:.{1 if times < 10 else 0}f}x"
+            if wrong:
+                row[peer] += f" ({wrong} differ)"
         report.row(**row)
     if skipped:
         report.note("Not run, over a minute: " + "; ".join(skipped) + ".")
@@ -315,6 +339,7 @@ def main(argv: list[str]) -> None:
     print(title)
     parts: list[Callable[[], Report]] = [
         lambda: _against_floor(options.shapes, options.repeats),
+        lambda: _two_threads(options.shapes, options.repeats),
         lambda: _curve(max(3, options.repeats // 3)),
         _one_row,
         lambda: _fresh(5),

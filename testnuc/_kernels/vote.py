@@ -1,7 +1,7 @@
 """The vote, compiled: gather, weigh, tally, for blocks of rows.
 
-All kernels and all they inline stand in this one file, because numba's cache does not notice a
-change in another one.
+All kernels stand in this one file, with all they inline but what is written for the compiler
+itself (vectors.py, weighing.py, lanes.py): numba's cache does not notice a change in another file.
 
 A weight is a fixed-point int64, a multiple of 2^-32: integer sums are exact, so that no order of
 summation, no block size and no thread count can change a bit of the answer.
@@ -27,16 +27,9 @@ from typing import Any
 import numpy as np
 
 from testnuc._kernels.compile import given, inline, kernel, made, types
-from testnuc._kernels.lanes import (
-    LANES,
-    WIDE,
-    count_lanes,
-    differing,
-    leaders,
-    lowest_bit,
-    prefetch,
-    split,
-)
+from testnuc._kernels.lanes import LANES, POLICIES, climb, count_lanes, lead
+from testnuc._kernels.vectors import GROUP, differing, lowest_bit, prefetch, voting
+from testnuc._kernels.weighing import gather, gather_rows, weigh
 
 __all__ = ["curve", "decide", "pack", "packed", "tally", "vote_direct", "vote_lanes", "vote_packed"]
 
@@ -45,8 +38,9 @@ ONE = 4294967296.0
 #: Rounding noise of a cosine is forgiven up to here, and clipped.
 LIMIT = 1.001
 
-#: Digest of lanes.py, so that a change there changes this file, and numba's cache notices.
-LANES_DIGEST = "9bbbfdecd8d20853"
+#: Digest of what is inlined from other files, so that a change there changes this one, and numba's
+#: cache notices.
+INLINED_DIGEST = "bb53b27b6bad5a3e"
 
 # the fields of a policy
 FLOOR = 0  # 1: every similarity weighs 1; 0: its own value
@@ -59,29 +53,31 @@ OWN_WEIGHT = 5
 # numba makes a float of a uint64 and an int64: indices and what is added to them are all unsigned,
 # which also spares them the test for a negative index
 _NONE, _ONE, _TWO = np.uintp(0), np.uintp(1), np.uintp(2)
+_GROUP = np.uintp(GROUP)
 #: A record is prefetched so many votes before it is read.
-_AHEAD = np.uintp(64)
-#: Votes weighed at once: few enough to stay in the nearest cache.
-_BLOCK = np.uintp(1024)
+_AHEAD = np.uintp(128)
+#: Votes weighed at once (measured).
+_BLOCK = np.uintp(4096)
 _BITS = np.uintp(64)
 #: Up to so many neighbors, comparing all votes of 16 rows is faster than a table (measured).
-_FEW = 40
-#: From so many neighbors on, the table of sums is read as a whole, if it has at most as many
-#: entries, instead of by the votes that filled it (measured).
-_MANY = np.uintp(200)
+_FEW = 32
+_LANES = np.uintp(LANES)
+#: Rows whose own votes are read, and whose results are written, at once; a multiple of 16.
+_STRETCH = 1024
+#: Up to so many labels for each neighbor, the table of sums is read as a whole instead of by the
+#: votes that filled it (measured).
+_DENSE = 3
 _NOBODY = np.int32(-1)
 _F4_ZERO, _F4_ONE = np.float32(0), np.float32(1)
 _LIMIT_BITS = np.float32(LIMIT).view(np.int32)
-_MAGNITUDE = np.int32(0x7FFFFFFF)
-#: A weight of at most 1 added to this is rounded to a multiple of 2^-32 (to even, where it is
-#: halfway), and their bits differ by that many multiples.
-_ROUND = np.float64(1.5 * 2**20)
-_ROUND_BITS = _ROUND.view(np.int64)
 
 _I4, _I8, _F4, _F8 = types.int32, types.int64, types.float32, types.float64
 _NEIGHBORS = [
     types.Tuple((given(ids), given(_F4), given(_I4), given(_F4)))
     for ids in (types.uint64, types.uint32)
+]
+_PACKED = [
+    types.Tuple((given(ids), given(_F4), given(_I4))) for ids in (types.uint64, types.uint32)
 ]
 _OWN = types.Tuple((given(_I4), given(_F4), given(_F4)))
 _LAYOUT = types.UniTuple(_I8, 2)
@@ -135,6 +131,39 @@ def _own_vote(row: Any, own: Any, policy: Any, n_classes: Any) -> Any:
 
 
 @inline
+def _own_votes(
+    first: Any, rows: Any, own: Any, policy: Any, n_classes: Any, lab: Any, x: Any
+) -> Any:
+    """Write the own votes of some rows, a label of -1 where one weighs nothing.
+
+    Returns the first row that is refused, or -1.
+    """
+    labels, similarities, confidences = own
+    if similarities.size > 0 or confidences.size > 0:
+        for r in range(rows):
+            label, weight, valid = _own_vote(first + np.uintp(r), own, policy, n_classes)
+            if not valid:
+                return np.int64(first + np.uintp(r))
+            lab[r] = label if weight > 0 else _NOBODY
+            x[r] = weight
+        return np.int64(-1)
+    # all weigh the same
+    weight = _fixed(policy[OWN_WEIGHT] * (_base(1.0, policy) * _gate(np.nan, policy)))
+    wrong = False
+    for r in range(rows):
+        label = labels[first + np.uintp(r)]
+        wrong |= label < -1 or label >= n_classes
+        votes = label >= 0 and weight > 0
+        lab[r] = label if votes else _NOBODY
+        x[r] = weight if votes else np.int64(0)
+    if wrong:
+        for r in range(rows):
+            if not -1 <= labels[first + np.uintp(r)] < n_classes:
+                return np.int64(first + np.uintp(r))
+    return np.int64(-1)
+
+
+@inline
 def _load(
     row: Any,
     to: Any,
@@ -168,7 +197,7 @@ def _load(
 
 
 @inline
-def _open_gates(lab: Any, conf: Any, n: Any, policy: Any, wt: Any) -> Any:
+def _open_gates(lab: Any, conf: Any, n: Any, policy: Any, factors: Any) -> Any:
     """Turn confidences into the factors that similarities are weighed with."""
     least = np.float32(policy[MIN_CONFIDENCE])
     uses = policy[USES_CONFIDENCE] > 0
@@ -176,51 +205,48 @@ def _open_gates(lab: Any, conf: Any, n: Any, policy: Any, wt: Any) -> Any:
     for j in range(n):
         factor = conf[j] if uses else _F4_ONE
         factor = factor if conf[j] >= least else otherwise
-        wt[j] = factor if lab[j] >= 0 else _F4_ZERO
+        factors[j] = factor if lab[j] >= 0 else _F4_ZERO
 
 
 @inline
-def _gather(ids: Any, records: Any, weights: Any, start: Any, n: Any, lab: Any, wt: Any) -> Any:
-    """Copy the records that n ids from `start` on point at."""
-    nobody = np.uintp(records.size // 2 - 1)
-    ahead = n  # how many have one so far ahead of them
-    if start + n + _AHEAD > np.uintp(ids.size):
-        ahead = np.uintp(max(np.int64(ids.size) - np.int64(start + _AHEAD), np.int64(0)))
-    for p in range(ahead):
-        prefetch(records, np.int64(min(ids[start + p + _AHEAD], nobody)) * 2)
-        i = np.uintp(min(ids[start + p], nobody)) * _TWO
-        lab[p] = records[i]
-        wt[p] = weights[i + _ONE]
-    for p in range(ahead, n):
-        i = np.uintp(min(ids[start + p], nobody)) * _TWO
-        lab[p] = records[i]
-        wt[p] = weights[i + _ONE]
+def _weigh(near: Any, factors: Any, lab: Any, x: Any, n: Any, policy: Any) -> Any:
+    """Weigh n votes, n in whole groups."""
+    floor, least = np.float32(policy[FLOOR]), np.float32(policy[MIN_SIMILARITY])
+    weigh(near, factors, lab, x, np.int64(n // _GROUP), floor, least)
 
 
 @inline
-def _weigh(
-    similarities: Any, start: Any, lab: Any, wt: Any, x: Any, to: Any, n: Any, policy: Any
+def _gather(
+    ids: Any, similarities: Any, records: Any, start: Any, n: Any, policy: Any, entries: Any, x: Any
 ) -> Any:
-    """Turn n votes from place `to` on into weights `x`; who weighs nothing loses its label.
+    """Gather and weigh n votes from `start` on; writes up to 15 more.
 
-    Returns the largest similarity by magnitude, as the bits of a float32: NaN exceeds all others.
+    Returns the largest similarity by magnitude, as the bits of a float32.
     """
-    floor = np.float32(policy[FLOOR])
-    least = np.float32(policy[MIN_SIMILARITY])
-    bits = similarities.view(np.int32)
-    worst = np.int32(0)
-    # comparisons instead of min and max, which care for NaN, and vectorize badly
-    for p in range(n):
-        s = similarities[start + p]
-        worst = np.int32(max(worst, np.int32(bits[start + p] & _MAGNITUDE)))
-        base = s if s < _F4_ONE else _F4_ONE  # noqa: FURB136
-        base = base if base > floor else floor  # noqa: FURB136
-        base = base if s >= least else _F4_ZERO
-        product = np.float64(np.float64(base) * np.float64(wt[to + p]))
-        weight = np.float64(product + _ROUND).view(np.int64) - _ROUND_BITS
-        x[to + p] = weight
-        lab[to + p] = lab[to + p] if weight > 0 else _NOBODY
-    return worst
+    floor, least = np.float32(policy[FLOOR]), np.float32(policy[MIN_SIMILARITY])
+    groups = (n + _GROUP - _ONE) // _GROUP
+    if start + groups * _GROUP + _AHEAD <= np.uintp(ids.size):
+        return gather(
+            ids, similarities, np.int64(start), np.int64(_AHEAD), records, entries, x,
+            np.int64(groups), floor, least,
+        )  # fmt: skip
+    # the last ones: what follows them is not theirs to read
+    some = np.full(groups * _GROUP + _AHEAD, records.size // 2 - 1, ids.dtype)
+    near = np.zeros(groups * _GROUP, np.float32)
+    some[:n] = ids[start : start + n]
+    near[:n] = similarities[start : start + n]
+    return gather(
+        some,
+        near,
+        np.int64(0),
+        np.int64(_AHEAD),
+        records,
+        entries,
+        x,
+        np.int64(groups),
+        floor,
+        least,
+    )
 
 
 @inline
@@ -242,6 +268,27 @@ def _write(
     out_f[2, row] = best / whole
     out_f[3, row] = (best - second) / whole
     out_f[4, row] = total / ONE
+
+
+@inline
+def _write_rows(
+    first: Any, rows: Any, own: Any, winners: Any, sums: Any, out_i: Any, out_f: Any
+) -> Any:
+    """Write what `count_lanes` found."""
+    # a loop for each field: so they become vectors
+    for r in range(rows):
+        total = sums[2 * _STRETCH + r]
+        out_i[0, first + np.uintp(r)] = winners[r] if total > 0 else own[first + np.uintp(r)]
+    for r in range(rows):
+        out_i[1, first + np.uintp(r)] = winners[_STRETCH + r]
+    for r in range(rows):
+        whole = np.float64(max(sums[2 * _STRETCH + r], 1))
+        out_f[2, first + np.uintp(r)] = sums[r] / whole
+    for r in range(rows):
+        whole = np.float64(max(sums[2 * _STRETCH + r], 1))
+        out_f[3, first + np.uintp(r)] = (sums[r] - sums[_STRETCH + r]) / whole
+    for r in range(rows):
+        out_f[4, first + np.uintp(r)] = sums[2 * _STRETCH + r] / ONE
 
 
 @inline
@@ -329,52 +376,63 @@ def _count(
 
 
 @inline
-def _count_all(
-    row: Any,
-    own_label: Any,
-    own_weight: Any,
-    lab: Any,
-    x: Any,
-    start: Any,
-    k: Any,
-    acc: Any,
-    out_i: Any,
-    out_f: Any,
+def _add_rows(entries: Any, x: Any, start: Any, k: Any, acc: Any) -> Any:
+    """Add the votes of each of 16 rows to its sums.
+
+    The rows take turns, each with sums of its own, so that no addition waits for the one before;
+    and nothing depends on what the labels are, which no processor could guess.
+    """
+    for j in range(k):
+        at = start + np.uintp(j)
+        for r in range(LANES):
+            acc[np.uintp(entries[at]) + np.uintp(r)] += x[at]
+            at += k
+
+
+@inline
+def _take_rows(
+    entries: Any, start: Any, k: Any, own_entries: Any, acc: Any, sums: Any, leading: Any
 ) -> Any:
-    """Count as `_count` does, reading the whole table of sums; ``acc.size`` is in whole vectors."""
-    own = own_label if own_weight > 0 else _NOBODY
-    guess = _guess(own, lab, start)
-    guessed = np.int64(0)
-    voters = np.int64(own_weight > 0)
-    end = start + k
-    if own == guess:
-        guessed += own_weight
-    else:
-        acc[np.uintp(own + 1)] = own_weight
-    for block in range(start, end, _BITS):
-        n = min(end - np.uintp(block), _BITS)
-        bits, same, voted = split(lab, x, np.int64(block), np.int64(n), guess)
-        guessed += same
-        voters += voted
-        while bits != 0:
-            i = np.uintp(block) + np.uintp(lowest_bit(bits))
-            bits &= bits - np.uint64(1)
-            acc[np.uintp(lab[i] + 1)] += x[i]
-    best, second, place, total = leaders(acc, np.int64(acc.size // WIDE))
-    total += guessed
-    winner = np.int32(place - 1) if best > 0 else own_label
-    if best > 0 and best == second and not (own >= 0 and own == winner):
-        # the tied label with the most similar supporter
-        winner = own
-        if own < 0 or own == guess or acc[np.uintp(own + 1)] != best:
-            at = start
-            while lab[at] == guess or acc[np.uintp(lab[at] + 1)] != best:
-                at += _ONE
-            winner = lab[at]
-    for entry in range(acc.size):
+    """Read the sums of 16 rows by the votes that filled them, and leave `acc` zeroed."""
+    # each label is met first where its most similar supporter stands, with its whole sum, and as 0
+    # from then on: so a strict comparison settles ties
+    for r in range(LANES):
+        entry = np.uintp(own_entries[r]) + np.uintp(r)
+        sums[r] = acc[entry]
         acc[entry] = 0
-    winner, best, second = _with_guessed(own, guess, guessed, winner, best, second, lab, start)
-    _write(row, winner, voters, best, second, total, out_i, out_f)
+    for j in range(k):
+        at = start + np.uintp(j)
+        to = np.uintp(j + _ONE) * _LANES
+        for r in range(LANES):
+            entry = np.uintp(entries[at]) + np.uintp(r)
+            sums[to + np.uintp(r)] = acc[entry]
+            acc[entry] = 0
+            at += k
+    lead(sums, np.int64(k + _ONE), leading)
+    for r in range(LANES):
+        place = leading[3 * LANES + r]
+        entry = own_entries[r]
+        if place > 0:
+            entry = entries[start + np.uintp(r) * k + np.uintp(place - 1)]
+        leading[3 * LANES + r] = entry // LANES - 1
+
+
+@inline
+def _read_rows(entries: Any, start: Any, k: Any, own_entries: Any, acc: Any, leading: Any) -> Any:
+    """Read the sums of 16 rows label by label, and leave `acc` zeroed."""
+    lead(acc, np.int64(acc.size // _LANES), leading)
+    for r in range(LANES):
+        best = leading[r]
+        if 0 < best == leading[LANES + r]:
+            # of equal labels, the one with the most similar supporter
+            entry = own_entries[r]
+            at = start + np.uintp(r) * k
+            while acc[np.uintp(entry) + np.uintp(r)] != best:
+                entry = entries[at]
+                at += _ONE
+            leading[3 * LANES + r] = entry // LANES
+        leading[3 * LANES + r] -= 1
+    acc[:] = 0
 
 
 @kernel(*(_I8(n, _OWN, given(_F8), _I8, _LAYOUT, _I8, _I8, *_VOTES) for n in _NEIGHBORS))
@@ -400,7 +458,7 @@ def vote_direct(
     lab = np.full(size + _BITS, _NOBODY, np.int32)  # `_count` reads so far beyond a row
     conf = np.zeros(size, np.float32)
     near = np.zeros(size, np.float32)
-    wt = np.empty(size, np.float32)
+    factors = np.empty(size, np.float32)
     x = np.empty(size, np.int64)
     acc = np.zeros(n_classes + 1, np.int64)
     others = np.empty(k + _ONE, np.int32)
@@ -412,8 +470,8 @@ def vote_direct(
             to = np.uintp(r) * k
             if not _load(row, to, k, neighbors, layout, n_classes, lab, conf, near):
                 return np.int64(row)
-        _open_gates(lab, conf, size, policy, wt)
-        _weigh(near, _NONE, lab, wt, x, _NONE, size, policy)
+        _open_gates(lab, conf, size, policy, factors)
+        _weigh(near, factors, lab, x, size, policy)
         for r in range(count):
             row = block + np.uintp(r)
             own_label, own_weight, valid = _own_vote(row, own, policy, n_classes)
@@ -448,7 +506,7 @@ def pack(
     return -1
 
 
-@kernel(*(_I8(n, _OWN, given(_F8), _I8, _I8, _I8, _I8, *_VOTES) for n in _NEIGHBORS))
+@kernel(*(_I8(n, _OWN, given(_F8), _I8, _I8, _I8, _I8, *_VOTES) for n in _PACKED))
 def vote_packed(
     neighbors: Any,
     own: Any,
@@ -462,43 +520,56 @@ def vote_packed(
 ) -> Any:
     """Vote on the rows start..stop as `vote_direct` does, the pool packed by `pack`.
 
-    ``neighbors``: (ids, similarities, records, weights).
+    ``neighbors``: (ids, similarities, records). 16 rows take turns in a table of sums
+    int64[(C + 1) * 16]: label c of row r at ``(c + 1) * 16 + r``, at ``r`` who votes for nobody.
     """
-    ids, similarities, records, weights = neighbors
-    n_pool = np.uintp(records.size // 2 - 1)
+    ids, similarities, records = neighbors
     width = np.uintp(k)
-    rows = max(_ONE, _BLOCK // max(width, _ONE))
-    lab = np.zeros(rows * width + _BITS, np.int32)  # `_count` reads so far beyond a row
-    wt = np.empty(rows * width, np.float32)
-    x = np.empty(rows * width + _BITS, np.int64)
-    whole = width >= _MANY and np.uintp(n_classes) < width
-    entries = np.uintp(n_classes) // np.uintp(WIDE) * np.uintp(WIDE) + np.uintp(WIDE)
-    acc = np.zeros(entries, np.int64)
-    others = np.empty(width + _ONE, np.int32)
+    dense = n_classes <= _DENSE * k
+    rows = max(_LANES, _BLOCK // max(width, _ONE) // _LANES * _LANES)
+    entries = np.zeros(rows * width + _GROUP, np.int32)
+    x = np.zeros(rows * width + _GROUP, np.int64)
+    acc = np.zeros(np.uintp(n_classes + 1) * _LANES, np.int64)
+    sums = np.empty(_NONE if dense else (width + _ONE) * _LANES, np.int64)
+    own_entries = np.empty(LANES, np.int32)
+    leading = np.empty(4 * LANES, np.int64)
     block = np.uintp(start)
     while block < np.uintp(stop):
         count = min(rows, np.uintp(stop) - block)
         first, n = block * width, count * width
-        _gather(ids, records, weights, first, n, lab, wt)
-        if _weigh(similarities, first, lab, wt, x, _NONE, n, policy) > _LIMIT_BITS:
-            bad = _first_bad(ids, similarities, n_pool, first, n)
+        if _gather(ids, similarities, records, first, n, policy, entries, x) > _LIMIT_BITS:
+            bad = _first_bad(ids, similarities, np.uintp(records.size // 2 - 1), first, n)
             if bad >= 0:
                 return bad // k
-        for r in range(count):
-            row = block + np.uintp(r)
-            own_label, own_weight, valid = _own_vote(row, own, policy, n_classes)
-            if not valid:
-                return np.int64(row)
-            at = np.uintp(r) * width
-            if whole:
-                _count_all(row, own_label, own_weight, lab, x, at, width, acc, out_i, out_f)
+        for group in range(_NONE, count, _LANES):
+            row, at = block + np.uintp(group), np.uintp(group) * width
+            some = min(_LANES, count - np.uintp(group))
+            # always 16 rows: where there are fewer, earlier votes stand in the others' place
+            own_entries[:] = _NOBODY
+            leading[:] = 0
+            bad = _own_votes(row, some, own, policy, n_classes, own_entries, leading)
+            if bad >= 0:
+                return bad
+            for r in range(LANES):
+                own_entries[r] = (own_entries[r] + 1) * LANES
+                acc[np.uintp(own_entries[r]) + np.uintp(r)] = leading[r]
+            _add_rows(entries, x, at, width, acc)
+            if dense:
+                _read_rows(entries, at, width, own_entries, acc, leading)
             else:
-                _count(row, own_label, own_weight, lab, x, at, width, acc, others, out_i, out_f)
+                _take_rows(entries, at, width, own_entries, acc, sums, leading)
+            for r in range(some):
+                best, second, total = leading[r], leading[LANES + r], leading[2 * LANES + r]
+                winner = leading[3 * LANES + r] if total > 0 else own[0][row]
+                voters = voting(entries, np.int64(at), k) + np.int64(own_entries[r] > 0)
+                _write(row, winner, voters, best, second, total, out_i, out_f)
+                row += _ONE
+                at += width
         block += count
     return np.int64(-1)
 
 
-@kernel(*(_I8(n, _OWN, given(_F8), _I8, _I8, _I8, _I8, *_VOTES) for n in _NEIGHBORS))
+@kernel(*(_I8(n, _OWN, given(_F8), _I8, _I8, _I8, _I8, *_VOTES) for n in _PACKED))
 def vote_lanes(
     neighbors: Any,
     own: Any,
@@ -510,51 +581,58 @@ def vote_lanes(
     out_i: Any,
     out_f: Any,
 ) -> Any:
-    """Vote as `vote_packed` does, on 16 rows at once; faster where k is small."""
-    ids, similarities, records, weights = neighbors
-    nobody = np.uintp(records.size // 2 - 1)
+    """Vote as `vote_packed` does, comparing the votes of 16 rows; faster where k is small."""
+    ids, similarities, records = neighbors
     width = np.uintp(k)
-    lanes = np.uintp(LANES)
-    votes = (width + _TWO) // _TWO * _TWO  # with the own one, rounded up to an even number
-    lab = np.full(votes * lanes, _NOBODY, np.int32)
-    wt = np.zeros(votes * lanes, np.float32)
-    near = np.zeros(votes * lanes, np.float32)
-    x = np.zeros(votes * lanes, np.int64)
-    sums = np.zeros(3 * LANES, np.int64)
-    winners = np.zeros(2 * LANES, np.int32)
-    block = np.uintp(start)
-    last = np.uintp(max(ids.size, 1) - 1)
-    while block < np.uintp(stop):
-        count = min(lanes, np.uintp(stop) - block)
-        for r in range(count):
-            row = block + np.uintp(r)
-            own_label, own_weight, valid = _own_vote(row, own, policy, n_classes)
-            if not valid:
-                return np.int64(row)
-            lab[r] = own_label if own_weight > 0 else _NOBODY
-            x[r] = own_weight
-            at = np.uintp(r)
-            for p in range(row * width, row * width + width):
-                prefetch(records, np.int64(min(ids[min(np.uintp(p) + _AHEAD, last)], nobody)) * 2)
-                at += lanes
-                i = np.uintp(min(ids[p], nobody)) * _TWO
-                lab[at] = records[i]
-                wt[at] = weights[i + _ONE]
-                near[at] = similarities[p]
-        if _weigh(near, lanes, lab, wt, x, lanes, lanes * width, policy) > _LIMIT_BITS:
-            bad = _first_bad(ids, similarities, nobody, block * width, count * width)
-            if bad >= 0:
-                return bad // k
-        count_lanes(lab, x, np.int64(votes), sums, winners)
-        for r in range(count):
-            row = block + np.uintp(r)
-            at = np.uintp(r)
-            total = sums[at + lanes + lanes]
-            winner = winners[at] if total > 0 else own[0][row]
-            _write(
-                row, winner, winners[at + lanes], sums[at], sums[at + lanes], total, out_i, out_f
-            )
-        block += count
+    votes = width + _ONE  # with the own one
+    lab = np.full((votes + _ONE) * _LANES, _NOBODY, np.int32)
+    x = np.zeros((votes + _ONE) * _LANES, np.int64)
+    nobody = np.uintp(records.size // 2 - 1)
+    # the last rows: what would follow them is not there to be read
+    last_ids = np.full(2 * _LANES * width, nobody, ids.dtype)
+    last_near = np.zeros(_LANES * width, np.float32)
+    own_lab = np.empty(_STRETCH, np.int32)
+    own_x = np.empty(_STRETCH, np.int64)
+    sums = np.empty(3 * _STRETCH, np.int64)
+    winners = np.empty(2 * _STRETCH, np.int32)
+    floor, least = np.float32(policy[FLOOR]), np.float32(policy[MIN_SIMILARITY])
+    stretch = np.uintp(start)
+    while stretch < np.uintp(stop):
+        rows = min(np.uintp(_STRETCH), np.uintp(stop) - stretch)
+        bad = _own_votes(stretch, rows, own, policy, n_classes, own_lab, own_x)
+        if bad >= 0:
+            return bad
+        for place in range(_NONE, rows, _LANES):
+            done = np.uintp(place)
+            first, n = (stretch + done) * width, min(_LANES, rows - done) * width
+            # 16 streams at once are more than a processor foresees
+            for p in range(first + 4 * _LANES * width, first + 5 * _LANES * width, 8):
+                prefetch(ids, np.int64(p))
+            for p in range(first + 3 * _LANES * width, first + 4 * _LANES * width, 16):
+                prefetch(similarities, np.int64(p))
+            if first + 2 * _LANES * width <= np.uintp(ids.size):
+                worst = gather_rows(
+                    ids, similarities, np.int64(first), k, records, lab[_LANES:], x[_LANES:], k,
+                    floor, least,
+                )  # fmt: skip
+            else:
+                last_ids[:n] = ids[first : first + n]
+                last_ids[n:] = nobody
+                last_near[:n] = similarities[first : first + n]
+                worst = gather_rows(
+                    last_ids, last_near, np.int64(0), k, records, lab[_LANES:], x[_LANES:], k,
+                    floor, least,
+                )  # fmt: skip
+            if worst > _LIMIT_BITS:
+                bad = _first_bad(ids, similarities, nobody, first, n)
+                if bad >= 0:
+                    return bad // k
+            for lane in range(_LANES):
+                lab[lane] = own_lab[done + np.uintp(lane)]
+                x[lane] = own_x[done + np.uintp(lane)]
+            count_lanes(lab, x, np.int64(votes), np.int64(done), sums, winners)
+        _write_rows(stretch, rows, own[0], winners, sums, out_i, out_f)
+        stretch += rows
     return np.int64(-1)
 
 
@@ -569,19 +647,20 @@ def tally(
 ) -> Any:
     """Write the weights of all labels of the chosen rows to ``out`` float64[len(rows), C]."""
     k = np.uintp(layout[0] - layout[1])
-    lab = np.empty(k, np.int32)
-    conf = np.empty(k, np.float32)
-    near = np.empty(k, np.float32)
-    wt = np.empty(k, np.float32)
-    x = np.empty(k, np.int64)
+    n = (k + _GROUP - _ONE) // _GROUP * _GROUP
+    lab = np.full(n, _NOBODY, np.int32)
+    conf = np.zeros(n, np.float32)
+    near = np.zeros(n, np.float32)
+    factors = np.empty(n, np.float32)
+    x = np.empty(n, np.int64)
     acc = np.empty(n_classes + 1, np.int64)
     for r in range(rows.size):
         row = rows[r]
         label, weight, valid = _own_vote(row, own, policy, n_classes)
         if not (valid and _load(row, _NONE, k, neighbors, layout, n_classes, lab, conf, near)):
             return row
-        _open_gates(lab, conf, k, policy, wt)
-        _weigh(near, _NONE, lab, wt, x, _NONE, k, policy)
+        _open_gates(lab, conf, n, policy, factors)
+        _weigh(near, factors, lab, x, n, policy)
         acc[:] = 0
         acc[label + 1] = weight
         for j in range(k):
@@ -609,45 +688,47 @@ def curve(
     ``shift``: low bits of a sum that hold a rank; 2 ** shift must exceed K + 1.
     """
     k = np.uintp(layout[0] - layout[1])
-    n = (k + _BITS) // _BITS * _BITS  # whole vectors
-    pool_lab = np.full(n, _NOBODY, np.int32)
-    lab = np.empty(n, np.int32)
+    n = (k + _GROUP - _ONE) // _GROUP * _GROUP
+    lab = np.full(n, _NOBODY, np.int32)
+    voting_lab = np.empty(n, np.int32)
     conf = np.zeros(n, np.float32)
     near = np.zeros(n, np.float32)
-    wt = np.empty(n, np.float32)
-    x = np.empty(n, np.int64)
-    acc = np.zeros(n_classes + 1, np.int64)
+    factors = np.empty(n, np.float32)
+    x = np.zeros(POLICIES * n, np.int64)
+    acc = np.zeros(POLICIES * (n_classes + 1), np.int64)
+    state = np.zeros(2 * POLICIES, np.int64)
+    rank = np.int64(k)
     for row in range(own[0].size):
-        if not _load(row, _NONE, k, neighbors, layout, n_classes, pool_lab, conf, near):
+        if not _load(row, _NONE, k, neighbors, layout, n_classes, lab, conf, near):
             return row
-        for p in range(policies.shape[0]):
-            policy = policies[p]
-            own_label, own_weight, valid = _own_vote(row, own, policy, n_classes)
-            if not valid:
-                return row
-            lab[:] = pool_lab
-            _open_gates(lab, conf, n, policy, wt)
-            _weigh(near, _NONE, lab, wt, x, _NONE, n, policy)
-            # a sum carries in its low bits the rank of the label's first supporter, so that
-            # comparing sums settles ties; only the label that grows can become the winner; and
-            # who does not vote has a rank too, but none that exceeds the one of the text itself
-            best, winner = (own_weight << shift) + np.int64(k + _ONE), own_label
-            if own_weight > 0:
-                acc[np.uintp(own_label + 1)] = best
-            done = _NONE
+        for first in range(0, policies.shape[0], POLICIES):
+            some = min(POLICIES, policies.shape[0] - first)
+            x[:] = 0
+            for p in range(some):
+                policy = policies[first + p]
+                own_label, own_weight, valid = _own_vote(row, own, policy, n_classes)
+                if not valid:
+                    return row
+                voting_lab[:] = lab
+                _open_gates(lab, conf, n, policy, factors)
+                _weigh(near, factors, voting_lab, x[np.uintp(p) * n :], n, policy)
+                # a sum carries in its low bits the rank of the label's first supporter, so that
+                # comparing sums settles ties; only the label that grows can become the winner;
+                # who does not vote has a rank too, but none that exceeds the text's own
+                state[p] = (own_weight << shift) + rank + 1
+                state[POLICIES + p] = own_label
+                if own_weight > 0:
+                    acc[POLICIES * (own_label + 1) + p] = state[p]
+            done = np.int64(0)
             for i in range(ks.size):
-                for j in range(done, np.uintp(ks[i])):
-                    # without a branch: under a filter it is hard to guess who votes
-                    at = np.uintp(lab[j] + 1)
-                    v = max(acc[at], np.int64(k - np.uintp(j))) + (x[j] << shift)
-                    acc[at] = v
-                    winner = lab[j] if v > best else winner
-                    best = max(best, v)
-                done = np.uintp(ks[i])
-                out[p, i, row] = winner
-            acc[np.uintp(own_label + 1)] = 0
-            for j in range(done):
-                acc[np.uintp(lab[j] + 1)] = 0
+                climb(lab, x, done, ks[i], rank, shift, acc, state)
+                done = ks[i]
+                for p in range(some):
+                    out[first + p, i, row] = state[POLICIES + p]
+            for p in range(POLICIES):
+                acc[POLICIES * (own[0][row] + 1) + p] = 0
+                for j in range(done):
+                    acc[POLICIES * (lab[j] + 1) + p] = 0
     return -1
 
 

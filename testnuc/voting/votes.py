@@ -7,7 +7,7 @@ import importlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -148,6 +148,7 @@ def _vote(
     out = np.empty((5, n_rows), np.int32)
     numbers = out.view(np.float32)
     ids, similarities, labels, confidences = ballots.neighbors
+    neighbors: tuple[NDArray[Any], ...]
     shape: int | tuple[int, int]
     if not ballots.gathered and ids.size >= max(_MANY, labels.size // _POOL):
         records = np.empty(2 * (labels.size + 1), np.int32)
@@ -158,7 +159,7 @@ def _vote(
         if bad >= 0:
             raise ballots.refuse_pool(bad)
         kernel = kernels.packed(k)(ballots.variant)
-        neighbors, shape = (ids, similarities, records, weights), k
+        neighbors, shape = (ids, similarities, records), k
     else:
         kernel = kernels.vote_direct(ballots.variant)
         neighbors, shape = ballots.neighbors, ballots.layout

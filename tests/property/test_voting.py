@@ -168,10 +168,54 @@ def test_vote_pool_equals_naive(case, policy, threads, kernel):
         assert b"".join(alone) == getattr(result, field).tobytes()
 
 
+@given(pools(max_rows=40, max_k=9), POLICIES, st.sampled_from(["lanes", "packed"]))
+@SETTINGS
+def test_many_rows_equal_naive(case, policy, kernel):
+    # 16 rows are counted at once, whether so many are left or not
+    arrays, n_classes = case
+    ids, similarities, pool_labels, pool_confidences, own_labels, own_confidences = arrays
+    voters = [
+        naive.gather(ids[r], similarities[r], pool_labels, pool_confidences, own_label, own)
+        for r, (own_label, own) in enumerate(zip(own_labels, own_confidences, strict=True))
+    ]
+    with (
+        mock.patch.object(votes, "_MANY", 0),
+        mock.patch.object(votes, "_POOL", 10**9),
+        mock.patch.object(kernels, "_FEW", 10**9 if kernel == "lanes" else -1),
+    ):
+        result = vote_pool(*arrays, n_classes=n_classes, policy=VotePolicy(*policy))
+    assert_equals_naive(result, voters, policy)
+
+
+@pytest.mark.parametrize("n_rows", [1024, 2500 if JIT else 1030])
+@pytest.mark.parametrize(("k", "n_classes"), [(0, 3), (3, 5), (3, 50), (7, 4)])
+@pytest.mark.parametrize("own_confidences", [None, 0.9])
+def test_stretches_of_rows_equal_one_another(n_rows, k, n_classes, own_confidences):
+    rng = np.random.default_rng(n_rows + k)
+    pool = rng.integers(-1, n_classes, 500).astype(np.int32)
+    ids = rng.integers(0, 510, (n_rows, k))
+    similarities = rng.choice(SIMILARITIES, (n_rows, k))
+    own = rng.integers(-1, n_classes, n_rows).astype(np.int32)
+    sure = None if own_confidences is None else np.full(n_rows, own_confidences, np.float32)
+    found = {}
+    for kernel, many, few in (("direct", 10**9, 0), ("lanes", 0, 10**9), ("packed", 0, -1)):
+        with (
+            mock.patch.object(votes, "_MANY", many),
+            mock.patch.object(votes, "_POOL", 1 if many else 10**9),
+            mock.patch.object(kernels, "_FEW", few),
+        ):
+            result = vote_pool(ids, similarities, pool, None, own, sure, n_classes=n_classes)
+        found[kernel] = [
+            getattr(result, field).tobytes()
+            for field in ("label", "share", "margin", "weight", "voters")
+        ]
+    assert found["lanes"] == found["packed"] == found["direct"]
+
+
 @given(pools(max_rows=3, max_k=350), POLICIES)
 @SETTINGS
 def test_long_rows_equal_naive(case, policy):
-    # where neighbors outnumber labels, the whole table of sums is read
+    # where neighbors outnumber labels, the sums are read label by label
     arrays, n_classes = case
     ids, similarities, pool_labels, pool_confidences, own_labels, own_confidences = arrays
     voters = [
@@ -201,7 +245,7 @@ def test_ties_of_long_rows_go_to_the_most_similar_supporter(order, own, first):
     assert_equals_naive(result, voters, naive.PRESETS["majority"])
 
 
-@given(rows(), st.lists(POLICIES, min_size=0, max_size=4), st.data())
+@given(rows(), st.lists(POLICIES, min_size=0, max_size=6), st.data())
 @SETTINGS
 def test_curves_equal_separate_votes(case, policies, data):
     labels, similarities, confidences, n_classes = case

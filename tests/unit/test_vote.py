@@ -163,6 +163,27 @@ def test_a_similarity_that_is_no_cosine_names_its_row(bad, many, monkeypatch):
         vote_pool(**arguments, n_classes=3)
 
 
+@pytest.mark.parametrize("k", [3, 70])
+@pytest.mark.parametrize("row", [0, 15, 16, 1039])
+def test_of_many_rows_the_one_that_is_refused_is_named(k, row, monkeypatch):
+    monkeypatch.setattr(votes, "_MANY", 0)
+    monkeypatch.setattr(votes, "_POOL", 10**9)
+    n_rows = 1040
+    ids = np.zeros((n_rows, k), np.int64)
+    ids[:, 1] = -1  # nobody: the similarity may be anything
+    similarities = np.full((n_rows, k), 0.5, np.float32)
+    similarities[:, 1] = np.nan
+    pool, own = np.zeros(3, np.int32), np.zeros(n_rows, np.int32)
+    assert vote_pool(ids, similarities, pool, None, own, None, n_classes=2).voters[row] == k
+    similarities[row, 2] = np.nan
+    with pytest.raises(InvalidInputError, match=f"row {row}, neighbor 2: the similarity is nan"):
+        vote_pool(ids, similarities, pool, None, own, None, n_classes=2)
+    similarities[row, 2] = 0.5
+    own[row] = 2
+    with pytest.raises(InvalidInputError, match=f"row {row}: the label is 2"):
+        vote_pool(ids, similarities, pool, None, own, None, n_classes=2)
+
+
 def test_rounding_noise_of_a_cosine_is_clipped():
     result = vote([[-1, 0]], [[1.0, 1.0005]], n_classes=1)
     assert result.weight.tolist() == [1.0]
@@ -273,5 +294,6 @@ def test_importing_testnuc_imports_no_compiler():
 def test_a_change_of_what_kernels_inline_changes_their_file():
     # numba caches a kernel by the contents of its own file alone
     folder = Path(testnuc._kernels.__file__).parent
-    digest = hashlib.sha256((folder / "lanes.py").read_bytes()).hexdigest()[:16]
-    assert digest == kernels.LANES_DIGEST, "set LANES_DIGEST in vote.py to this digest"
+    files = [folder / f"{name}.py" for name in ("vectors", "weighing", "lanes")]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    assert digest == kernels.INLINED_DIGEST, "set INLINED_DIGEST in vote.py to this digest"
