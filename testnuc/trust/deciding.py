@@ -32,6 +32,7 @@ from testnuc.trust.evidence import (
     Estimate,
     at_similarity_one,
     chance,
+    corrected,
     kappa_by_rank,
     pairs_of,
 )
@@ -189,7 +190,7 @@ def _by_similarity(pairs: Pairs, by_chance: float) -> tuple[tuple[float, float, 
     bins = []
     for part in np.array_split(order, min(_BINS, len(order))):
         agreement = float(pairs.agree[part].mean())
-        kappa = (agreement - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
+        kappa = corrected(agreement, by_chance)
         bins.append((float(pairs.similarity[part].mean()), kappa, len(part)))
     return tuple(bins)
 
