@@ -114,6 +114,14 @@ def test_what_helps_few_texts_is_said_as_options(tmp_path, given, says):
     assert "nuc." not in note
 
 
+@pytest.mark.parametrize("model", ["openai/gpt-4o-mini", "anthropic/claude-haiku-4-5"])
+def test_a_missing_key_is_named_by_its_variable_alone(source, model):
+    code, _, err = run_here("classify", source, "--labels", "a,b", "--model", model, key=None)
+    assert code == 2
+    assert f"set {model.partition('/')[0].upper()}_API_KEY in the environment" in err
+    assert "api_key" not in err
+
+
 def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp_path):
     out = tmp_path / "out.jsonl"
     with LoopbackLLM(confident, latency=0.05) as llm:
