@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench._memory import process_memory
 from bench._report import Report
 from testnuc import Results, TestNUC
 from testnuc.testing import serve_in_process
@@ -40,12 +41,6 @@ class _Given:
         return self.vectors[[self._at[text] for text in texts]]
 
 
-def _status(key: str) -> float:
-    """Return a line of the process's status, in MB: VmRSS now, VmHWM the peak."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{key}:"))
-
-
 def _size(results: Results) -> float:
     """Return the MB of what the results hold: neighbors, votes and predictions."""
     rows: Any = results._rows
@@ -71,10 +66,10 @@ async def _run(n: int, dim: int, report: Report) -> None:
             await nuc.classify_many(texts[:_WARM])
         async with TestNUC(_LABELS, **options) as nuc:
             gc.collect()
-            before = _status("VmRSS")
+            before = process_memory()["VmRSS"]
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
             results = await nuc.classify_many(texts)
-            peak = _status("VmHWM") - before
+            peak = process_memory()["VmHWM"] - before
             assert results.usage.calls == n, "each text is asked about once"
             assert None not in results.labels
     embeddings, held = n * dim * 4 / _MB, _size(results)

@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 
 from bench._clusters import HOW, parts, vectors
+from bench._memory import process_memory
 from bench._report import Report
 from bench._timing import interleaved, machine, median_ratio
 
@@ -155,10 +156,7 @@ _PEERS: dict[str, tuple[type[_Peer], str]] = {
 
 def _anonymous() -> float:
     """Return MiB of this process's own memory."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("RssAnon"):
-            return float(line.split()[1]) / 1024
-    return float("nan")
+    return process_memory().get("RssAnon", float("nan"))
 
 
 def _measure(name: str, folder: Path) -> dict[str, Any]:

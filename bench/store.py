@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from bench._memory import process_memory
 from bench._report import Report
 from testnuc.intake import hash_text
 from testnuc.protocols import PoolText, StoredPrediction
@@ -59,17 +60,11 @@ def _queries(n: int, dim: int) -> NDArray[np.float16]:
 
 def _memory() -> dict[str, float]:
     """Return MiB: of this process's own memory, and of the files it has mapped."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
+    of = process_memory()
+    if not of:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {"own MiB": peak / 1024, "mapped MiB": float("nan")}
-    kib = {name: float(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines) if
-           name.startswith("Rss")}  # fmt: skip
-    return {
-        "own MiB": kib["RssAnon"] / 1024,
-        "mapped MiB": (kib["RssFile"] + kib.get("RssShmem", 0)) / 1024,
-    }
+    return {"own MiB": of["RssAnon"], "mapped MiB": of["RssFile"] + of.get("RssShmem", 0)}
 
 
 class _Pauses:

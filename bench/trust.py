@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from bench._report import Report
+from testnuc.evaluation.scores import calibration_error
 from testnuc.index import NearestVectors
 from testnuc.trust import MAX_NEIGHBORS, correct, diagnose, factors, tune_votes
 from testnuc.voting import VotePolicy, VoteResult, vote_pool
@@ -152,16 +153,6 @@ def auroc(score: NDArray[Any], right: NDArray[np.bool_]) -> float | None:
     return float((rank[place][right].sum() - n * (n + 1) / 2) / (n * m))
 
 
-def calibration_error(score: NDArray[Any], right: NDArray[np.bool_]) -> float:
-    """Return the mean distance of score and accuracy over 15 bins of equal width."""
-    place = np.minimum((score * _BINS).astype(np.int64), _BINS - 1)
-    gaps = [
-        abs(float(score[place == b].mean()) - float(right[place == b].mean())) * (place == b).sum()
-        for b in np.unique(place)
-    ]
-    return float(sum(gaps)) / len(score)
-
-
 def _covered(score: NDArray[Any], right: NDArray[np.bool_], share: float) -> float:
     order = np.argsort(-score, kind="stable")
     return float(right[order[: max(round(share * len(order)), 1)]].mean())
@@ -251,7 +242,7 @@ def _run(arguments: argparse.Namespace) -> Report:
                 f"k={chosen.k} own={chosen.policy.own_weight:g}" if chosen.policy else "no vote"
             ),
             AUROC=auroc(score, right),
-            ECE=calibration_error(score, right),
+            ECE=calibration_error(score, right, _BINS),
             **{f"at {c}%": _covered(score, right, c / 100) for c in (50, 80, 100)},
         )
         kept = len(chosen.kept)

@@ -63,7 +63,20 @@ _TURN = 1_024
 
 
 class SmallPoolWarning(UserWarning):
-    """There are fewer neighbors than ``k`` asks for."""
+    """There are fewer neighbors than ``k`` asks for.
+
+    Parameters
+    ----------
+    problem : str
+        What there is too little of, and what becomes of it.
+    remedy : str
+        What to do, as Python says it.
+    """
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+        #: The message without the remedy.
+        self.problem = problem
 
 
 class TestNUC:
@@ -669,13 +682,12 @@ class TestNUC:
         if seen is None or seen.predictions >= MIN_PREDICTIONS or self._warned:
             return
         self._warned = True
-        warnings.warn(
+        problem = (
             f"policy 'auto' has {seen.predictions} predictions to judge by and needs "
-            f"{MIN_PREDICTIONS}: each text keeps its own; label more texts at once, or choose "
-            "policy='weighted'",
-            SmallPoolWarning,
-            stacklevel=3,
+            f"{MIN_PREDICTIONS}: each text keeps its own"
         )
+        remedy = "label more texts at once, or choose policy='weighted'"
+        warnings.warn(SmallPoolWarning(problem, remedy), stacklevel=3)
 
     def _provider(
         self, model: str | Provider | WireProvider, base_url: str | None, api_key: str | None
@@ -742,8 +754,5 @@ class TestNUC:
             remedy += (
                 "; with neighbors='stored' only texts with a prediction vote, see predict_pool"
             )
-        warnings.warn(
-            f"k is {self.k}, but the pool holds {len(self)} texts: {who}; {remedy}",
-            SmallPoolWarning,
-            stacklevel=3,
-        )
+        problem = f"k is {self.k}, but the pool holds {len(self)} texts: {who}"
+        warnings.warn(SmallPoolWarning(problem, remedy), stacklevel=3)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "UNKNOWN",
     "cells",
+    "json_object",
     "pandas_frame",
     "polars_frame",
     "results_of",
@@ -118,17 +119,35 @@ def table(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     try:
         with Path(path).open("rb") as file:
             for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    record = orjson.loads(line)
-                except orjson.JSONDecodeError as exc:
-                    raise InvalidInputError(f"{path}, line {number} is not JSON: {exc}") from exc
-                if not isinstance(record, dict):
-                    raise InvalidInputError(f"{path}, line {number} is no JSON object")
-                yield record
+                if line.strip():
+                    yield json_object(line, path, number)
     except OSError as exc:
         raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+
+
+def json_object(line: str | bytes, source: str | os.PathLike[str], number: int) -> dict[str, Any]:
+    """Read a line of a JSON Lines file.
+
+    Parameters
+    ----------
+    line : str or bytes
+    source : str or path
+        The file, for messages.
+    number : int
+        The line's, from 1.
+
+    Raises
+    ------
+    InvalidInputError
+        It is no JSON object.
+    """
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as exc:
+        raise InvalidInputError(f"{source}, line {number} is not JSON: {exc}") from exc
+    if not isinstance(record, dict):
+        raise InvalidInputError(f"{source}, line {number} is no JSON object")
+    return record
 
 
 def results_of(

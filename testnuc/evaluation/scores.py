@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ClassScore", "Scores", "score"]
+__all__ = ["ClassScore", "Scores", "calibration_error", "score"]
 
 _BINS = 10
 
@@ -100,15 +100,23 @@ def score(
         accuracy=float(hit.mean()),
         macro_f1=float(np.mean([of.f1 for of in per_class])),
         per_class=tuple(per_class),
-        calibration_error=_calibration_error(sure, hit[has]) if len(sure) else None,
+        calibration_error=calibration_error(sure, hit[has], _BINS) if len(sure) else None,
         with_confidence=len(sure),
     )
 
 
-def _calibration_error(sure: NDArray[np.float64], hit: NDArray[np.bool_]) -> float:
-    bins = np.minimum((sure * _BINS).astype(np.int64), _BINS - 1)
-    counts = np.bincount(bins, minlength=_BINS)
-    gaps = np.abs(
-        np.bincount(bins, sure, minlength=_BINS) - np.bincount(bins, hit, minlength=_BINS)
-    )
-    return float(gaps.sum() / counts.sum())
+def calibration_error(sure: NDArray[Any], hit: NDArray[np.bool_], bins: int) -> float:
+    """Return the expected calibration error: the mean distance of confidence and accuracy.
+
+    Parameters
+    ----------
+    sure : float[N]
+        Confidences, 0..1.
+    hit : bool[N]
+        Whether what they are of is right.
+    bins : int
+        Of equal width; all of one bin are compared with each other.
+    """
+    place = np.minimum((sure * bins).astype(np.int64), bins - 1)
+    gaps = np.abs(np.bincount(place, sure) - np.bincount(place, hit))
+    return float(gaps.sum() / len(sure))

@@ -13,7 +13,7 @@ from testnuc.protocols import Task, TokenUsage
 from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
 from testnuc.providers._wire import Body, Said, Wire
-from testnuc.wire.endpoint import Endpoint, checked_key
+from testnuc.wire.endpoint import Endpoint, checked_key, missing_key
 
 __all__ = ["Anthropic"]
 
@@ -68,10 +68,7 @@ class Anthropic(Wire):
         endpoint = Endpoint.parse(_DEFAULT if base_url is None else base_url, source=source)
         key = checked_key(api_key, ("ANTHROPIC_API_KEY",))
         if key is None and endpoint.host == "api.anthropic.com":
-            raise ConfigurationError(
-                f"no key for {endpoint.host}: set ANTHROPIC_API_KEY in the environment, or give "
-                'api_key="..".'
-            )
+            raise missing_key(endpoint.host, "ANTHROPIC_API_KEY")
         path = endpoint.path.removesuffix("/messages").rstrip("/")
         headers = {"anthropic-version": _VERSION}
         super().__init__(

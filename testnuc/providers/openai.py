@@ -9,13 +9,13 @@ from typing import Any
 
 import orjson
 
-from testnuc.errors import ConfigurationError, EmptyReplyError, InvalidInputError
+from testnuc.errors import EmptyReplyError, InvalidInputError
 from testnuc.protocols import Reply, Request, Task, TokenUsage
 from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
 from testnuc.providers._logprobs import with_logprobs
 from testnuc.providers._wire import Body, Said, Wire
-from testnuc.wire.endpoint import Endpoint, checked_key
+from testnuc.wire.endpoint import Endpoint, checked_key, missing_key
 
 __all__ = ["OpenAI"]
 
@@ -69,10 +69,7 @@ class OpenAI(Wire):
         variable = "AZURE_OPENAI_API_KEY" if azure else "OPENAI_API_KEY"
         key = checked_key(api_key, (variable, "OPENAI_API_KEY"))
         if key is None and own:
-            raise ConfigurationError(
-                f"no key for {endpoint.host}: set {variable} in the environment, or give "
-                'api_key="..".'
-            )
+            raise missing_key(endpoint.host, variable)
         headers = {}
         if key is not None:
             headers = {"api-key": key} if azure else {"Authorization": f"Bearer {key}"}

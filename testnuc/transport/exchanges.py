@@ -15,6 +15,7 @@ from tenacity import AsyncRetrying, retry_if_exception
 from testnuc.errors import CallTimeoutError, ProviderError
 from testnuc.limits import retry_after
 from testnuc.transport.failures import holds_secrets, host, is_retryable, translate
+from testnuc.transport.retries import backoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -33,7 +34,6 @@ __all__ = ["Exchanges"]
 _OK = 200
 #: An upload gets so many more seconds for each byte: a slow line is no fault.
 _SECONDS_PER_BYTE = 1 / 50_000
-_MOST_DOUBLINGS = 30
 
 
 class Exchanges:
@@ -188,10 +188,8 @@ class Exchanges:
 
     def _wait(self, state: RetryCallState) -> float:
         error = None if state.outcome is None else state.outcome.exception()
-        doublings = min(state.attempt_number - 1, _MOST_DOUBLINGS)
-        longest = min(self._retry.max_wait, self._retry.initial_wait * 2.0**doublings)
-        backoff = self._rng.uniform(0.0, longest)
-        return max(backoff, getattr(error, "retry_after", None) or 0.0)
+        told = getattr(error, "retry_after", None)
+        return backoff(self._retry, state.attempt_number, told, self._rng)
 
     def _check(
         self, provider: WireProvider, status: int, headers: Mapping[str, str], data: bytes

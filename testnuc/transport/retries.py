@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from testnuc.limits import RetryPolicy
     from testnuc.transport.calls import Call
 
-__all__ = ["adapts", "gives_up", "may_help", "wait"]
+__all__ = ["adapts", "backoff", "gives_up", "may_help", "wait"]
 
 #: How often a provider may change its encoding within one call.
 _MOST_ADAPTATIONS = 4
@@ -44,13 +44,18 @@ def wait(call: Call, state: RetryCallState, policy: RetryPolicy, rng: Random) ->
         # cost more than it lasts, and then steadily; the pause of all calls does the rest
         longest = policy.initial_wait * min(1.0, 2.0 ** (call.refusals - _SHORT_WAITS - 1))
         return rng.uniform(longest / 2, longest)
-    doublings = min(max(0, state.attempt_number - call.refusals - 1), _MOST_DOUBLINGS)
-    backoff = rng.uniform(0.0, min(policy.max_wait, policy.initial_wait * 2.0**doublings))
-    if error.retry_after is None:
-        return backoff
+    return backoff(policy, state.attempt_number - call.refusals, error.retry_after, rng)
+
+
+def backoff(policy: RetryPolicy, tries: int, retry_after: float | None, rng: Random) -> float:
+    """Seconds until the next try, after `tries` of them; no less than the server told to wait."""
+    doublings = min(max(0, tries - 1), _MOST_DOUBLINGS)
+    own = rng.uniform(0.0, min(policy.max_wait, policy.initial_wait * 2.0**doublings))
+    if retry_after is None:
+        return own
     # a server's wait obeyed to the letter wakes everybody in the same moment
-    spread = min(_MOST_SPREAD, max(_LEAST_SPREAD, _SPREAD * error.retry_after))
-    return max(backoff, error.retry_after) + rng.uniform(0.0, spread)
+    spread = min(_MOST_SPREAD, max(_LEAST_SPREAD, _SPREAD * retry_after))
+    return max(own, retry_after) + rng.uniform(0.0, spread)
 
 
 def gives_up(

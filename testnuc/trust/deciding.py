@@ -20,7 +20,7 @@ looking at all labels asks for, texts of that label keep it.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from testnuc.trust.evidence import (
     Estimate,
     at_similarity_one,
     chance,
+    corrected,
     kappa_by_rank,
     pairs_of,
 )
@@ -135,10 +136,11 @@ def diagnose(
         )
     else:
         allowed = (1 - copies_high) * (1 - by_chance)
-        candidates = _candidates(own, others, sims, n_classes, k)
+        votes = _judged_votes(own, others, sims, n_classes, k)
+        candidates = _candidates(votes)
         decision = _choose(candidates, allowed)
         if decision.policy is not None:
-            kept = _lost(own, others, sims, n_classes, decision.k, decision.policy)
+            kept = _lost(votes, n_classes, decision.k, decision.policy)
             decision = replace(decision, kept=kept)
     return Diagnosis(
         predictions=len(own),
@@ -188,110 +190,105 @@ def _by_similarity(pairs: Pairs, by_chance: float) -> tuple[tuple[float, float, 
     bins = []
     for part in np.array_split(order, min(_BINS, len(order))):
         agreement = float(pairs.agree[part].mean())
-        kappa = (agreement - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
+        kappa = corrected(agreement, by_chance)
         bins.append((float(pairs.similarity[part].mean()), kappa, len(part)))
     return tuple(bins)
 
 
-def _candidates(
+@dataclass(frozen=True, slots=True, eq=False)
+class _Votes:
+    """The votes of all candidates, each near neighbor kept out of one as the judge of it."""
+
+    ks: tuple[int, ...]
+    #: int32[B], the texts' own labels.
+    own: NDArray[np.int32]
+    #: int32[own weights, ks, B], the votes of everybody.
+    full: NDArray[np.int32]
+    #: int64[J], the text of each judge.
+    row: NDArray[np.int64]
+    #: float64[J] and int32[J], the judge's cosine and label.
+    similarity: NDArray[np.float64]
+    judge: NDArray[np.int32]
+    #: int32[own weights, ks, J], the votes without the judge.
+    winners: NDArray[np.int32]
+
+    def changes(self, p: int, q: int) -> NDArray[np.bool_]:
+        """Where the p-th own weight and q-th k overrule the text's own label."""
+        changed: NDArray[np.bool_] = self.winners[p, q] != self.own[self.row]
+        return changed
+
+    def sides(self, p: int, q: int) -> NDArray[np.float64]:
+        """Whom the judge sides with: 1, the vote; -1, the text's own label; 0, neither or both."""
+        for_vote = (self.judge == self.winners[p, q]).astype(np.float64)
+        balance: NDArray[np.float64] = for_vote - (self.judge == self.own[self.row])
+        return balance
+
+
+def _judged_votes(
     own: NDArray[np.int32],
     others: NDArray[np.int32],
     sims: NDArray[np.float32],
     n_classes: int,
     k: int | None,
-) -> tuple[Candidate, ...]:
-    """Judge each vote by near neighbors that are kept out of it."""
+) -> _Votes:
+    """Vote with every own weight and k, and take each near neighbor out as a judge."""
     width = others.shape[1]
     ks = tuple(n for n in _KS if n <= width) or (width,)
     if k is not None:
         ks = (min(k, width),)
     policies = [VotePolicy(own_weight=weight) for weight in _OWN_WEIGHTS]
-    labels, cosines = _voters(own, others, sims)
+    # all voters, the text itself first
+    labels = np.concatenate([own[:, None], others], axis=1)
+    cosines = np.concatenate([np.ones((len(own), 1), np.float32), sims], axis=1)
+    cosines = np.where(labels >= 0, cosines, np.float32(0))
     full = vote_curves(labels, cosines, n_classes=n_classes, ks=ks, policies=policies)
 
-    row, similarity, judge, winners = _judged(
-        labels, cosines, sims, n_classes=n_classes, ks=ks, policies=policies
-    )
-    mine = own[row]
-    found = []
-    for p, weight in enumerate(_OWN_WEIGHTS):
-        for q, n in enumerate(ks):
-            changes = winners[p, q] != mine
-            sides = (judge == winners[p, q]).astype(np.float64) - (judge == mine)
-            found.append(
-                Candidate(
-                    k=n,
-                    own_weight=weight,
-                    changed=float((full[p, q] != own).mean()),
-                    gain=at_similarity_one(similarity, sides * changes, row)
-                    if changes.sum() >= _MIN_CHANGED
-                    else Estimate(0.0, 0.0),
-                    overruled=at_similarity_one(similarity, changes.astype(np.float64), row).value,
-                )
-            )
-    return tuple(found)
-
-
-def _judged(
-    labels: NDArray[np.int32],
-    cosines: NDArray[np.float32],
-    sims: NDArray[np.float32],
-    *,
-    n_classes: int,
-    ks: tuple[int, ...],
-    policies: list[VotePolicy],
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]]:
-    """Take each near neighbor out of its text's vote, as the judge of it.
-
-    Returns
-    -------
-    row, similarity, judge, winners
-        int64[J], the text; float64[J] and int32[J], the judge's cosine and label;
-        int32[policies, ks, J], the votes without it.
-    """
     judged = labels[:, 1 : JUDGES + 1] >= 0
     cut = np.quantile(sims[:, :JUDGES][judged], 1 - _NEAR)
     row, rank = np.nonzero(judged & (sims[:, :JUDGES] >= cut))
     without = labels[row]
     without[np.arange(len(row)), rank + 1] = -1
     winners = vote_curves(without, cosines[row], n_classes=n_classes, ks=ks, policies=policies)
-    return row, sims[row, rank].astype(np.float64), labels[row, rank + 1], winners
+    similarity = sims[row, rank].astype(np.float64)
+    return _Votes(ks, own, full, row, similarity, labels[row, rank + 1], winners)
 
 
-def _lost(
-    own: NDArray[np.int32],
-    others: NDArray[np.int32],
-    sims: NDArray[np.float32],
-    n_classes: int,
-    k: int,
-    policy: VotePolicy,
-) -> tuple[int, ...]:
+def _candidates(votes: _Votes) -> tuple[Candidate, ...]:
+    """Judge each vote by near neighbors that are kept out of it."""
+    found = []
+    for p, weight in enumerate(_OWN_WEIGHTS):
+        for q, n in enumerate(votes.ks):
+            changes = votes.changes(p, q)
+            changed = changes.astype(np.float64)
+            found.append(
+                Candidate(
+                    k=n,
+                    own_weight=weight,
+                    changed=float((votes.full[p, q] != votes.own).mean()),
+                    gain=at_similarity_one(votes.similarity, votes.sides(p, q), votes.row)
+                    if changes.sum() >= _MIN_CHANGED
+                    else Estimate(0.0, 0.0),
+                    overruled=at_similarity_one(votes.similarity, changed, votes.row).value,
+                )
+            )
+    return tuple(found)
+
+
+def _lost(votes: _Votes, n_classes: int, k: int, policy: VotePolicy) -> tuple[int, ...]:
     """Return the labels whose texts lose by the vote, as far as judges can tell."""
-    labels, cosines = _voters(own, others, sims)
-    row, _, judge, winners = _judged(
-        labels, cosines, sims, n_classes=n_classes, ks=(k,), policies=[policy]
-    )
-    mine, voted = own[row], winners[0, 0]
-    changes = voted != mine
-    sides = ((judge == voted).astype(np.float64) - (judge == mine)) * changes
-    looked_at = np.flatnonzero(np.bincount(mine[changes], minlength=n_classes) >= _MIN_CHANGED)
+    p, q = _OWN_WEIGHTS.index(policy.own_weight), votes.ks.index(k)
+    own, row = votes.own, votes.row
+    changed = own[row][votes.changes(p, q)]
+    looked_at = np.flatnonzero(np.bincount(changed, minlength=n_classes) >= _MIN_CHANGED)
     if not len(looked_at):
         return ()
     # with many labels one of them looks bad by chance: the interval widens with their number
     errors = NormalDist().inv_cdf(1 - _FALSE_ALARM / 2 / len(looked_at))
-    balance = np.bincount(row, sides, minlength=len(own))  # judges of one text are no two witnesses
+    # judges of one text are no two witnesses
+    balance = np.bincount(row, votes.sides(p, q), minlength=len(own))
     total = np.bincount(own, balance, minlength=n_classes)
     spread = np.sqrt(np.bincount(own, balance**2, minlength=n_classes))
     return tuple(c for c in looked_at.tolist() if total[c] + errors * spread[c] < 0)
-
-
-def _voters(
-    own: NDArray[np.int32], others: NDArray[np.int32], sims: NDArray[np.float32]
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return labels and cosines of all voters, the text itself first."""
-    labels = np.concatenate([own[:, None], others], axis=1)
-    cosines = np.concatenate([np.ones((len(own), 1), np.float32), sims], axis=1)
-    return labels, np.where(labels >= 0, cosines, np.float32(0))
 
 
 def _choose(candidates: tuple[Candidate, ...], allowed: float) -> Decision:

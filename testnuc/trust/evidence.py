@@ -13,7 +13,16 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Estimate", "Pairs", "at_similarity_one", "chance", "kappa_by_rank", "pairs_of"]
+__all__ = [
+    "JUDGES",
+    "Estimate",
+    "Pairs",
+    "at_similarity_one",
+    "chance",
+    "corrected",
+    "kappa_by_rank",
+    "pairs_of",
+]
 
 #: Neighbors whose predictions are compared with a text's own, and that judge a vote.
 JUDGES = 10

@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from testnuc.errors import ConfigurationError, InvalidInputError
 
-__all__ = ["Endpoint", "checked_key", "redacted"]
+__all__ = ["Endpoint", "checked_key", "missing_key", "redacted"]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -114,6 +114,21 @@ def checked_key(given: str | None, variables: tuple[str, ...]) -> str | None:
             "word processor, ..). Copy it again, without anything around it."
         )
     return key
+
+
+def missing_key(host: str, variable: str) -> ConfigurationError:
+    """Return the error for a host that no key was given for.
+
+    Parameters
+    ----------
+    host : str
+    variable : str
+        The environment variable that is to hold it.
+    """
+    error = ConfigurationError(f"no key for {host}: set {variable} in the environment.")
+    # tracebacks show it; the command line, which has no such option, does not
+    error.add_note('Or give the key as api_key="..".')
+    return error
 
 
 def redacted(text: str, key: str | None = None) -> str:

@@ -14,13 +14,14 @@ from testnuc.testing import HashEmbedder
 
 
 def run_here(*arguments, key="test-key", **environment):
-    """Run the command line; returns exit code, stdout, stderr."""
+    """Run the command line, with this key for every provider; returns exit code, stdout, stderr."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["testnuc", *map(str, arguments)])
         patch.setattr(embedders, "resolve", lambda _: HashEmbedder())
         if key is not None:
             patch.setenv("OPENAI_API_KEY", key)
+            patch.setenv("ANTHROPIC_API_KEY", key)
         for name, value in environment.items():
             patch.setenv(name, value)
         code = 0

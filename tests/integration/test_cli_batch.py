@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import sqlite3
-import sys
-from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
 from testnuc import BatchPolicy, TestNUC
-from testnuc.cli import main
 from testnuc.testing import Batches, Faults, HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, messages
+from tests.integration.cli_here import run_here
 from tests.integration.loopback_client import until
 
 TEXTS = messages(60)
-
-
-def run_here(*arguments, key="test-key"):
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["testnuc", *map(str, arguments)])
-        if key is not None:
-            patch.setenv("OPENAI_API_KEY", key)
-            patch.setenv("ANTHROPIC_API_KEY", key)
-        with pytest.raises(SystemExit) as caught:
-            main()
-    return caught.value.code, out.getvalue(), err.getvalue()
 
 
 def client(llm, path, model="openai/test", **more):
@@ -158,13 +143,9 @@ def test_mistakes_are_told(left_behind, tmp_path):
         assert "0 of 0" in err
 
 
-def test_a_file_is_labeled_in_the_batch_lane(tmp_path, monkeypatch):
+def test_a_file_is_labeled_in_the_batch_lane(tmp_path):
     source, target = tmp_path / "in.txt", tmp_path / "out.jsonl"
     source.write_text("\n".join(TEXTS) + "\n")
-    monkeypatch.setattr(
-        "testnuc.cli.clients.TestNUC",
-        lambda labels, **given: TestNUC(labels, **given | {"embedder": HashEmbedder()}),
-    )
     batches = Batches(outcomes=["expired"], answered=0.5)
     with LoopbackLLM(confident, batches=batches) as llm:
         flags = ["--labels", ",".join(LABELS), "--model", "openai/test", "--policy", "weighted"]

@@ -94,6 +94,34 @@ def test_the_budget_ends_a_run_that_can_go_on(source, tmp_path):
     assert list(tmp_path.iterdir()) == [source]
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "label more texts at once, or choose --policy weighted"),
+        ({"policy": "weighted"}, "label more texts at once, or give a smaller --k"),
+        ({"policy": "weighted", "neighbors": "stored"}, "with --neighbors stored only texts"),
+    ],
+)
+def test_what_helps_few_texts_is_said_as_options(tmp_path, given, says):
+    few = tmp_path / "few.txt"
+    few.write_text("\n".join(messages(5)))
+    with LoopbackLLM(confident) as llm:
+        code, _, err = run_here("classify", few, *options(llm, **given))
+    assert code == 0
+    (note,) = [line for line in err.splitlines() if line.startswith("note: ")]
+    assert says in note
+    assert "='" not in note
+    assert "nuc." not in note
+
+
+@pytest.mark.parametrize("model", ["openai/gpt-4o-mini", "anthropic/claude-haiku-4-5"])
+def test_a_missing_key_is_named_by_its_variable_alone(source, model):
+    code, _, err = run_here("classify", source, "--labels", "a,b", "--model", model, key=None)
+    assert code == 2
+    assert f"set {model.partition('/')[0].upper()}_API_KEY in the environment" in err
+    assert "api_key" not in err
+
+
 def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp_path):
     out = tmp_path / "out.jsonl"
     with LoopbackLLM(confident, latency=0.05) as llm:

@@ -8,16 +8,10 @@ import json
 import pytest
 
 import testnuc
-from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.testing import LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
-from tests.integration.test_cli import run_here
+from tests.integration.cli_here import run_here
 from tests.unit.test_report import data_of
-
-
-@pytest.fixture(autouse=True)
-def no_model(monkeypatch):
-    """Embed by hashing: what is tested here is what comes after."""
-    monkeypatch.setattr("testnuc.embedders.resolve", lambda _: HashEmbedder())
 
 
 def classified(tmp_path, name, *options, rows=None):

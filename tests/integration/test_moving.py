@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 
 import numpy as np
 import pytest
 
 import testnuc
-from testnuc.cli import main
 from testnuc.errors import InvalidInputError
 from testnuc.intake import hash_text
 from testnuc.stores import moving, resolve
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, messages
+from tests.integration.cli_here import run_here
 
 TEXTS = messages(60)
 
 
 def run(*arguments):
-    """Run the command line in this process; returns exit code, stdout, stderr."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["testnuc", "store", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-    return caught.value.code, out.getvalue(), err.getvalue()
+    """Run ``testnuc store``; returns exit code, stdout, stderr."""
+    return run_here("store", *arguments)
 
 
 def client(llm, store, embedder=None, **more):

@@ -153,6 +153,27 @@ async def test_the_servers_wait_is_obeyed_with_jitter(headers, least, most):
         assert least <= transport.waits[0] <= most
 
 
+async def test_a_request_that_is_no_call_waits_with_jitter_too():
+    def answer(n, request):
+        return said() if n == 3 else web.Response(status=429, headers={"Retry-After": "2"})
+
+    async with serving(answer) as (wire, seen), sending() as transport:
+        await transport.exchanges.send(wire, "POST", wire.url, b"{}")
+        assert len(seen) == 4
+        assert all(2 < wait <= 2.2 for wait in transport.waits)
+        assert len(set(transport.waits)) == 3
+
+
+async def test_a_request_that_is_no_call_waits_at_random_where_no_wait_is_told():
+    def answer(n, request):
+        return said() if n == 3 else web.Response(status=503)
+
+    async with serving(answer) as (wire, _), sending() as transport:
+        await transport.exchanges.send(wire, "POST", wire.url, b"{}")
+        longest = (0.002, 0.004, 0.008)
+        assert all(0 < w <= most for w, most in zip(transport.waits, longest, strict=True))
+
+
 async def test_a_date_to_wait_for():
     # the server's clock is far off; what counts is the difference to its own Date
     there = 1_000_000_000

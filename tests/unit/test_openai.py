@@ -1,5 +1,7 @@
 """Chat completions: where calls go, with which key, and what is sent."""
 
+import traceback
+
 import orjson
 import pytest
 from chat_bodies import KEY, LABELS, LOCAL, refuse, request, sent, task
@@ -67,6 +69,12 @@ def test_keys(monkeypatch):
     assert OpenAI("m", api_key=KEY).headers["Authorization"] == f"Bearer {KEY}"
     monkeypatch.setenv("OPENAI_BASE_URL", LOCAL)
     assert OpenAI("m").identity == LOCAL
+
+
+def test_who_writes_python_is_told_of_the_argument_for_the_key():
+    with pytest.raises(ConfigurationError, match="set OPENAI_API_KEY") as caught:
+        OpenAI("m")
+    assert "api_key=" in "".join(traceback.format_exception(caught.value))
 
 
 def test_azure_key(monkeypatch):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from testnuc.protocols import StoredBatch
-from testnuc.results import Usage
+from testnuc.stores.batches import from_row
 from testnuc.stores.postgres.rows import from_text, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from testnuc.protocols import StoredBatch
+    from testnuc.results import Usage
 
 __all__ = ["claim", "end", "insert", "note", "select"]
 
@@ -79,15 +82,5 @@ async def select(connection: Any, scope: bytes | None, *, ended: bool) -> list[S
 
 
 def _batch(row: Sequence[Any]) -> StoredBatch:
-    number, scope, facts, requests, created, items, remote, outcome, usage = row
-    return StoredBatch(
-        id=number,
-        scope=scope,
-        facts=orjson.loads(facts),
-        requests=requests,
-        created=created,
-        items=items,
-        remote_id=from_text(remote),
-        outcome=from_text(outcome),
-        usage=None if usage is None else Usage(**orjson.loads(usage)),
-    )
+    batch = from_row(row)
+    return replace(batch, remote_id=from_text(batch.remote_id), outcome=from_text(batch.outcome))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
-from testnuc.protocols import StoredBatch
-from testnuc.results import Usage
+from testnuc.stores.batches import from_row
 
 if TYPE_CHECKING:
     import sqlite3
+
+    from testnuc.protocols import StoredBatch
+    from testnuc.results import Usage
 
 __all__ = ["claim", "end", "insert", "note", "select"]
 
@@ -70,19 +72,4 @@ def select(
         "WHERE (?1 IS NULL OR scope = ?1) AND (?2 OR outcome IS NULL) ORDER BY created, id",
         (scope, ended),
     )
-    return [_batch(row) for row in rows]
-
-
-def _batch(row: tuple[Any, ...]) -> StoredBatch:
-    number, scope, facts, requests, created, items, remote, outcome, usage = row
-    return StoredBatch(
-        id=number,
-        scope=scope,
-        facts=orjson.loads(facts),
-        requests=requests,
-        created=created,
-        items=items,
-        remote_id=remote,
-        outcome=outcome,
-        usage=None if usage is None else Usage(**orjson.loads(usage)),
-    )
+    return [from_row(row) for row in rows]
