@@ -77,6 +77,13 @@ def voters_of(labels, similarities, confidences):
     ]
 
 
+def voters_in_pool(ids, similarities, pool_labels, pool_confidences, own_labels, own_confidences):
+    return [
+        naive.gather(ids[r], similarities[r], pool_labels, pool_confidences, own_label, own)
+        for r, (own_label, own) in enumerate(zip(own_labels, own_confidences, strict=True))
+    ]
+
+
 def assert_equals_naive(result, voters, policy):
     expected = [naive.vote(row, policy) for row in voters]
     got = list(
@@ -137,10 +144,7 @@ def pools(draw, max_rows=5, max_k=30):
 def test_vote_pool_equals_naive(case, policy, threads, kernel):
     arrays, n_classes = case
     ids, similarities, pool_labels, pool_confidences, own_labels, own_confidences = arrays
-    voters = [
-        naive.gather(ids[r], similarities[r], pool_labels, pool_confidences, own_label, own)
-        for r, (own_label, own) in enumerate(zip(own_labels, own_confidences, strict=True))
-    ]
+    voters = voters_in_pool(*arrays)
     with (
         mock.patch.object(votes, "_MANY", 10**9 if kernel == "direct" else 0),
         mock.patch.object(votes, "_POOL", 10**9),
@@ -173,11 +177,7 @@ def test_vote_pool_equals_naive(case, policy, threads, kernel):
 def test_many_rows_equal_naive(case, policy, kernel):
     # 16 rows are counted at once, whether so many are left or not
     arrays, n_classes = case
-    ids, similarities, pool_labels, pool_confidences, own_labels, own_confidences = arrays
-    voters = [
-        naive.gather(ids[r], similarities[r], pool_labels, pool_confidences, own_label, own)
-        for r, (own_label, own) in enumerate(zip(own_labels, own_confidences, strict=True))
-    ]
+    voters = voters_in_pool(*arrays)
     with (
         mock.patch.object(votes, "_MANY", 0),
         mock.patch.object(votes, "_POOL", 10**9),
@@ -217,11 +217,7 @@ def test_stretches_of_rows_equal_one_another(n_rows, k, n_classes, own_confidenc
 def test_long_rows_equal_naive(case, policy):
     # where neighbors outnumber labels, the sums are read label by label
     arrays, n_classes = case
-    ids, similarities, pool_labels, pool_confidences, own_labels, own_confidences = arrays
-    voters = [
-        naive.gather(ids[r], similarities[r], pool_labels, pool_confidences, own_label, own)
-        for r, (own_label, own) in enumerate(zip(own_labels, own_confidences, strict=True))
-    ]
+    voters = voters_in_pool(*arrays)
     with mock.patch.object(votes, "_MANY", 0), mock.patch.object(votes, "_POOL", 10**9):
         result = vote_pool(*arrays, n_classes=n_classes, policy=VotePolicy(*policy))
     assert_equals_naive(result, voters, policy)
