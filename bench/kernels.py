@@ -102,7 +102,7 @@ class Case:
         out = np.empty((5, b), np.int32)
         neighbors = (self.ids.ravel().view(np.uint64), self.similarities.ravel(), records)
         own = (self.own_labels, none, none)
-        compiled = kernels.packed(k)()
+        compiled = kernels.packed(b, k, self.n_classes)()
         given = (neighbors, own, policy, self.n_classes, k, 0, b, out, out.view(np.float32))
 
         def lowest(threads: int) -> object:

@@ -193,7 +193,7 @@ def _climb(
     ``labels`` int32[n], ``weights`` int64[4 * n]: policy p's weight of vote i at ``p * n + i``, 0
     where it does not vote. ``sums`` int64[4 * (C + 1)], of label c from ``4 * (c + 1)`` on: shifted
     by ``shift`` bits, in which stands the rank of the label's first supporter, ``rank - i`` for
-    vote i. ``state`` int64[8]: the largest sum, and whose it is.
+    vote i. ``state`` int64[8]: the largest sum, which starts as the text's own, and whose it is.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

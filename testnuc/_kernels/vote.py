@@ -36,11 +36,11 @@ __all__ = ["curve", "decide", "pack", "packed", "tally", "vote_direct", "vote_la
 #: One unit of weight.
 ONE = 4294967296.0
 #: Rounding noise of a cosine is forgiven up to here, and clipped.
-LIMIT = 1.001
+LIMIT = float(np.float32(1.001))
 
 #: Digest of what is inlined from other files, so that a change there changes this one, and numba's
 #: cache notices.
-INLINED_DIGEST = "bb53b27b6bad5a3e"
+INLINED_DIGEST = "69b276ffc590bc71"
 
 # the fields of a policy
 FLOOR = 0  # 1: every similarity weighs 1; 0: its own value
@@ -52,7 +52,7 @@ OWN_WEIGHT = 5
 
 # numba makes a float of a uint64 and an int64: indices and what is added to them are all unsigned,
 # which also spares them the test for a negative index
-_NONE, _ONE, _TWO = np.uintp(0), np.uintp(1), np.uintp(2)
+_NONE, _ONE = np.uintp(0), np.uintp(1)
 _GROUP = np.uintp(GROUP)
 #: A record is prefetched so many votes before it is read.
 _AHEAD = np.uintp(128)
@@ -62,6 +62,8 @@ _BITS = np.uintp(64)
 #: Up to so many neighbors, comparing all votes of 16 rows is faster than a table (measured).
 _FEW = 32
 _LANES = np.uintp(LANES)
+#: Entries of a table that an int32 can number.
+_LARGEST = 2**30
 #: Rows whose own votes are read, and whose results are written, at once; a multiple of 16.
 _STRETCH = 1024
 #: Up to so many labels for each neighbor, the table of sums is read as a whole instead of by the
@@ -293,7 +295,10 @@ def _write_rows(
 
 @inline
 def _guess(own: Any, lab: Any, start: Any) -> Any:
-    """Return the label that most of a row probably vote for: the median of the first three."""
+    """Return the label that most of a row probably vote for: the median of the first three.
+
+    With fewer neighbors it is some other number, and a bad guess.
+    """
     first, then = lab[start], lab[start + _ONE]
     return np.int32(max(min(own, first), min(max(own, first), then)))
 
@@ -431,7 +436,7 @@ def _read_rows(entries: Any, start: Any, k: Any, own_entries: Any, acc: Any, lea
                 entry = entries[at]
                 at += _ONE
             leading[3 * LANES + r] = entry // LANES
-        leading[3 * LANES + r] -= 1
+        leading[3 * LANES + r] -= 1  # labels start at entry 1
     acc[:] = 0
 
 
@@ -487,7 +492,7 @@ def vote_direct(
 def pack(
     labels: Any, confidences: Any, policy: Any, n_classes: Any, records: Any, weights: Any
 ) -> Any:
-    """Write N + 1 records (label, weight without similarity) for `vote_packed`.
+    """Write N + 1 records (label, weight without similarity) for `vote_lanes` and `vote_packed`.
 
     ``records`` int32[2 * (N + 1)], ``weights`` its float32 view: one access to memory fetches
     both. Record N is the neighbor that does not exist; it weighs nothing, and so does who
@@ -627,6 +632,7 @@ def vote_lanes(
                 bad = _first_bad(ids, similarities, nobody, first, n)
                 if bad >= 0:
                     return bad // k
+            # lanes beyond the last row hold anything; they are not written out
             for lane in range(_LANES):
                 lab[lane] = own_lab[done + np.uintp(lane)]
                 x[lane] = own_x[done + np.uintp(lane)]
@@ -636,9 +642,16 @@ def vote_lanes(
     return np.int64(-1)
 
 
-def packed(k: int) -> Any:
-    """Return the getter of the kernel for a packed pool that is faster with k neighbors."""
-    return vote_lanes if k <= _FEW else vote_packed
+def packed(rows: int, k: int, n_classes: int) -> Any:
+    """Return the getter of the kernel that is fastest with a packed pool.
+
+    None where that would not pay: `vote_packed` counts 16 rows at a time, whether there are so
+    many or not, in a table that must not outgrow the votes.
+    """
+    if k <= _FEW:
+        return vote_lanes
+    fits = rows >= LANES and n_classes * LANES <= min(rows * k, _LARGEST)
+    return vote_packed if fits else None
 
 
 @kernel(*(_I8(n, _OWN, given(_F8), _I8, _LAYOUT, given(_I8), made(_F8, 2)) for n in _NEIGHBORS))
@@ -714,7 +727,7 @@ def curve(
                 _weigh(near, factors, voting_lab, x[np.uintp(p) * n :], n, policy)
                 # a sum carries in its low bits the rank of the label's first supporter, so that
                 # comparing sums settles ties; only the label that grows can become the winner;
-                # who does not vote has a rank too, but none that exceeds the text's own
+                # an own label that weighs nothing has a rank alone, which any weight exceeds
                 state[p] = (own_weight << shift) + rank + 1
                 state[POLICIES + p] = own_label
                 if own_weight > 0:

@@ -18,6 +18,8 @@ __all__ = ["Ballots", "integers", "numbers", "whole"]
 _MAX_NEIGHBORS = 16_384
 #: A similarity beyond this is no rounding noise of a cosine.
 _LIMIT = 1.001
+#: Labels are int32.
+_MAX_CLASSES = 2**31 - 1
 
 # dtypes of native byte order are singletons, so that arrays that fit are known at a glance
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
@@ -34,12 +36,14 @@ _NO_IDS = np.empty(0, np.uint32)
 _NO_NUMBERS = np.empty(0, np.float32)
 
 
-def whole(value: Any, name: str, low: int) -> int:
-    """Return `value` as an int of at least `low`."""
-    if type(value) is int and value >= low:
+def whole(value: Any, name: str, low: int, high: int = 2**63 - 1) -> int:
+    """Return `value` as an int of at least `low` and at most `high`."""
+    if type(value) is int and low <= value <= high:
         return value
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
         raise InvalidInputError(f"{name} is {value!r}; give an integer of at least {low}")
+    if value > high:
+        raise InvalidInputError(f"{name} is {value!r}; give an integer of at most {high}")
     return int(value)
 
 
@@ -164,7 +168,9 @@ class Ballots:
             conf[:, 0].copy() if confidences is not None else conf,
         )
         neighbors = (_NO_IDS, sim.ravel(), lab.ravel(), conf.ravel())
-        return cls(neighbors, own, _layout(lab.shape[1], 1), whole(n_classes, "n_classes", 1))
+        return cls(
+            neighbors, own, _layout(lab.shape[1], 1), whole(n_classes, "n_classes", 1, _MAX_CLASSES)
+        )
 
     @classmethod
     def of_pool(
@@ -194,7 +200,7 @@ class Ballots:
             (ids.reshape(-1), sim.reshape(-1), lab, conf),
             (own_lab, _NO_NUMBERS, own_conf),
             _layout(ids.shape[1], 0),
-            whole(n_classes, "n_classes", 1),
+            whole(n_classes, "n_classes", 1, _MAX_CLASSES),
         )
 
     def refuse(self, row: int) -> InvalidInputError:

@@ -150,7 +150,10 @@ def _vote(
     ids, similarities, labels, confidences = ballots.neighbors
     neighbors: tuple[NDArray[Any], ...]
     shape: int | tuple[int, int]
+    packed = None
     if not ballots.gathered and ids.size >= max(_MANY, labels.size // _POOL):
+        packed = kernels.packed(n_rows, k, ballots.n_classes)
+    if packed is not None:
         records = np.empty(2 * (labels.size + 1), np.int32)
         weights = records.view(np.float32)
         bad = kernels.pack()(
@@ -158,7 +161,7 @@ def _vote(
         )
         if bad >= 0:
             raise ballots.refuse_pool(bad)
-        kernel = kernels.packed(k)(ballots.variant)
+        kernel = packed(ballots.variant)
         neighbors, shape = (ids, similarities, records), k
     else:
         kernel = kernels.vote_direct(ballots.variant)

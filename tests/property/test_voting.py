@@ -148,7 +148,7 @@ def test_vote_pool_equals_naive(case, policy, threads, kernel):
     with (
         mock.patch.object(votes, "_MANY", 10**9 if kernel == "direct" else 0),
         mock.patch.object(votes, "_POOL", 10**9),
-        mock.patch.object(kernels, "_FEW", 10**9 if kernel == "lanes" else -1),
+        mock.patch.object(kernels, "packed", return_value=getattr(kernels, f"vote_{kernel}")),
     ):
         result = vote_pool(
             *arrays, n_classes=n_classes, policy=VotePolicy(*policy), threads=threads
@@ -181,7 +181,7 @@ def test_many_rows_equal_naive(case, policy, kernel):
     with (
         mock.patch.object(votes, "_MANY", 0),
         mock.patch.object(votes, "_POOL", 10**9),
-        mock.patch.object(kernels, "_FEW", 10**9 if kernel == "lanes" else -1),
+        mock.patch.object(kernels, "packed", return_value=getattr(kernels, f"vote_{kernel}")),
     ):
         result = vote_pool(*arrays, n_classes=n_classes, policy=VotePolicy(*policy))
     assert_equals_naive(result, voters, policy)
@@ -198,11 +198,13 @@ def test_stretches_of_rows_equal_one_another(n_rows, k, n_classes, own_confidenc
     own = rng.integers(-1, n_classes, n_rows).astype(np.int32)
     sure = None if own_confidences is None else np.full(n_rows, own_confidences, np.float32)
     found = {}
-    for kernel, many, few in (("direct", 10**9, 0), ("lanes", 0, 10**9), ("packed", 0, -1)):
+    for kernel in ("direct", "lanes", "packed"):
         with (
-            mock.patch.object(votes, "_MANY", many),
-            mock.patch.object(votes, "_POOL", 1 if many else 10**9),
-            mock.patch.object(kernels, "_FEW", few),
+            mock.patch.object(votes, "_MANY", 10**9 if kernel == "direct" else 0),
+            mock.patch.object(votes, "_POOL", 10**9),
+            mock.patch.object(
+                kernels, "packed", lambda *_, k=kernel: getattr(kernels, f"vote_{k}")
+            ),
         ):
             result = vote_pool(ids, similarities, pool, None, own, sure, n_classes=n_classes)
         found[kernel] = [
@@ -218,7 +220,11 @@ def test_long_rows_equal_naive(case, policy):
     # where neighbors outnumber labels, the sums are read label by label
     arrays, n_classes = case
     voters = voters_in_pool(*arrays)
-    with mock.patch.object(votes, "_MANY", 0), mock.patch.object(votes, "_POOL", 10**9):
+    with (
+        mock.patch.object(votes, "_MANY", 0),
+        mock.patch.object(votes, "_POOL", 10**9),
+        mock.patch.object(kernels, "packed", return_value=kernels.vote_packed),
+    ):
         result = vote_pool(*arrays, n_classes=n_classes, policy=VotePolicy(*policy))
     assert_equals_naive(result, voters, policy)
 
@@ -234,7 +240,11 @@ def test_ties_of_long_rows_go_to_the_most_similar_supporter(order, own, first):
     ids = np.arange(len(pool))[None]
     ones = np.ones((1, len(pool)), np.float32)
     labels = np.array([own], np.int32)
-    with mock.patch.object(votes, "_MANY", 0), mock.patch.object(votes, "_POOL", 10**9):
+    with (
+        mock.patch.object(votes, "_MANY", 0),
+        mock.patch.object(votes, "_POOL", 10**9),
+        mock.patch.object(kernels, "packed", return_value=kernels.vote_packed),
+    ):
         result = vote_pool(ids, ones, pool, None, labels, None, n_classes=5, policy="majority")
     nobody_says = np.full(len(pool), np.nan, np.float32)
     voters = [naive.gather(ids[0], ones[0], pool, nobody_says, own, np.nan)]
@@ -339,7 +349,10 @@ def test_long_rows(policy):
     voters = voters_of(labels, similarities, confidences)
     assert_equals_naive(result, voters, naive.PRESETS[policy])
     ids = np.arange(n_rows * k).reshape(n_rows, k)
-    with mock.patch.object(votes, "_MANY", 0):
+    with (
+        mock.patch.object(votes, "_MANY", 0),
+        mock.patch.object(kernels, "packed", return_value=kernels.vote_packed),
+    ):
         pooled = vote_pool(
             ids,
             similarities[:, 1:],

@@ -184,9 +184,29 @@ def test_of_many_rows_the_one_that_is_refused_is_named(k, row, monkeypatch):
         vote_pool(ids, similarities, pool, None, own, None, n_classes=2)
 
 
-def test_rounding_noise_of_a_cosine_is_clipped():
-    result = vote([[-1, 0]], [[1.0, 1.0005]], n_classes=1)
+@pytest.mark.parametrize("noisy", [1.0005, 1.001])
+@pytest.mark.parametrize("many", [10**9, 0])
+def test_rounding_noise_of_a_cosine_is_clipped(noisy, many, monkeypatch):
+    monkeypatch.setattr(votes, "_MANY", many)
+    result = vote([[-1, 0]], [[1.0, noisy]], n_classes=1)
     assert result.weight.tolist() == [1.0]
+    pooled = vote_pool([[0]], [[noisy]], [0], None, [-1], None, n_classes=1)
+    assert pooled.weight.tolist() == [1.0]
+    assert decided([[-1, 0]], [[1.0, noisy]], None, 2, n_classes=1).tolist() == [True]
+
+
+def test_a_table_never_outgrows_the_votes(monkeypatch):
+    monkeypatch.setattr(votes, "_MANY", 0)
+    # 16 rows at a time, in sums for each label: too many labels, or too few rows, are counted alone
+    assert kernels.packed(1000, 50, 3000) is kernels.vote_packed
+    assert kernels.packed(1000, 50, 1_000_000) is None
+    assert kernels.packed(4, 16_384, 150) is None
+    assert kernels.packed(4, 10, 1_000_000) is kernels.vote_lanes
+    one = np.zeros((20, 40), np.int64)
+    result = vote_pool(
+        one, one + 1.0, [0], None, one[:, 0], None, n_classes=100_000, policy="majority"
+    )
+    assert result.voters.tolist() == [41] * 20
 
 
 @pytest.mark.parametrize("many", [10**9, 0])
@@ -218,6 +238,10 @@ def test_shapes_types_and_numbers_that_do_not_fit():
         vote(SIMILARITIES, SIMILARITIES, n_classes=3)
     with pytest.raises(InvalidInputError, match="n_classes is 0"):
         vote(LABELS, SIMILARITIES, n_classes=0)
+    with pytest.raises(
+        InvalidInputError, match="n_classes is 1152921504606846975; give an integer"
+    ):
+        vote(LABELS, SIMILARITIES, n_classes=2**60 - 1)
     with pytest.raises(InvalidInputError, match="threads is 0"):
         vote(LABELS, SIMILARITIES, n_classes=3, threads=0)
     with pytest.raises(InvalidInputError, match="row 9 of 4"):
