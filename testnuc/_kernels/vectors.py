@@ -128,12 +128,12 @@ def _differing(context: Any, labels: Any, start: Any, label: Any) -> Any:  # noq
     return types.uint64(labels, types.int64, types.int32), generate
 
 
-def _voting(context: Any, entries: Any, start: Any, n: Any) -> Any:  # noqa: ARG001
-    """Return how many of the n entries int32 from `start` on are not 0; reads up to 15 more."""
+def _voting(context: Any, votes: Any, start: Any, n: Any) -> Any:  # noqa: ARG001
+    """Return how many of the n votes int64 from `start` on are not 0; reads up to 15 more."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         b = builder
-        narrow = ir.VectorType(I32, GROUP)
+        wide = ir.VectorType(I64, GROUP)
         base = b.gep(data(context, b, signature.args[0], arguments[0]), [arguments[1]])
         entry, loop, done = b.block, b.append_basic_block("loop"), b.append_basic_block("done")
         b.cbranch(b.icmp_signed(">", arguments[2], I64(0)), loop, done)
@@ -142,11 +142,11 @@ def _voting(context: Any, entries: Any, start: Any, n: Any) -> Any:  # noqa: ARG
         i, count = b.phi(I64), b.phi(I64)
         left = b.sub(arguments[2], b.mul(i, I64(GROUP)))
         counted = b.and_(
-            b.icmp_signed("!=", load(b, base, narrow, i, 4), same(narrow, 0)),
+            b.icmp_signed("!=", load(b, base, wide, i, 8), same(wide, 0)),
             b.icmp_signed(
                 "<",
-                ir.Constant(narrow, list(range(GROUP))),
-                splat(b, narrow, b.trunc(left, I32)),
+                ir.Constant(wide, list(range(GROUP))),
+                splat(b, wide, left),
             ),
         )
         more = b.add(count, b.zext(b.ctpop(b.bitcast(counted, ir.IntType(GROUP))), I64))
@@ -162,7 +162,7 @@ def _voting(context: Any, entries: Any, start: Any, n: Any) -> Any:  # noqa: ARG
         result.add_incoming(more, loop)
         return result
 
-    return types.int64(entries, types.int64, types.int64), generate
+    return types.int64(votes, types.int64, types.int64), generate
 
 
 def _prefetch_twin(array: Any, offset: Any) -> None:
@@ -177,8 +177,8 @@ def _differing_twin(labels: Any, start: Any, label: Any) -> Any:
     return np.uint64(sum(1 << i for i in range(64) if labels[start + i] != label))
 
 
-def _voting_twin(entries: Any, start: Any, n: Any) -> Any:
-    return np.int64(np.count_nonzero(entries[start : start + n]))
+def _voting_twin(votes: Any, start: Any, n: Any) -> Any:
+    return np.int64(np.count_nonzero(votes[start : start + n]))
 
 
 def either(generator: Any, twin: Any) -> Any:

@@ -29,7 +29,7 @@ import numpy as np
 from testnuc._kernels.compile import given, inline, kernel, made, types
 from testnuc._kernels.lanes import LANES, POLICIES, climb, count_lanes, lead
 from testnuc._kernels.vectors import GROUP, differing, lowest_bit, prefetch, voting
-from testnuc._kernels.weighing import gather, gather_rows, weigh
+from testnuc._kernels.weighing import WEIGHT_BITS, gather, gather_rows, weigh
 
 __all__ = ["curve", "decide", "pack", "packed", "tally", "vote_direct", "vote_lanes", "vote_packed"]
 
@@ -40,7 +40,7 @@ LIMIT = float(np.float32(1.001))
 
 #: Digest of what is inlined from other files, so that a change there changes this one, and numba's
 #: cache notices.
-INLINED_DIGEST = "69b276ffc590bc71"
+INLINED_DIGEST = "4a24471da4b9918b"
 
 # the fields of a policy
 FLOOR = 0  # 1: every similarity weighs 1; 0: its own value
@@ -62,7 +62,8 @@ _BITS = np.uintp(64)
 #: Up to so many neighbors, comparing all votes of 16 rows is faster than a table (measured).
 _FEW = 32
 _LANES = np.uintp(LANES)
-#: Entries of a table that an int32 can number.
+_WEIGHT_BITS, _WEIGHT = np.uintp(WEIGHT_BITS), np.int64(2**WEIGHT_BITS - 1)
+#: Entries of a table that fit beside a weight.
 _LARGEST = 2**30
 #: Rows whose own votes are read, and whose results are written, at once; a multiple of 16.
 _STRETCH = 1024
@@ -219,7 +220,7 @@ def _weigh(near: Any, factors: Any, lab: Any, x: Any, n: Any, policy: Any) -> An
 
 @inline
 def _gather(
-    ids: Any, similarities: Any, records: Any, start: Any, n: Any, policy: Any, entries: Any, x: Any
+    ids: Any, similarities: Any, records: Any, start: Any, n: Any, policy: Any, votes: Any
 ) -> Any:
     """Gather and weigh n votes from `start` on; writes up to 15 more.
 
@@ -227,28 +228,16 @@ def _gather(
     """
     floor, least = np.float32(policy[FLOOR]), np.float32(policy[MIN_SIMILARITY])
     groups = (n + _GROUP - _ONE) // _GROUP
+    ahead, whole = np.int64(_AHEAD), np.int64(groups)
     if start + groups * _GROUP + _AHEAD <= np.uintp(ids.size):
-        return gather(
-            ids, similarities, np.int64(start), np.int64(_AHEAD), records, entries, x,
-            np.int64(groups), floor, least,
-        )  # fmt: skip
+        at = np.int64(start)
+        return gather(ids, similarities, at, ahead, records, votes, whole, floor, least)
     # the last ones: what follows them is not theirs to read
     some = np.full(groups * _GROUP + _AHEAD, records.size // 2 - 1, ids.dtype)
     near = np.zeros(groups * _GROUP, np.float32)
     some[:n] = ids[start : start + n]
     near[:n] = similarities[start : start + n]
-    return gather(
-        some,
-        near,
-        np.int64(0),
-        np.int64(_AHEAD),
-        records,
-        entries,
-        x,
-        np.int64(groups),
-        floor,
-        least,
-    )
+    return gather(some, near, np.int64(0), ahead, records, votes, whole, floor, least)
 
 
 @inline
@@ -381,7 +370,13 @@ def _count(
 
 
 @inline
-def _add_rows(entries: Any, x: Any, start: Any, k: Any, acc: Any) -> Any:
+def _entry(vote: Any) -> Any:
+    """Return where the table of 16 rows has the sums of what is voted for."""
+    return np.uintp(vote) >> _WEIGHT_BITS
+
+
+@inline
+def _add_rows(votes: Any, start: Any, k: Any, acc: Any) -> Any:
     """Add the votes of each of 16 rows to its sums.
 
     The rows take turns, each with sums of its own, so that no addition waits for the one before;
@@ -390,53 +385,51 @@ def _add_rows(entries: Any, x: Any, start: Any, k: Any, acc: Any) -> Any:
     for j in range(k):
         at = start + np.uintp(j)
         for r in range(LANES):
-            acc[np.uintp(entries[at]) + np.uintp(r)] += x[at]
+            acc[_entry(votes[at]) + np.uintp(r)] += votes[at] & _WEIGHT
             at += k
 
 
 @inline
-def _take_rows(
-    entries: Any, start: Any, k: Any, own_entries: Any, acc: Any, sums: Any, leading: Any
-) -> Any:
+def _take_rows(votes: Any, start: Any, k: Any, own: Any, acc: Any, sums: Any, leading: Any) -> Any:
     """Read the sums of 16 rows by the votes that filled them, and leave `acc` zeroed."""
     # each label is met first where its most similar supporter stands, with its whole sum, and as 0
     # from then on: so a strict comparison settles ties
     for r in range(LANES):
-        entry = np.uintp(own_entries[r]) + np.uintp(r)
+        entry = _entry(own[r]) + np.uintp(r)
         sums[r] = acc[entry]
         acc[entry] = 0
     for j in range(k):
         at = start + np.uintp(j)
         to = np.uintp(j + _ONE) * _LANES
         for r in range(LANES):
-            entry = np.uintp(entries[at]) + np.uintp(r)
+            entry = _entry(votes[at]) + np.uintp(r)
             sums[to + np.uintp(r)] = acc[entry]
             acc[entry] = 0
             at += k
     lead(sums, np.int64(k + _ONE), leading)
     for r in range(LANES):
         place = leading[3 * LANES + r]
-        entry = own_entries[r]
+        vote = own[r]
         if place > 0:
-            entry = entries[start + np.uintp(r) * k + np.uintp(place - 1)]
-        leading[3 * LANES + r] = entry // LANES - 1
+            vote = votes[start + np.uintp(r) * k + np.uintp(place - 1)]
+        leading[3 * LANES + r] = np.int64(_entry(vote)) // LANES - 1
 
 
 @inline
-def _read_rows(entries: Any, start: Any, k: Any, own_entries: Any, acc: Any, leading: Any) -> Any:
+def _read_rows(votes: Any, start: Any, k: Any, own: Any, acc: Any, leading: Any) -> Any:
     """Read the sums of 16 rows label by label, and leave `acc` zeroed."""
     lead(acc, np.int64(acc.size // _LANES), leading)
     for r in range(LANES):
         best = leading[r]
         if 0 < best == leading[LANES + r]:
             # of equal labels, the one with the most similar supporter
-            entry = own_entries[r]
+            vote = own[r]
             at = start + np.uintp(r) * k
-            while acc[np.uintp(entry) + np.uintp(r)] != best:
-                entry = entries[at]
+            while acc[_entry(vote) + np.uintp(r)] != best:
+                vote = votes[at]
                 at += _ONE
-            leading[3 * LANES + r] = entry // LANES
-        leading[3 * LANES + r] -= 1  # labels start at entry 1
+            leading[3 * LANES + r] = np.int64(_entry(vote)) // LANES
+        leading[3 * LANES + r] -= 1  # labels start at 1
     acc[:] = 0
 
 
@@ -532,17 +525,17 @@ def vote_packed(
     width = np.uintp(k)
     dense = n_classes <= _DENSE * k
     rows = max(_LANES, _BLOCK // max(width, _ONE) // _LANES * _LANES)
-    entries = np.zeros(rows * width + _GROUP, np.int32)
-    x = np.zeros(rows * width + _GROUP, np.int64)
+    votes = np.zeros(rows * width + _GROUP, np.int64)
     acc = np.zeros(np.uintp(n_classes + 1) * _LANES, np.int64)
     sums = np.empty(_NONE if dense else (width + _ONE) * _LANES, np.int64)
-    own_entries = np.empty(LANES, np.int32)
+    own_lab = np.empty(LANES, np.int32)
+    own_votes = np.empty(LANES, np.int64)
     leading = np.empty(4 * LANES, np.int64)
     block = np.uintp(start)
     while block < np.uintp(stop):
         count = min(rows, np.uintp(stop) - block)
         first, n = block * width, count * width
-        if _gather(ids, similarities, records, first, n, policy, entries, x) > _LIMIT_BITS:
+        if _gather(ids, similarities, records, first, n, policy, votes) > _LIMIT_BITS:
             bad = _first_bad(ids, similarities, np.uintp(records.size // 2 - 1), first, n)
             if bad >= 0:
                 return bad // k
@@ -550,23 +543,24 @@ def vote_packed(
             row, at = block + np.uintp(group), np.uintp(group) * width
             some = min(_LANES, count - np.uintp(group))
             # always 16 rows: where there are fewer, earlier votes stand in the others' place
-            own_entries[:] = _NOBODY
+            own_lab[:] = _NOBODY
             leading[:] = 0
-            bad = _own_votes(row, some, own, policy, n_classes, own_entries, leading)
+            bad = _own_votes(row, some, own, policy, n_classes, own_lab, leading)
             if bad >= 0:
                 return bad
             for r in range(LANES):
-                own_entries[r] = (own_entries[r] + 1) * LANES
-                acc[np.uintp(own_entries[r]) + np.uintp(r)] = leading[r]
-            _add_rows(entries, x, at, width, acc)
+                # without its weight, which may exceed 33 bits
+                own_votes[r] = np.int64(own_lab[r] + 1) * LANES << WEIGHT_BITS
+                acc[_entry(own_votes[r]) + np.uintp(r)] = leading[r]
+            _add_rows(votes, at, width, acc)
             if dense:
-                _read_rows(entries, at, width, own_entries, acc, leading)
+                _read_rows(votes, at, width, own_votes, acc, leading)
             else:
-                _take_rows(entries, at, width, own_entries, acc, sums, leading)
+                _take_rows(votes, at, width, own_votes, acc, sums, leading)
             for r in range(some):
                 best, second, total = leading[r], leading[LANES + r], leading[2 * LANES + r]
                 winner = leading[3 * LANES + r] if total > 0 else own[0][row]
-                voters = voting(entries, np.int64(at), k) + np.int64(own_entries[r] > 0)
+                voters = voting(votes, np.int64(at), k) + np.int64(own_lab[r] >= 0)
                 _write(row, winner, voters, best, second, total, out_i, out_f)
                 row += _ONE
                 at += width

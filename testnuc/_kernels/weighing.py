@@ -23,7 +23,10 @@ from testnuc._kernels.vectors import (
     store,
 )
 
-__all__ = ["gather", "gather_rows", "weigh"]
+__all__ = ["WEIGHT_BITS", "gather", "gather_rows", "weigh"]
+
+#: Bits of a weight: 1 is 2^32.
+WEIGHT_BITS = 33
 
 #: A weight of at most 1 added to this is rounded to a multiple of 2^-32 (to even, where it is
 #: halfway), and their bits differ by that many multiples.
@@ -119,99 +122,144 @@ def _weigh(
     ), generate
 
 
-def _gathering(*, strided: bool) -> Any:
-    """Make `gather` (the votes of a group follow each other) or `gather_rows` (they do not)."""
+def _gathered(
+    context: Any,
+    builder: Any,
+    signature: Any,
+    arguments: Any,
+    ahead: Any,
+    stride: Any,
+    write: Any,
+) -> Any:
+    """Gather and weigh groups of votes: what `gather` and `gather_rows` share.
 
-    def gathering(
-        context: Any,  # noqa: ARG001
-        ids: Any,
-        similarities: Any,
-        start: Any,  # noqa: ARG001
-        step: Any,  # noqa: ARG001
-        records: Any,
-        labels: Any,
-        weights: Any,
-        groups: Any,  # noqa: ARG001
-        floor: Any,  # noqa: ARG001
-        least: Any,  # noqa: ARG001
-    ) -> Any:
-        """Gather the records that ids point at, and weigh them as `weigh` does.
+    ``arguments`` are theirs, of which the first five and the last three mean the same. With a
+    ``stride``, the votes of a group stand so far from one another, else they follow one another.
+    ``write(i, labels, weights)`` keeps what was found of group i.
+    """
+    b = builder
+    wide, pairs = ir.VectorType(I64, GROUP), ir.VectorType(I32, 2 * GROUP)
+    ids, near, table = (data(context, b, signature.args[i], arguments[i]) for i in (0, 1, 4))
+    first_id, first_near = (b.gep(base, [arguments[2]]) for base in (ids, near))
+    records = b.bitcast(table, I64.as_pointer())
+    size = context.make_array(signature.args[4])(context, b, arguments[4]).nitems
+    nobody = b.sub(b.lshr(size, I64(1)), I64(1))
+    *_, groups, floor, least = arguments
+    weighing = _Weighing(b, floor, least)
+    lanes = [I64(r) if stride is None else b.mul(stride, I64(r)) for r in range(GROUP)]
 
-        Vote r of group i is the one at ``start + i * 16 + r`` of ``ids`` and ``similarities``, and
-        ``step`` says how many votes later the ids stand whose records are prefetched. If strided,
-        it is the one at ``start + r * step + i``: row r's, of rows of ``step`` votes, and the ids
-        of 16 rows later are prefetched. All of them must be within ``ids``. ``records``
-        int32[2 * (N + 1)]: label, and the bits of the weight without similarity; an id of N or
-        more means the last. Labels are written as they are if strided, else as where a table of 16
-        rows has the first one's sum: (label + 1) * 16.
-        """
+    def id_at(place: Any) -> Any:
+        given = b.load(b.gep(first_id, [place]))
+        return given if given.type == I64 else b.zext(given, I64)
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            b = builder
-            wide, pairs = ir.VectorType(I64, GROUP), ir.VectorType(I32, 2 * GROUP)
-            at = {i: data(context, b, signature.args[i], arguments[i]) for i in (0, 1, 4, 5, 6)}
-            first_id, near = (b.gep(at[i], [arguments[2]]) for i in (0, 1))
-            records = b.bitcast(at[4], I64.as_pointer())
-            size = context.make_array(signature.args[4])(context, b, arguments[4]).nitems
-            nobody = b.sub(b.lshr(size, I64(1)), I64(1))
-            weighing = _Weighing(b, *arguments[8:])
-            step = arguments[3]
-            if strided:
-                lanes = [b.mul(step, I64(r)) for r in range(GROUP)]
-                ahead = b.mul(step, I64(GROUP))
-            else:
-                lanes, ahead = [I64(r) for r in range(GROUP)], step
+    def body(i: Any) -> Any:
+        first = b.mul(i, I64(GROUP)) if stride is None else i
+        places = [b.add(first, lane) for lane in lanes]
+        found = ir.Constant(wide, ir.Undefined)
+        similarity = ir.Constant(weighing.single, ir.Undefined)
+        for r, place in enumerate(places):
+            # there may be no such record: nothing is read from its address
+            fetch(b, b.gep(records, [id_at(b.add(place, ahead))]))
+            given = id_at(place)
+            given = b.select(b.icmp_unsigned("<", given, nobody), given, nobody)
+            one = b.load(b.gep(records, [given]))
+            one.align = 4
+            found = b.insert_element(found, one, I32(r))
+            if stride is not None:
+                one = b.load(b.gep(first_near, [place]))
+                similarity = b.insert_element(similarity, one, I32(r))
+        if stride is None:
+            similarity = load(b, first_near, weighing.single, i, 4)
+        found = b.bitcast(found, pairs)
+        label, bits = (
+            b.shuffle_vector(
+                found,
+                ir.Constant(pairs, ir.Undefined),
+                ir.Constant(ir.VectorType(I32, GROUP), list(range(half, 2 * GROUP, 2))),
+            )
+            for half in (0, 1)
+        )
+        label, weight, size = weighing(similarity, label, b.bitcast(bits, weighing.single))
+        write(i, label, weight)
+        return size
 
-            def id_at(place: Any) -> Any:
-                given = b.load(b.gep(first_id, [place]))
-                return given if given.type == I64 else b.zext(given, I64)
+    return _each_group(b, groups, body)
 
-            def body(i: Any) -> Any:
-                first = i if strided else b.mul(i, I64(GROUP))
-                places = [b.add(first, lane) for lane in lanes]
-                found = ir.Constant(wide, ir.Undefined)
-                for r, place in enumerate(places):
-                    # there may be no such record: nothing is read from its address
-                    fetch(b, b.gep(records, [id_at(b.add(place, ahead))]))
-                    given = id_at(place)
-                    given = b.select(b.icmp_unsigned("<", given, nobody), given, nobody)
-                    one = b.load(b.gep(records, [given]))
-                    one.align = 4
-                    found = b.insert_element(found, one, I32(r))
-                found = b.bitcast(found, pairs)
-                label, bits = (
-                    b.shuffle_vector(
-                        found,
-                        ir.Constant(pairs, ir.Undefined),
-                        ir.Constant(ir.VectorType(I32, GROUP), list(range(half, 2 * GROUP, 2))),
-                    )
-                    for half in (0, 1)
-                )
-                if strided:
-                    similarity = ir.Constant(weighing.single, ir.Undefined)
-                    for r, place in enumerate(places):
-                        one = b.load(b.gep(near, [place]))
-                        similarity = b.insert_element(similarity, one, I32(r))
-                else:
-                    similarity = load(b, near, weighing.single, i, 4)
-                factor = b.bitcast(bits, weighing.single)
-                label, weight, magnitude = weighing(similarity, label, factor)
-                if not strided:
-                    narrow = label.type
-                    label = b.mul(b.add(label, same(narrow, 1)), same(narrow, GROUP))
-                store(b, at[5], label, i, 4)
-                store(b, at[6], weight, i, 8)
-                return magnitude
 
-            return _each_group(b, arguments[7], body)
+def _gather(
+    context: Any,  # noqa: ARG001
+    ids: Any,
+    similarities: Any,
+    start: Any,  # noqa: ARG001
+    ahead: Any,  # noqa: ARG001
+    records: Any,
+    votes: Any,
+    groups: Any,  # noqa: ARG001
+    floor: Any,  # noqa: ARG001
+    least: Any,  # noqa: ARG001
+) -> Any:
+    """Gather the records that ids point at, and weigh them as `weigh` does.
 
-        number = types.int64
-        return types.int32(
-            ids, similarities, number, number, records, labels, weights, number, types.float32,
-            types.float32,
-        ), generate  # fmt: skip
+    Vote r of group i is the one at ``start + i * 16 + r`` of ``ids`` and ``similarities``; the ids
+    ``ahead`` votes later, whose records are prefetched, must be within ``ids`` as well.
+    ``records`` int32[2 * (N + 1)]: label, and the bits of the weight without similarity; an id of N
+    or more means the last. Writes ``votes`` int64: a weight in the low 33 bits, and above them
+    where a table of 16 rows has the sums of the label, (label + 1) * 16; 0 for who does not vote.
+    """
 
-    return gathering
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        b = builder
+        wide = ir.VectorType(I64, GROUP)
+        target = data(context, b, signature.args[5], arguments[5])
+
+        def write(i: Any, label: Any, weight: Any) -> None:
+            entry = b.mul(b.add(label, same(label.type, 1)), same(label.type, GROUP))
+            vote = b.or_(b.shl(b.zext(entry, wide), same(wide, WEIGHT_BITS)), weight)
+            store(b, target, vote, i, 8)
+
+        return _gathered(context, b, signature, arguments, arguments[3], None, write)
+
+    number, single = types.int64, types.float32
+    return types.int32(
+        ids, similarities, number, number, records, votes, number, single, single
+    ), generate
+
+
+def _gather_rows(
+    context: Any,  # noqa: ARG001
+    ids: Any,
+    similarities: Any,
+    start: Any,  # noqa: ARG001
+    width: Any,  # noqa: ARG001
+    records: Any,
+    labels: Any,
+    weights: Any,
+    groups: Any,  # noqa: ARG001
+    floor: Any,  # noqa: ARG001
+    least: Any,  # noqa: ARG001
+) -> Any:
+    """Gather as `gather` does, 16 rows of ``width`` votes side by side.
+
+    Vote r of group i is vote i of row r, at ``start + r * width + i``; the ids of the 16 rows that
+    follow must be within ``ids`` as well. Writes ``labels`` int32, -1 for who does not vote, and
+    ``weights`` int64.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        b, width = builder, arguments[3]
+        targets = [data(context, b, signature.args[i], arguments[i]) for i in (5, 6)]
+
+        def write(i: Any, label: Any, weight: Any) -> None:
+            store(b, targets[0], label, i, 4)
+            store(b, targets[1], weight, i, 8)
+
+        ahead = b.mul(width, I64(GROUP))
+        return _gathered(context, b, signature, arguments, ahead, width, write)
+
+    number, single = types.int64, types.float32
+    return types.int32(
+        ids, similarities, number, number, records, labels, weights, number, single, single
+    ), generate
 
 
 def _weigh_twin(
@@ -235,35 +283,60 @@ def _weigh_twin(
     return worst
 
 
-def _gathering_twin(*, strided: bool) -> Any:
-    def twin(
-        ids: Any,
-        similarities: Any,
-        start: Any,
-        step: Any,
-        records: Any,
-        labels: Any,
-        weights: Any,
-        groups: Any,
-        floor: Any,
-        least: Any,
-    ) -> Any:
-        group, row = np.divmod(np.arange(int(groups) * GROUP), GROUP)
-        places = int(start) + (row * int(step) + group if strided else group * GROUP + row)
-        ahead = int(step) * (GROUP if strided else 1)
-        assert not places.size or places.max() + ahead < ids.size, "reads what is not there"
-        nobody = records.size // 2 - 1
-        found = [2 * min(int(i), nobody) for i in ids[places]]
-        labels[: len(found)] = records[found]
-        factors = records.view(np.float32)[[i + 1 for i in found]]
-        worst = _weigh_twin(similarities[places], factors, labels, weights, groups, floor, least)
-        if not strided:
-            labels[: len(found)] = (labels[: len(found)] + 1) * GROUP
-        return worst
+def _gathered_twin(
+    ids: Any, similarities: Any, places: Any, records: Any, floor: Any, least: Any
+) -> Any:
+    """Return the worst similarity, labels and weights."""
+    nobody = records.size // 2 - 1
+    found = [2 * min(int(i), nobody) for i in ids[places]]
+    labels, weights = records[found], np.empty(len(found), np.int64)
+    factors = records.view(np.float32)[[i + 1 for i in found]]
+    near = similarities[places]
+    worst = _weigh_twin(near, factors, labels, weights, len(found) // GROUP, floor, least)
+    return worst, labels, weights
 
-    return twin
+
+def _gather_twin(
+    ids: Any,
+    similarities: Any,
+    start: Any,
+    ahead: Any,
+    records: Any,
+    votes: Any,
+    groups: Any,
+    floor: Any,
+    least: Any,
+) -> Any:
+    places = int(start) + np.arange(int(groups) * GROUP)
+    assert not places.size or places[-1] + ahead < ids.size, "reads what is not there"
+    worst, labels, weights = _gathered_twin(ids, similarities, places, records, floor, least)
+    entries = (labels.astype(np.int64) + 1) * GROUP
+    votes[: len(places)] = (entries << WEIGHT_BITS) | weights
+    return worst
+
+
+def _gather_rows_twin(
+    ids: Any,
+    similarities: Any,
+    start: Any,
+    width: Any,
+    records: Any,
+    labels: Any,
+    weights: Any,
+    groups: Any,
+    floor: Any,
+    least: Any,
+) -> Any:
+    vote, row = np.divmod(np.arange(int(groups) * GROUP), GROUP)
+    places = int(start) + row * int(width) + vote
+    assert not places.size or places.max() + GROUP * width < ids.size, "reads what is not there"
+    found = slice(0, len(places))
+    worst, labels[found], weights[found] = _gathered_twin(
+        ids, similarities, places, records, floor, least
+    )
+    return worst
 
 
 weigh: Any = either(_weigh, _weigh_twin)
-gather: Any = either(_gathering(strided=False), _gathering_twin(strided=False))
-gather_rows: Any = either(_gathering(strided=True), _gathering_twin(strided=True))
+gather: Any = either(_gather, _gather_twin)
+gather_rows: Any = either(_gather_rows, _gather_rows_twin)
