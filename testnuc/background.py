@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+
+# its hook must be there before ours: what is registered last runs first
+import concurrent.futures.thread  # noqa: F401
 import contextlib
 import contextvars
+import math
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
 from testnuc.errors import TestNUCError
 
-__all__ = ["Background"]
+__all__ = ["Background", "at_exit"]
 
 T = TypeVar("T")
 
 #: Seconds between two looks for Ctrl-C: on some systems waiting for a lock is deaf to it.
 _LISTEN = 0.5
+
+#: Seconds that the end of what was left is waited for.
+_PATIENCE = 10.0
+
+#: The threads that end by themselves; a process that ends waits for them.
+_LEAVING: set[threading.Thread] = set()
+
+
+def at_exit(function: Callable[[], None]) -> None:
+    """Call a function when the process ends, while executors still take work.
+
+    The hooks of `atexit` come too late for that. Where Python has no earlier ones, nothing is
+    called: all that was paid for is stored by then.
+    """
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        register(function)
 
 
 class Background:
@@ -44,6 +66,59 @@ class Background:
         TestNUCError
             The background is closed, or it is its own thread that would wait for itself.
         """
+        ended, stop = self._begin(work)
+        try:
+            _until(ended)
+        except BaseException:
+            # Ctrl-C: it has its time to put away what was paid for
+            self._loop.call_soon_threadsafe(stop)
+            _until(ended)
+            raise
+        return ended.result()
+
+    def end(self, work: Awaitable[object]) -> None:
+        """Await the end of something that is left; it goes on if that takes longer than 10 s.
+
+        Who leaves it may be the garbage collector, in a thread with a lock that the end needs.
+        """
+        ended, _ = self._begin(work)
+        _until(ended, time.monotonic() + _PATIENCE)
+        if ended.done():
+            ended.result()
+
+    def leave(self, last: Callable[[], Awaitable[object]]) -> None:
+        """Do one last thing, then close, and wait for nothing: what a finalizer may call.
+
+        The garbage collector runs finalizers in any thread and between any two steps of it, so
+        that thread may hold a lock that the last thing needs. Takes no lock for the same reason.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        _LEAVING.add(self._thread)
+
+        def start() -> None:
+            self._loop.create_task(_awaited(last())).add_done_callback(done)
+
+        def done(task: asyncio.Task[object]) -> None:
+            if not task.cancelled() and (failed := task.exception()) is not None:
+                told = {"message": "a client that was left could not be closed"}
+                self._loop.call_exception_handler({**told, "exception": failed})
+            self._loop.stop()
+
+        self._loop.call_soon_threadsafe(start)
+
+    def close(self) -> None:
+        """Stop the loop and wait for the thread; what still runs is cancelled."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _begin(self, work: Awaitable[T]) -> tuple[Future[T], Callable[[], None]]:
+        """Return what becomes of the work, and what cancels it (to be called in the loop)."""
         ended: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
         # what the caller has set, such as a trace's span, holds in the background, too
@@ -59,30 +134,14 @@ class Background:
                 task.cancel()
 
         try:
-            self._begin(start)
+            self._call(start)
         except TestNUCError:
             # it is never awaited, and says nothing of that
             getattr(work, "close", lambda: None)()
             raise
-        try:
-            _until(ended)
-        except BaseException:
-            # Ctrl-C: it has its time to put away what was paid for
-            self._loop.call_soon_threadsafe(stop)
-            _until(ended)
-            raise
-        return ended.result()
+        return ended, stop
 
-    def close(self) -> None:
-        """Stop the loop and wait for the thread; what still runs is cancelled."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-
-    def _begin(self, start: Callable[[], None]) -> None:
+    def _call(self, start: Callable[[], None]) -> None:
         if threading.current_thread() is self._thread:
             raise TestNUCError(
                 "a client that waits was called from its own background thread, which would wait "
@@ -108,17 +167,18 @@ class Background:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
+            _LEAVING.discard(self._thread)
 
 
 async def _awaited(work: Awaitable[T]) -> T:
     return await work
 
 
-def _until(ended: Future[T]) -> None:
+def _until(ended: Future[T], deadline: float = math.inf) -> None:
     """Wait for the end; raises what interrupts the waiting, not what the work raised."""
-    while not ended.done():
+    while not ended.done() and (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(TimeoutError):
-            ended.exception(_LISTEN)
+            ended.exception(min(left, _LISTEN))
 
 
 def _settle(done: asyncio.Task[T], ended: Future[T]) -> None:
@@ -128,3 +188,11 @@ def _settle(done: asyncio.Task[T], ended: Future[T]) -> None:
         ended.set_exception(failed)
     else:
         ended.set_result(done.result())
+
+
+def _wait_for_leaving() -> None:
+    for thread in _LEAVING.copy():
+        thread.join()
+
+
+at_exit(_wait_for_leaving)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from testnuc.background import Background
+from testnuc.background import Background, at_exit
 from testnuc.client import SmallPoolWarning, TestNUC
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
 from testnuc.intake import hash_text, values
@@ -366,14 +366,30 @@ class _Fitted:
         self.client = _Learner(arguments, store)
         self._background = Background("testnuc-sklearn")
         self.run = self._background.run
-        self.close = weakref.finalize(self, _close, self.client, self._background)
+        self._left = weakref.finalize(self, self._background.leave, self.client.aclose)
+        # at exit it is closed as by `close`
+        self._left.atexit = False
+        _FITTED.add(self)
+
+    def close(self) -> None:
+        if self._left.detach() is None:
+            return
+        try:
+            self._background.run(self.client.aclose())
+        finally:
+            self._background.close()
 
 
-def _close(client: TestNUC, background: Background) -> None:
-    try:
-        background.run(client.aclose())
-    finally:
-        background.close()
+#: Those that are neither closed nor left.
+_FITTED: weakref.WeakSet[_Fitted] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for fitted in list(_FITTED):
+        fitted.close()
+
+
+at_exit(_close_all)
 
 
 def _column(texts: Any) -> list[str]:

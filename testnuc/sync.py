@@ -97,8 +97,8 @@ class SyncTestNUC:
                     return
         finally:
             # where the loop over it is left early, what is under way ends here
-            if not self._closed:
-                self._wait(results.aclose())
+            if not self._closed and self._background is not None:
+                self._background.end(results.aclose())
 
     @property
     def usage(self) -> Usage:

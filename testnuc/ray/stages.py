@@ -134,8 +134,7 @@ class Predict:
     def __del__(self) -> None:
         # Ray lets go of the object when the actor ends: connections are closed, tasks are ended
         with contextlib.suppress(Exception):
-            self._loop.run(self._client.aclose())
-            self._loop.close()
+            self._loop.leave(self._client.aclose)
 
 
 class Index:

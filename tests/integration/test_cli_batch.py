@@ -136,7 +136,7 @@ def test_mistakes_are_told(left_behind, tmp_path):
         # another key: what the provider says stands beside each batch
         code, out, _ = run_here("batch", "list", path, key="wrong-key-123")
         assert code == 0
-        assert out.count("401") == 3
+        assert out.count(": 401 ") == 3
         assert "wrong-key-123" not in out
         code, out, err = run_here("batch", "resume", path, key="wrong-key-123")
         assert code == 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import pickle
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -19,6 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import testnuc
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.sklearn import TestNUCClassifier
+from testnuc.stores.memory import MemoryStore
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
 
@@ -240,5 +244,60 @@ def test_threads_end_with_the_classifier(llm):
     fitted = classifier(llm).fit(TEXTS)
     fitted.fit(TEXTS[:30])
     assert running() == before + 1
-    del fitted
+    fitted.close()
     assert running() == before
+
+
+class Locked(MemoryStore):
+    """A store whose end needs a lock."""
+
+    lock = threading.Lock()
+    closed = threading.Event()
+
+    async def close(self):
+        await asyncio.to_thread(self.lock.acquire)
+        await super().close()
+        self.closed.set()
+
+
+def test_the_collector_of_garbage_does_not_wait(llm):
+    # it runs in any thread between any two steps: here in one that holds what the end needs
+    store = Locked()
+    fitted = classifier(llm, store=store).fit(TEXTS[:30])
+    with store.lock:
+        del fitted
+        gc.collect()
+        assert not store.closed.is_set()
+    assert store.closed.wait(10)
+
+
+SCRIPT = """
+import sys
+from testnuc.sklearn import TestNUCClassifier
+from testnuc.testing import HashEmbedder
+url, store = sys.argv[1:]
+fitted, other = (
+    TestNUCClassifier(
+        ["refund", "delivery", "login"], model="openai/x", base_url=url, store=store,
+        embedder=HashEmbedder(), policy="weighted", k=1,
+    ).fit(["money back", "delivery late", "password wrong"])
+    for _ in range(2)
+)
+print(*fitted.predict(["money back"]))
+del other
+"""
+
+
+def test_a_script_that_closes_nothing_ends_in_silence(llm, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    store = tmp_path / "labels.db"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, llm.base_url, store],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "refund\n", "")
+    # the last to close folds the log into the file
+    assert [p.name for p in tmp_path.iterdir()] == ["labels.db"]

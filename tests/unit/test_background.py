@@ -78,3 +78,56 @@ def test_its_own_thread_cannot_wait_for_itself(background):
 
     with pytest.raises(TestNUCError, match="its own background thread"):
         background.run(within())
+
+
+def ends(background):
+    """Whether the thread of the background ends by itself."""
+    background._thread.join(10)
+    return not background._thread.is_alive()
+
+
+def test_what_is_left_closes_by_itself_and_nobody_waits():
+    background, lock, done = Background(), threading.Lock(), []
+
+    async def last():
+        # the thread that collects garbage may hold a lock that the end needs
+        await asyncio.to_thread(lock.acquire)
+        done.append(True)
+
+    with lock:
+        background.leave(last)
+        assert not done
+        background.leave(last)
+    assert ends(background)
+    assert done == [True]
+    with pytest.raises(TestNUCError, match="closed"):
+        background.run(told(1))
+
+
+def test_what_could_not_be_closed_is_logged(caplog):
+    background = Background()
+
+    async def last():
+        raise ValueError("the disk is full")
+
+    background.leave(last)
+    assert ends(background)
+    assert "could not be closed" in caplog.text
+    assert "the disk is full" in caplog.text
+
+
+def test_the_end_of_a_stream_is_not_waited_for_forever(background, monkeypatch):
+    monkeypatch.setattr("testnuc.background._PATIENCE", 0.0)
+    go, done = threading.Event(), threading.Event()
+
+    async def slow():
+        await asyncio.to_thread(go.wait)
+        done.set()
+
+    background.end(slow())
+    assert not done.is_set()
+    go.set()
+    assert done.wait(10)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="no"):
+        background.end(told(ValueError("no")))
