@@ -9,6 +9,7 @@ import concurrent.futures.thread  # noqa: F401
 import contextlib
 import contextvars
 import math
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -34,12 +35,20 @@ _LEAVING: set[threading.Thread] = set()
 def at_exit(function: Callable[[], None]) -> None:
     """Call a function when the process ends, while executors still take work.
 
-    The hooks of `atexit` come too late for that. Where Python has no earlier ones, nothing is
-    called: all that was paid for is stored by then.
+    The hooks of `atexit` come too late for that. Where Python has no earlier ones, or ends already,
+    nothing is called: all that was paid for is stored by then.
     """
+    process = os.getpid()
+
+    def here() -> None:
+        # a forked process has what is to be ended, but none of its threads
+        if os.getpid() == process:
+            function()
+
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
-        register(function)
+        with contextlib.suppress(RuntimeError):
+            register(here)
 
 
 class Background:
@@ -151,6 +160,11 @@ class Background:
         with self._lock:
             if self._closed:
                 raise TestNUCError("this client is closed; make a new one")
+            if not self._thread.is_alive():
+                raise TestNUCError(
+                    "this client is that of the process that this one was forked from, and its "
+                    "thread is there; make a new one here"
+                )
             self._loop.call_soon_threadsafe(start)
 
     def _run(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import pickle
 import subprocess
 import sys
@@ -276,23 +277,20 @@ import sys
 from testnuc.sklearn import TestNUCClassifier
 from testnuc.testing import HashEmbedder
 url, store = sys.argv[1:]
-fitted, other = (
-    TestNUCClassifier(
-        ["refund", "delivery", "login"], model="openai/x", base_url=url, store=store,
-        embedder=HashEmbedder(), policy="weighted", k=1,
-    ).fit(["money back", "delivery late", "password wrong"])
-    for _ in range(2)
-)
+fitted = TestNUCClassifier(
+    ["refund", "delivery", "login"], model="openai/x", base_url=url, store=store,
+    embedder=HashEmbedder(), policy="weighted", k=1,
+).fit(["money back", "delivery late", "password wrong"])
 print(*fitted.predict(["money back"]))
-del other
 """
 
 
-def test_a_script_that_closes_nothing_ends_in_silence(llm, tmp_path, monkeypatch):
+@pytest.mark.parametrize("last", ["", "del fitted"])
+def test_a_script_that_closes_nothing_ends_in_silence(llm, tmp_path, monkeypatch, last):
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     store = tmp_path / "labels.db"
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, llm.base_url, store],
+        [sys.executable, "-c", SCRIPT + last, llm.base_url, store],
         check=False,
         capture_output=True,
         text=True,
@@ -301,3 +299,33 @@ def test_a_script_that_closes_nothing_ends_in_silence(llm, tmp_path, monkeypatch
     assert (done.returncode, done.stdout, done.stderr) == (0, "refund\n", "")
     # the last to close folds the log into the file
     assert [p.name for p in tmp_path.iterdir()] == ["labels.db"]
+
+
+FORK = """
+import multiprocessing
+def child():
+    try:
+        fitted.predict(["money back"])
+    except Exception as exc:
+        print(exc)
+forked = multiprocessing.get_context("fork").Process(target=child)
+forked.start()
+forked.join()
+print(forked.exitcode)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_process_waits_for_no_thread_that_it_has_not(llm, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT + FORK, llm.base_url, tmp_path / "labels.db"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    before, told, code = done.stdout.splitlines()
+    assert (before, code) == ("refund", "0"), done.stderr
+    assert "make a new one here" in told

@@ -103,12 +103,15 @@ class Database:
             queue, writer, readers = self._queue, self._writer, self._readers
             self._queue = self._writer = self._readers = None
             self._opened = False
+        try:
+            if readers is not None:
+                await asyncio.to_thread(readers.close)
+        finally:
+            # the last connection to close copies the log to the file and removes it; two that
+            # close at once may each take the other for the last
             if queue is not None:
                 queue.put(None)
-        if readers is not None:
-            await asyncio.to_thread(readers.close)
         if writer is not None:
-            # the last connection to close copies the log to the file and removes it
             await asyncio.to_thread(writer.join)
 
     def connect(self) -> sqlite3.Connection:
