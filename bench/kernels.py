@@ -95,9 +95,9 @@ class Case:
         """Return the kernel alone and the floor on so many threads, the pool packed before."""
         policy = VotePolicy.weighted().fields
         none = np.empty(0, np.float32)
-        records = np.empty(2 * (self.pool_labels.size + 1), np.int32)
-        weights = records.view(np.float32)
-        kernels.pack()(self.pool_labels, none, policy, self.n_classes, records, weights)
+        words = np.empty(self.pool_labels.size + 1, np.int64)
+        kernels.pack()(self.pool_labels, none, policy, self.n_classes, words)
+        records = words.view(np.int32)
         b, k = self.ids.shape
         out = np.empty((5, b), np.int32)
         neighbors = (self.ids.ravel().view(np.uint64), self.similarities.ravel(), records)

@@ -200,15 +200,21 @@ def _load(
 
 
 @inline
+def _factor(label: Any, confidence: Any, least: Any, otherwise: Any, uses: Any) -> Any:
+    """Return c_i, times conf_i where the policy says so; 0 where there is no label."""
+    factor = confidence if uses else _F4_ONE
+    factor = factor if confidence >= least else otherwise
+    return factor if label >= 0 else _F4_ZERO
+
+
+@inline
 def _open_gates(lab: Any, conf: Any, n: Any, policy: Any, factors: Any) -> Any:
     """Turn confidences into the factors that similarities are weighed with."""
     least = np.float32(policy[MIN_CONFIDENCE])
     uses = policy[USES_CONFIDENCE] > 0
     otherwise = _F4_ZERO if policy[NEEDS_CONFIDENCE] > 0 else _F4_ONE
     for j in range(n):
-        factor = conf[j] if uses else _F4_ONE
-        factor = factor if conf[j] >= least else otherwise
-        factors[j] = factor if lab[j] >= 0 else _F4_ZERO
+        factors[j] = _factor(lab[j], conf[j], least, otherwise, uses)
 
 
 @inline
@@ -481,26 +487,41 @@ def vote_direct(
     return np.int64(-1)
 
 
-@kernel(_I8(given(_I4), given(_F4), given(_F8), _I8, made(_I4), made(_F4)))
-def pack(
-    labels: Any, confidences: Any, policy: Any, n_classes: Any, records: Any, weights: Any
-) -> Any:
+@inline
+def _record(label: Any, factor: Any) -> Any:
+    return np.int64(max(label, np.int32(0))) | np.int64(np.float32(factor).view(np.int32)) << 32
+
+
+@kernel(_I8(given(_I4), given(_F4), given(_F8), _I8, made(_I8)))
+def pack(labels: Any, confidences: Any, policy: Any, n_classes: Any, records: Any) -> Any:
     """Write N + 1 records (label, weight without similarity) for `vote_lanes` and `vote_packed`.
 
-    ``records`` int32[2 * (N + 1)], ``weights`` its float32 view: one access to memory fetches
-    both. Record N is the neighbor that does not exist; it weighs nothing, and so does who
+    ``records`` int64[N + 1]: an int32 and the bits of a float32, so that one access to memory
+    fetches both. Record N is the neighbor that does not exist; it weighs nothing, and so does who
     abstains. Returns the first bad prediction, or -1.
     """
-    n = labels.size
-    for i in range(n):
-        label = labels[i]
-        confidence = confidences[i] if confidences.size > 0 else np.float32(np.nan)
-        if not _valid(0.0, label, confidence, n_classes):
-            return i
-        records[2 * i] = max(label, 0)
-        weights[2 * i + 1] = _gate(confidence, policy) if label >= 0 else 0.0
-    records[2 * n] = 0
-    weights[2 * n + 1] = 0.0
+    n, most = labels.size, np.int32(n_classes)
+    least, uses = np.float32(policy[MIN_CONFIDENCE]), policy[USES_CONFIDENCE] > 0
+    otherwise = _F4_ZERO if policy[NEEDS_CONFIDENCE] > 0 else _F4_ONE
+    records[n] = 0
+    # what is bad is looked for afterwards: nothing in these loops may end them
+    bad = np.int32(0)
+    if confidences.size > 0:
+        for i in range(n):
+            label, confidence = labels[i], confidences[i]
+            bad |= np.int32(label < _NOBODY) | np.int32(label >= most)
+            bad |= np.int32(confidence < _F4_ZERO) | np.int32(confidence > _F4_ONE)
+            records[i] = _record(label, _factor(label, confidence, least, otherwise, uses))
+    else:
+        for i in range(n):
+            label = labels[i]
+            bad |= np.int32(label < _NOBODY) | np.int32(label >= most)
+            records[i] = _record(label, otherwise if label >= 0 else _F4_ZERO)
+    if bad:
+        for i in range(n):
+            confidence = confidences[i] if confidences.size > 0 else _F4_ONE
+            if not _valid(0.0, labels[i], confidence, n_classes):
+                return i
     return -1
 
 

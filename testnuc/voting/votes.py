@@ -30,8 +30,8 @@ _SERIAL = 100_000
 _MAX_THREADS = 8
 #: From so many votes on the pool is packed first, which compiles one kernel more.
 _MANY = 50_000
-#: But not a pool larger than so many times the votes.
-_POOL = 2
+#: But not a pool larger than so many times the votes (measured).
+_POOL = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,15 +154,12 @@ def _vote(
     if not ballots.gathered and ids.size >= max(_MANY, labels.size // _POOL):
         packed = kernels.packed(n_rows, k, ballots.n_classes)
     if packed is not None:
-        records = np.empty(2 * (labels.size + 1), np.int32)
-        weights = records.view(np.float32)
-        bad = kernels.pack()(
-            labels, confidences, policy.fields, ballots.n_classes, records, weights
-        )
+        records = np.empty(labels.size + 1, np.int64)
+        bad = kernels.pack()(labels, confidences, policy.fields, ballots.n_classes, records)
         if bad >= 0:
             raise ballots.refuse_pool(bad)
         kernel = packed(ballots.variant)
-        neighbors, shape = (ids, similarities, records), k
+        neighbors, shape = (ids, similarities, records.view(np.int32)), k
     else:
         kernel = kernels.vote_direct(ballots.variant)
         neighbors, shape = ballots.neighbors, ballots.layout

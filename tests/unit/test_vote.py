@@ -229,6 +229,20 @@ def test_labels_and_confidences_out_of_range(many, monkeypatch):
         vote(LABELS.astype(np.int64) + 2**32, SIMILARITIES, n_classes=3)
 
 
+@pytest.mark.parametrize("at", [0, 1, 515, 1001, 1002])
+@pytest.mark.parametrize(("label", "confidence"), [(-2, 0.5), (3, 0.5), (1, -0.1), (2, np.inf)])
+def test_the_first_bad_prediction_of_a_long_pool_is_named(at, label, confidence, monkeypatch):
+    monkeypatch.setattr(votes, "_MANY", 0)
+    labels = np.arange(1003, dtype=np.int32) % 4 - 1
+    confidences = np.full(1003, np.nan, np.float32)
+    for place in (at, 1002):
+        labels[place], confidences[place] = label, confidence
+    given = confidences if 0 <= label < 3 else None
+    ids, similarities = np.zeros((20, 40), np.int64), np.ones((20, 40), np.float32)
+    with pytest.raises(InvalidInputError, match=f"pool position {at}:"):
+        vote_pool(ids, similarities, labels, given, ids[:, 0], None, n_classes=3)
+
+
 def test_shapes_types_and_numbers_that_do_not_fit():
     with pytest.raises(InvalidInputError, match=r"similarities has the shape \(4, 2\)"):
         vote(LABELS, SIMILARITIES[:, :2], n_classes=3)
