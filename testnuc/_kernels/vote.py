@@ -382,14 +382,21 @@ def _entry(vote: Any) -> Any:
 
 
 @inline
-def _add_rows(votes: Any, start: Any, k: Any, acc: Any) -> Any:
+def _add_rows(
+    votes: Any, start: Any, k: Any, acc: Any, ids: Any, similarities: Any, upcoming: Any
+) -> Any:
     """Add the votes of each of 16 rows to its sums.
 
     The rows take turns, each with sums of its own, so that no addition waits for the one before;
-    and nothing depends on what the labels are, which no processor could guess.
+    and nothing depends on what the labels are, which no processor could guess. Meanwhile the memory
+    brings the ids and similarities of as many votes from `upcoming` on, to be gathered later.
     """
     for j in range(k):
         at = start + np.uintp(j)
+        later = np.int64(upcoming) + np.int64(j) * LANES
+        prefetch(ids, later)
+        prefetch(ids, later + LANES // 2)  # 16 of them may take two lines of the cache
+        prefetch(similarities, later)
         for r in range(LANES):
             acc[_entry(votes[at]) + np.uintp(r)] += votes[at] & _WEIGHT
             at += k
@@ -573,7 +580,7 @@ def vote_packed(
                 # without its weight, which may exceed 33 bits
                 own_votes[r] = np.int64(own_lab[r] + 1) * LANES << WEIGHT_BITS
                 acc[_entry(own_votes[r]) + np.uintp(r)] = leading[r]
-            _add_rows(votes, at, width, acc)
+            _add_rows(votes, at, width, acc, ids, similarities, first + n + at)
             if dense:
                 _read_rows(votes, at, width, own_votes, acc, leading)
             else:
