@@ -111,8 +111,8 @@ class Background:
 
         def done(task: asyncio.Task[object]) -> None:
             if not task.cancelled() and (failed := task.exception()) is not None:
-                told = {"message": "a client that was left could not be closed"}
-                self._loop.call_exception_handler({**told, "exception": failed})
+                message = "a client that was left could not be closed"
+                self._loop.call_exception_handler({"message": message, "exception": failed})
             self._loop.stop()
 
         self._loop.call_soon_threadsafe(start)

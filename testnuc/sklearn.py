@@ -380,7 +380,7 @@ class _Fitted:
             self._background.close()
 
 
-#: Those that are neither closed nor left.
+#: All that may be open yet.
 _FITTED: weakref.WeakSet[_Fitted] = weakref.WeakSet()
 
 

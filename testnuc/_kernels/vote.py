@@ -71,7 +71,7 @@ _STRETCH = 1024
 #: votes that filled it (measured).
 _DENSE = 3
 _NOBODY = np.int32(-1)
-_F4_ZERO, _F4_ONE = np.float32(0), np.float32(1)
+_F4_ZERO, _F4_ONE, _F4_NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 _LIMIT_BITS = np.float32(LIMIT).view(np.int32)
 
 _I4, _I8, _F4, _F8 = types.int32, types.int64, types.float32, types.float64
@@ -88,12 +88,24 @@ _VOTES = (made(_I4, 2), made(_F4, 2))
 
 
 @inline
-def _gate(confidence: Any, policy: Any) -> Any:
-    """Return c_i, times conf_i where the policy says so."""
-    if confidence >= policy[MIN_CONFIDENCE]:
-        return confidence if policy[USES_CONFIDENCE] > 0 else 1.0
+def _gates(policy: Any) -> Any:
+    """Return what `_open` needs of a policy; read once, as a loop in vectors cannot."""
     # too low, or NaN: then it counts only under a policy that never asks for it
-    return 0.0 if policy[NEEDS_CONFIDENCE] > 0 else 1.0
+    otherwise = _F4_ZERO if policy[NEEDS_CONFIDENCE] > 0 else _F4_ONE
+    return np.float32(policy[MIN_CONFIDENCE]), otherwise, policy[USES_CONFIDENCE] > 0
+
+
+@inline
+def _open(confidence: Any, gates: Any) -> Any:
+    """Return c_i, times conf_i where the policy says so."""
+    least, otherwise, uses = gates
+    factor = confidence if uses else _F4_ONE
+    return factor if confidence >= least else otherwise
+
+
+@inline
+def _gate(confidence: Any, policy: Any) -> Any:
+    return _open(confidence, _gates(policy))
 
 
 @inline
@@ -200,21 +212,11 @@ def _load(
 
 
 @inline
-def _factor(label: Any, confidence: Any, least: Any, otherwise: Any, uses: Any) -> Any:
-    """Return c_i, times conf_i where the policy says so; 0 where there is no label."""
-    factor = confidence if uses else _F4_ONE
-    factor = factor if confidence >= least else otherwise
-    return factor if label >= 0 else _F4_ZERO
-
-
-@inline
 def _open_gates(lab: Any, conf: Any, n: Any, policy: Any, factors: Any) -> Any:
     """Turn confidences into the factors that similarities are weighed with."""
-    least = np.float32(policy[MIN_CONFIDENCE])
-    uses = policy[USES_CONFIDENCE] > 0
-    otherwise = _F4_ZERO if policy[NEEDS_CONFIDENCE] > 0 else _F4_ONE
+    gates = _gates(policy)
     for j in range(n):
-        factors[j] = _factor(lab[j], conf[j], least, otherwise, uses)
+        factors[j] = _open(conf[j], gates) if lab[j] >= 0 else _F4_ZERO
 
 
 @inline
@@ -507,26 +509,18 @@ def pack(labels: Any, confidences: Any, policy: Any, n_classes: Any, records: An
     fetches both. Record N is the neighbor that does not exist; it weighs nothing, and so does who
     abstains. Returns the first bad prediction, or -1.
     """
-    n, most = labels.size, np.int32(n_classes)
-    least, uses = np.float32(policy[MIN_CONFIDENCE]), policy[USES_CONFIDENCE] > 0
-    otherwise = _F4_ZERO if policy[NEEDS_CONFIDENCE] > 0 else _F4_ONE
+    n, gates = labels.size, _gates(policy)
     records[n] = 0
-    # what is bad is looked for afterwards: nothing in these loops may end them
-    bad = np.int32(0)
-    if confidences.size > 0:
-        for i in range(n):
-            label, confidence = labels[i], confidences[i]
-            bad |= np.int32(label < _NOBODY) | np.int32(label >= most)
-            bad |= np.int32(confidence < _F4_ZERO) | np.int32(confidence > _F4_ONE)
-            records[i] = _record(label, _factor(label, confidence, least, otherwise, uses))
-    else:
-        for i in range(n):
-            label = labels[i]
-            bad |= np.int32(label < _NOBODY) | np.int32(label >= most)
-            records[i] = _record(label, otherwise if label >= 0 else _F4_ZERO)
+    # what is bad is looked for afterwards: nothing in this loop may end it
+    bad = False
+    for i in range(n):
+        label = labels[i]
+        confidence = confidences[i] if confidences.size > 0 else _F4_NAN
+        bad |= not _valid(0.0, label, confidence, n_classes)
+        records[i] = _record(label, _open(confidence, gates) if label >= 0 else _F4_ZERO)
     if bad:
         for i in range(n):
-            confidence = confidences[i] if confidences.size > 0 else _F4_ONE
+            confidence = confidences[i] if confidences.size > 0 else _F4_NAN
             if not _valid(0.0, labels[i], confidence, n_classes):
                 return i
     return -1

@@ -246,6 +246,11 @@ def test_threads_end_with_the_classifier(llm):
     (thread,) = running() - before
     fitted.close()
     assert not thread.is_alive()
+    fitted.fit(TEXTS[:30])
+    (thread,) = running() - before
+    del fitted
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 class Locked(MemoryStore):
