@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.protocols import Method
-    from testnuc.results import Usage
+    from testnuc.types import Usage
 
 __all__ = [
     "agreement",

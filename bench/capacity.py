@@ -18,12 +18,12 @@ import orjson
 
 from bench._clusters import parts
 from bench._report import Report
-from testnuc.intake import hash_text
+from testnuc._base.checks import hash_text
 from testnuc.limits import Admission, RateLimit
 from testnuc.limits.prices import Price
 from testnuc.protocols import PoolText, StoredPrediction, TokenUsage
-from testnuc.results import Prediction
 from testnuc.stores.postgres import PostgresStore
+from testnuc.types import Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,7 +26,7 @@ from testnuc.testing import HashEmbedder, LoopbackLLM
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from testnuc.results import Usage
+    from testnuc.types import Usage
 
 _PACKS = (1, 5, 10, 20)
 _MODEL = "gpt-4o-mini"

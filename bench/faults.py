@@ -15,7 +15,8 @@ from testnuc.testing import CURABLE_KINDS, Faults, HashEmbedder, LoopbackLLM, by
 from testnuc.testing.faults import PACKED_KINDS
 
 if TYPE_CHECKING:
-    from testnuc.results import Results, Usage
+    from testnuc.results import Results
+    from testnuc.types import Usage
 
 _LABELS = [f"intent number {i}" for i in range(20)]
 _answer = by_hash(_LABELS)

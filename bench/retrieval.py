@@ -252,7 +252,7 @@ def _prepare(folder: Path, n: int, dim: int) -> None:
 
 async def _pgvector(url: str, folder: Path) -> dict[str, Any]:
     """Measure the pool in PostgreSQL, through the store."""
-    from testnuc.intake import hash_text
+    from testnuc._base.checks import hash_text
     from testnuc.protocols import PoolText
     from testnuc.stores.postgres import PostgresStore
 

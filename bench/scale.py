@@ -16,10 +16,10 @@ import testnuc
 from bench._clusters import HOW, parts, vectors
 from bench._report import Report
 from bench._timing import machine
-from testnuc import window
-from testnuc.intake import hash_text
+from testnuc._base.checks import hash_text
+from testnuc._engine import neighborhoods as window
 from testnuc.protocols import Answer, PoolText, Reply, Request, StoredPrediction
-from testnuc.results import Prediction
+from testnuc.types import Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -98,7 +98,7 @@ class _Steps:
 
 @contextmanager
 def _voting(steps: _Steps) -> Iterator[None]:
-    vote = window.Window.vote
+    vote = window.Neighborhoods.vote
 
     def timed(*arguments: Any, **options: Any) -> Any:
         before = time.process_time()
@@ -107,11 +107,11 @@ def _voting(steps: _Steps) -> Iterator[None]:
         finally:
             steps.cpu["vote"] += time.process_time() - before
 
-    window.Window.vote = timed  # type: ignore[method-assign]
+    window.Neighborhoods.vote = timed  # type: ignore[method-assign]
     try:
         yield
     finally:
-        window.Window.vote = vote  # type: ignore[method-assign]
+        window.Neighborhoods.vote = vote  # type: ignore[method-assign]
 
 
 def _client(store: str | None, embedder: _Embedder, **more: Any) -> testnuc.TestNUC:

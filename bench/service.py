@@ -52,7 +52,7 @@ def _requests(host: str, kind: str, distinct: int) -> Iterator[bytes]:
 
 def _serve(llm: str, policy: str, max_pending: int) -> None:
     """Run the service as `testnuc serve` does, with an embedder that costs next to nothing."""
-    from testnuc.cli.loop import run_to_end
+    from testnuc.cli.event_loop import run_to_end
     from testnuc.client import SmallPoolWarning, TestNUC
     from testnuc.server import ServerSettings, Service, serve
 
@@ -104,7 +104,7 @@ def _floor() -> None:
     """Run a handler that reads JSON and answers as many bytes as a result has; no more."""
     from aiohttp import web
 
-    from testnuc.cli.loop import run_to_end
+    from testnuc.cli.event_loop import run_to_end
 
     answer = {
         "label": "intent number 1", "trust": 0.75, "share": 0.75, "margin": 0.5, "voters": 11,

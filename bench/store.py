@@ -17,10 +17,10 @@ import orjson
 
 from bench._memory import process_memory
 from bench._report import Report
-from testnuc.intake import hash_text
+from testnuc._base.checks import hash_text
 from testnuc.protocols import PoolText, StoredPrediction
-from testnuc.results import Prediction
 from testnuc.stores.sqlite import SqliteStore
+from testnuc.types import Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from bench._report import Report
 from bench._timing import machine
 from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
-from testnuc.telemetry import Telemetry
 from testnuc.transport import Transport
 from testnuc.transport.calls import Call
+from testnuc.transport.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from testnuc.protocols import Provider

@@ -111,7 +111,7 @@ async def _testnuc(base_url: str, texts: list[str], concurrency: int, store: Any
 
         await nuc._ready()
         fanout, asker = nuc._fanout, nuc._pipeline._asker
-        from testnuc.intake import hash_text
+        from testnuc._base.checks import hash_text
 
         asks = (asker.ask(text, hash_text(text), i) for i, text in enumerate(texts))
         await fanout.run(asks, done)

@@ -9,7 +9,7 @@ lets each text's nearest neighbors vote on its label: in a batch, the batch is t
 
 Where to look: `client` puts the steps together; `embedders`, `index`, `providers`, `methods`,
 `stores` and `voting` each do one of them; `protocols` says what you may bring your own of;
-`results` and `errors` hold what comes back; `testing` has doubles for your own tests.
+`types`, `results` and `errors` hold what comes back; `testing` has doubles for your own tests.
 
 Names are imported when they are first used: ``import testnuc`` loads neither numba, aiohttp nor
 torch.
@@ -20,6 +20,8 @@ from __future__ import annotations
 import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from testnuc._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from testnuc.client import SmallPoolWarning, TestNUC
@@ -51,29 +53,32 @@ if TYPE_CHECKING:
     )
     from testnuc.labels import LabelSet
     from testnuc.limits import BatchPolicy, Budget, RateLimit, RetryPolicy
-    from testnuc.methods.best_of_n import BestOfN, WeightedBestOfN
-    from testnuc.methods.self_consistency import SelfConsistency
-    from testnuc.methods.standard import StandardPrompting
-    from testnuc.methods.topk_icl import TopKICL, TopKICLP
+    from testnuc.methods import (
+        BestOfN,
+        SelfConsistency,
+        StandardPrompting,
+        TopKICL,
+        TopKICLP,
+        WeightedBestOfN,
+    )
     from testnuc.report import read_marks
-    from testnuc.results import (
+    from testnuc.results import Results
+    from testnuc.sync import SyncTestNUC
+    from testnuc.trust import Calibration, Diagnosis, Review, Tuning, review_queue
+    from testnuc.types import (
         Classification,
         Estimate,
         LaneEstimate,
         Neighbor,
         PoolStats,
         Prediction,
-        Results,
         Usage,
     )
-    from testnuc.sync import SyncTestNUC
-    from testnuc.trust import Calibration, Diagnosis, Review, Tuning, review_queue
     from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
 
 # what a library logs is shown where its user says so
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-__version__ = "0.1.0"
 
 _HOMES = {
     "client": ("SmallPoolWarning", "TestNUC"),
@@ -105,23 +110,27 @@ _HOMES = {
     ),
     "labels": ("LabelSet",),
     "limits": ("BatchPolicy", "Budget", "RateLimit", "RetryPolicy"),
-    "methods.best_of_n": ("BestOfN", "WeightedBestOfN"),
-    "methods.self_consistency": ("SelfConsistency",),
-    "methods.standard": ("StandardPrompting",),
-    "methods.topk_icl": ("TopKICL", "TopKICLP"),
-    "results": (
+    "methods": (
+        "BestOfN",
+        "SelfConsistency",
+        "StandardPrompting",
+        "TopKICL",
+        "TopKICLP",
+        "WeightedBestOfN",
+    ),
+    "report": ("read_marks",),
+    "results": ("Results",),
+    "sync": ("SyncTestNUC",),
+    "trust": ("Calibration", "Diagnosis", "Review", "Tuning", "review_queue"),
+    "types": (
         "Classification",
         "Estimate",
         "LaneEstimate",
         "Neighbor",
         "PoolStats",
         "Prediction",
-        "Results",
         "Usage",
     ),
-    "report": ("read_marks",),
-    "sync": ("SyncTestNUC",),
-    "trust": ("Calibration", "Diagnosis", "Review", "Tuning", "review_queue"),
     "voting": ("VotePolicy", "VoteResult", "decided", "vote", "vote_curve", "vote_pool"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -12,46 +12,45 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from testnuc import embedders, methods, providers, stores
-from testnuc.asking import Asker
-from testnuc.asks import Board
-from testnuc.batch import BatchLane, has_batches
-from testnuc.embedding import Embedding, embedder_name
-from testnuc.errors import InvalidInputError, TestNUCError
-from testnuc.estimating import Estimator
-from testnuc.fanout import Fanout
-from testnuc.intake import (
+from testnuc._base.checks import (
     checked_choice,
     checked_number,
-    checked_texts,
     checked_whole,
-    distinct,
     hash_text,
-    labeled,
+    valid_text,
 )
+from testnuc._dispatch.inflight import InFlight
+from testnuc._dispatch.predictor import Predictor
+from testnuc._dispatch.scheduler import Scheduler
+from testnuc._engine.estimate import Estimator
+from testnuc._engine.inputs import checked_texts, distinct, labeled
+from testnuc._engine.neighborhoods import Rows, classification, load_kernels
+from testnuc._engine.pipeline import Pipeline
+from testnuc._engine.streaming import stream_windows
+from testnuc._engine.tuning import gold_labels, tune
+from testnuc.batch import BatchLane, has_batches
+from testnuc.embedders.cache import EmbeddingCache, embedder_name
+from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.index.memory_pool import Pool
 from testnuc.labels import LabelSet
-from testnuc.learning import gold_labels, tune
 from testnuc.limits import BatchPolicy, Budget, Meter, Price, RateLimit, RetryPolicy, require_price
-from testnuc.pipeline import Pipeline
-from testnuc.pool import Pool
 from testnuc.progress import Observer, Progress, watched
-from testnuc.prompts import valid_text
 from testnuc.protocols import PoolText, WireProvider
-from testnuc.results import Classification, Estimate, PoolStats, Results, Usage
-from testnuc.streaming import stream_windows
-from testnuc.telemetry import Telemetry, operation
+from testnuc.results import Results
 from testnuc.transport import Transport
-from testnuc.trust import MAX_NEIGHBORS, MIN_PREDICTIONS, Calibration, Counting, calibrate
-from testnuc.window import Rows, classification, load_kernels
+from testnuc.transport.telemetry import Telemetry, operation
+from testnuc.trust import MAX_NEIGHBORS, MIN_PREDICTIONS, Calibration, VoteSettings, calibrate
+from testnuc.types import Classification, Estimate, PoolStats, Usage
 
 if TYPE_CHECKING:
     import os
     from collections.abc import AsyncGenerator
     from types import TracebackType
 
+    from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.protocols import Embedder, Index, Method, Provider, Store
     from testnuc.trust import Diagnosis, Tuning
     from testnuc.voting import VotePolicy
-    from testnuc.window import Window
 
 __all__ = ["SmallPoolWarning", "TestNUC"]
 
@@ -201,7 +200,7 @@ class TestNUC:
             checked_whole("k", k, least=0)
         checked_number("prior_power", prior_power, 0.0, 2.0)
         checked_number("min_trust", min_trust, 0.0, 1.0)
-        counting = Counting.of(
+        counting = VoteSettings.of(
             policy,
             k,
             prior,
@@ -228,7 +227,7 @@ class TestNUC:
         stored = self._store.pool(embedder_name(self._embedder))
         # an empty pool is false, too
         self._pool: Index = Pool() if stored is None else stored
-        self._embedding = Embedding(self._embedder, self._store, self._pool)
+        self._embedding = EmbeddingCache(self._embedder, self._store, self._pool)
         provider = self._provider(model, base_url, api_key)
         url = getattr(provider, "url", None)
         price = Price.of(provider.name, provider.model, url)
@@ -246,7 +245,7 @@ class TestNUC:
             meter=self._meter,
             telemetry=self._telemetry,
         )
-        asker = Asker(
+        asker = Predictor(
             provider,
             self._transport,
             self.labels,
@@ -258,8 +257,8 @@ class TestNUC:
             texts_per_call=texts_per_call,
         )
         self._scope = asker.scope
-        self._board = Board()
-        self._fanout = Fanout(
+        self._board = InFlight()
+        self._fanout = Scheduler(
             asker.answer,
             self._store,
             asker.scope,
@@ -677,7 +676,7 @@ class TestNUC:
         pipeline.counting = replace(pipeline.counting, calibration=curve)
         return curve
 
-    def _warn_of_few(self, window: Window) -> None:
+    def _warn_of_few(self, window: Neighborhoods) -> None:
         seen = window.diagnosis
         if seen is None or seen.predictions >= MIN_PREDICTIONS or self._warned:
             return
@@ -743,7 +742,7 @@ class TestNUC:
         )
         await self._pool.open()
 
-    def _warn_of_small_pool(self, window: Window) -> None:
+    def _warn_of_small_pool(self, window: Neighborhoods) -> None:
         found = int((window.neighbors >= 0).sum(axis=1).max(initial=0))
         if self.policy is None or found >= self.k or self._warned:
             return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rapidfuzz import fuzz, process
 
 from testnuc.errors import InvalidInputError
-from testnuc.results import Prediction
+from testnuc.types import Prediction
 
 if TYPE_CHECKING:
     from testnuc.protocols import Answer

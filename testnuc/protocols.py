@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.errors import ReplyError
-    from testnuc.results import Prediction, Usage
+    from testnuc.types import Prediction, Usage
 
 __all__ = [
     "Answer",
@@ -203,7 +203,7 @@ class StoredBatch:
     requests: int
     #: When it was decided on, in seconds since the epoch.
     created: float
-    #: What each request asks for; see `testnuc.batch.records`. Empty once the batch has ended.
+    #: What each request asks for; see `testnuc.batch.manifest`. Empty once the batch has ended.
     items: bytes
     #: The provider's id; None: it is not known whether the provider has the batch.
     remote_id: str | None = None

@@ -1,10 +1,19 @@
-"""The records a user gets back: frozen, slotted, and cheap to make by the million."""
+"""The results of a run: a sequence of classifications, kept as JSON Lines and read back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, overload, runtime_checkable
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
+
+import orjson
+
+from testnuc._base.html import facts, grid
+from testnuc._base.jsonl import table, write_whole
+from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
+from testnuc.types import UNKNOWN, Classification, Neighbor, Prediction, Usage
 
 if TYPE_CHECKING:
     import os
@@ -12,225 +21,239 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-__all__ = [
-    "Classification",
-    "Estimate",
-    "LaneEstimate",
-    "Neighbor",
-    "PoolStats",
-    "Prediction",
-    "Results",
-    "Usage",
-]
+__all__ = ["Results", "cells", "results_of", "run_record"]
 
 #: Rows that a notebook shows.
 _SHOWN = 10
+#: The field of the one record that is of the run, not of a text.
+_RUN = "nuc_run"
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What the LLM said of one text."""
-
-    #: The label of the set that the answer means; None: the answer is outside the set, it abstains.
-    label: str | None
-    #: The LLM's own confidence in 0..1; None where it gave none.
-    confidence: float | None = None
-    #: The answer as it was given, where it differs from `label`.
-    said: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbor:
-    """An unlabeled text near the classified one, and what was predicted for it."""
-
-    text: str
-    #: Cosine of the two embeddings, 1 = same direction.
-    similarity: float
-    #: None: no prediction, or one outside the label set.
-    label: str | None
-    confidence: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Classification:
-    """The label of one text, and all that led to it."""
-
-    #: Position of the text in the input.
-    index: int
-    text: str
-    #: The winner of the vote; None where nobody could say.
-    label: str | None
-    #: The winner's part of the vote's weight, 0..1.
-    share: float
-    #: Winner minus runner-up, as parts of the vote's weight, 0..1.
-    margin: float
-    #: How many voted, the text itself included.
-    voters: int
-    #: False where neighbors were left unasked because the winner was certain.
-    complete: bool
-    #: The text's own prediction; None where its call failed.
-    prediction: Prediction | None
-    #: The neighbors, most similar first.
-    neighbors: tuple[Neighbor, ...] = ()
-    #: label -> weight of its votes, heaviest first.
-    votes: Mapping[str, float] = field(default_factory=dict)
-    #: Why the text's own call failed, or why the text is invalid.
-    error: Exception | None = None
-    #: How far the label can be trusted, 0..1: its part of the vote (under auto of all neighbors
-    #: that were looked at, also where they do not decide), calibrated if the client is; None with
-    #: fewer than three voters, or where the vote is not complete.
-    trust: float | None = None
-    #: Why there is no label although somebody voted; why the neighbors did not decide.
-    reason: str | None = None
-
-    @property
-    def own_label(self) -> str | None:
-        """The label of the text's own prediction; None where there is none."""
-        return None if self.prediction is None else self.prediction.label
-
-    @property
-    def changed(self) -> bool:
-        """Whether the vote gave another label than the text's own prediction."""
-        return None not in {self.own_label, self.label} and self.label != self.own_label
-
-    def explain(self) -> str:
-        """Return how the label came about, in a few lines."""
-        own = self.own_label
-        lines = [f"{self.text[:100]!r} is labeled {self.label!r}"]
-        if self.prediction is None:
-            lines.append("the text has no prediction of its own")
-        else:
-            sure = self.prediction.confidence
-            lines.append(
-                f"the LLM said {own!r}" + ("" if sure is None else f" (confidence {sure:.2f})")
-            )
-        if self.voters > 1:
-            votes = ", ".join(f"{label!r} {weight:.2f}" for label, weight in self.votes.items())
-            lines.append(f"{self.voters} voted: {votes}")
-        if self.changed:
-            lines.append("its neighbors overruled it:")
-            lines.extend(
-                f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in self.neighbors[:5]
-            )
-        if self.trust is not None:
-            lines.append(f"trust {self.trust:.2f}")
-        if self.reason is not None:
-            lines.append(self.reason)
-        if self.error is not None:
-            lines.append(f"error: {self.error}")
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        from testnuc.markup import cut, facts, grid
-
-        own = self.prediction
-        said = None if own is None else own.label or own.said or "nothing usable"
-        votes = ", ".join(f"{label}: {weight:.2f}" for label, weight in self.votes.items())
-        told = facts(
-            cut(self.text),
-            [
-                ("label", self.label if self.label is not None else "none"),
-                ("trust", None if self.trust is None else f"{self.trust:.2f}"),
-                ("the LLM said", said),
-                ("votes", votes or None),
-                ("reason", self.reason),
-                ("error", self.error),
-            ],
-        )
-        if not self.neighbors:
-            return told
-        near = [(n.similarity, n.label, n.confidence, n.text) for n in self.neighbors]
-        return told + grid(["similarity", "label", "confidence", "neighbor"], near)
+def cells(result: Classification) -> dict[str, Any]:
+    """Return all of a result but its text; the prefix keeps the names apart from a user's own."""
+    own = result.prediction
+    return {
+        "nuc_label": result.label,
+        "nuc_trust": _rounded(result.trust),
+        "nuc_share": _rounded(result.share),
+        "nuc_margin": _rounded(result.margin),
+        "nuc_voters": result.voters,
+        "nuc_complete": result.complete,
+        "nuc_own_label": result.own_label,
+        "nuc_own_confidence": None if own is None else own.confidence,
+        "nuc_own_said": None if own is None else own.said,
+        "nuc_error": _told(result.error),
+        "nuc_reason": result.reason,
+        "nuc_votes": {label: _rounded(weight) for label, weight in result.votes.items()},
+        "nuc_neighbors": [
+            {
+                "text": neighbor.text,
+                "similarity": _rounded(neighbor.similarity),
+                "label": neighbor.label,
+                "confidence": neighbor.confidence,
+            }
+            for neighbor in result.neighbors
+        ],
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What was spent. None means unknown, never 0."""
-
-    #: Calls that the provider answered.
-    calls: int = 0
-    #: Tokens sent, cached ones included.
-    input_tokens: int | None = 0
-    #: Tokens sent that the provider served from its prompt cache.
-    cached_tokens: int | None = 0
-    output_tokens: int | None = 0
-    #: US dollars by the price list; None where the model has no known price.
-    usd: float | None = 0.0
-    #: Predictions that were in the store already.
-    store_hits: int = 0
-    #: Predictions that another request in flight was already asking for.
-    coalesced: int = 0
-    #: Requests sent again after a failure.
-    retries: int = 0
+def run_record(results: Results) -> dict[str, Any]:
+    """Return what is known of a run as a whole."""
+    return {
+        _RUN: {
+            "model": results.model,
+            "labels": list(results.choices),
+            "seconds": _rounded(results.seconds),
+            "usage": asdict(results.usage),
+        }
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class LaneEstimate:
-    """What a run would take in one lane. None means unknown."""
+def write_jsonl(results: Results, path: str | os.PathLike[str]) -> None:
+    """Write a line for each text, then one for the run; a file is there whole or not at all."""
 
-    #: "live" or "batch".
-    lane: str
-    calls: int
-    input_tokens: int | None
-    output_tokens: int | None
-    usd: float | None
-    #: Seconds that it takes at least, by the client's own rate limit.
-    least_seconds: float | None = None
-    #: Seconds that it takes at most, by the provider's word; what fails and is sent again is not in
-    #: it.
-    most_seconds: float | None = None
+    def lines() -> Iterator[bytes]:
+        for result in results:
+            yield _line({"text": result.text, **cells(result)})
+        yield _line(run_record(results))
+
+    write_whole(path, lines())
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate(Usage):
-    """What a run would use: in the live lane, and in each lane that the provider has.
+def results_of(
+    records: Iterable[Mapping[str, Any]], source: str, text_column: str = "text"
+) -> Results:
+    """Make results of what `cells` became in a file, or of as much of it as a file holds.
 
-    ``print`` it for a table.
+    Parameters
+    ----------
+    records : iterable of mapping
+        One for each text; numbers may be text, as a CSV file has them.
+    source : str
+        Where they are from, for messages.
+    text_column : str
+        Which field holds the text.
+
+    Raises
+    ------
+    InvalidInputError
+        A record holds no text or no label, or a value is not what it should be.
     """
-
-    lanes: tuple[LaneEstimate, ...] = ()
-
-    def __str__(self) -> str:
-        rows = [("lane", "calls", "input tokens", "output tokens", "usd", "hours")]
-        for lane in self.lanes:
-            least, most = lane.least_seconds, lane.most_seconds
-            hours = "unknown" if least is None else f"at least {least / 3600:.2f}"
-            hours = hours if most is None else f"at most {most / 3600:.0f}"
-            rows.append(
-                (
-                    lane.lane,
-                    f"{lane.calls:,}",
-                    "unknown" if lane.input_tokens is None else f"{lane.input_tokens:,}",
-                    "unknown" if lane.output_tokens is None else f"{lane.output_tokens:,}",
-                    "unknown" if lane.usd is None else f"{lane.usd:.4f}",
-                    hours,
+    rows: list[Classification] = []
+    usage, run = UNKNOWN, dict[str, Any]()
+    for record in records:
+        if _RUN in record:
+            run = record[_RUN] or {}
+            continue
+        for needed in (text_column, "nuc_label"):
+            if needed not in record:
+                raise InvalidInputError(
+                    f"{source}, record {len(rows) + 1} has no field {needed!r}, only "
+                    f"{', '.join(map(repr, record)) or 'nothing'}: "
+                    + (
+                        "name the one with the texts by --text-column"
+                        if needed == text_column
+                        else "give a file that `testnuc classify` or `Results.to_jsonl` wrote"
+                    )
                 )
+        try:
+            rows.append(_row(record, len(rows), text_column))
+        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+            raise InvalidInputError(
+                f"{source}, record {len(rows) + 1} is not what testnuc writes: {exc!r}"
+            ) from exc
+    if not rows:
+        raise InvalidInputError(f"{source} holds no results")
+    try:
+        known = {field.name for field in fields(Usage)}
+        if spent := run.get("usage"):
+            usage = Usage(**{name: value for name, value in spent.items() if name in known})
+        seconds, labels = float(run.get("seconds") or 0.0), tuple(map(str, run.get("labels") or ()))
+    except (ValueError, TypeError, AttributeError) as exc:
+        raise InvalidInputError(f"{source}: {_RUN} is not what testnuc writes: {exc!r}") from exc
+    return Results(rows, usage, seconds, model=run.get("model"), choices=labels)
+
+
+def _row(record: Mapping[str, Any], index: int, text_column: str) -> Classification:
+    own = _text(record.get("nuc_own_label"))
+    said = _text(record.get("nuc_own_said"))
+    confidence = _number(record.get("nuc_own_confidence"))
+    error = _text(record.get("nuc_error"))
+    asked = own is not None or said is not None or confidence is not None
+    text = record[text_column]
+    return Classification(
+        index=index,
+        text=text if isinstance(text, str) else "" if text is None else str(text),
+        label=_text(record["nuc_label"]),
+        share=_number(record.get("nuc_share")) or 0.0,
+        margin=_number(record.get("nuc_margin")) or 0.0,
+        voters=int(_number(record.get("nuc_voters")) or 0),
+        complete=record.get("nuc_complete") not in {False, "False", "false"},
+        prediction=Prediction(own, confidence, said) if asked else None,
+        neighbors=tuple(
+            Neighbor(
+                str(near["text"]),
+                _number(near["similarity"]) or 0.0,
+                _text(near["label"]),
+                _number(near["confidence"]),
             )
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
-        if self.store_hits:
-            lines.append(f"{self.store_hits:,} predictions are stored already")
-        return "\n".join(lines)
+            for near in _structure(record.get("nuc_neighbors"), [])
+        ),
+        votes={
+            str(label): _number(weight) or 0.0
+            for label, weight in _structure(record.get("nuc_votes"), {}).items()
+        },
+        error=None if error is None else TestNUCError(error),
+        trust=_number(record.get("nuc_trust")),
+        reason=_text(record.get("nuc_reason")),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """What the pool and the store hold for one client."""
+def _structure(value: Any, nothing: Any) -> Any:
+    """Return a list or an object, which a CSV file has as JSON."""
+    if value is None or value == "":
+        return nothing
+    return orjson.loads(value) if isinstance(value, str) else value
 
-    #: Texts in the pool.
-    texts: int
-    #: Texts with a stored prediction of this model, label set, prompt and sampling.
-    predicted: int
-    #: The model, as ``provider/name``.
-    model: str
-    #: How many labels the client chooses from.
-    labels: int
+
+def _text(value: Any) -> str | None:
+    """Return a string; a CSV file has nothing where there is none."""
+    return None if value is None or value == "" else str(value)
+
+
+def _number(value: Any) -> float | None:
+    if value is None or value == "":
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+def _told(error: Exception | None) -> str | None:
+    if error is None:
+        return None
+    # an error that was read from a file says its own type
+    return str(error) if type(error) is TestNUCError else f"{type(error).__name__}: {error}"
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE, default=str)
+    except TypeError:
+        # half a character, which UTF-8 cannot hold: such a text was refused, but is told of
+        mended = {
+            name: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+            for name, value in record.items()
+        }
+        return orjson.dumps(mended, option=orjson.OPT_APPEND_NEWLINE, default=str)
+
+
+def pandas_frame(results: Results) -> pd.DataFrame:
+    """Return a row for each text, without neighbors and votes."""
+    made: pd.DataFrame = _library("pandas").DataFrame(_columns(results))
+    return made
+
+
+def polars_frame(results: Results) -> pl.DataFrame:
+    """Return a row for each text, without neighbors and votes."""
+    library = _library("polars")
+    # the types of columns that may hold nothing but None
+    typed = {
+        **dict.fromkeys(("label", "own_label", "error", "reason"), library.String),
+        **dict.fromkeys(("trust", "own_confidence"), library.Float64),
+    }
+    made: pl.DataFrame = library.DataFrame(_columns(results), schema_overrides=typed)
+    return made
+
+
+def _columns(results: Results) -> dict[str, list[Any]]:
+    """Return the columns of a data frame."""
+    rows = list(results)
+    return {
+        "text": [row.text for row in rows],
+        "label": [row.label for row in rows],
+        "trust": [row.trust for row in rows],
+        "share": [row.share for row in rows],
+        "margin": [row.margin for row in rows],
+        "voters": [row.voters for row in rows],
+        "complete": [row.complete for row in rows],
+        "own_label": [row.own_label for row in rows],
+        "own_confidence": [row.prediction and row.prediction.confidence for row in rows],
+        "error": [_told(row.error) for row in rows],
+        "reason": [row.reason for row in rows],
+    }
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as exc:
+        raise MissingDependencyError(
+            f"this needs {name}: pip install 'testnuc[frames]', or pip install {name}"
+        ) from exc
 
 
 @runtime_checkable
@@ -300,8 +323,6 @@ class Results(Sequence[Classification]):
         MissingDependencyError
             pandas is not installed.
         """
-        from testnuc.records import pandas_frame
-
         return pandas_frame(self)
 
     def to_polars(self) -> pl.DataFrame:
@@ -312,8 +333,6 @@ class Results(Sequence[Classification]):
         MissingDependencyError
             polars is not installed.
         """
-        from testnuc.records import polars_frame
-
         return polars_frame(self)
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> None:
@@ -321,8 +340,6 @@ class Results(Sequence[Classification]):
 
         ``testnuc report`` makes a page of such a file, and `from_jsonl` reads it back.
         """
-        from testnuc.records import write_jsonl
-
         write_jsonl(self, path)
 
     @classmethod
@@ -334,8 +351,6 @@ class Results(Sequence[Classification]):
         InvalidInputError
             It cannot be read, or was not written by testnuc.
         """
-        from testnuc.records import results_of, table
-
         return results_of(table(path), str(path), text_column)
 
     def to_html(self, path: str | os.PathLike[str], *, title: str | None = None) -> None:
@@ -372,8 +387,6 @@ class Results(Sequence[Classification]):
         return f"<Results of {len(self)} texts{more}, {self.usage.calls} calls>"
 
     def _repr_html_(self) -> str:
-        from testnuc.markup import facts, grid
-
         usage = self.usage
         told = facts(
             f"Results of {len(self)} texts",

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from testnuc.background import Background, at_exit
+from testnuc._base.checks import hash_text
+from testnuc._base.loop_thread import Background, at_exit
+from testnuc._engine.inputs import values
 from testnuc.client import SmallPoolWarning, TestNUC
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
-from testnuc.intake import hash_text, values
-from testnuc.pool import Pool
+from testnuc.index.memory_pool import Pool
 from testnuc.protocols import PoolText
 from testnuc.stores import resolve
-from testnuc.stores.apart import with_pool
 from testnuc.stores.memory import MemoryStore
+from testnuc.stores.override import with_pool
 from testnuc.trust import MIN_PREDICTIONS
 
 try:
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
 
     from testnuc.limits import Budget, RateLimit, RetryPolicy
     from testnuc.protocols import Embedder, Method, Provider, StoredPrediction, WireProvider
-    from testnuc.results import Classification, Results, Usage
+    from testnuc.results import Results
     from testnuc.trust import Tuning
+    from testnuc.types import Classification, Usage
     from testnuc.voting import VotePolicy
 
 __all__ = ["TestNUCClassifier"]

@@ -11,14 +11,14 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Itera
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from testnuc.background import Background
+from testnuc._base.loop_thread import Background
 from testnuc.client import TestNUC
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from testnuc.labels import LabelSet
-    from testnuc.results import Classification, Usage
+    from testnuc.types import Classification, Usage
 
 __all__ = ["SyncTestNUC"]
 

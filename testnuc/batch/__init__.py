@@ -15,8 +15,8 @@
 
 from __future__ import annotations
 
-from testnuc.batch.apis import has_batches
 from testnuc.batch.lane import BatchLane
-from testnuc.batch.records import BatchStore
+from testnuc.batch.manifest import BatchStore
+from testnuc.batch.registry import has_batches
 
 __all__ = ["BatchLane", "BatchStore", "has_batches"]

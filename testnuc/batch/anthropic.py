@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from testnuc.batch.apis import Line, RemoteBatch, poll_after
+from testnuc.batch.base import Line, RemoteBatch, poll_after
 from testnuc.errors import ProviderError, ServerError
 
 if TYPE_CHECKING:

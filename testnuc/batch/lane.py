@@ -7,23 +7,24 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from testnuc.batch.apis import QueueFullError, batch_api
-from testnuc.batch.courier import Courier, Outcomes, UntoldError
-from testnuc.batch.filling import Filler, packs
-from testnuc.batch.joining import Reader
-from testnuc.batch.queueing import TokenQueue
-from testnuc.batch.records import facts_of, pack, require_batches, unpack
-from testnuc.batch.rounds import Rounds
+from testnuc._dispatch.scheduler import Scheduler
+from testnuc.batch.base import QueueFullError
+from testnuc.batch.decoding import Reader
+from testnuc.batch.lifecycle import BatchLifecycle, Outcomes, UntoldError
+from testnuc.batch.manifest import facts_of, pack, require_batches, unpack
+from testnuc.batch.packing import Filler, packs
+from testnuc.batch.registry import batch_api
+from testnuc.batch.retry_rounds import Rounds
+from testnuc.batch.token_queue import TokenQueue
 from testnuc.errors import BudgetExceededError, ProviderError
-from testnuc.fanout import Fanout
 from testnuc.protocols import StoredBatch, StoredPrediction, WireProvider
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from testnuc.asking import Asker
-    from testnuc.asks import Ask, Board, Outcome
-    from testnuc.batch.filling import Load, Pack
+    from testnuc._dispatch.inflight import Ask, InFlight, Outcome
+    from testnuc._dispatch.predictor import Predictor
+    from testnuc.batch.packing import Load, Pack
     from testnuc.limits import BatchPolicy, Price, Reservation
     from testnuc.protocols import Store, TokenUsage
     from testnuc.transport import Transport
@@ -45,7 +46,7 @@ class BatchLane:
 
     Parameters
     ----------
-    asker : Asker
+    asker : Predictor
         Writes the requests, so that their keys are those of the live lane.
     store : Store
         That can remember batches.
@@ -58,7 +59,7 @@ class BatchLane:
         Most texts in a request.
     live : int
         Most calls at a time where the rest is asked live.
-    board : Board, optional
+    board : InFlight, optional
         What the other lanes of the client ask just now.
     sleep, wall : callable
         For tests.
@@ -71,7 +72,7 @@ class BatchLane:
 
     def __init__(
         self,
-        asker: Asker,
+        asker: Predictor,
         store: Store,
         transport: Transport,
         *,
@@ -79,7 +80,7 @@ class BatchLane:
         price: Price | None,
         per_call: int,
         live: int,
-        board: Board | None = None,
+        board: InFlight | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -97,7 +98,7 @@ class BatchLane:
         self._wall = wall
         self._facts = facts_of(provider, asker.labels, asker.task)
         reader = Reader(provider, asker.task, asker.labels)
-        self._courier = Courier(
+        self._courier = BatchLifecycle(
             self._api, reader, self._store, policy=policy, price=price, sleep=sleep
         )
         self._queue = TokenQueue(policy.max_enqueued_tokens)
@@ -115,7 +116,7 @@ class BatchLane:
         self._creating: set[asyncio.Task[StoredBatch]] = set()
         most = min(policy.max_requests or self._api.max_requests, self._api.max_requests)
         #: Gives asks to `answer`, as many at once as fill a batch.
-        self.fanout = Fanout(
+        self.fanout = Scheduler(
             self.answer,
             store,
             asker.scope,

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from testnuc.batch.apis import Line, QueueFullError, RemoteBatch, poll_after
+from testnuc.batch.base import Line, QueueFullError, RemoteBatch, poll_after
 from testnuc.errors import InvalidInputError, ProviderError, ServerError
 
 if TYPE_CHECKING:

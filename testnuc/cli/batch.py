@@ -1,4 +1,4 @@
-"""The commands of ``testnuc batch``; what they do is in `testnuc.cli.batches`."""
+"""The commands of ``testnuc batch``; what they do is in `testnuc.cli.batch_commands`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def list_(
     ended: bool = typer.Option(False, "--all", help="Those that have ended, too."),  # noqa: FBT001, FBT003
 ) -> None:
     """Tell the batches that are open, as their provider sees them."""
-    from testnuc.cli.batches import list_
+    from testnuc.cli.batch_commands import list_
 
     list_(store, ended=ended)
 
@@ -46,7 +46,7 @@ def list_(
 @batch.command("resume")
 def resume(store: str = _STORE, ids: list[str] | None = _IDS) -> None:
     """Wait for open batches (all of them, or those named), and store their answers."""
-    from testnuc.cli.batches import resume
+    from testnuc.cli.batch_commands import resume
 
     resume(store, ids or [])
 
@@ -58,6 +58,6 @@ def cancel(
     everything: bool = typer.Option(False, "--all", help="All open batches."),  # noqa: FBT001, FBT003
 ) -> None:
     """Ask the provider to end batches early; what they have answered is billed, and kept."""
-    from testnuc.cli.batches import cancel
+    from testnuc.cli.batch_commands import cancel
 
     cancel(store, ids or [], everything=everything)

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
-from testnuc.cli.clients import client_of
+from testnuc.cli.client_factory import client_of
+from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import check_output, read_table, usable, write_results
-from testnuc.cli.loop import run_to_end
 from testnuc.cli.progress import RunProgress
 from testnuc.client import SmallPoolWarning, TestNUC
 from testnuc.errors import InvalidInputError
 from testnuc.limits import BatchPolicy
-from testnuc.records import run_record
+from testnuc.results import run_record
 
 if TYPE_CHECKING:
-    from testnuc.results import Estimate, Results, Usage
+    from testnuc.results import Results
+    from testnuc.types import Estimate, Usage
 
 __all__ = ["Kept", "cost", "label_all", "notes", "run", "show_estimate"]
 

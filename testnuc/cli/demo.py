@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from testnuc.cli.loop import run_to_end
+from testnuc.cli.event_loop import run_to_end
 from testnuc.client import TestNUC
 from testnuc.embedders.sentence_transformers import WHEEL_MODEL
 
 if TYPE_CHECKING:
-    from testnuc.results import Classification, Results
+    from testnuc.results import Results
+    from testnuc.types import Classification
 
 __all__ = ["run"]
 

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from testnuc import stores
-from testnuc.cli.clients import client_of
+from testnuc._base.checks import valid_text
+from testnuc.cli.client_factory import client_of
+from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import read_table, usable
-from testnuc.cli.loop import run_to_end
 from testnuc.client import SmallPoolWarning
 from testnuc.errors import InvalidInputError
-from testnuc.prompts import valid_text
 from testnuc.protocols import Answer, Reply, TokenUsage
-from testnuc.records import results_of
+from testnuc.results import results_of
 
 if TYPE_CHECKING:
     from testnuc.protocols import Request
     from testnuc.results import Results
-    from testnuc.stores.moving import Movable
+    from testnuc.stores.export import Movable
     from testnuc.trust import Diagnosis
 
 __all__ = ["run"]

@@ -15,12 +15,12 @@ from testnuc.cli.classify import Kept, label_all, notes, show_estimate
 from testnuc.cli.files import read_labels, read_table, require_column, usable
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.scores import Scores, score
-from testnuc.records import results_of
+from testnuc.results import results_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from testnuc.results import Classification
+    from testnuc.types import Classification
 
 __all__ = ["run"]
 

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from testnuc._base.checks import valid_text
+from testnuc._base.jsonl import json_object, write_whole
 from testnuc.errors import InvalidInputError
-from testnuc.prompts import valid_text
-from testnuc.records import cells, json_object, write_whole
+from testnuc.results import cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from testnuc.results import Classification
+    from testnuc.types import Classification
 
 __all__ = [
     "Table",

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from testnuc._base.jsonl import write_whole
 from testnuc.errors import InvalidInputError, MissingDependencyError
-from testnuc.records import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from testnuc.stores.moving import Record
+    from testnuc.stores.export import Record
 
 __all__ = ["ParquetWriter", "read", "read_rows", "schema_of", "write_rows"]
 

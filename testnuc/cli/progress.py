@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from testnuc.results import Usage
+    from testnuc.types import Usage
 
 __all__ = ["RunProgress"]
 

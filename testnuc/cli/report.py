@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from testnuc._base.jsonl import table
 from testnuc.errors import InvalidInputError
-from testnuc.records import results_of, table
 from testnuc.report import write
+from testnuc.results import results_of
 
 __all__ = ["run"]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testnuc import embedders
-from testnuc.cli.clients import client_of
+from testnuc._base.checks import valid_text
+from testnuc.cli.client_factory import client_of
+from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import read_table
-from testnuc.cli.loop import run_to_end
 from testnuc.errors import ConfigurationError, InvalidInputError
-from testnuc.prompts import valid_text
 from testnuc.server import ServerSettings, Service, page_of, serve
 
 if TYPE_CHECKING:

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 import orjson
 
-from testnuc.cli.loop import run_to_end
+from testnuc._base.jsonl import json_object
+from testnuc.cli.event_loop import run_to_end
 from testnuc.errors import InvalidInputError
-from testnuc.records import json_object
-from testnuc.stores import moving, resolve
+from testnuc.stores import export as moving
+from testnuc.stores import resolve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
     from testnuc.protocols import Store
-    from testnuc.stores.moving import Movable, Record
+    from testnuc.stores.export import Movable, Record
 
 __all__ = ["export", "import_", "stats"]
 

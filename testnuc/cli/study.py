@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testnuc.cli.loop import run_to_end
+from testnuc.cli.event_loop import run_to_end
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from testnuc.evaluation import Recording
-    from testnuc.results import Usage
+    from testnuc.types import Usage
 
 __all__ = ["STUDIES", "run"]
 

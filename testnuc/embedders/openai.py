@@ -13,15 +13,15 @@ import orjson
 from testnuc.errors import ConfigurationError, EmbeddingError, ProviderError, UnreadableReplyError
 from testnuc.protocols import Reply, Request, Task, TokenUsage
 from testnuc.transport import Transport
-from testnuc.wire.endpoint import Endpoint, checked_key
-from testnuc.wire.failures import as_error
+from testnuc.transport.api_errors import as_error
+from testnuc.transport.endpoint import Endpoint, checked_key
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from testnuc.limits import RateLimit, RetryPolicy
-    from testnuc.results import Usage
+    from testnuc.types import Usage
 
 __all__ = ["OpenAIEmbedder"]
 

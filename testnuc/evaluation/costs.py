@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Literal
 
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.tables import frame
-from testnuc.methods.best_of_n import BestOfN, WeightedBestOfN
-from testnuc.methods.self_consistency import SelfConsistency
-from testnuc.methods.standard import StandardPrompting
-from testnuc.methods.topk_icl import TopKICL, TopKICLP
+from testnuc.methods import (
+    BestOfN,
+    SelfConsistency,
+    StandardPrompting,
+    TopKICL,
+    TopKICLP,
+    WeightedBestOfN,
+)
 from testnuc.protocols import TokenUsage
 
 if TYPE_CHECKING:
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from testnuc.client import TestNUC
     from testnuc.limits import Price
     from testnuc.protocols import Method
-    from testnuc.results import Usage
+    from testnuc.types import Usage
 
 __all__ = ["METHODS", "Cost", "measure_costs"]
 

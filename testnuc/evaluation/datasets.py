@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import orjson
 
+from testnuc._base.checks import valid_text
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.paper import paper_tables
-from testnuc.prompts import valid_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

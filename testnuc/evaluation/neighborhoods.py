@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.checks import checked_whole, hash_text
 from testnuc.errors import InvalidInputError
 from testnuc.index import NearestVectors
-from testnuc.intake import checked_whole, hash_text
 from testnuc.voting import vote_curves_pool
 
 if TYPE_CHECKING:

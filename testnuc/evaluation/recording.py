@@ -13,12 +13,12 @@ import numpy as np
 import orjson
 
 from testnuc import embedders
+from testnuc._base.checks import hash_text
 from testnuc.client import TestNUC
-from testnuc.embedding import embedder_name
+from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.datasets import Dataset
-from testnuc.intake import hash_text
-from testnuc.results import Prediction, Usage
+from testnuc.types import Prediction, Usage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

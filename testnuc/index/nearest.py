@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from testnuc.errors import EmbeddingError, InvalidInputError
-from testnuc.index.fair import FairLock
 from testnuc.index.files import (
     DamagedIndexError,
     SavedIndex,
@@ -46,6 +46,22 @@ _QUERY_CHUNK = 256
 _SCORE_SLACK = 1e-4
 #: Candidates fetched from the graph beyond k, so that re-scoring can change their order.
 _EXTRA = 8
+
+
+class FairLock:
+    """A lock that nobody gets twice while another waits: an addition takes it again and again."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        # who waits for the lock holds the turn: whoever comes back for the lock stands behind
+        with self._turn:
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class NearestVectors:

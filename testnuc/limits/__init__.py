@@ -17,14 +17,13 @@
 
 from __future__ import annotations
 
-from testnuc.limits.admission import Admission
+from testnuc.limits.admission import Admission, Permit
 from testnuc.limits.budget import BudgetAccount, Reservation
 from testnuc.limits.headers import retry_after
 from testnuc.limits.meter import Mark, Meter
-from testnuc.limits.permits import Permit
 from testnuc.limits.policies import BatchPolicy, Budget, RateLimit, RetryPolicy
 from testnuc.limits.prices import PICO, Price, require_price
-from testnuc.limits.sharing import Accounting, Admitting
+from testnuc.limits.protocols import Accounting, Admitting
 
 __all__ = [
     "PICO",

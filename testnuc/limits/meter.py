@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from testnuc.limits.prices import PICO
-from testnuc.results import Usage
+from testnuc.types import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,6 +6,7 @@ markers, JSON, instructions, line breaks), it cannot end its line, and so cannot
 sample.
 """
 
+from testnuc._base.checks import valid_text
 from testnuc.prompts._reading import label_spans, parse_reply
 from testnuc.prompts._writing import (
     PROMPT_VERSION,
@@ -13,7 +14,6 @@ from testnuc.prompts._writing import (
     samples_in,
     system_prompt,
     user_prompt,
-    valid_text,
 )
 
 __all__ = [

@@ -47,34 +47,6 @@ class Demonstration:
     label: str | None = None
 
 
-def valid_text(text: object) -> str | None:
-    """Return what is wrong with a text that cannot be labeled, or None.
-
-    Parameters
-    ----------
-    text : object
-        What the user gave as a text.
-
-    Returns
-    -------
-    str or None
-        The problem and its remedy, worded to follow "text 3 ".
-    """
-    if not isinstance(text, str):
-        return f"is not a string but {type(text).__name__}; convert or leave it out"
-    if not text or text.isspace():
-        return "is empty; leave it out"
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return (
-                "holds a lone surrogate (half a character), which cannot be sent; decode its "
-                'source correctly, or use text.encode("utf-8", "replace").decode()'
-            )
-    return None
-
-
 def system_prompt(
     labels: LabelOptions,
     *,

@@ -34,12 +34,12 @@ from testnuc.providers._dialect import (
     after_refusal,
     less_structure,
 )
-from testnuc.wire.failures import as_error
+from testnuc.transport.api_errors import as_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from testnuc.wire.endpoint import Endpoint
+    from testnuc.transport.endpoint import Endpoint
 
 __all__ = ["Body", "Said", "Wire"]
 

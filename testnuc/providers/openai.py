@@ -15,7 +15,7 @@ from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
 from testnuc.providers._logprobs import with_logprobs
 from testnuc.providers._wire import Body, Said, Wire
-from testnuc.wire.endpoint import Endpoint, checked_key, missing_key
+from testnuc.transport.endpoint import Endpoint, checked_key, missing_key
 
 __all__ = ["OpenAI"]
 

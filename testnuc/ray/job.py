@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from testnuc import methods
+from testnuc._base.checks import checked_whole
 from testnuc.client import SmallPoolWarning, TestNUC
 from testnuc.errors import (
     ConfigurationError,
     InvalidInputError,
     MissingDependencyError,
 )
-from testnuc.intake import checked_whole
-from testnuc.ray.clients import Settings, Voting
-from testnuc.ray.limits import SharedLimits
+from testnuc.ray.limits_actor import SharedLimits
 from testnuc.ray.stages import COLUMNS, Embed, Index, Predict, Vote, hash_texts
+from testnuc.ray.workers import Settings, Voting
 from testnuc.trust import MIN_PREDICTIONS
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import ray.data
 
     from testnuc.protocols import Embedder, Method, Provider, WireProvider
-    from testnuc.results import Usage
     from testnuc.trust import Diagnosis
+    from testnuc.types import Usage
     from testnuc.voting import VotePolicy
 
 __all__ = ["Labeled", "classify_dataset"]

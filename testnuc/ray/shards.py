@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from testnuc.pool import Pool
+from testnuc.index.memory_pool import Pool
 from testnuc.protocols import Matches, PoolText
-from testnuc.results import Prediction
+from testnuc.types import Prediction
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from testnuc import embedders, stores
-from testnuc.background import Background
-from testnuc.embedding import Embedding
+from testnuc._base.checks import hash_text, valid_text
+from testnuc._base.loop_thread import Background
+from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import InvalidInputError
-from testnuc.intake import hash_text
-from testnuc.prompts import valid_text
 from testnuc.protocols import PoolText
-from testnuc.ray.clients import Asking, Voting
 from testnuc.ray.shards import Shards, Vectors
-from testnuc.results import Prediction
+from testnuc.ray.workers import Asking, Voting
+from testnuc.types import Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from testnuc.ray.clients import Settings
     from testnuc.ray.shards import Outcome
-    from testnuc.results import Classification
+    from testnuc.ray.workers import Settings
     from testnuc.trust import Decision
+    from testnuc.types import Classification
 
 __all__ = ["COLUMNS", "Embed", "Index", "Predict", "Vote", "hash_texts"]
 
@@ -74,7 +73,7 @@ class Embed:
         self._loop = Background()
         store = stores.resolve(settings.client.get("store"))
         embedder = embedders.resolve(settings.client["embedder"])
-        self._embedding = Embedding(embedder, store, Vectors())
+        self._embedding = EmbeddingCache(embedder, store, Vectors())
         with settings.telling():
             self._loop.run(store.open())
 

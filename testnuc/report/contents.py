@@ -12,7 +12,7 @@ from testnuc.trust import review_queue
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from testnuc.results import Classification, Usage
+    from testnuc.types import Classification, Usage
 
 __all__ = ["contents"]
 

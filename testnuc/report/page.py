@@ -9,18 +9,18 @@ from functools import cache
 from hashlib import blake2b, sha256
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from testnuc.intake import checked_whole
-from testnuc.records import UNKNOWN, write_whole
+from testnuc._base.checks import checked_whole
+from testnuc._base.jsonl import write_whole
 from testnuc.report.contents import contents
-from testnuc.results import Results
+from testnuc.types import UNKNOWN
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from testnuc.results import Classification, Usage
+    from testnuc.types import Classification, Usage
 
 __all__ = ["MOST_LISTED", "render", "write"]
 
@@ -29,6 +29,16 @@ MOST_LISTED = 20_000
 #: What could end the script element the data is in, a line of JavaScript, or UTF-8 itself.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
+
+
+@runtime_checkable
+class _Run(Protocol):
+    """What `Results` say of their run."""
+
+    usage: Usage
+    seconds: float
+    model: str | None
+    choices: tuple[str, ...]
 
 
 def render(
@@ -69,7 +79,7 @@ def render(
         `most` is not a whole number of at least 1.
     """
     checked_whole("most", most, least=1)
-    if isinstance(results, Results):
+    if isinstance(results, _Run):
         usage = (None if results.usage == UNKNOWN else results.usage) if usage is None else usage
         seconds = results.seconds if seconds is None else seconds
         model = results.model if model is None else model

@@ -7,8 +7,8 @@ docs/service.md.
 
 from __future__ import annotations
 
+from testnuc.server.lifecycle import serve
 from testnuc.server.page import page_of
-from testnuc.server.running import serve
 from testnuc.server.service import Service
 from testnuc.server.settings import ServerSettings
 

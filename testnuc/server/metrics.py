@@ -9,8 +9,8 @@ from testnuc.errors import MissingDependencyError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from testnuc.results import Classification
     from testnuc.server.service import Service
+    from testnuc.types import Classification
 
 __all__ = ["Metrics"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import testnuc
+from testnuc._version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ def document(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "testnuc",
-            "version": testnuc.__version__,
+            "version": __version__,
             "description": "Labels texts with an LLM; each label is voted on by the text's nearest "
             "unlabeled neighbors.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},

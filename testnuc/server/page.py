@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from testnuc.client import TestNUC
-    from testnuc.results import Classification
+    from testnuc.types import Classification
 
 __all__ = ["page_of"]
 

@@ -7,7 +7,7 @@ import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from testnuc.server.refusals import Refused
+from testnuc.server.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,12 +14,12 @@ import orjson
 from aiohttp import web
 
 from testnuc.errors import TestNUCError
-from testnuc.server.access import require_caller
-from testnuc.server.bodies import Asked, read, record
+from testnuc.server.auth import require_caller
+from testnuc.server.errors import Refused, of_error
 from testnuc.server.metrics import Metrics
 from testnuc.server.openapi import document
 from testnuc.server.queue import Place, Queue
-from testnuc.server.refusals import Refused, of_error
+from testnuc.server.schemas import Asked, read, record
 from testnuc.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from testnuc.client import TestNUC
-    from testnuc.results import Classification
+    from testnuc.types import Classification
 
     #: Makes the HTML at ``/`` of the results that the service remembers.
     Page: TypeAlias = "Callable[[Sequence[Classification]], str | Awaitable[str]]"

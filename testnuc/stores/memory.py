@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.protocols import StoredBatch, StoredPrediction
-    from testnuc.results import Prediction, Usage
+    from testnuc.types import Prediction, Usage
 
 __all__ = ["MemoryStore"]
 

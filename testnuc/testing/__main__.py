@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from testnuc.testing.process import serve
+from testnuc.testing.subprocess_server import serve
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,12 +8,12 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from testnuc.testing.connection import Connection
+from testnuc.testing.http_connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from testnuc.testing.connection import Call, Response
+    from testnuc.testing.http_connection import Call, Response
 
 __all__ = ["Listener"]
 

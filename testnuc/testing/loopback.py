@@ -14,16 +14,15 @@ import orjson
 from testnuc.errors import InvalidInputError
 from testnuc.prompts import samples_in
 from testnuc.testing.answers import AnswerOf, Latency, asker, delays
-from testnuc.testing.batch_desk import BatchDesk
-from testnuc.testing.batch_lines import Item
-from testnuc.testing.batches import Batches
-from testnuc.testing.connection import Call, Delivery, Response
+from testnuc.testing.batch_api import BatchDesk, Item
+from testnuc.testing.batch_options import Batches
 from testnuc.testing.content import Content, compose
 from testnuc.testing.faults import LOST_KINDS, Faults
-from testnuc.testing.gate import Gate, Problem, limit_problem, problem_of, quota_headers
+from testnuc.testing.formats import ANTHROPIC, OPENAI, Prompt, Tokens, Wire, count_tokens
+from testnuc.testing.http_connection import Call, Delivery, Response
 from testnuc.testing.listener import HOST, Listener
-from testnuc.testing.window import SlidingWindow, Violation
-from testnuc.testing.wire import ANTHROPIC, OPENAI, Prompt, Tokens, Wire, count_tokens
+from testnuc.testing.rate_limit import SlidingWindow, Violation
+from testnuc.testing.request_checks import Gate, Problem, limit_problem, problem_of, quota_headers
 
 __all__ = ["LoopbackLLM"]
 

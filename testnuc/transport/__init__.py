@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from testnuc.transport.exchanges import Exchanges
+from testnuc.transport.auxiliary import Exchanges
 from testnuc.transport.sending import Transport
 
 __all__ = ["Exchanges", "Transport"]

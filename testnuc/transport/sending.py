@@ -41,9 +41,9 @@ from testnuc.limits import (
     require_price,
     retry_after,
 )
+from testnuc.transport.auxiliary import Exchanges
 from testnuc.transport.calls import Call, Timer
 from testnuc.transport.connections import Connections, HTTPAnswer
-from testnuc.transport.exchanges import Exchanges
 from testnuc.transport.failures import holds_secrets, host, is_retryable, translate
 from testnuc.transport.retries import adapts, gives_up, may_help, wait
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from testnuc.limits import Accounting, Admitting, Permit
     from testnuc.protocols import Provider, Reply, Request, TokenUsage, WireProvider
-    from testnuc.telemetry import Telemetry
+    from testnuc.transport.telemetry import Telemetry
 
 __all__ = ["Transport"]
 

@@ -7,26 +7,26 @@ share into a probability, `review_queue` says what a person should look at first
 
 from __future__ import annotations
 
-from testnuc.trust.calibrating import Calibration, calibrate
-from testnuc.trust.counting import Counting
-from testnuc.trust.deciding import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
+from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
+from testnuc.trust.calibration import Calibration, calibrate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
 from testnuc.trust.evidence import Estimate
 from testnuc.trust.prior import correct, factors
-from testnuc.trust.reviewing import Review, review_queue
+from testnuc.trust.review import Review, review_queue
 from testnuc.trust.tuning import Tuning, tune_votes
+from testnuc.trust.vote_settings import VoteSettings
 
 __all__ = [
     "MAX_NEIGHBORS",
     "MIN_PREDICTIONS",
     "Calibration",
     "Candidate",
-    "Counting",
     "Decision",
     "Diagnosis",
     "Estimate",
     "Review",
     "Tuning",
+    "VoteSettings",
     "calibrate",
     "correct",
     "diagnose",

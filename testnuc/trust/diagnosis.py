@@ -88,7 +88,7 @@ class Diagnosis:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from testnuc.markup import facts, grid
+        from testnuc._base.html import facts, grid
 
         low, high = self.near_copies_bounds
         told = facts(

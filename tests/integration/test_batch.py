@@ -12,8 +12,8 @@ import pytest
 import testnuc
 from testnuc import BatchPolicy, Budget, SelfConsistency, TestNUC, TopKICLP
 from testnuc.batch.anthropic import AnthropicBatches
+from testnuc.batch.manifest import Wanted, pack
 from testnuc.batch.openai import OpenAIBatches
-from testnuc.batch.records import Wanted, pack
 from testnuc.errors import (
     AuthenticationError,
     BadRequestError,

@@ -201,21 +201,21 @@ async def test_concurrent_runs_share_their_calls(client_of):
 
 
 async def test_many_concurrent_classify_calls_share_embedding_batches(client_of):
-    class Counting(HashEmbedder):
+    class VoteSettings(HashEmbedder):
         batches = 0
 
         async def embed(self, texts):
-            Counting.batches += 1
+            VoteSettings.batches += 1
             await asyncio.sleep(0.001)
             return await super().embed(texts)
 
     async with (
         LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, embedder=Counting(), neighbors="stored")) as nuc,
+        TestNUC(**client_of(llm, embedder=VoteSettings(), neighbors="stored")) as nuc,
     ):
         results = await asyncio.gather(*(nuc.classify(t) for t in messages(300)))
         assert [r.prediction.label for r in results] == [gold(t) for t in messages(300)]
-        assert Counting.batches < 30
+        assert VoteSettings.batches < 30
         assert llm.calls == 300
 
 

@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import testnuc
+from testnuc._base.checks import hash_text
 from testnuc.errors import EmbeddingError, StoreError
-from testnuc.intake import hash_text
-from testnuc.pool import Pool
+from testnuc.index.memory_pool import Pool
 from testnuc.protocols import PoolText
 from testnuc.stores.sqlite import SqliteStore
 from testnuc.stores.sqlite.pool import SqlitePool

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import testnuc
+from testnuc._base.checks import hash_text
 from testnuc.errors import InvalidInputError
-from testnuc.intake import hash_text
-from testnuc.stores import moving, resolve
+from testnuc.stores import export as moving
+from testnuc.stores import resolve
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, messages
 from tests.integration.cli_here import run_here

@@ -16,10 +16,11 @@ import pytest
 from aiohttp import web
 
 import testnuc
-from testnuc.background import Background
-from testnuc.results import Classification, Neighbor, Prediction, Results, Usage
+from testnuc._base.loop_thread import Background
+from testnuc.results import Results
 from testnuc.server import Service, page_of
 from testnuc.testing import LoopbackLLM
+from testnuc.types import Classification, Neighbor, Prediction, Usage
 from tests.conftest import messages
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

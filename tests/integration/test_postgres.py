@@ -17,14 +17,14 @@ import orjson
 import pytest
 
 import testnuc
+from testnuc._base.checks import hash_text
 from testnuc.errors import EmbeddingError, InvalidInputError, MissingDependencyError, StoreError
-from testnuc.intake import hash_text
-from testnuc.pool import Pool
+from testnuc.index.memory_pool import Pool
 from testnuc.protocols import PoolText, StoredPrediction
-from testnuc.results import Prediction
 from testnuc.stores import resolve
 from testnuc.stores.postgres import PostgresStore
 from testnuc.testing import HashEmbedder, LoopbackLLM, serve_in_process
+from testnuc.types import Prediction
 from tests.conftest import LABELS, confident, messages
 
 ROOT = Path(__file__).parents[2]

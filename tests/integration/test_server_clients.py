@@ -230,7 +230,7 @@ async def test_noise_and_halves_leave_the_service_well():
 
 
 async def test_hundreds_of_callers_are_embedded_together_and_ask_once(client_of):
-    class Counting(HashEmbedder):
+    class VoteSettings(HashEmbedder):
         sizes: list[int] = []  # noqa: RUF012
 
         async def embed(self, texts):
@@ -238,7 +238,7 @@ async def test_hundreds_of_callers_are_embedded_together_and_ask_once(client_of)
             await asyncio.sleep(0.01)
             return await super().embed(texts)
 
-    embedder, texts = Counting(), messages(200)
+    embedder, texts = VoteSettings(), messages(200)
     async with LoopbackLLM(confident) as llm:
         nuc = TestNUC(**client_of(llm, embedder=embedder, k=0))
         async with served(nuc) as (_, session):

@@ -77,7 +77,7 @@ def no_gc():
 
 
 async def test_two_thousand_callers_share_one_client(client_of, no_gc):
-    class Counting(HashEmbedder):
+    class VoteSettings(HashEmbedder):
         sizes: list[int] = []  # noqa: RUF012
 
         async def embed(self, texts):
@@ -85,7 +85,7 @@ async def test_two_thousand_callers_share_one_client(client_of, no_gc):
             await asyncio.sleep(0.005)
             return await super().embed(texts)
 
-    embedder = Counting()
+    embedder = VoteSettings()
     texts = messages(2_000)
     async with (
         LoopbackLLM(confident) as llm,

@@ -10,12 +10,12 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
+from testnuc._base.checks import hash_text
 from testnuc.batch import BatchStore
 from testnuc.errors import EmbeddingError, StoreError
-from testnuc.intake import hash_text
 from testnuc.protocols import PoolText, Store, StoredBatch, StoredPrediction
-from testnuc.results import Prediction, Usage
 from testnuc.stores import resolve
+from testnuc.types import Prediction, Usage
 
 SCOPE, OTHER = b"s" * 16, b"o" * 16
 

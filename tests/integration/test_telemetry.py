@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import testnuc
-from testnuc.telemetry import Telemetry
 from testnuc.testing import Faults, LoopbackLLM
+from testnuc.transport.telemetry import Telemetry
 from tests.conftest import confident, messages
 
 TEXTS = messages(12)

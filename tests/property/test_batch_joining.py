@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testnuc.batch.anthropic import _line as anthropic_line
-from testnuc.batch.apis import Line
-from testnuc.batch.joining import Joined, Reader, custom_id
+from testnuc.batch.base import Line
+from testnuc.batch.decoding import Joined, Reader, custom_id
+from testnuc.batch.manifest import Wanted, pack, unpack
 from testnuc.batch.openai import _line as openai_line
-from testnuc.batch.records import Wanted, pack, unpack
 from testnuc.errors import ContentRefusedError, NotAnsweredError, ServerError, StoreError
 from testnuc.labels import LabelSet
 from testnuc.prompts import system_prompt
 from testnuc.protocols import Task
 from testnuc.providers.openai import OpenAI
-from testnuc.results import Prediction
+from testnuc.types import Prediction
 
 LABELS = LabelSet(["refund", "delivery", "login"])
 TASK = Task(system_prompt(LABELS), LABELS.names)

@@ -7,6 +7,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testnuc._base.checks import valid_text
 from testnuc.errors import InvalidInputError, ReplyError
 from testnuc.labels import LabelSet
 from testnuc.prompts import (
@@ -16,7 +17,6 @@ from testnuc.prompts import (
     samples_in,
     system_prompt,
     user_prompt,
-    valid_text,
 )
 from testnuc.protocols import Answer, Request, Task
 from testnuc.providers.anthropic import Anthropic

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from testnuc.background import Background
+from testnuc._base.loop_thread import Background
 from testnuc.errors import TestNUCError
 
 
@@ -117,7 +117,7 @@ def test_what_could_not_be_closed_is_logged(caplog):
 
 
 def test_the_end_of_a_stream_is_not_waited_for_forever(background, monkeypatch):
-    monkeypatch.setattr("testnuc.background._PATIENCE", 0.0)
+    monkeypatch.setattr("testnuc._base.loop_thread._PATIENCE", 0.0)
     go, done = threading.Event(), threading.Event()
 
     async def slow():

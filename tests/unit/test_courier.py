@@ -7,11 +7,11 @@ import asyncio
 import orjson
 import pytest
 
-from testnuc.batch.apis import Line, QueueFullError, RemoteBatch
-from testnuc.batch.courier import Courier, UntoldError
-from testnuc.batch.joining import Reader, custom_id
-from testnuc.batch.queueing import TokenQueue
-from testnuc.batch.records import Wanted, pack
+from testnuc.batch.base import Line, QueueFullError, RemoteBatch
+from testnuc.batch.decoding import Reader, custom_id
+from testnuc.batch.lifecycle import BatchLifecycle, UntoldError
+from testnuc.batch.manifest import Wanted, pack
+from testnuc.batch.token_queue import TokenQueue
 from testnuc.errors import (
     AuthenticationError,
     BadRequestError,
@@ -24,8 +24,8 @@ from testnuc.labels import LabelSet
 from testnuc.limits import BatchPolicy, Price
 from testnuc.protocols import StoredBatch, Task
 from testnuc.providers.openai import OpenAI
-from testnuc.results import Prediction
 from testnuc.stores.memory import MemoryStore
+from testnuc.types import Prediction
 from tests import virtual
 
 LABELS = LabelSet(["refund", "delivery"])
@@ -76,7 +76,7 @@ def courier(api, store, **policy):
     provider = OpenAI("m", base_url="http://localhost/v1")
     reader = Reader(provider, Task("", LABELS.names), LABELS)
     price = Price.per_million(1, 2)
-    return Courier(api, reader, store, policy=BatchPolicy(**policy), price=price)
+    return BatchLifecycle(api, reader, store, policy=BatchPolicy(**policy), price=price)
 
 
 def test_a_day_of_waiting_is_looked_at_less_and_less_often():

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from testnuc.fanout import Ask, Fanout
+from testnuc._dispatch.scheduler import Ask, Scheduler
 from testnuc.limits import Meter
-from testnuc.results import Prediction
 from testnuc.stores.memory import MemoryStore
+from testnuc.types import Prediction
 
 
 def asks(n):
@@ -18,7 +18,7 @@ def asks(n):
 
 
 def fanout(answer, workers, per_call=1):
-    return Fanout(
+    return Scheduler(
         answer, MemoryStore(), b"scope", meter=Meter(), workers=workers, per_call=per_call
     )
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from testnuc._dispatch.scheduler import Ask, Scheduler
 from testnuc.errors import ProviderError, ServerError, StoreError
-from testnuc.fanout import Ask, Fanout
 from testnuc.limits import Meter
-from testnuc.results import Prediction
 from testnuc.stores.memory import MemoryStore
+from testnuc.types import Prediction
 
 LABEL = Prediction("a", 0.5)
 
@@ -98,7 +98,7 @@ class Bench:
         self.gate = asyncio.Event()
         self.gate.set()
         self.outcome = LABEL
-        self.fanout = Fanout(
+        self.fanout = Scheduler(
             self.answer,
             self.store,
             b"s" * 16,

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from testnuc._base.checks import valid_text
 from testnuc.errors import InvalidInputError, MismatchedReplyError, UnreadableReplyError
 from testnuc.labels import LabelSet
 from testnuc.prompts import (
@@ -14,7 +15,6 @@ from testnuc.prompts import (
     samples_in,
     system_prompt,
     user_prompt,
-    valid_text,
 )
 from testnuc.protocols import Answer
 

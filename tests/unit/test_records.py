@@ -9,8 +9,9 @@ import pytest
 
 import testnuc
 from testnuc.errors import InvalidInputError, MissingDependencyError, RateLimitedError
-from testnuc.results import Classification, Neighbor, Prediction, Results, Usage
+from testnuc.results import Results
 from testnuc.trust import Candidate, Decision, Diagnosis, Estimate
+from testnuc.types import Classification, Neighbor, Prediction, Usage
 
 HOSTILE = '<script>alert(1)</script> & \u2028 \x85 "quoted" 🚀'
 

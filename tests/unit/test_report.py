@@ -10,7 +10,8 @@ import pytest
 
 from testnuc.errors import InvalidInputError
 from testnuc.report import render
-from testnuc.results import Classification, Neighbor, Prediction, Results, Usage
+from testnuc.results import Results
+from testnuc.types import Classification, Neighbor, Prediction, Usage
 
 
 class Elements(HTMLParser):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import testnuc
-from testnuc.intake import hash_text
-from testnuc.pool import Pool
+from testnuc._base.checks import hash_text
+from testnuc.index.memory_pool import Pool
 from testnuc.protocols import PoolText
 from testnuc.ray.shards import Shard, Shards
-from testnuc.results import Prediction
+from testnuc.types import Prediction
 
 K = 10
 

@@ -9,9 +9,9 @@ import pytest
 from testnuc.errors import BudgetExceededError, InvalidInputError, TestNUCError
 from testnuc.limits import Budget, RateLimit
 from testnuc.limits.meter import Meter
-from testnuc.ray.limits import SILENCE, SharedLimits
-from testnuc.ray.line import Line, RemoteAccount, RemoteAdmission
-from testnuc.testing.window import SlidingWindow
+from testnuc.ray.limits_actor import SILENCE, SharedLimits
+from testnuc.ray.limits_client import Line, RemoteAccount, RemoteAdmission
+from testnuc.testing.rate_limit import SlidingWindow
 from tests import virtual
 
 

@@ -18,10 +18,10 @@ import pytest
 import testnuc
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.protocols import StoredPrediction
-from testnuc.results import Prediction
 from testnuc.stores import resolve
 from testnuc.stores.sqlite import SqliteStore, schema
 from testnuc.testing import HashEmbedder
+from testnuc.types import Prediction
 
 
 def stored(i, label="refund"):

@@ -16,8 +16,8 @@ from testnuc.testing import CURABLE_KINDS, FAULT_KINDS, Faults, HashEmbedder, by
 from testnuc.testing.answers import asker, delays
 from testnuc.testing.content import WRONG_LABEL, compose
 from testnuc.testing.faults import LOST_KINDS, PACKED_KINDS
-from testnuc.testing.window import SlidingWindow
-from testnuc.testing.wire import ANTHROPIC, OPENAI, Quota
+from testnuc.testing.formats import ANTHROPIC, OPENAI, Quota
+from testnuc.testing.rate_limit import SlidingWindow
 
 TEXTS = [f"where is my order number {i}?" for i in range(2000)]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from testnuc.prompts import user_prompt
 from testnuc.testing import LoopbackLLM
-from testnuc.testing.connection import Connection, header
+from testnuc.testing.http_connection import Connection, header
 
 
 class Transport:

@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from testnuc._engine.neighborhoods import Neighborhoods, Rows
 from testnuc.errors import InvalidInputError
 from testnuc.index import NearestVectors
 from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
-from testnuc.results import Classification, Neighbor, Prediction
 from testnuc.trust import calibrate, correct, diagnose, factors, review_queue, tune_votes
-from testnuc.trust.counting import Counting
 from testnuc.trust.evidence import at_similarity_one
 from testnuc.trust.prior import target_shares
+from testnuc.trust.vote_settings import VoteSettings
+from testnuc.types import Classification, Neighbor, Prediction
 from testnuc.voting import vote_pool
-from testnuc.window import Rows, Window
 
 CLASSES = 8
 
@@ -299,8 +299,8 @@ def test_a_kept_label_is_not_overruled_by_its_neighbors():
     ids, similarities, labels, _ = pairs_among_others()
     texts = [PoolText(str(i), str(i).encode()) for i in range(len(labels))]
     names = [f"label {i}" for i in range(CLASSES)]
-    counting = Counting.of("auto", None, None, 1.0, None, names, 10, 30)
-    window = Window(LabelSet(names), counting, texts, len(texts), ids, similarities)
+    counting = VoteSettings.of("auto", None, None, 1.0, None, names, 10, 30)
+    window = Neighborhoods(LabelSet(names), counting, texts, len(texts), ids, similarities)
     for place, label in enumerate(labels.tolist()):
         window.put(place, Prediction(names[label], 0.9))
     window.decide(window.diagnose().decision)

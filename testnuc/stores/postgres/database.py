@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from testnuc.errors import TestNUCError
-from testnuc.stores.postgres.faults import driver, passing, store_error
+from testnuc.stores.postgres.errors import driver, passing, store_error
 from testnuc.stores.postgres.schema import migrate
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import numpy as np
 from testnuc.errors import EmbeddingError
 from testnuc.index import NearestVectors
 from testnuc.protocols import Matches
-from testnuc.stores.postgres import pooled as sql
-from testnuc.stores.postgres.rows import (
+from testnuc.stores.postgres import pool_queries as sql
+from testnuc.stores.postgres.queries import (
     from_vectors,
     select_embedder,
     select_vectors,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import PoolText
     from testnuc.stores.postgres.database import Database
-    from testnuc.stores.postgres.rows import Embedder
+    from testnuc.stores.postgres.queries import Embedder
 
 __all__ = ["Owner", "PostgresPool"]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import StoreError
-from testnuc.stores.postgres.faults import driver
+from testnuc.stores.postgres.errors import driver
 
 if TYPE_CHECKING:
     from testnuc.stores.postgres.address import Address

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.errors import EmbeddingError, InvalidInputError, StoreError
-from testnuc.stores.postgres import batches, leasing, paging
-from testnuc.stores.postgres import rows as sql
+from testnuc.stores.postgres import batch_queries as batches
+from testnuc.stores.postgres import export_queries as paging
+from testnuc.stores.postgres import lease_queries as leasing
+from testnuc.stores.postgres import queries as sql
 from testnuc.stores.postgres.address import Address
 from testnuc.stores.postgres.database import Database
+from testnuc.stores.postgres.group_commit import Writer
 from testnuc.stores.postgres.pool import PostgresPool
 from testnuc.stores.postgres.schema import MAX_DIM, create_texts
-from testnuc.stores.postgres.writing import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.protocols import Index, StoredBatch, StoredPrediction
-    from testnuc.results import Prediction, Usage
+    from testnuc.types import Prediction, Usage
 
     T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from testnuc.stores.sqlite.faults import check_file, require_ours, store_error
+from testnuc.stores.sqlite.errors import check_file, require_ours, store_error
 from testnuc.stores.sqlite.schema import migrate
 
 if TYPE_CHECKING:

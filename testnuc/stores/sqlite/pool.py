@@ -12,9 +12,9 @@ import numpy as np
 from testnuc.errors import EmbeddingError, StoreError
 from testnuc.index import EXACT_BELOW
 from testnuc.protocols import Matches
-from testnuc.stores.sqlite import pooled as sql
-from testnuc.stores.sqlite.keeping import Keeper
-from testnuc.stores.sqlite.rows import select_vectors
+from testnuc.stores.sqlite import pool_queries as sql
+from testnuc.stores.sqlite.index_sync import Keeper
+from testnuc.stores.sqlite.queries import select_vectors
 
 if TYPE_CHECKING:
     import sqlite3

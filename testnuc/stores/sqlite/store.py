@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from testnuc.errors import InvalidInputError
-from testnuc.stores.sqlite import batches, paging
-from testnuc.stores.sqlite import rows as sql
+from testnuc.stores.sqlite import batch_queries as batches
+from testnuc.stores.sqlite import export_queries as paging
+from testnuc.stores.sqlite import queries as sql
 from testnuc.stores.sqlite.database import Database
 from testnuc.stores.sqlite.pool import SqlitePool
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.protocols import Index, StoredBatch, StoredPrediction
-    from testnuc.results import Prediction, Usage
+    from testnuc.types import Prediction, Usage
 
 __all__ = ["SqliteStore"]
 

@@ -1,0 +1,71 @@
+"""Checks of arguments, and the hash that identifies a text."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from testnuc.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["checked_choice", "checked_number", "checked_whole", "hash_text", "valid_text"]
+
+
+def hash_text(text: str) -> bytes:
+    """Return the 16 bytes by which a text is known: BLAKE2b of its UTF-8 form."""
+    return blake2b(text.encode(), digest_size=16).digest()
+
+
+def valid_text(text: object) -> str | None:
+    """Return what is wrong with a text that cannot be labeled, or None.
+
+    Parameters
+    ----------
+    text : object
+        What the user gave as a text.
+
+    Returns
+    -------
+    str or None
+        The problem and its remedy, worded to follow "text 3 ".
+    """
+    if not isinstance(text, str):
+        return f"is not a string but {type(text).__name__}; convert or leave it out"
+    if not text or text.isspace():
+        return "is empty; leave it out"
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return (
+                "holds a lone surrogate (half a character), which cannot be sent; decode its "
+                'source correctly, or use text.encode("utf-8", "replace").decode()'
+            )
+    return None
+
+
+def checked_whole(name: str, value: Any, *, least: int) -> int:
+    """Return `value` if it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InvalidInputError(f"{name} is {value!r}; give a whole number of at least {least}")
+    return int(value)
+
+
+def checked_number(name: str, value: Any, low: float, high: float) -> float | None:
+    """Return `value` if it is None or a number from `low` to `high`."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise InvalidInputError(f"{name} is {value!r}; give a number from {low} to {high}, or None")
+    return float(value)
+
+
+def checked_choice(name: str, value: Any, choices: Sequence[str]) -> str:
+    """Return `value` if it is one of `choices`."""
+    if value not in choices:
+        raise InvalidInputError(f"{name} is {value!r}; choose from {', '.join(choices)}")
+    return str(value)

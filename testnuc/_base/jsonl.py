@@ -1,0 +1,76 @@
+"""JSON Lines files: read, and written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from testnuc.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["json_object", "table", "write_whole"]
+
+
+def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
+    """Write a file under another name first: an interruption must not leave half of one.
+
+    Raises
+    ------
+    InvalidInputError
+        It cannot be written.
+    """
+    whole = Path(path)
+    part = whole.with_name(whole.name + ".part")
+    try:
+        with part.open("wb") as file:
+            file.writelines(parts)
+        part.replace(whole)
+    except OSError as exc:
+        raise InvalidInputError(f"{whole} cannot be written: {exc.strerror or exc}") from exc
+
+
+def table(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """Yield the records of a JSON Lines file.
+
+    Raises
+    ------
+    InvalidInputError
+        It cannot be read, or a line is no JSON object.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield json_object(line, path, number)
+    except OSError as exc:
+        raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+
+
+def json_object(line: str | bytes, source: str | os.PathLike[str], number: int) -> dict[str, Any]:
+    """Read a line of a JSON Lines file.
+
+    Parameters
+    ----------
+    line : str or bytes
+    source : str or path
+        The file, for messages.
+    number : int
+        The line's, from 1.
+
+    Raises
+    ------
+    InvalidInputError
+        It is no JSON object.
+    """
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as exc:
+        raise InvalidInputError(f"{source}, line {number} is not JSON: {exc}") from exc
+    if not isinstance(record, dict):
+        raise InvalidInputError(f"{source}, line {number} is no JSON object")
+    return record

@@ -1,0 +1,1 @@
+"""Which question is asked when, and that none is asked twice."""

@@ -1,0 +1,1 @@
+"""One run: embed, search, ask, vote."""

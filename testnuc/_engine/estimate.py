@@ -1,0 +1,205 @@
+"""What a run would cost, told before anything is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import orjson
+
+from testnuc import prompts
+from testnuc.limits import PICO, RateLimit
+from testnuc.prompts import Demonstration
+from testnuc.protocols import Request, TokenUsage
+from testnuc.types import Estimate, LaneEstimate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from testnuc._dispatch.predictor import Predictor
+    from testnuc.limits import Price
+    from testnuc.protocols import Index, Method, PoolText, Store
+
+__all__ = ["Estimator"]
+
+#: Texts looked up at a time.
+_CHUNK = 128
+#: As for prompts: low, so that the estimate is rather too high.
+_BYTES_PER_TOKEN = 3.2
+#: Seconds in which a provider answers a batch, or ends it.
+_WINDOW = 24 * 3600.0
+#: A confidence as models write it.
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """Counts the calls that texts need, and their tokens.
+
+    Parameters
+    ----------
+    asker, store, pool, method
+        The steps of the way of a text; nothing is sent, embedded or added.
+    neighbors_of_each : int
+        Most neighbors that are asked about for each text.
+    texts_per_call : int
+    price : Price, optional
+    batch_price : Price, optional
+    batches : bool
+        Whether the provider has a batch lane.
+    neighbors_later : bool
+        Whether neighbors are asked about once the texts themselves have answers.
+    rate_limit : RateLimit, optional
+    """
+
+    asker: Predictor
+    store: Store
+    pool: Index
+    method: Method
+    neighbors_of_each: int
+    texts_per_call: int
+    price: Price | None
+    batch_price: Price | None = None
+    batches: bool = False
+    neighbors_later: bool = False
+    rate_limit: RateLimit | None = None
+
+    async def usage(self, entries: Sequence[PoolText]) -> Estimate:
+        """Return what labeling distinct texts would use, if no call had to be made again."""
+        labels = await self.pool.labels([entry.hash for entry in entries])
+        open_ = [e for e, label in zip(entries, labels, strict=True) if label is None]
+        most = self.neighbors_of_each * len(entries)
+        if not self.method.context:
+            missing, stored = await self._missing(open_, self.method.samples)
+            most *= self.method.samples
+            others = await self._missing_in_pool(entries, most, self.method.samples)
+            stages = 1 + (self.neighbors_later and bool(others))
+            return await self._sum([(text, ()) for text in [*missing, *others]], stored, stages)
+        # which examples a prompt holds is known only once its text is embedded: all count as open
+        rest = [text async for text in self._pool_texts(entries)]
+        asked = [e.text for e in [*open_, *rest[:most]]]
+        shown = [Demonstration(e.text) for e in [*open_, *rest][: self.method.context + 1]]
+        calls = [
+            (text, tuple(d for d in shown if d.text != text)[: self.method.context])
+            for text in asked
+            for _ in range(self.method.samples)
+        ]
+        stored = 0
+        if self.method.labeled:
+            first, stored = await self._missing(open_, 1)
+            most = self.method.context * len(asked)
+            first += await self._missing_in_pool(entries, most, 1)
+            calls += [(text, ()) for text in first]
+        stages = 1 + self.method.labeled + (self.neighbors_later and bool(rest[:most]))
+        return await self._sum(calls, stored, stages)
+
+    async def _missing(self, entries: Sequence[PoolText], samples: int) -> tuple[list[str], int]:
+        """Return a text for each sample that is not stored, and how many are."""
+        missing: list[str] = []
+        stored = 0
+        for start in range(0, len(entries), _CHUNK):
+            wanted = [(e, s) for e in entries[start : start + _CHUNK] for s in range(samples)]
+            keys = [self.asker.ask(e.text, e.hash, 0, s).key for e, s in wanted]
+            found = await self.store.get_predictions(keys)
+            missing += [e.text for (e, _), hit in zip(wanted, found, strict=True) if hit is None]
+            stored += sum(hit is not None for hit in found)
+            await asyncio.sleep(0)
+        return missing, stored
+
+    async def _missing_in_pool(
+        self, entries: Sequence[PoolText], most: int, samples: int
+    ) -> list[str]:
+        """Return pool texts that may have to be asked about, as many as could be at most."""
+        missing: list[str] = []
+        others: list[PoolText] = []
+        if most:
+            async for other in self._pool_texts(entries):
+                others.append(other)
+                if len(others) == _CHUNK:
+                    missing += (await self._missing(others, samples))[0]
+                    others = []
+                    if len(missing) >= most:
+                        break
+        return [*missing, *(await self._missing(others, samples))[0]][:most]
+
+    async def _pool_texts(self, entries: Sequence[PoolText]) -> AsyncIterator[PoolText]:
+        """Yield the texts of the pool without a label that are none of `entries`."""
+        own = {entry.hash for entry in entries}
+        start: int | None = 0
+        while start is not None:
+            texts, start = await self.pool.scan(start, _CHUNK)
+            for text in texts:
+                if text.label is None and text.hash not in own:
+                    yield text
+
+    async def _sum(
+        self, texts: Sequence[tuple[str, tuple[Demonstration, ...]]], stored: int, stages: int
+    ) -> Estimate:
+        task = self.asker.task
+        reserve = getattr(self.asker.provider, "reserve", None)
+        sent = received = calls = 0
+        pico_usd = [0, 0]
+        prices = (self.price, self.batch_price)
+        for start in range(0, len(texts), self.texts_per_call):
+            part = tuple(text for text, _ in texts[start : start + self.texts_per_call])
+            calls += 1
+            if reserve is not None:
+                user = prompts.user_prompt(part, texts[start][1])
+                tokens = TokenUsage(reserve(Request(task, user, part))[0], self._answer(part))
+                sent += tokens.input_tokens
+                received += tokens.output_tokens
+                for i, price in enumerate(prices):
+                    pico_usd[i] += 0 if price is None else price.pico(tokens)
+            if calls % _CHUNK == 0:
+                await asyncio.sleep(0)
+        told = reserve is not None or not calls
+        live, batch = (
+            LaneEstimate(
+                lane,
+                calls,
+                sent if told else None,
+                received if told else None,
+                self._usd(price, pico, told=told, calls=calls),
+            )
+            for lane, price, pico in zip(("live", "batch"), prices, pico_usd, strict=True)
+        )
+        live = replace(live, least_seconds=self._seconds(calls, sent + received if told else None))
+        # stored answers take no time in either lane
+        batch = replace(batch, most_seconds=_WINDOW * stages if calls else 0.0)
+        return Estimate(
+            calls=calls,
+            input_tokens=live.input_tokens,
+            cached_tokens=0 if told else None,
+            output_tokens=live.output_tokens,
+            usd=live.usd,
+            store_hits=stored,
+            lanes=(live, batch) if self.batches else (live,),
+        )
+
+    @staticmethod
+    def _usd(price: Price | None, pico_usd: int, *, told: bool, calls: int) -> float | None:
+        priced = price is not None and (told or price.is_free)
+        return pico_usd / PICO if priced or not calls else None
+
+    def _seconds(self, calls: int, tokens: int | None) -> float | None:
+        """How long the live lane takes at least; its limits are per minute."""
+        limit = self.rate_limit or RateLimit()
+        minutes = [0.0] if not calls else []
+        if limit.requests_per_minute is not None:
+            minutes.append(calls / limit.requests_per_minute)
+        if limit.tokens_per_minute is not None and tokens is not None:
+            minutes.append(tokens / limit.tokens_per_minute)
+        return 60 * max(minutes) if minutes else None
+
+    def _answer(self, part: Sequence[str]) -> int:
+        """Tokens of a typical answer: a label of middling length, and a confidence."""
+        task = self.asker.task
+        label = sorted(task.labels, key=len)[len(task.labels) // 2]
+        said: dict[str, object] = {"label": label}
+        if task.confidence == "verbalized":
+            said["confidence"] = _CONFIDENCE
+        whole: object = said
+        if len(part) > 1:
+            whole = {"answers": [{"id": i, **said} for i in range(1, len(part) + 1)]}
+        return int(len(orjson.dumps(whole)) / _BYTES_PER_TOKEN) + 1

@@ -1,0 +1,150 @@
+"""What users hand in: checked whole before anything is spent, then made distinct."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from testnuc._base.checks import hash_text, valid_text
+from testnuc.errors import InvalidInputError
+from testnuc.protocols import PoolText
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from testnuc.labels import LabelSet
+
+__all__ = [
+    "checked_texts",
+    "distinct",
+    "labeled",
+    "values",
+]
+
+#: Texts looked at between two turns of the event loop.
+_TURN = 1_024
+
+
+def values(column: Any, name: str = "texts") -> Iterable[Any]:
+    """Return what yields the values of a list, a Series of pandas or polars, or an Arrow array.
+
+    None of these libraries is imported: what such an object is, is seen by what it can do.
+
+    Raises
+    ------
+    InvalidInputError
+        It is a whole table, which would yield the names of its columns.
+    """
+    if hasattr(column, "shape") and (hasattr(column, "columns") or hasattr(column, "column_names")):
+        raise InvalidInputError(
+            f"{name} is a {type(column).__name__}; give one of its columns, such as table['text']"
+        )
+    if hasattr(column, "to_pylist") and hasattr(column, "slice"):
+        return _arrow_values(column)
+    given: Iterable[Any] = column
+    return given
+
+
+def _arrow_values(column: Any) -> Iterator[Any]:
+    """Yield strings where Arrow would yield scalars of its own, a part at a time."""
+    for start in range(0, len(column), _TURN):
+        yield from column.slice(start, _TURN).to_pylist()
+
+
+def _null_in(column: Any, position: int, value: Any) -> str | None:
+    """Return what to say of a value that a column has where it has none."""
+    missing = (
+        value is None
+        or type(value).__name__ in {"NAType", "NaTType"}
+        or (isinstance(value, float) and math.isnan(value))
+    )
+    if not missing or isinstance(column, list | tuple):
+        return None
+    row = ""
+    index = getattr(column, "index", None)
+    # a list has a method of that name, a pandas Series the names of its rows
+    if index is not None and not callable(index):
+        row = f" (row {index[position]!r})"
+    return f"is null{row}; leave such rows out, as drop_nulls() or dropna() do"
+
+
+async def checked_texts(texts: Iterable[str]) -> list[str]:
+    """Return the texts as a list.
+
+    Raises
+    ------
+    InvalidInputError
+        `texts` is no iterable of texts, or one of them cannot be labeled.
+    """
+    if isinstance(texts, str | bytes):
+        raise InvalidInputError(
+            f"texts is one string ({texts[:40]!r}); give a list of texts, or use classify(text)"
+        )
+    if isinstance(texts, AsyncIterable):
+        raise InvalidInputError("texts is an async iterable; use stream(texts)")
+    column = values(texts)
+    if not isinstance(column, Iterable):
+        raise InvalidInputError(f"texts is {texts!r}; give a list of strings")
+    given = list(column)
+    for position, text in enumerate(given):
+        problem = valid_text(text)
+        if problem is not None:
+            problem = _null_in(texts, position, text) or problem
+            raise InvalidInputError(f"text {position} {problem}")
+        if position % _TURN == _TURN - 1:
+            await asyncio.sleep(0)
+    return given
+
+
+async def distinct(texts: Sequence[str]) -> tuple[list[PoolText], NDArray[np.int64]]:
+    """Return each distinct text once, and the place of every text among them, int64[len(texts)]."""
+    entries: list[PoolText] = []
+    place_of: dict[bytes, int] = {}
+    places = np.empty(len(texts), dtype=np.int64)
+    for position, text in enumerate(texts):
+        key = hash_text(text)
+        place = place_of.setdefault(key, len(entries))
+        if place == len(entries):
+            entries.append(PoolText(text, key))
+        places[position] = place
+        if position % _TURN == _TURN - 1:
+            await asyncio.sleep(0)
+    return entries, places
+
+
+def labeled(
+    entries: Sequence[PoolText],
+    places: NDArray[np.int64],
+    labels: Sequence[str],
+    allowed: LabelSet,
+) -> list[PoolText]:
+    """Return the entries with the labels that people gave their texts.
+
+    Raises
+    ------
+    InvalidInputError
+        There is not one label for each text, a label is not in the set, or one text has two.
+    """
+    if isinstance(labels, str) or len(labels) != len(places):
+        raise InvalidInputError(
+            f"{len(places)} texts need {len(places)} labels, got "
+            f"{'one string' if isinstance(labels, str) else len(labels)}"
+        )
+    known: dict[int, str] = {}
+    given = values(labels, "labels")
+    for position, (place, label) in enumerate(zip(places.tolist(), given, strict=True)):
+        if not isinstance(label, str) or allowed.index(label) is None:
+            raise InvalidInputError(
+                f"label {position} is {label!r}, which is not in the label set; "
+                "correct it, or leave the text out"
+            )
+        if known.setdefault(place, label) != label:
+            raise InvalidInputError(
+                f"text {position} is given the label {label!r} and, in another place, "
+                f"{known[place]!r}; one text has one label"
+            )
+    return [PoolText(e.text, e.hash, known[place]) for place, e in enumerate(entries)]

@@ -1,0 +1,214 @@
+"""Classification of texts without end: window by window, each result as soon as it is certain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from testnuc._base.checks import valid_text
+from testnuc._engine.inputs import distinct, values
+from testnuc._engine.neighborhoods import classification
+from testnuc.errors import InvalidInputError
+from testnuc.types import Classification
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc._engine.pipeline import Pipeline
+
+    #: The number of a text in its window that has all it needs; an error; None at the end.
+    _Ready: TypeAlias = "tuple[_StreamedWindow, int] | Exception | None"
+
+__all__ = ["stream_windows"]
+
+
+async def stream_windows(
+    pipeline: Pipeline, texts: Iterable[str] | AsyncIterable[str], size: int
+) -> AsyncGenerator[Classification, None]:
+    """Yield the classification of each text, in the order they finish.
+
+    At most two windows are under way or not yet taken by the consumer: the slow last calls of one
+    do not leave the workers idle, and a slow consumer does not fill the memory.
+    """
+    if not isinstance(texts, AsyncIterable):
+        texts = values(texts)
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable | AsyncIterable):
+        raise InvalidInputError(f"texts is {texts!r:.60}; give an iterable of texts")
+    ready: asyncio.Queue[_Ready] = asyncio.Queue()
+    slots = asyncio.Semaphore(2)
+    producer = asyncio.create_task(
+        _produce(pipeline, texts, size, ready, slots), name="testnuc-stream"
+    )
+    try:
+        while (item := await ready.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            window, position = item
+            yield window.result(position)
+            window.untaken -= 1
+            # what is ready is made into results here: others must have their turn in between
+            await asyncio.sleep(0)
+            if not window.untaken:
+                slots.release()
+    finally:
+        producer.cancel()
+        await asyncio.gather(producer, return_exceptions=True)
+
+
+async def _produce(
+    pipeline: Pipeline,
+    texts: Iterable[str] | AsyncIterable[str],
+    size: int,
+    ready: asyncio.Queue[_Ready],
+    slots: asyncio.Semaphore,
+) -> None:
+    """Put the results of all windows on the queue, then None, or the exception that ended it."""
+    try:
+        async with asyncio.TaskGroup() as tasks, aclosing(_batches(texts, size)) as batches:
+            async for start, batch in batches:
+                await slots.acquire()
+                window = _StreamedWindow(pipeline, start, batch, ready)
+                # the pool grows in the order of the windows
+                predict = await window.prepare()
+                if predict is not None:
+                    tasks.create_task(predict, name="testnuc-window")
+    except BaseExceptionGroup as group:
+        ready.put_nowait(_first(group))
+    except Exception as exc:  # noqa: BLE001 - raised where the results are taken
+        ready.put_nowait(exc)
+    else:
+        ready.put_nowait(None)
+
+
+def _first(error: BaseException) -> Exception:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, Exception) else RuntimeError(repr(error))
+
+
+class _StreamedWindow:
+    """One window: its results are put on the queue as the predictions they need come in."""
+
+    def __init__(
+        self, pipeline: Pipeline, start: int, batch: list[str], ready: asyncio.Queue[_Ready]
+    ) -> None:
+        self._pipeline = pipeline
+        self._start = start
+        self._batch = batch
+        self._ready = ready
+        #: Results that the consumer has not taken yet.
+        self.untaken = len(batch)
+        self._problems: dict[int, str] = {}
+        self._places: dict[int, int] = {}
+        self._window: Neighborhoods | None = None
+
+    async def prepare(self) -> Coroutine[None, None, None] | None:
+        """Add the texts to the pool and find their neighbors; returns what is left to do."""
+        valid: list[str] = []
+        positions: list[int] = []
+        for position, text in enumerate(self._batch):
+            problem = valid_text(text)
+            if problem is None:
+                valid.append(text)
+                positions.append(position)
+            else:
+                self._problems[position] = problem
+                self._ready.put_nowait((self, position))
+        entries, places = await distinct(valid)
+        if not entries:
+            return None
+        self._window = await self._pipeline.prepare(entries, together=True)
+        self._places = dict(zip(positions, places.tolist(), strict=True))
+        positions_of: list[list[int]] = [[] for _ in entries]
+        for position, place in self._places.items():
+            positions_of[place].append(position)
+        return self._predict(self._window, positions_of)
+
+    def result(self, position: int) -> Classification:
+        """Make the record of a text that has all it needs."""
+        text, index = self._batch[position], self._start + position
+        if position in self._problems:
+            return self._invalid(position, text, self._problems[position])
+        assert self._window is not None
+        place = self._places[position]
+        vote = self._window.vote(slice(place, place + 1))
+        return classification(self._window, place, vote, 0, index, text)
+
+    async def _predict(self, window: Neighborhoods, positions_of: list[list[int]]) -> None:
+        # with "stored", neighbors outside the window have what they have
+        end = window.n_own if self._pipeline.neighbors == "stored" else len(window.entries)
+        waits, waits_for = await asyncio.to_thread(_waiting, window, end)
+
+        def ready(place: int) -> None:
+            for position in positions_of[place]:
+                self._ready.put_nowait((self, position))
+
+        def done(other: int) -> None:
+            for place in waits_for[other]:
+                waits[place] -= 1
+                if not waits[place]:
+                    ready(place)
+            waits_for[other] = []
+
+        # with waves a text is certain only when its wave is over; what is decided or corrected by
+        # all of the window, when the window is
+        counting = window.counting
+        late = counting.policy is None or counting.prior is not None
+        waves = late or not self._pipeline.join_pool
+        await self._pipeline.predict(window, waves=waves and not late, done=None if waves else done)
+        if waves:
+            await asyncio.to_thread(window.balance)
+            for place in range(window.n_own):
+                ready(place)
+
+    def _invalid(self, position: int, text: Any, problem: str) -> Classification:
+        return Classification(
+            index=self._start + position,
+            text=text,
+            label=None,
+            share=0.0,
+            margin=0.0,
+            voters=0,
+            complete=True,
+            prediction=None,
+            error=InvalidInputError(f"text {self._start + position} {problem}"),
+        )
+
+
+def _waiting(window: Neighborhoods, end: int) -> tuple[list[int], list[list[int]]]:
+    """Return how many predictions each own text waits for, and which texts wait for each.
+
+    Only texts at places below `end` are waited for.
+    """
+    waits = [0] * window.n_own
+    waits_for: list[list[int]] = [[] for _ in window.entries]
+    for place in range(window.n_own):
+        for other in (place, *window.neighbors[place].tolist()):
+            if 0 <= other < end:
+                waits[place] += 1
+                waits_for[other].append(place)
+    return waits, waits_for
+
+
+async def _batches(
+    texts: Iterable[str] | AsyncIterable[str], size: int
+) -> AsyncGenerator[tuple[int, list[str]], None]:
+    start = 0
+    batch: list[str] = []
+    if isinstance(texts, AsyncIterable):
+        async for text in texts:
+            batch.append(text)
+            if len(batch) == size:
+                yield start, batch
+                start, batch = start + size, []
+    else:
+        for text in texts:
+            batch.append(text)
+            if len(batch) == size:
+                yield start, batch
+                start, batch = start + size, []
+    if batch:
+        yield start, batch

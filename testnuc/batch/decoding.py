@@ -1,0 +1,123 @@
+"""Lines of results to outcomes: by custom_id, whatever their order and however often they come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from testnuc.errors import NotAnsweredError, ProviderError, ReplyError
+from testnuc.protocols import Request, StoredPrediction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from testnuc._dispatch.inflight import Outcome
+    from testnuc.batch.base import Line
+    from testnuc.batch.manifest import Item
+    from testnuc.labels import LabelSet
+    from testnuc.protocols import Task, TokenUsage, WireProvider
+
+__all__ = ["Joined", "Reader", "custom_id"]
+
+#: Decoding needs to know how many texts there were, not which.
+_UNKNOWN = ("",)
+
+
+def custom_id(name: str, number: int) -> str:
+    """Return the custom_id of a request: the batch's name and the request's number in it."""
+    return f"{name}-{number}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reader:
+    """Reads what a model said: the same for the process that asked and for any other."""
+
+    provider: WireProvider
+    task: Task
+    labels: LabelSet
+
+    def read(self, body: bytes, texts: int) -> tuple[list[Outcome], TokenUsage | None]:
+        """Return an outcome for each text of an answer, and its tokens.
+
+        Raises
+        ------
+        ProviderError
+            The answer is an error that came as a 200; nothing was billed.
+        """
+        try:
+            reply = self.provider.decode(Request(self.task, "", _UNKNOWN * texts), body)
+        except ReplyError as error:
+            return [error] * texts, getattr(error, "usage", None)
+        return [
+            a if isinstance(a, Exception) else self.labels.predicted(a) for a in reply.answers
+        ], reply.usage
+
+    def error(self, status: int, body: bytes) -> Exception:
+        """Return the error that a request ended with."""
+        return self.provider.error(status, {}, body)
+
+
+class Joined:
+    """The outcomes of one batch, as its lines come in.
+
+    Parameters
+    ----------
+    name : str
+        What its custom_ids begin with.
+    items : sequence of Item
+    reader : Reader
+    """
+
+    def __init__(self, name: str, items: Sequence[Item], reader: Reader) -> None:
+        self._name = name
+        self._items = items
+        self._reader = reader
+        self._answered: dict[int, list[Outcome]] = {}
+        self._failed: dict[int, Exception] = {}
+        #: Tokens of each answer; what was answered is billed, readable or not.
+        self.usages: list[TokenUsage | None] = []
+
+    def take(self, line: Line) -> None:
+        """Take one line; what was answered before, or is nobody's, changes nothing."""
+        name, _, digits = line.custom_id.rpartition("-")
+        if name != self._name or not digits.isdecimal():
+            return
+        number = int(digits)
+        if number >= len(self._items) or number in self._answered:
+            return
+        if line.status != 200:
+            self._failed.setdefault(number, self._error(line))
+            return
+        try:
+            outcomes, usage = self._reader.read(line.body, len(self._items[number]))
+        except ProviderError as error:
+            self._failed.setdefault(number, error)
+            return
+        self._answered[number] = outcomes
+        self.usages.append(usage)
+
+    def outcomes(self) -> Iterator[tuple[Item, list[Outcome]]]:
+        """Yield each request with the outcomes of its texts."""
+        for number, item in enumerate(self._items):
+            found = self._answered.get(number)
+            if found is None:
+                error = self._failed.get(number) or NotAnsweredError(
+                    "the batch ended without a line for this request"
+                )
+                found = [error] * len(item)
+            yield item, found
+
+    def stored(self, scope: bytes) -> Iterator[StoredPrediction]:
+        """Yield the predictions, as a store keeps them."""
+        for number in sorted(self._answered):
+            pairs = zip(self._items[number], self._answered[number], strict=True)
+            for wanted, outcome in pairs:
+                if not isinstance(outcome, Exception):
+                    yield StoredPrediction(
+                        wanted.key, scope, wanted.text_hash, wanted.sample, outcome
+                    )
+
+    def _error(self, line: Line) -> Exception:
+        if line.status:
+            return self._reader.error(line.status, line.body)
+        return NotAnsweredError(f"the batch ended before this request was executed ({line.why})")

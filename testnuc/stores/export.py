@@ -1,0 +1,283 @@
+"""All that a store holds, as records that another store can be filled from.
+
+A record is a dict of plain values with a ``kind``:
+
+- ``scope``: scope, facts (model, labels);
+- ``prediction``: key, scope, hash (of the text), sample, label, confidence, said;
+- ``text``: embedder, text, label (known from a person), vector: a text of the embedder's pool;
+- ``vector``: embedder, hash, vector: of a text that is in no pool.
+
+Hashes and keys are hexadecimal, vectors base64 of little-endian float16. What is stored stays as it
+is, so loading the same records again changes nothing.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode, b64encode
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from testnuc._base.checks import hash_text
+from testnuc.errors import EmbeddingError, InvalidInputError
+from testnuc.protocols import PoolText, StoredPrediction
+from testnuc.types import Prediction
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from testnuc.protocols import Index
+
+__all__ = ["Movable", "Record", "contents", "dump", "load"]
+
+Record = dict[str, Any]
+
+#: Records read or written at a time: what is held in memory at once.
+BATCH = 2_000
+_PLAIN = np.dtype("<f2")
+_HASH = 16
+
+
+class Movable(Protocol):
+    """A durable store whose content can be read page by page."""
+
+    def pool(self, embedder: str) -> Index:
+        """Return the pool of an embedder."""
+
+    async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
+        """Note what a scope is."""
+
+    async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
+        """Store predictions; the first one under a key wins."""
+
+    async def put_vectors(
+        self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
+    ) -> None:
+        """Store embeddings where there are none yet."""
+
+    async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
+        """Return each scope and its facts."""
+
+    async def embedders(self) -> list[tuple[str, int]]:
+        """Return name and dimension of each embedder that vectors are stored of."""
+
+    async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
+        """Return the next `count` predictions after a key; fewer: there are no more."""
+
+    async def vectors(
+        self, embedder: str, after: bytes = b"", count: int = 1_000
+    ) -> list[tuple[bytes, NDArray[np.float16]]]:
+        """Return the next `count` vectors after a text's hash; fewer: there are no more."""
+
+
+async def dump(store: Movable, *, batch: int = BATCH) -> AsyncIterator[list[Record]]:
+    """Yield the whole content, a batch of records at a time.
+
+    What others store meanwhile may or may not be among it.
+    """
+    scopes = await store.scopes()
+    if scopes:
+        yield [{"kind": "scope", "scope": s.hex(), "facts": facts} for s, facts in scopes]
+    after = b""
+    while rows := await store.predictions(after, batch):
+        yield [_of_prediction(row) for row in rows]
+        after = rows[-1].key
+    for embedder, _ in await store.embedders():
+        pool = store.pool(embedder)
+        try:
+            async for part in _texts(pool, embedder, batch):
+                yield part
+            async for part in _vectors(store, pool, embedder, batch):
+                yield part
+        finally:
+            await pool.close()
+
+
+async def load(store: Movable, records: Iterable[Record], *, batch: int = BATCH) -> Counter[str]:
+    """Put records into a store; returns how many there were of each kind.
+
+    Records of one kind that follow each other are stored together, and the pool is filled in their
+    order.
+
+    Raises
+    ------
+    InvalidInputError
+        A record cannot be read; what came before it is stored.
+    StoreError
+        The store cannot be written, or holds vectors of another dimension.
+    """
+    pools: dict[str, Index] = {}
+    counts: Counter[str] = Counter()
+    waiting: list[Record] = []
+    try:
+        for record in records:
+            if waiting and (len(waiting) >= batch or _group(record) != _group(waiting[0])):
+                counts += await _store(store, pools, waiting)
+                waiting = []
+            waiting.append(record)
+        if waiting:
+            counts += await _store(store, pools, waiting)
+    finally:
+        for pool in pools.values():
+            await pool.close()
+    return counts
+
+
+async def contents(store: Movable, *, batch: int = BATCH) -> tuple[Counter[bytes], Counter[str]]:
+    """Count the predictions of each scope, and the pool texts of each embedder."""
+    predictions: Counter[bytes] = Counter()
+    after = b""
+    while rows := await store.predictions(after, batch):
+        predictions.update(row.scope for row in rows)
+        after = rows[-1].key
+    texts: Counter[str] = Counter()
+    for embedder, _ in await store.embedders():
+        pool = store.pool(embedder)
+        start: int | None = 0
+        while start is not None:
+            found, start = await pool.scan(start, batch)
+            texts[embedder] += len(found)
+        await pool.close()
+    return predictions, texts
+
+
+async def _texts(pool: Index, embedder: str, batch: int) -> AsyncIterator[list[Record]]:
+    start: int | None = 0
+    while start is not None:
+        texts, start = await pool.scan(start, batch)
+        vectors = await pool.stored_vectors([entry.hash for entry in texts])
+        part = [
+            {
+                "kind": "text",
+                "embedder": embedder,
+                "text": entry.text,
+                "label": entry.label,
+                "vector": _of_vector(vector),
+            }
+            for entry, vector in zip(texts, vectors, strict=True)
+            # None: taken out just now
+            if vector is not None
+        ]
+        if part:
+            yield part
+
+
+async def _vectors(
+    store: Movable, pool: Index, embedder: str, batch: int
+) -> AsyncIterator[list[Record]]:
+    after = b""
+    while rows := await store.vectors(embedder, after, batch):
+        after = rows[-1][0]
+        pooled = await pool.stored_vectors([text_hash for text_hash, _ in rows])
+        part = [
+            {
+                "kind": "vector",
+                "embedder": embedder,
+                "hash": text_hash.hex(),
+                "vector": _of_vector(vector),
+            }
+            for (text_hash, vector), there in zip(rows, pooled, strict=True)
+            if there is None
+        ]
+        if part:
+            yield part
+
+
+def _group(record: Record) -> tuple[Any, Any]:
+    return record.get("kind"), record.get("embedder")
+
+
+async def _store(store: Movable, pools: dict[str, Index], records: list[Record]) -> Counter[str]:
+    kind, embedder = _group(records[0])
+    try:
+        if kind == "scope":
+            for record in records:
+                await _describe(store, _to_hash(record["scope"]), dict(record["facts"]))
+        elif kind == "prediction":
+            await store.put_predictions([_to_prediction(record) for record in records])
+        elif kind == "text":
+            await _add(store, pools, str(embedder), records)
+        elif kind == "vector":
+            hashes = [_to_hash(record["hash"]) for record in records]
+            await store.put_vectors(str(embedder), hashes, _to_vectors(records))
+        else:
+            raise InvalidInputError(f"a record is of the unknown kind {kind!r}")
+    except (KeyError, TypeError, binascii.Error, EmbeddingError) as exc:
+        raise InvalidInputError(f"a record of the kind {kind!r} cannot be read: {exc!r}") from exc
+    return Counter({str(kind): len(records)})
+
+
+async def _describe(store: Movable, scope: bytes, facts: Record) -> None:
+    # what this store knows of a scope is as good as what another knew
+    if not facts or dict(await store.scopes()).get(scope):
+        return
+    await store.describe(scope, facts)
+
+
+async def _add(
+    store: Movable, pools: dict[str, Index], embedder: str, records: list[Record]
+) -> None:
+    vectors = _to_vectors(records)
+    entries = [PoolText(r["text"], hash_text(r["text"]), r["label"]) for r in records]
+    pool = pools.get(embedder)
+    if pool is None:
+        pool = pools[embedder] = store.pool(embedder)
+        await pool.open()
+    # a label that a person gave in this store stays
+    known = await pool.labels([entry.hash for entry in entries])
+    entries = [
+        entry if label is None else PoolText(entry.text, entry.hash)
+        for entry, label in zip(entries, known, strict=True)
+    ]
+    await pool.add(entries, vectors)
+
+
+def _of_prediction(row: StoredPrediction) -> Record:
+    said = row.prediction
+    return {
+        "kind": "prediction",
+        "key": row.key.hex(),
+        "scope": row.scope.hex(),
+        "hash": row.text_hash.hex(),
+        "sample": row.sample,
+        "label": said.label,
+        "confidence": said.confidence,
+        "said": said.said,
+    }
+
+
+def _to_prediction(record: Record) -> StoredPrediction:
+    return StoredPrediction(
+        _to_hash(record["key"]),
+        _to_hash(record["scope"]),
+        _to_hash(record["hash"]),
+        int(record["sample"]),
+        Prediction(record["label"], record["confidence"], record["said"]),
+    )
+
+
+def _of_vector(vector: NDArray[np.float16]) -> str:
+    return b64encode(vector.astype(_PLAIN, copy=False).tobytes()).decode()
+
+
+def _to_vectors(records: Sequence[Record]) -> NDArray[np.float16]:
+    contents = [b64decode(record["vector"], validate=True) for record in records]
+    size = len(contents[0])
+    if size == 0 or size % 2 or any(len(content) != size for content in contents):
+        raise InvalidInputError("vectors of one embedder are not of one length")
+    rows = np.frombuffer(b"".join(contents), dtype=_PLAIN).reshape(len(records), -1)
+    return rows.astype(np.float16, copy=False)
+
+
+def _to_hash(value: str) -> bytes:
+    try:
+        found = bytes.fromhex(value)
+    except ValueError as exc:
+        raise InvalidInputError(f"{value!r} is not hexadecimal") from exc
+    if len(found) != _HASH:
+        raise InvalidInputError(f"{value!r} is not a hash of {_HASH} bytes")
+    return found

@@ -1,0 +1,288 @@
+"""Rows of a pool: which texts are in it, under which numbers, and which are near a vector."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from testnuc.errors import StoreError
+from testnuc.protocols import PoolText
+from testnuc.stores.postgres.queries import from_text, from_vectors, insert_vectors, to_text
+from testnuc.stores.postgres.schema import uses_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from testnuc.stores.postgres.queries import Embedder
+
+__all__ = [
+    "Nearest",
+    "insert_texts",
+    "labels_of",
+    "nearest_by_graph",
+    "nearest_by_scan",
+    "remove_texts",
+    "rows_between",
+    "texts_between",
+    "texts_of",
+    "vectors_of",
+]
+
+#: Of each query: hash, number and inner product of texts that are near it, nearest first.
+Nearest = list[list[tuple[bytes, int, float]]]
+
+#: Nodes the graph search keeps in view, at least; pgvector allows 1,000.
+_VIEW, _WIDEST_VIEW = 160, 1_000
+#: Nodes it visits at most when rows are filtered; pgvector's own default.
+_VISITED = 20_000
+#: How many more texts are fetched by the signs of their numbers than are wanted.
+_BIT_FACTOR = 20
+
+
+async def insert_texts(
+    connection: Any,
+    embedder: Embedder,
+    texts: Sequence[PoolText],
+    vectors: NDArray[np.float16],
+) -> int:
+    """Add the texts that are not in the pool, with the vectors that stand; returns its size."""
+    hashes = [entry.hash for entry in texts]
+    table = f"texts_{embedder.id}"
+    rows = await connection.fetch(
+        f"SELECT hash, number, label FROM {table} WHERE hash = ANY($1)",  # noqa: S608 - a number
+        hashes,
+    )
+    known = {row["hash"]: (row["number"], from_text(row["label"])) for row in rows}
+    missing = [i for i, h in enumerate(hashes) if h not in known]
+    if missing:
+        await insert_vectors(
+            connection, embedder.id, [hashes[i] for i in missing], vectors[missing]
+        )
+    if not missing and all(
+        known[entry.hash][0] is not None and entry.label in (None, known[entry.hash][1])
+        for entry in texts
+    ):
+        return await _size(connection, embedder.id)
+    async with connection.transaction():
+        # whoever adds waits here, until the numbers given before have been committed
+        size = await _size(connection, embedder.id, "FOR UPDATE")
+        numbered = {
+            row["hash"]
+            for row in await connection.fetch(
+                f"SELECT hash FROM {table} "  # noqa: S608 - a number
+                "WHERE hash = ANY($1) AND number IS NOT NULL",
+                hashes,
+            )
+        }
+        new: dict[bytes, PoolText] = {}
+        labels: dict[bytes, str | None] = {}
+        for entry in texts:
+            if entry.hash not in numbered and entry.hash not in new:
+                new[entry.hash] = entry
+            elif entry.label is not None:
+                labels[entry.hash] = to_text(entry.label)
+        await connection.execute(
+            f"UPDATE {table} t SET number = u.number, text = u.text, label = u.label "  # noqa: S608
+            "FROM unnest($1::bytea[], $2::bigint[], $3::text[], $4::text[]) "
+            "u (hash, number, text, label) WHERE t.hash = u.hash",
+            list(new),
+            list(range(size, size + len(new))),
+            [to_text(entry.text) for entry in new.values()],
+            [to_text(entry.label) for entry in new.values()],
+        )
+        if labels:
+            await connection.execute(
+                f"UPDATE {table} t SET label = u.label "  # noqa: S608 - a number
+                "FROM unnest($1::bytea[], $2::text[]) u (hash, label) WHERE t.hash = u.hash",
+                list(labels),
+                list(labels.values()),
+            )
+        await connection.execute(
+            "UPDATE embedders SET size = $2 WHERE id = $1", embedder.id, size + len(new)
+        )
+    return size + len(new)
+
+
+async def _size(connection: Any, embedder: int, lock: str = "") -> int:
+    query = f"SELECT size FROM embedders WHERE id = $1 {lock}"  # noqa: S608 - two constants
+    return int(await connection.fetchval(query, embedder))
+
+
+async def remove_texts(connection: Any, embedder: Embedder, hashes: Sequence[bytes]) -> int:
+    """Take texts out of the pool; returns how many were in it.
+
+    Their vectors stay, and so does what a search that is under way must be able to fetch.
+    """
+    async with connection.transaction():
+        await _size(connection, embedder.id, "FOR UPDATE")
+        done = await connection.execute(
+            f"INSERT INTO removed_{embedder.id} (number, hash) SELECT number, hash "  # noqa: S608
+            f"FROM texts_{embedder.id} WHERE hash = ANY($1) AND number IS NOT NULL",
+            hashes,
+        )
+        count = int(done.split()[-1])
+        await connection.execute(
+            f"UPDATE texts_{embedder.id} SET number = NULL, label = NULL "  # noqa: S608 - a number
+            "WHERE hash = ANY($1) AND number IS NOT NULL",
+            hashes,
+        )
+        await connection.execute(
+            "UPDATE embedders SET removals = removals + $2 WHERE id = $1", embedder.id, count
+        )
+    return count
+
+
+async def labels_of(
+    connection: Any, embedder: Embedder, hashes: Sequence[bytes]
+) -> list[str | None]:
+    """Return the label that a person gave each text."""
+    rows = await connection.fetch(
+        f"SELECT hash, label FROM texts_{embedder.id} "  # noqa: S608 - a number
+        "WHERE hash = ANY($1) AND number IS NOT NULL AND label IS NOT NULL",
+        hashes,
+    )
+    found = {row["hash"]: from_text(row["label"]) for row in rows}
+    return [found.get(h) for h in hashes]
+
+
+async def texts_of(connection: Any, embedder: Embedder, numbers: Sequence[int]) -> list[PoolText]:
+    """Return the texts with these numbers, removed ones included."""
+    table = f"texts_{embedder.id}"
+    rows = await connection.fetch(
+        f"SELECT number, text, hash, label FROM {table} WHERE number = ANY($1) "  # noqa: S608
+        "UNION ALL "
+        f"SELECT r.number, t.text, r.hash, NULL FROM removed_{embedder.id} r "
+        f"JOIN {table} t USING (hash) WHERE r.number = ANY($1)",
+        numbers,
+    )
+    found = {
+        number: PoolText(from_text(text) or "", text_hash, from_text(label))
+        for number, text, text_hash, label in rows
+    }
+    try:
+        return [found[number] for number in numbers]
+    except KeyError as exc:
+        raise StoreError(f"there is no text {exc} in the pool of {embedder.name!r}") from exc
+
+
+async def texts_between(
+    connection: Any, embedder: Embedder, start: int, end: int
+) -> list[PoolText]:
+    """Return the texts of the pool that have these numbers."""
+    rows = await connection.fetch(
+        f"SELECT text, hash, label FROM texts_{embedder.id} "  # noqa: S608 - a number
+        "WHERE number >= $1 AND number < $2 ORDER BY number",
+        start,
+        end,
+    )
+    return [PoolText(from_text(text) or "", h, from_text(label)) for text, h, label in rows]
+
+
+async def rows_between(
+    connection: Any, embedder: Embedder, start: int, end: int
+) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.float16]]:
+    """Return hash, number and vector of the texts of the pool that have these numbers."""
+    rows = await connection.fetch(
+        f"SELECT hash, number, vector FROM texts_{embedder.id} "  # noqa: S608 - a number
+        "WHERE number >= $1 AND number < $2 ORDER BY number",
+        start,
+        end,
+    )
+    return (
+        [row["hash"] for row in rows],
+        np.array([row["number"] for row in rows], dtype=np.int64),
+        from_vectors((row["vector"] for row in rows), embedder.dim),
+    )
+
+
+async def vectors_of(
+    connection: Any, embedder: Embedder, hashes: Sequence[bytes]
+) -> dict[bytes, bytes]:
+    """Return the vectors of texts, by hash, as the server sends them."""
+    rows = await connection.fetch(
+        f"SELECT hash, vector FROM texts_{embedder.id} WHERE hash = ANY($1)",  # noqa: S608
+        hashes,
+    )
+    return {row["hash"]: row["vector"] for row in rows}
+
+
+async def nearest_by_scan(
+    connection: Any, embedder: Embedder, queries: Sequence[bytes], count: int, limit: int
+) -> Nearest:
+    """Compare each query with every text numbered below `limit`; return the best `count`."""
+    return await _nearest(
+        connection,
+        # the graph is an index: without one, all rows are read and sorted
+        "SET LOCAL enable_indexscan = off",
+        # the comment tells it from the graph's statement: a plan that is kept is kept by the text
+        "SELECT /* scan */ hash, number, vector <#> q.vector AS distance "  # noqa: S608
+        f"FROM texts_{embedder.id} WHERE number IS NOT NULL AND number < $2 "
+        "ORDER BY vector <#> q.vector LIMIT $3",
+        queries,
+        limit,
+        count,
+    )
+
+
+async def nearest_by_graph(
+    connection: Any, embedder: Embedder, queries: Sequence[bytes], count: int, limit: int
+) -> Nearest:
+    """Search the graph for texts numbered below `limit`; it may miss some of the best `count`.
+
+    A scan goes on until so many are found that pass the filter, or it has visited its share of the
+    graph. Vectors that are too long for a graph are found by the signs of their numbers, and then
+    compared in full.
+    """
+    wanted = count * _BIT_FACTOR if uses_bits(embedder.dim) else count
+    view = min(max(_VIEW, 2 * wanted), _WIDEST_VIEW)
+    settings = (
+        # any plan but the graph's has to sort
+        "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; "
+        "SET LOCAL enable_sort = off; SET LOCAL hnsw.iterative_scan = relaxed_order; "
+        f"SET LOCAL hnsw.ef_search = {view}; "
+        f"SET LOCAL hnsw.max_scan_tuples = {max(_VISITED, 4 * wanted)}"
+    )
+    distance = "vector <#> q.vector"
+    if uses_bits(embedder.dim):
+        signs = f"binary_quantize(%s)::bit({embedder.dim})"
+        select = (
+            f"SELECT hash, number, {distance} AS distance FROM ("  # noqa: S608 - numbers
+            f"SELECT hash, number, vector FROM texts_{embedder.id} "
+            "WHERE number IS NOT NULL AND number < $2 "
+            f"ORDER BY {signs % 'vector'} <~> {signs % 'q.vector'} LIMIT {wanted}"
+            f") c ORDER BY {distance} LIMIT $3"
+        )
+    else:
+        select = (
+            f"SELECT hash, number, {distance} AS distance "  # noqa: S608 - numbers
+            f"FROM texts_{embedder.id} WHERE number IS NOT NULL AND number < $2 "
+            f"ORDER BY {distance} LIMIT $3"
+        )
+    return await _nearest(connection, settings, select, queries, limit, count)
+
+
+async def _nearest(
+    connection: Any, settings: str, select: str, queries: Sequence[bytes], limit: int, count: int
+) -> Nearest:
+    """Run `select` for each query, all in one statement."""
+    found: Nearest = [[] for _ in queries]
+    # the settings end with the transaction; sent together, they cost one round trip
+    await connection.execute(f"BEGIN READ ONLY; {settings}")
+    try:
+        rows = await connection.fetch(
+            "SELECT q.place, c.hash, c.number, c.distance "  # noqa: S608 - from above
+            "FROM unnest($1::halfvec[]) WITH ORDINALITY q (vector, place) "
+            f"CROSS JOIN LATERAL ({select}) c",
+            queries,
+            limit,
+            count,
+        )
+    finally:
+        if not connection.is_closed():
+            await connection.execute("ROLLBACK")
+    for place, text_hash, number, distance in rows:
+        found[place - 1].append((text_hash, number, -distance))
+    return found

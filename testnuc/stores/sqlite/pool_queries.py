@@ -1,0 +1,238 @@
+"""Rows of a pool: which texts are in it, under which numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import orjson
+
+from testnuc.errors import StoreError
+from testnuc.index import DamagedIndexError, SavedIndex
+from testnuc.protocols import PoolText
+from testnuc.stores.sqlite.queries import VECTOR, chunks, insert_vectors, placeholders
+from testnuc.stores.sqlite.schema import first_id
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = [
+    "State",
+    "insert_texts",
+    "labels_of",
+    "numbers",
+    "numbers_removed",
+    "remove_texts",
+    "replace_saved",
+    "rows_from",
+    "state",
+    "texts_between",
+    "texts_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far a pool has come."""
+
+    #: The embedder's id.
+    embedder: int
+    dim: int
+    #: Numbers given so far.
+    size: int
+    #: Texts taken out so far.
+    removals: int
+    #: JSON of the index that was saved last.
+    saved: str | None
+
+    def index(self) -> SavedIndex | None:
+        """Return what was saved; raises `DamagedIndexError` where another version did."""
+        if self.saved is None:
+            return None
+        facts = orjson.loads(self.saved)
+        if facts.get("dim") != self.dim or facts.get("rows", 0) > self.size:
+            raise DamagedIndexError("the index was saved of other content")
+        return SavedIndex.of(facts)
+
+
+def state(connection: sqlite3.Connection, embedder: str) -> State | None:
+    """Return how far the pool has come; None: nothing was ever added."""
+    row = connection.execute(
+        "SELECT id, dim, size, removals, saved FROM embedders WHERE name = ?", (embedder,)
+    ).fetchone()
+    return None if row is None else State(*row)
+
+
+def insert_texts(
+    connection: sqlite3.Connection,
+    embedder: str,
+    texts: Sequence[PoolText],
+    vectors: NDArray[np.float16],
+) -> int:
+    """Add the texts that are not in the pool, with the vectors that stand; returns its size."""
+    number = insert_vectors(connection, embedder, [t.hash for t in texts], vectors)
+    size = int(
+        connection.execute("SELECT size FROM embedders WHERE id = ?", (number,)).fetchone()[0]
+    )
+    known: dict[bytes, tuple[int, int | None]] = {}
+    for part in chunks([t.hash for t in texts]):
+        rows = connection.execute(
+            "SELECT hash, vectors.id, pool.id FROM vectors "  # noqa: S608 - placeholders
+            "LEFT JOIN pool ON pool.vector = vectors.id AND removed IS NULL "
+            f"WHERE embedder = ? AND hash IN ({placeholders(part)})",
+            (number, *part),
+        )
+        for text_hash, vector, row in rows:
+            known[text_hash] = (vector, row)
+    new: list[tuple[int, int, str, str | None]] = []
+    labels: list[tuple[str, int]] = []
+    for entry in texts:
+        vector, row = known[entry.hash]
+        if row is None:
+            row = first_id(number) + size + len(new)
+            known[entry.hash] = (vector, row)
+            new.append((row, vector, entry.text, entry.label))
+        elif entry.label is not None:
+            labels.append((entry.label, row))
+    connection.executemany("INSERT INTO pool (id, vector, text, label) VALUES (?, ?, ?, ?)", new)
+    connection.executemany("UPDATE pool SET label = ? WHERE id = ?", labels)
+    if new:
+        connection.execute("UPDATE embedders SET size = ? WHERE id = ?", (size + len(new), number))
+    return size + len(new)
+
+
+def remove_texts(connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes]) -> int:
+    """Take texts out of the pool; returns how many were in it."""
+    now = state(connection, embedder)
+    if now is None:
+        return 0
+    rows = [row for _, row in _rows(connection, now.embedder, list(dict.fromkeys(hashes)))]
+    connection.executemany(
+        "UPDATE pool SET removed = ? WHERE id = ?",
+        ((now.removals + i, row) for i, row in enumerate(rows, 1)),
+    )
+    connection.execute(
+        "UPDATE embedders SET removals = removals + ? WHERE id = ?", (len(rows), now.embedder)
+    )
+    return len(rows)
+
+
+def numbers(
+    connection: sqlite3.Connection, embedder: int, hashes: Sequence[bytes]
+) -> NDArray[np.int64]:
+    """Return the number of each text, int64[n]; -1: not in the pool."""
+    found = {h: row - first_id(embedder) for h, row in _rows(connection, embedder, hashes)}
+    return np.array([found.get(h, -1) for h in hashes], dtype=np.int64)
+
+
+def _rows(
+    connection: sqlite3.Connection, embedder: int, hashes: Sequence[bytes]
+) -> Iterator[tuple[bytes, int]]:
+    for part in chunks(hashes):
+        yield from connection.execute(
+            "SELECT hash, pool.id FROM vectors "  # noqa: S608 - placeholders
+            "JOIN pool ON pool.vector = vectors.id AND removed IS NULL "
+            f"WHERE embedder = ? AND hash IN ({placeholders(part)})",
+            (embedder, *part),
+        ).fetchall()
+
+
+def labels_of(
+    connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes]
+) -> list[str | None]:
+    """Return the label that a person gave each text."""
+    now = state(connection, embedder)
+    if now is None:
+        return [None] * len(hashes)
+    found: dict[bytes, str] = {}
+    for part in chunks(hashes):
+        found.update(
+            connection.execute(
+                "SELECT hash, label FROM vectors "  # noqa: S608 - placeholders
+                "JOIN pool ON pool.vector = vectors.id AND removed IS NULL "
+                f"WHERE embedder = ? AND hash IN ({placeholders(part)}) AND label IS NOT NULL",
+                (now.embedder, *part),
+            )
+        )
+    return [found.get(h) for h in hashes]
+
+
+def numbers_removed(connection: sqlite3.Connection, embedder: int, after: int) -> NDArray[np.int64]:
+    """Return the numbers of the texts that were taken out after so many others."""
+    rows = connection.execute(
+        "SELECT id FROM pool WHERE id >= ? AND id < ? AND removed > ?",
+        (first_id(embedder), first_id(embedder + 1), after),
+    )
+    return np.array([row - first_id(embedder) for (row,) in rows], dtype=np.int64)
+
+
+def rows_from(
+    connection: sqlite3.Connection, now: State, start: int, count: int
+) -> tuple[NDArray[np.float16], NDArray[np.uint64]]:
+    """Return vectors and ranks of the numbers from `start`, removed ones included.
+
+    Returns
+    -------
+    vectors : float16[n, dim]
+    ranks : uint64[n]
+        The first 8 bytes of each text's hash.
+    """
+    end = min(start + count, now.size)
+    rows = connection.execute(
+        "SELECT hash, vectors.vector FROM pool JOIN vectors ON vectors.id = pool.vector "
+        "WHERE pool.id >= ? AND pool.id < ? ORDER BY pool.id",
+        (first_id(now.embedder) + start, first_id(now.embedder) + end),
+    ).fetchall()
+    if len(rows) != end - start:
+        raise StoreError(
+            f"the pool lacks texts among the numbers {start} to {end}: the store is damaged; "
+            "restore a copy of it"
+        )
+    content = b"".join(vector for _, vector in rows)
+    vectors = np.frombuffer(content, dtype=VECTOR).reshape(len(rows), now.dim)
+    ranks = [int.from_bytes(text_hash[:8], "big") for text_hash, _ in rows]
+    return vectors.astype(np.float16, copy=False), np.array(ranks, dtype=np.uint64)
+
+
+def texts_of(
+    connection: sqlite3.Connection, embedder: int, ids: Sequence[int]
+) -> dict[int, PoolText]:
+    """Return the texts with these numbers, removed ones included."""
+    found = {}
+    for part in chunks(ids):
+        rows = connection.execute(
+            "SELECT pool.id, text, hash, label FROM pool "  # noqa: S608 - placeholders
+            "JOIN vectors ON vectors.id = pool.vector "
+            f"WHERE pool.id IN ({placeholders(part)})",
+            [first_id(embedder) + i for i in part],
+        )
+        for row, text, text_hash, label in rows:
+            found[row - first_id(embedder)] = PoolText(text, text_hash, label)
+    return found
+
+
+def texts_between(
+    connection: sqlite3.Connection, embedder: int, start: int, end: int
+) -> list[PoolText]:
+    """Return the texts of the pool that have these numbers."""
+    rows = connection.execute(
+        "SELECT text, hash, label FROM pool JOIN vectors ON vectors.id = pool.vector "
+        "WHERE pool.id >= ? AND pool.id < ? AND removed IS NULL ORDER BY pool.id",
+        (first_id(embedder) + start, first_id(embedder) + end),
+    )
+    return [PoolText(*row) for row in rows]
+
+
+def replace_saved(
+    connection: sqlite3.Connection, embedder: int, before: str | None, now: SavedIndex
+) -> bool:
+    """Note a saved index, unless another process has noted one meanwhile."""
+    done = connection.execute(
+        "UPDATE embedders SET saved = ? WHERE id = ? AND saved IS ?",
+        (orjson.dumps(now.facts()).decode(), embedder, before),
+    )
+    return done.rowcount == 1

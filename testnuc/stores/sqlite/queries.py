@@ -1,0 +1,191 @@
+"""Reads and writes of many rows, in statements that SQLite keeps prepared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from testnuc.errors import EmbeddingError, StoreError
+from testnuc.types import Prediction
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from testnuc.protocols import StoredPrediction
+
+__all__ = [
+    "chunks",
+    "describe",
+    "forget",
+    "insert_predictions",
+    "insert_vectors",
+    "placeholders",
+    "require_embedder",
+    "select_predictions",
+    "select_vectors",
+    "to_vector",
+]
+
+#: Values bound to one statement; older versions of SQLite take 999.
+_BOUND = 500
+#: How a vector is kept, whatever the machine's own byte order.
+VECTOR = np.dtype("<f2")
+
+
+def chunks(values: Sequence[Any], size: int = _BOUND) -> Iterator[Sequence[Any]]:
+    """Yield the values, as many at a time as fit in a statement."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+def placeholders(values: Sequence[Any]) -> str:
+    """Return ``?,?,..`` for the values."""
+    return ",".join("?" * len(values))
+
+
+def describe(connection: sqlite3.Connection, scope: bytes, facts: Mapping[str, Any]) -> None:
+    """Note what a scope is."""
+    connection.execute(
+        "INSERT INTO scopes (scope, facts) VALUES (?, ?) "
+        "ON CONFLICT (scope) DO UPDATE SET facts = excluded.facts WHERE facts != excluded.facts",
+        (scope, orjson.dumps(dict(facts)).decode()),
+    )
+
+
+def insert_predictions(
+    connection: sqlite3.Connection, rows: Sequence[StoredPrediction]
+) -> list[Prediction]:
+    """Store predictions; returns what stands: the first one stored under a key wins."""
+    scopes: dict[bytes, int] = {}
+    standing = []
+    for row in rows:
+        scope = scopes.get(row.scope)
+        if scope is None:
+            scope = scopes[row.scope] = _scope(connection, row.scope)
+        said = row.prediction
+        done = connection.execute(
+            "INSERT INTO predictions (key, scope, text, sample, label, confidence, said) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            (row.key, scope, row.text_hash, row.sample, said.label, said.confidence, said.said),
+        )
+        if done.rowcount:
+            standing.append(said)
+        else:
+            found = connection.execute(
+                "SELECT label, confidence, said FROM predictions WHERE key = ?", (row.key,)
+            )
+            standing.append(Prediction(*found.fetchone()))
+    return standing
+
+
+def _scope(connection: sqlite3.Connection, scope: bytes) -> int:
+    connection.execute(
+        "INSERT INTO scopes (scope, facts) VALUES (?, '{}') ON CONFLICT DO NOTHING", (scope,)
+    )
+    found = connection.execute("SELECT id FROM scopes WHERE scope = ?", (scope,))
+    return int(found.fetchone()[0])
+
+
+def select_predictions(
+    connection: sqlite3.Connection, keys: Sequence[bytes]
+) -> list[Prediction | None]:
+    """Return the stored prediction of each key."""
+    found: dict[bytes, Prediction] = {}
+    for part in chunks(keys):
+        rows = connection.execute(
+            "SELECT key, label, confidence, said FROM predictions "  # noqa: S608 - placeholders
+            f"WHERE key IN ({placeholders(part)})",
+            part,
+        )
+        for key, label, confidence, said in rows:
+            found[key] = Prediction(label, confidence, said)
+    return [found.get(key) for key in keys]
+
+
+def forget(connection: sqlite3.Connection, model: str | None, scope: bytes | None) -> int:
+    """Drop the predictions of a model, or of a scope; returns how many."""
+    gone = [
+        number
+        for number, known, facts in connection.execute("SELECT id, scope, facts FROM scopes")
+        if known == scope or (model is not None and orjson.loads(facts).get("model") == model)
+    ]
+    return sum(
+        connection.execute("DELETE FROM predictions WHERE scope = ?", (number,)).rowcount
+        for number in gone
+    )
+
+
+def require_embedder(connection: sqlite3.Connection, name: str, dim: int) -> int:
+    """Return the id of an embedder, which is noted where it is new.
+
+    Raises
+    ------
+    StoreError
+        The store holds vectors of another dimension under this name.
+    """
+    connection.execute(
+        "INSERT INTO embedders (name, dim) VALUES (?, ?) ON CONFLICT DO NOTHING", (name, dim)
+    )
+    number, known = connection.execute(
+        "SELECT id, dim FROM embedders WHERE name = ?", (name,)
+    ).fetchone()
+    if known != dim:
+        raise StoreError(
+            f"the store holds vectors of dimension {known} of the embedder {name!r}, which now "
+            f"gives vectors of dimension {dim}; give the embedder another `name`, or use another "
+            "store"
+        )
+    return int(number)
+
+
+def insert_vectors(
+    connection: sqlite3.Connection,
+    embedder: str,
+    hashes: Sequence[bytes],
+    vectors: NDArray[np.float16],
+) -> int:
+    """Store vectors where there are none yet; returns the embedder's id.
+
+    Raises
+    ------
+    EmbeddingError
+        A vector has NaN or infinity: it would spoil the index each time it is built.
+    """
+    if not np.isfinite(vectors).all():
+        raise EmbeddingError("a vector has NaN or infinity; the embedder is at fault")
+    number = require_embedder(connection, embedder, vectors.shape[1])
+    plain = vectors.astype(VECTOR, copy=False)
+    connection.executemany(
+        "INSERT INTO vectors (embedder, hash, vector) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+        ((number, h, v.tobytes()) for h, v in zip(hashes, plain, strict=True)),
+    )
+    return number
+
+
+def select_vectors(
+    connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes], *, pooled: bool = False
+) -> list[NDArray[np.float16] | None]:
+    """Return the stored vector of each text; with `pooled`, of those that are in the pool."""
+    found: dict[bytes, NDArray[np.float16]] = {}
+    known = connection.execute("SELECT id FROM embedders WHERE name = ?", (embedder,)).fetchone()
+    if known is not None:
+        where = "JOIN pool ON pool.vector = vectors.id AND removed IS NULL" if pooled else ""
+        for part in chunks(hashes):
+            rows = connection.execute(
+                f"SELECT hash, vectors.vector FROM vectors {where} "  # noqa: S608 - placeholders
+                f"WHERE embedder = ? AND hash IN ({placeholders(part)})",
+                (known[0], *part),
+            )
+            for text_hash, blob in rows:
+                found[text_hash] = to_vector(blob)
+    return [found.get(h) for h in hashes]
+
+
+def to_vector(blob: bytes) -> NDArray[np.float16]:
+    """Return a stored vector."""
+    return np.frombuffer(blob, dtype=VECTOR).astype(np.float16, copy=False)

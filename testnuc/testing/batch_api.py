@@ -1,0 +1,458 @@
+"""The batch APIs of a test server: OpenAI's files and batches, Anthropic's message batches."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from time import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+import orjson
+
+from testnuc.testing.formats import ANTHROPIC, OPENAI, count_tokens
+from testnuc.testing.http_connection import Call, Response, header
+from testnuc.testing.request_checks import Problem
+
+if TYPE_CHECKING:
+    from testnuc.testing.batch_options import Batches
+    from testnuc.testing.formats import Wire
+    from testnuc.testing.request_checks import Gate
+
+__all__ = ["BatchDesk"]
+
+_OPENAI = re.compile(r"/v1/(files|batches)(?:/([\w-]+))?(?:/(content|cancel))?/?")
+_ANTHROPIC = re.compile(r"/v1/messages/batches(?:/([\w-]+))?(?:/(results|cancel))?/?")
+_WINDOW = 24 * 3600
+#: As documented.
+_OPENAI_LIMITS = (50_000, 200_000_000)
+_ANTHROPIC_LIMITS = (100_000, 256_000_000)
+_CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_PAGE = 20
+
+
+@dataclass(slots=True)
+class Item:
+    """What became of one request: status and body, and what is to be done once it is told."""
+
+    status: int
+    body: bytes
+    delivered: Callable[[], None] | None = None
+
+
+def openai_line(name: str, item: Item) -> bytes:
+    """Write a line of an output or error file."""
+    return (
+        b'{"id":"batch_req_%s","custom_id":"%s","response":{"status_code":%d,'
+        b'"request_id":"req_1","body":%s},"error":null}'
+        % (name.encode(), name.encode(), item.status, item.body)
+    )
+
+
+def anthropic_line(name: str, item: Item) -> bytes:
+    """Write a line of Anthropic's results."""
+    kind, field = (b"succeeded", b"message") if item.status == 200 else (b"errored", b"error")
+    return b'{"custom_id":"%s","result":{"type":"%s","%s":%s}}' % (
+        name.encode(), kind, field, item.body,
+    )  # fmt: skip
+
+
+def left_line(wire: Wire, name: str, kind: str) -> bytes:
+    """Write the line of a request that was not executed."""
+    if wire is ANTHROPIC:
+        return orjson.dumps({"custom_id": name, "result": {"type": kind}})
+    code = "batch_expired" if kind == "expired" else "batch_cancelled"
+    error = {"code": code, "message": "This request could not be executed before the batch ended."}
+    return orjson.dumps({"id": f"batch_req_{name}", "custom_id": name, "response": None,
+                         "error": error})  # fmt: skip
+
+
+def form_of(call: Call) -> dict[str, bytes]:
+    """Return the parts of a form by name."""
+    kind = (header(call.head, b"content-type") or b"").decode("latin-1")
+    boundary = re.search(r'boundary="?([^";]+)', kind)
+    if boundary is None:
+        raise Problem(400, "expected multipart/form-data")
+    parts = {}
+    for part in call.body.split(b"--" + boundary[1].encode())[1:-1]:
+        head, _, content = part.partition(b"\r\n\r\n")
+        name = re.search(rb'name="([^"]+)"', head)
+        if name is not None:
+            parts[name[1].decode()] = content.removesuffix(b"\r\n")
+    if "file" not in parts:
+        raise Problem(400, "Missing required parameter: 'file'", param="file")
+    return parts
+
+
+@dataclass(slots=True)
+class _Batch:
+    id: str
+    wire: Wire
+    #: custom_id and the request's own body.
+    requests: list[tuple[str, dict[str, Any]]]
+    #: OpenAI's endpoint, input file and metadata.
+    facts: dict[str, Any]
+    created: float
+    #: What will become of it, and what already has.
+    outcome: str | None
+    steps: int = 0
+    status: str = "validating"
+    cancelling: bool = False
+    error: dict[str, Any] | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    #: Lines of answers, and of requests that failed.
+    output: list[bytes] = field(default_factory=list)
+    errors: list[bytes] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        return self.status in {"completed", "failed", "expired", "cancelled"}
+
+
+class BatchDesk:
+    """Takes batches in, lets them make their steps, and gives their results out.
+
+    Parameters
+    ----------
+    options : Batches
+    gate : Gate
+        Refuses wrong keys.
+    answer : callable
+        Answers one request: wire, header lines, path and body to an `Item`.
+    """
+
+    def __init__(
+        self,
+        options: Batches,
+        gate: Gate,
+        answer: Callable[[Wire, Call], Item],
+    ) -> None:
+        self.options = options
+        self._gate = gate
+        self._answer = answer
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self.files: dict[str, bytes] = {}
+        self.batches: dict[str, _Batch] = {}
+        #: Creations that were asked for, whatever became of them.
+        self.creations = 0
+        self.downloads = 0
+        self._refused = 0
+        self._chance = random.Random(7)  # noqa: S311 - no secret
+
+    def respond(self, call: Call) -> Response | None:
+        """Answer a request for one of the two APIs; None: it is for neither."""
+        path = call.path
+        found = _ANTHROPIC.fullmatch(path)
+        wire: Wire = ANTHROPIC if found else OPENAI
+        found = found or _OPENAI.fullmatch(path)
+        if found is None:
+            return None
+        try:
+            self._gate.admit(call)
+            if wire is ANTHROPIC:
+                if header(call.head, b"anthropic-version") is None:
+                    raise Problem(400, "anthropic-version: header is required")  # noqa: TRY301
+                return self._anthropic(call, found[1], found[2])
+            return self._openai(call, *found.groups())
+        except Problem as problem:
+            body = wire.error(problem.status, problem.message, problem.code, problem.param)
+            return Response(problem.status, body, problem.headers)
+
+    # -- OpenAI ----------------------------------------------------------------------------------
+
+    def _openai(self, call: Call, kind: str, name: str | None, verb: str | None) -> Response:
+        match call.method, kind, verb:
+            case "POST", "files", None if name is None:
+                return self._upload(call)
+            case "GET", "files", "content" if name in self.files or self._output(name):
+                assert name is not None
+                body = self.files.get(name)
+                return self._download(body if body is not None else self._output(name) or b"")
+            case "POST", "batches", None if name is None:
+                return self._create_openai(call)
+            case "GET", "batches", None if name is None:
+                return self._list(call, "after", self._openai_batch)
+            case "GET", "batches", None if name in self.batches:
+                assert name is not None
+                return self._retrieve(name, self._openai_batch)
+            case "POST", "batches", "cancel" if name in self.batches:
+                assert name is not None
+                return self._cancel(name, self._openai_batch)
+        raise Problem(404, f"No such object: {name}", code="not_found")
+
+    def _upload(self, call: Call) -> Response:
+        self.options.told("upload")
+        parts = form_of(call)
+        if parts.get("purpose") != b"batch":
+            raise Problem(400, "Invalid value for 'purpose'", param="purpose")
+        name = f"file-{len(self.files)}"
+        self.files[name] = parts["file"]
+        return _json(
+            {
+                "id": name,
+                "object": "file",
+                "bytes": len(parts["file"]),
+                "created_at": int(time()),
+                "filename": "requests.jsonl",
+                "purpose": "batch",
+                "status": "processed",
+            }
+        )
+
+    def _create_openai(self, call: Call) -> Response:
+        self._refuse()
+        given = orjson.loads(call.body)
+        content = self.files.get(given.get("input_file_id", ""))
+        if content is None:
+            raise Problem(400, "No such File object", param="input_file_id")
+        if given.get("completion_window") != "24h":
+            raise Problem(400, "Invalid completion_window", param="completion_window")
+        if given.get("endpoint") != "/v1/chat/completions":
+            raise Problem(400, "Invalid endpoint", param="endpoint")
+        facts = {name: given.get(name) for name in ("endpoint", "input_file_id", "metadata")}
+        batch = self._new("batch", OPENAI, [], facts)
+        most, size = _OPENAI_LIMITS
+        lines = content.splitlines()
+        if len(lines) > (self.options.max_requests or most):
+            batch.error = {"code": "too_many_tasks", "message": "The batch has too many requests."}
+        elif len(content) > (self.options.max_bytes or size):
+            batch.error = {"code": "file_too_large", "message": "The file is too large."}
+        for number, line in enumerate(lines, 1):
+            try:
+                task = orjson.loads(line)
+                batch.requests.append((task["custom_id"], task["body"]))
+                wrong = task["method"] != "POST" or task["url"] != given["endpoint"]
+            except (ValueError, KeyError, TypeError):
+                wrong = True
+            if wrong:
+                message = "This line is not parseable as valid JSON."
+                batch.error = {"code": "invalid_json_line", "message": message, "line": number}
+        if len({name for name, _ in batch.requests}) < len(batch.requests):
+            batch.error = {"code": "duplicate_custom_id", "message": "Duplicate custom_id."}
+        self._check_queue(batch)
+        return self._created(batch, self._openai_batch)
+
+    def _check_queue(self, batch: _Batch) -> None:
+        most = self.options.enqueued_tokens
+        if most is None or batch.error is not None:
+            return
+        enqueued = sum(_tokens(b) for b in self.batches.values() if not b.ended)
+        if enqueued > most:
+            batch.error = {
+                "code": "token_limit_exceeded",
+                "message": f"Enqueued token limit reached. Limit: {most:,} enqueued tokens. "
+                "Please try again once some in_progress batches have been completed.",
+            }
+
+    def _openai_batch(self, batch: _Batch) -> dict[str, Any]:
+        created = int(batch.created)
+        return {
+            "id": batch.id,
+            "object": "batch",
+            "status": batch.status,
+            "completion_window": "24h",
+            "created_at": created,
+            "expires_at": created + _WINDOW,
+            "errors": None if batch.error is None else {"object": "list", "data": [batch.error]},
+            "output_file_id": f"{batch.id}-output" if batch.output else None,
+            "error_file_id": f"{batch.id}-errors" if batch.errors else None,
+            "request_counts": {
+                "total": len(batch.requests),
+                "completed": batch.counts.get("succeeded", 0),
+                "failed": sum(batch.counts.values()) - batch.counts.get("succeeded", 0),
+            },
+            **batch.facts,
+        }
+
+    def _output(self, name: str | None) -> bytes | None:
+        found, _, kind = (name or "").rpartition("-")
+        batch = self.batches.get(found)
+        if batch is None or kind not in {"output", "errors"}:
+            return None
+        return b"\n".join(batch.output if kind == "output" else batch.errors) + b"\n"
+
+    # -- Anthropic -------------------------------------------------------------------------------
+
+    def _anthropic(self, call: Call, name: str | None, verb: str | None) -> Response:
+        if name is None and call.method == "POST":
+            return self._create_anthropic(call)
+        if name is None:
+            return self._list(call, "after_id", self._anthropic_batch)
+        batch = self.batches.get(name)
+        if batch is None:
+            raise Problem(404, f"No such batch: {name}")
+        if verb == "cancel" and call.method == "POST":
+            return self._cancel(name, self._anthropic_batch)
+        if verb == "results":
+            if not batch.ended:
+                raise Problem(400, "The batch has not ended")
+            return self._download(b"\n".join(batch.output + batch.errors) + b"\n")
+        return self._retrieve(name, self._anthropic_batch)
+
+    def _create_anthropic(self, call: Call) -> Response:
+        self._refuse()
+        most, size = _ANTHROPIC_LIMITS
+        given = orjson.loads(call.body)
+        requests = [(task["custom_id"], task["params"]) for task in given["requests"]]
+        if len(call.body) > (self.options.max_bytes or size):
+            raise Problem(413, "Request exceeds the maximum size")
+        if len(requests) > (self.options.max_requests or most):
+            raise Problem(400, "requests: List should have fewer items")
+        names = {name for name, _ in requests}
+        if len(names) < len(requests) or not all(_CUSTOM_ID.fullmatch(name) for name in names):
+            raise Problem(400, "custom_id: must be unique and match ^[a-zA-Z0-9_-]{1,64}$")
+        return self._created(self._new("msgbatch", ANTHROPIC, requests, {}), self._anthropic_batch)
+
+    def _anthropic_batch(self, batch: _Batch) -> dict[str, Any]:
+        counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
+        counts |= batch.counts
+        counts["processing"] = len(batch.requests) - sum(batch.counts.values())
+        status = "ended" if batch.ended else "canceling" if batch.cancelling else "in_progress"
+        return {
+            "id": batch.id,
+            "type": "message_batch",
+            "processing_status": status,
+            "request_counts": counts,
+            "created_at": _moment(batch.created),
+            "expires_at": _moment(batch.created + _WINDOW),
+            "ended_at": _moment(batch.created) if batch.ended else None,
+            "cancel_initiated_at": None,
+            "archived_at": None,
+            "results_url": f"/v1/messages/batches/{batch.id}/results" if batch.ended else None,
+        }
+
+    # -- both ------------------------------------------------------------------------------------
+
+    def _refuse(self) -> None:
+        self.options.told("create")
+        self.creations += 1
+        if self._refused < self.options.refusals:
+            self._refused += 1
+            raise Problem(429, "Too many batches.", headers=b"retry-after-ms: 1\r\n")
+
+    def _new(
+        self, kind: str, wire: Wire, requests: list[tuple[str, dict[str, Any]]], facts: Any
+    ) -> _Batch:
+        number, ends = len(self.batches), self.options.outcomes
+        outcome = ends[number] if number < len(ends) else None
+        batch = _Batch(f"{kind}_{number}", wire, requests, facts, time(), outcome)
+        self.batches[batch.id] = batch
+        return batch
+
+    def _created(self, batch: _Batch, shown: Callable[[_Batch], dict[str, Any]]) -> Response:
+        self.options.told("created")
+        response = self._told(shown(batch))
+        if len(self.batches) - 1 in self.options.lost:
+            response.delivery = "reset-before"
+        return response
+
+    def _list(self, call: Call, cursor: str, shown: Callable[[_Batch], dict[str, Any]]) -> Response:
+        """Return a page of batches, the newest first."""
+        self.options.told("list")
+        query = {name: values[0] for name, values in parse_qs(call.query).items()}
+        wire = ANTHROPIC if "messages" in call.path else OPENAI
+        found = [shown(b) for b in reversed(self.batches.values()) if b.wire is wire]
+        start = 0
+        if cursor in query:
+            start = [batch["id"] for batch in found].index(query[cursor]) + 1
+        stop = start + int(query.get("limit", _PAGE))
+        page = found[start:stop]
+        return _json(
+            {
+                "data": page,
+                "has_more": stop < len(found),
+                "first_id": page[0]["id"] if page else None,
+                "last_id": page[-1]["id"] if page else None,
+            }
+        )
+
+    def _retrieve(self, name: str, shown: Callable[[_Batch], dict[str, Any]]) -> Response:
+        self.options.told("retrieve")
+        batch = self.batches[name]
+        if not batch.ended:
+            self._advance(batch)
+        return self._told(shown(batch))
+
+    def _download(self, content: bytes) -> Response:
+        self.options.told("download")
+        self.downloads += 1
+        response = Response(200, content)
+        if self.downloads <= self.options.broken:
+            response.delivery = "reset-within"
+        return response
+
+    def _cancel(self, name: str, shown: Callable[[_Batch], dict[str, Any]]) -> Response:
+        self.options.told("cancel")
+        batch = self.batches[name]
+        if not batch.ended:
+            batch.cancelling, batch.outcome, batch.status = True, "cancelled", "cancelling"
+        return self._told(shown(batch))
+
+    def _told(self, batch: dict[str, Any]) -> Response:
+        wait = math.ceil(self.options.poll_after * 1000)
+        return Response(200, orjson.dumps(batch), b"openai-poll-after-ms: %d\r\n" % wait)
+
+    def _advance(self, batch: _Batch) -> None:
+        batch.steps += 1
+        validating = batch.wire is OPENAI and batch.steps <= self.options.validation
+        if validating:
+            return
+        if batch.error is not None or batch.outcome == "failed":
+            server = {"code": "server_error", "message": "The batch failed to be processed."}
+            batch.error, batch.status = batch.error or server, "failed"
+        elif batch.steps <= self.options.validation + self.options.polls and not batch.cancelling:
+            batch.status = "in_progress"
+        else:
+            self._process(batch)
+            batch.status = batch.outcome or "completed"
+
+    def _process(self, batch: _Batch) -> None:
+        requests, left = batch.requests, []
+        if batch.outcome is not None:
+            # which of them it had come to is chance
+            requests = self._chance.sample(requests, int(self.options.answered * len(requests)))
+            done = {name for name, _ in requests}
+            left = [name for name, _ in batch.requests if name not in done]
+        path = "/v1/messages" if batch.wire is ANTHROPIC else "/v1/chat/completions"
+        head = b"\r\nanthropic-version: 2023-06-01\r\n"
+        for name, body in requests:
+            if self.options.missing and self._chance.random() < self.options.missing:
+                continue
+            item = self._answer(batch.wire, Call("POST", path, head, orjson.dumps(body)))
+            if item.delivered is not None:
+                item.delivered()
+            kind = "succeeded" if item.status == 200 else "errored"
+            batch.counts[kind] = batch.counts.get(kind, 0) + 1
+            write = anthropic_line if batch.wire is ANTHROPIC else openai_line
+            (batch.output if item.status == 200 else batch.errors).append(write(name, item))
+        kind = "canceled" if batch.outcome == "cancelled" else "expired"
+        if left:
+            batch.counts[kind] = len(left)
+            batch.errors += [left_line(batch.wire, name, kind) for name in left]
+        for lines in (batch.output, batch.errors):
+            part = self.options.duplicates
+            lines += [line for line in lines if part and self._chance.random() < part]
+            if self.options.shuffle:
+                self._chance.shuffle(lines)
+
+
+def _tokens(batch: _Batch) -> int:
+    return sum(
+        count_tokens(sum(len(str(m["content"])) for m in body["messages"]))
+        for _, body in batch.requests
+    )
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _json(value: object) -> Response:
+    return Response(200, orjson.dumps(value))

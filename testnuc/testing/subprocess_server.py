@@ -1,0 +1,188 @@
+"""A test server in a process of its own, so that it shares no event loop and no core with a client.
+
+The child gets its configuration as the first line on its standard input, tells its address in one
+line of JSON, and ends when that input does: also when the parent is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+import testnuc
+from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.testing.answers import by_hash
+from testnuc.testing.batch_options import Batches
+from testnuc.testing.faults import Faults
+from testnuc.testing.listener import HOST
+from testnuc.testing.loopback import LoopbackLLM
+
+__all__ = ["ServerProcess", "serve_in_process"]
+
+_PATIENCE = 5.0
+
+
+class ServerProcess:
+    """A `LoopbackLLM` in another process.
+
+    Attributes
+    ----------
+    base_url : str
+        What to pass to a client.
+    pid : int
+        Of the process.
+    """
+
+    def __init__(self, base_url: str, pid: int) -> None:
+        self.base_url = base_url
+        self.pid = pid
+        self._port = int(base_url.removesuffix("/v1").rpartition(":")[2])
+
+    def stats(self) -> dict[str, Any]:
+        """Return `LoopbackLLM.stats`."""
+        return self._fetch("GET", "/stats")
+
+    def asked(self) -> dict[str, int]:
+        """Return `LoopbackLLM.asked`."""
+        return self._fetch("GET", "/stats/asked")
+
+    def reset(self) -> None:
+        """Set all counts to zero, and the schedule of faults to its beginning."""
+        self._fetch("POST", "/stats/reset")
+
+    def _fetch(self, method: str, path: str) -> dict[str, Any]:
+        connection = HTTPConnection(HOST, self._port, timeout=_PATIENCE)
+        try:
+            connection.request(method, path)
+            fetched: dict[str, Any] = orjson.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+        return fetched
+
+
+@contextlib.contextmanager
+def serve_in_process(
+    answers: Mapping[str, Any] | Path | Sequence[str], **options: Any
+) -> Iterator[ServerProcess]:
+    """Run a `LoopbackLLM` in another process while the context lasts.
+
+    Parameters
+    ----------
+    answers : mapping, path or sequence of str
+        Text -> label or (label, confidence); a JSON file that holds such a mapping; or labels, of
+        which each text gets the one that `by_hash` picks.
+    **options
+        Of `LoopbackLLM`, as far as JSON can hold them: not callables. `faults` and `batches` are
+        mappings of the arguments of `Faults` and `Batches`.
+
+    Yields
+    ------
+    ServerProcess
+        Its address and its counts.
+    """
+    if isinstance(answers, Path):
+        source: dict[str, Any] = {"path": os.fspath(answers.absolute())}
+    elif isinstance(answers, Mapping):
+        source = {"answers": dict(answers)}
+    else:
+        source = {"labels": list(answers)}
+    try:
+        config = orjson.dumps(source | options)
+    except TypeError as exc:
+        raise InvalidInputError(f"cannot be passed to another process: {exc}") from exc
+    package = os.fspath(Path(testnuc.__file__).parents[1])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "testnuc.testing", "--stdin"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(config + b"\n")
+            process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            raise TestNUCError(f"the server ended with code {process.wait()}; see its output above")
+        yield ServerProcess(orjson.loads(line)["base_url"], process.pid)
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def serve(config: Mapping[str, Any], *, until_eof: bool) -> None:
+    """Serve until standard input ends, or until interrupted; the child's side.
+
+    Parameters
+    ----------
+    config : mapping
+        ``answers``, ``path`` or ``labels``, and options of `LoopbackLLM`.
+    until_eof : bool
+        Whether the end of standard input is the end of the server.
+    """
+    options = dict(config)
+    answers = options.pop("answers", None)
+    labels = options.pop("labels", None)
+    path = options.pop("path", None)
+    if path is not None:
+        answers = orjson.loads(Path(path).read_bytes())
+    if options.get("faults") is not None:
+        options["faults"] = Faults(**options["faults"])
+    if options.get("batches") is not None:
+        options["batches"] = Batches(**options["batches"])
+    llm = LoopbackLLM(answers if labels is None else by_hash(labels), **options)
+    gc.collect()
+    gc.freeze()  # the answers are here to stay
+    gc.set_threshold(20_000)
+    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=_loops()) as runner:
+        runner.run(_serve(llm, until_eof=until_eof))
+
+
+async def _serve(llm: LoopbackLLM, *, until_eof: bool) -> None:
+    ended = asyncio.Event()
+    async with llm:
+        if until_eof:
+            loop = asyncio.get_running_loop()
+            watch = threading.Thread(target=_wait_for_eof, args=(loop, ended.set), daemon=True)
+            watch.start()
+        sys.stdout.write(orjson.dumps({"base_url": llm.base_url}).decode() + "\n")
+        sys.stdout.flush()
+        await ended.wait()
+
+
+def _wait_for_eof(loop: asyncio.AbstractEventLoop, then: Callable[[], object]) -> None:
+    # not through sys.stdin, whose lock would hold up the end of the interpreter
+    while os.read(0, 4096):
+        pass
+    with contextlib.suppress(RuntimeError):  # the loop is closed already
+        loop.call_soon_threadsafe(then)
+
+
+def _loops() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Prefer uvloop where it is installed: the process is ours alone."""
+    try:
+        import uvloop  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return None
+    loops: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return loops

@@ -1,0 +1,193 @@
+"""What providers say when they refuse a call, as testnuc's exceptions."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from testnuc.errors import (
+    AuthenticationError,
+    BadRequestError,
+    ContentRefusedError,
+    ProviderError,
+    QuotaExceededError,
+    RateLimitedError,
+    ServerError,
+    UnknownModelError,
+)
+from testnuc.transport.endpoint import redacted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["as_error", "said_in"]
+
+#: How much of a provider's own message is quoted.
+_QUOTED = 300
+
+_REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid")
+
+#: Error types that stand for a status, where an error comes inside a 200 answer.
+_STATUS = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "invalid_api_key": 401,
+    "billing_error": 402,
+    "insufficient_quota": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "model_not_found": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "api_error": 500,
+    "server_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+
+#: Codes, and sentences of providers that give none, of an account that has nothing left.
+_QUOTA_CODES = {
+    "insufficient_quota",
+    "billing_error",
+    "billing_hard_limit_reached",
+    "billing_not_active",
+    "access_terminated",
+}
+_QUOTA = re.compile(
+    r"credit balance is too low|reached your specified .{0,40}usage limit", re.IGNORECASE
+)
+_FILTERED = re.compile(
+    r"content[ _-]?(management|filter|policy)|responsible ?ai|safety (system|polic)"
+    r"|flagged|moderation",
+    re.IGNORECASE,
+)
+_TOO_LONG = re.compile(
+    r"context.{0,10}(length|window|size)|prompt is too long|input is too long|too many tokens"
+    r"|request too large|maximum (prompt|input) length|exceed.{0,30}context",
+    re.IGNORECASE,
+)
+
+
+def said_in(body: bytes) -> tuple[str, frozenset[str]]:
+    """Read a provider's message, and its type, code and param, out of an error's body.
+
+    Parameters
+    ----------
+    body : bytes
+        In any of the shapes in use: ``{"error": {..}}``, ``{"error": ".."}``, ``{"message": ..}``,
+        ``{"detail": ..}``, a list of one of them, or no JSON at all.
+    """
+    try:
+        value: Any = orjson.loads(body)
+    except ValueError:
+        text = body[:2000].decode("utf-8", "replace")
+        return " ".join(re.sub(r"<[^>]*>", " ", text).split()), frozenset()
+    if isinstance(value, list) and value:
+        value = value[0]
+    codes: set[str] = set()
+    message: Any = value
+    for _ in range(3):
+        if not isinstance(message, dict):
+            break
+        inner = message.get("innererror") or message.get("metadata")
+        if isinstance(inner, dict):
+            codes.update(str(inner[key]) for key in ("code", "reasons") if inner.get(key))
+        codes.update(str(message[key]) for key in ("type", "code", "param") if message.get(key))
+        message = next(
+            (message[key] for key in ("error", "message", "detail", "msg") if message.get(key)), ""
+        )
+    if message is None:
+        message = ""
+    elif not isinstance(message, str):
+        message = orjson.dumps(message).decode()
+    return " ".join(message.split()), frozenset(codes - {"error"})
+
+
+def as_error(
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    where: str,
+    key: str | None = None,
+    hint: str = "",
+) -> ProviderError:
+    """Turn an answer that is an error into the exception for it.
+
+    Parameters
+    ----------
+    status : int
+        HTTP status; 200 where the error came inside a normal answer.
+    headers : Mapping[str, str]
+        Headers of the answer, in any case.
+    body : bytes
+        Its body.
+    where : str
+        Model and host, for the message.
+    key : str, optional
+        The key of the call, to keep it out of the message.
+    hint : str
+        How the user gives a key, for the message of a wrong one.
+    """
+    said, codes = said_in(body)
+    message = redacted(said, key)
+    if len(message) > _QUOTED:
+        message = message[: _QUOTED - 2] + ".."
+    if status == 200:
+        status = next((_STATUS[code] for code in codes if code in _STATUS), 0) or next(
+            (int(code) for code in codes if code.isdecimal() and 400 <= int(code) < 600),
+            500,
+        )
+    kind, remedy, alone = _kind(status, said, codes)
+    if kind is AuthenticationError:
+        remedy = hint
+    facts = ", ".join(sorted(redacted(code, key)[:80] for code in codes))
+    error = kind(
+        f"{where}: {status} {message or 'without a message'}"
+        + (f" [{facts}]" if facts else "")
+        + (f" {remedy}" if remedy else ""),
+        status_code=status,
+        request_id=_request_id(headers),
+    )
+    if alone:
+        error.fatal = False
+    return error
+
+
+def _kind(  # noqa: PLR0911 - one return for each kind
+    status: int, said: str, codes: frozenset[str]
+) -> tuple[type[ProviderError], str, bool]:
+    """Exception, remedy, and whether it concerns this call alone."""
+    lowered = {code.lower() for code in codes}
+    if status == 402 or lowered & _QUOTA_CODES or _QUOTA.search(said):
+        return QuotaExceededError, "Check the account's plan and billing.", False
+    if status in {400, 403, 422} and (
+        "content_filter" in lowered
+        or "ResponsibleAIPolicyViolation" in codes
+        or _FILTERED.search(said)
+    ):
+        return ContentRefusedError, "", True
+    if status in {401, 403}:
+        return AuthenticationError, "", False
+    if status == 404:
+        return UnknownModelError, "Check the model's name and the base_url.", False
+    if (
+        status == 413
+        or "context_length_exceeded" in lowered
+        or (status in {400, 422, 429} and _TOO_LONG.search(said))
+    ):
+        remedy = "The text is too long for the model: shorten it, or lower texts_per_call."
+        return BadRequestError, remedy, True
+    if status == 429:
+        return RateLimitedError, "", False
+    if status in {408, 409, 425} or status >= 500:
+        return ServerError, "", False
+    return BadRequestError, "", False
+
+
+def _request_id(headers: Mapping[str, str]) -> str | None:
+    lowered = {name.lower(): value for name, value in headers.items()}
+    return next((lowered[name] for name in _REQUEST_IDS if lowered.get(name)), None)

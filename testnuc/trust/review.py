@@ -1,0 +1,89 @@
+"""What a person should look at first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from testnuc.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from testnuc.types import Classification
+
+__all__ = ["Review", "review_queue"]
+
+#: A nearest neighbor less similar than that of this share of the texts makes a text novel.
+_NOVEL = 0.02
+#: A neighbor more similar than the nearest ones of all but this share is nearly a copy.
+_COPY = 0.05
+_HEAVY = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """A result to be looked at, and why."""
+
+    result: Classification
+    #: How urgent, higher first.
+    urgency: float
+    #: In words, the weightiest first.
+    why: tuple[str, ...]
+
+
+def review_queue(results: Iterable[Classification], n: int = 20) -> list[Review]:
+    """Return the `n` results that a person should look at first.
+
+    Reasons: no label, low trust, a label that the vote changed, a near copy with another label, and
+    a text far from all others.
+
+    Parameters
+    ----------
+    results : iterable of Classification
+    n : int
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        raise InvalidInputError(f"n is {n!r}; give an integer of at least 0")
+    rows = list(results)
+    nearest = sorted(row.neighbors[0].similarity for row in rows if row.neighbors)
+    far = nearest[int(_NOVEL * len(nearest))] if nearest else -1.0
+    copy = nearest[int((1 - _COPY) * (len(nearest) - 1))] if nearest else 2.0
+    reviews = []
+    for row in rows:
+        reasons = _reasons(row, far, copy)
+        if reasons:
+            reasons.sort(key=lambda reason: -reason[0])
+            urgency = sum(weight for weight, _ in reasons)
+            reviews.append(Review(row, urgency, tuple(why for _, why in reasons)))
+    reviews.sort(key=lambda review: (-review.urgency, review.result.index))
+    return reviews[:n]
+
+
+def _reasons(row: Classification, far: float, copy: float) -> list[tuple[float, str]]:
+    found = []
+    if row.error is not None:
+        found.append((2.0, f"its call failed: {row.error}"))
+    if row.label is None:
+        found.append((2.0, row.reason or "it has no label"))
+    if row.trust is not None and row.trust < 1:
+        share = f"trust is {row.trust:.2f}"
+        if row.trust < _HEAVY:
+            share += ": most of the vote's weight is elsewhere"
+        found.append((1 - row.trust, share))
+    own = row.prediction.label if row.prediction is not None else None
+    if own is not None and row.label is not None and own != row.label:
+        found.append((_HEAVY, f"the vote changed {own!r} to {row.label!r}"))
+    for neighbor in row.neighbors[:1]:
+        if neighbor.similarity >= copy and neighbor.label not in {None, row.label}:
+            found.append(
+                (
+                    _HEAVY,
+                    f"a near copy is labeled {neighbor.label!r}: {neighbor.text[:60]!r}",
+                )
+            )
+        if neighbor.similarity < far:
+            found.append(
+                (_HEAVY, f"far from all others: the nearest has {neighbor.similarity:.2f}")
+            )
+    return found
