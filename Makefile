@@ -55,8 +55,8 @@ wheel: dist
 tests: export PYTHONPATH = $(CURDIR)/$(SITE)
 tests: PYTEST = cd $(TREE) && $(abspath $(BIN))/python -m pytest -q
 tests: wheel
-	$(PYTEST) tests/unit/test_release.py
-	export NUMBA_DISABLE_JIT=1; $(PYTEST) tests/property/test_voting.py tests/property/test_rescore.py
+	$(PYTEST) tests/test_release.py
+	export NUMBA_DISABLE_JIT=1; $(PYTEST) tests/_kernels
 	$(PYTEST)
 
 $(VENV)/.made:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import aiohttp
 import pytest
 
 from testnuc.testing import HashEmbedder, LoopbackLLM
+from tests.stores.database import serve
 
 # no test may reach a provider or a hub, whatever keys the machine has
 for name in list(os.environ):
-    if name.startswith(("OPENAI_", "ANTHROPIC_", "AZURE_OPENAI_")):
+    if name.startswith(("OPENAI", "ANTHROPIC", "AZURE")):
         del os.environ[name]
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -61,3 +63,16 @@ def client_of() -> Any:
         }
 
     return arguments
+
+
+@pytest.fixture
+async def session() -> Any:
+    """Return an HTTP session, to be used against servers of this machine."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+def database() -> Any:
+    """Return a running PostgreSQL server, one for all tests of a process."""
+    yield from serve()

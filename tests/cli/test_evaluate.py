@@ -1,0 +1,160 @@
+"""``testnuc evaluate`` and ``testnuc diagnose``."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from testnuc.errors import InvalidInputError
+from testnuc.evaluation.scores import score
+from testnuc.testing import LoopbackLLM
+from tests.cli.in_process import run_here
+from tests.conftest import LABELS, confident, gold, messages
+
+
+def labeled(path, n=60, wrong=(), **more):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label", *more])
+        for i, text in enumerate(messages(n)):
+            writer.writerow([text, LABELS[0] if i in wrong else gold(text), *more.values()])
+    return path
+
+
+def options(llm, **more):
+    given = {"model": "openai/test", "base-url": llm.base_url, "policy": "weighted", **more}
+    return [part for name, value in given.items() for part in (f"--{name}", value)]
+
+
+def test_a_labeled_file_is_labeled_and_scored(tmp_path):
+    source, scores = labeled(tmp_path / "in.csv", wrong=(1, 4)), tmp_path / "scores.json"
+    with LoopbackLLM(confident) as llm:
+        code, out, err = run_here("evaluate", source, *options(llm), "-o", scores)
+        assert code == 0, err
+        assert llm.calls == 60
+    assert "accuracy" in out
+    assert "macro-F1" in out
+    assert "calibration error" in out
+    held = json.loads(scores.read_text())
+    # the LLM is right, the person is not in two of sixty
+    assert held["alone"]["accuracy"] == pytest.approx(58 / 60)
+    assert [of["label"] for of in held["voted"]["per_class"]] == sorted(LABELS)
+    assert held["alone"]["calibration_error"] > 0
+
+
+def test_results_with_a_column_of_right_labels_are_scored_without_a_call(tmp_path):
+    source, results = labeled(tmp_path / "in.csv"), tmp_path / "results.csv"
+    with LoopbackLLM(confident) as llm:
+        given = [*options(llm), "--labels", ",".join(LABELS)]
+        run_here("classify", source, *given, "-o", results)
+        calls = llm.calls
+        code, out, err = run_here("evaluate", results, *options(llm))
+        assert code == 0, err
+        assert llm.calls == calls
+    assert "nothing was asked" in err
+    assert "1.000" in out
+
+
+def test_mistakes_are_told_before_anything_is_asked(tmp_path):
+    source = labeled(tmp_path / "in.csv", wrong=(3,))
+    empty = tmp_path / "empty.csv"
+    empty.write_text("text,label\nhello,\nthere,\n")
+    with LoopbackLLM(confident) as llm:
+        for file, more, says in (
+            (source, ["--label-column", "intent"], "no column 'intent'; it has 'text', 'label'"),
+            (source, ["--labels", "delivery,login"], "'refund' in column 'label' is none of"),
+            (source, ["-o", "scores.csv"], "name a .json file"),
+            (source, ["-o", "no/such/scores.json"], "no folder"),
+            (empty, [], "no label in column 'label'"),
+            (tmp_path / "nowhere.csv", [], "there is no file"),
+        ):
+            code, out, err = run_here("evaluate", file, *options(llm), *more)
+            assert (code, out) == (2, ""), err
+            assert says in err
+            assert len(err.strip().splitlines()) == 1
+        code, out, _ = run_here("evaluate", source, *options(llm), "--dry-run")
+        assert code == 0
+        assert "nothing was sent" in out
+        assert llm.requests == 0
+
+
+def test_diagnose_results_and_stores(tmp_path):
+    source, results = labeled(tmp_path / "in.csv", 240), tmp_path / "results.jsonl"
+    store = tmp_path / "labels.db"
+    with LoopbackLLM(confident) as llm:
+        given = options(llm)[:4]
+        more = ["--labels", ",".join(LABELS), "--store", store, "--policy", "weighted"]
+        code, _, err = run_here("classify", source, *given, *more, "-o", results)
+        assert code == 0, err
+        calls = llm.calls
+        code, of_file, err = run_here("diagnose", results)
+        assert code == 0, err
+        code, of_store, err = run_here("diagnose", store, *given, "--labels", ",".join(LABELS))
+        assert code == 0, err
+        # the same predictions, the same neighbors, the same finding
+        assert of_file == of_store
+        assert "240 predictions" in of_file
+        assert "vote: " in of_file
+        for arguments, says in (
+            ((store, *given), "holds predictions of openai/test with the labels 'refund', "),
+            ((store, *given, "--labels", "a,b"), "no prediction of openai/test with these labels"),
+            ((tmp_path / "nowhere.db",), "check the path"),
+            ((source,), "no field 'nuc_label'"),
+            ((results, "--plot", "x.doc"), "name a .png"),
+        ):
+            code, out, err = run_here("diagnose", *arguments)
+            assert (code, out) == (2, ""), err
+            assert says in err
+        assert llm.calls == calls
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "found.png"
+    assert run_here("diagnose", results, "--plot", picture)[0] == 0
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+# -- the scores themselves -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scores_are_those_of_scikit_learn(seed):
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(seed)
+    names = [f"label {i}" for i in range(int(rng.integers(2, 7)))]
+    n = int(rng.integers(1, 60))
+    right = [str(x) for x in rng.choice(names[: max(1, len(names) - 1)], n)]
+    said = [str(x) if rng.random() < 0.9 else None for x in rng.choice(names, n)]
+    scores = score(right, said)
+    assert scores.accuracy == pytest.approx(
+        np.mean([a == b for a, b in zip(right, said, strict=True)])
+    )
+    labels = sorted({*right, *(s for s in said if s is not None)})
+    filled = ["nothing" if s is None else s for s in said]
+    expected = metrics.precision_recall_fscore_support(
+        right, filled, labels=labels, zero_division=0
+    )
+    for i, of in enumerate(scores.per_class):
+        assert (of.label, of.support) == (labels[i], expected[3][i])
+        assert (of.precision, of.recall, of.f1) == pytest.approx([e[i] for e in expected[:3]])
+    assert scores.macro_f1 == pytest.approx(np.mean(expected[2]))
+    assert scores.unlabeled == said.count(None)
+
+
+def test_the_calibration_error_by_hand():
+    right, said = ["a"] * 4 + ["b"] * 2, ["a", "a", "b", "b", "b", None]
+    # 0.95 twice, right both times; 0.55 three times, right once; without a label: not counted
+    scores = score(right, said, [0.95, 0.95, 0.55, 0.55, 0.55, 0.99])
+    assert scores.with_confidence == 5
+    assert scores.calibration_error == pytest.approx((2 * 0.05 + abs(3 * 0.55 - 1)) / 5)
+    assert score(right, said).calibration_error is None
+    assert score(right, said, [None] * 6).calibration_error is None
+    assert score(["a"], ["a"], [1.0]).calibration_error == 0
+
+
+def test_scores_of_nothing_are_refused():
+    with pytest.raises(InvalidInputError, match="no labeled texts"):
+        score([], [])
+    with pytest.raises(InvalidInputError, match="2 gold labels"):
+        score(["a", "b"], ["a"])

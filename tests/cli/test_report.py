@@ -1,0 +1,129 @@
+"""``testnuc report``: from the file that ``classify`` wrote to the page, and to better votes."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+import testnuc
+from testnuc.testing import LoopbackLLM
+from tests.cli.in_process import run_here
+from tests.conftest import LABELS, confident, gold, messages
+from tests.report.test_report import data_of
+
+
+def classified(tmp_path, name, *options, rows=None):
+    texts = messages(24)
+    source, target = tmp_path / "in.jsonl", tmp_path / name
+    rows = rows or [{"message": text, "id": i} for i, text in enumerate(texts)]
+    source.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    with LoopbackLLM(confident) as llm:
+        arguments = ["classify", source, "--labels", ",".join(LABELS), "--model", "openai/test"]
+        arguments += ["--base-url", llm.base_url, "--text-column", "message", "-o", target]
+        code, _, err = run_here(*arguments, "--policy", "weighted", *options)
+    assert code == 0, err
+    return target
+
+
+def reported(*arguments):
+    code, out, err = run_here("report", *arguments)
+    assert (code, out) == (0, ""), err
+    return err
+
+
+def test_a_full_file_has_all_there_is_to_see(tmp_path):
+    results, page = classified(tmp_path, "out.jsonl", "--full"), tmp_path / "report.html"
+    err = reported(results, "-o", page, "--text-column", "message", "--title", "<Tickets>")
+    assert err == f"24 texts, written to {page}\n"
+    told = data_of(page.read_text(encoding="utf-8"))
+    assert "<title>&lt;Tickets&gt;</title>" in page.read_text(encoding="utf-8")
+    assert (told["model"], told["usage"]["calls"], told["total"]) == ("openai/test", 24, 24)
+    assert told["labels"][: told["choices"]] == LABELS
+    first = told["rows"][0]
+    assert told["texts"][first["x"]] == messages(1)[0]
+    assert len(first["k"]) == 10
+    assert first["v"]
+    records = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    assert [record["id"] for record in records[:-1]] == list(range(24))
+    assert records[-1]["nuc_run"]["usage"]["calls"] == 24
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl", "out.parquet"])
+def test_another_file_has_less_and_that_is_said(tmp_path, name):
+    results, page = classified(tmp_path, name), tmp_path / "report.html"
+    err = reported(results, "-o", page, "--text-column", "message")
+    assert "holds no neighbors and votes; `testnuc classify --full -o FILE.jsonl`" in err
+    told = data_of(page.read_text(encoding="utf-8"))
+    assert told["usage"] is None
+    assert [told["labels"][row["o"]] for row in told["rows"]] == list(map(gold, messages(24)))
+
+
+def test_lines_within_a_text_are_no_lines_of_the_file(tmp_path):
+    odd = [f"{text} one\u2028two\x85three\x0cfour" for text in messages(24)]
+    rows = [{"message": text} for text in odd] + [{"message": "  "}, {"message": None}]
+    results = classified(tmp_path, "out.jsonl", "--full", rows=rows)
+    read = testnuc.Results.from_jsonl(results, text_column="message")
+    assert [row.text for row in read] == [*odd, "  ", ""]
+    assert "is empty" in str(read[24].error)
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "says"),
+    [
+        (None, [], "there is no file"),
+        ("results.txt", [], "holds labels without texts"),
+        ("results.xlsx", [], "neither .csv"),
+        ("results.jsonl", ["-o", "report.pdf"], "name a .html file"),
+        ("results.jsonl", ["-o", "no/such/report.html"], "there is no folder no/such"),
+        ("results.jsonl", ["--text-column", "body"], "has no field 'body'"),
+        ("results.jsonl", ["--most", "0"], "most is 0"),
+        ("results.csv", [], "has no field 'nuc_label'"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(tmp_path, monkeypatch, file, options, says):
+    monkeypatch.chdir(tmp_path)
+    content = "text,x\na,1\n" if file == "results.csv" else '{"text": "a", "nuc_label": "b"}\n'
+    if file is not None:
+        (tmp_path / file).write_text(content)
+    code, out, err = run_here("report", file or "missing.jsonl", *options)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_full_needs_a_file_that_can_hold_it(tmp_path):
+    source = tmp_path / "in.txt"
+    source.write_text("a\nb\n")
+    code, _, err = run_here("classify", source, "--labels", "a,b", "--full", "-o", "out.csv")
+    assert code == 2
+    assert "out.csv cannot hold neighbors and votes (--full); name a .jsonl" in err
+
+
+def answer(text):
+    number = int(text.rsplit(maxsplit=1)[1])
+    return LABELS[(LABELS.index(gold(text)) + (number % 5 == 0)) % 3], 0.9
+
+
+async def test_marks_feed_tune_and_calibrate(tmp_path, client_of):
+    texts = messages(240)
+    path = tmp_path / "marks.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        marks = csv.writer(file)
+        marks.writerow(["text", "label", "right", "right_label"])
+        # a person agrees with half of what the LLM says otherwise
+        right = [answer(text)[0] if i % 10 == 0 else gold(text) for i, text in enumerate(texts)]
+        marks.writerows([text, "login", "?", right[i]] for i, text in enumerate(texts[:60]))
+        marks.writerow([texts[60], "login", "false", ""])
+
+    with LoopbackLLM(answer) as llm:
+        async with testnuc.TestNUC(**client_of(llm)) as nuc:
+            await nuc.classify_many(texts)
+            tuning = await nuc.tune(*testnuc.read_marks(path))
+            assert tuning.texts == 60
+            assert tuning.alone == 0.9
+            curve = await nuc.calibrate(*testnuc.read_marks(path))
+            assert curve.texts == 60
+        assert llm.calls == 240

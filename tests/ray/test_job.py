@@ -1,0 +1,203 @@
+"""A job on a local Ray of two CPUs; the starts of its processes take most of the time."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import testnuc
+from testnuc.ray import classify_dataset
+from testnuc.ray.job import _shares
+from testnuc.testing import HashEmbedder, LoopbackLLM, by_hash
+from tests.conftest import LABELS, confident, messages
+from tests.ray.mortal_provider import Mortal
+
+# what Ray and its dependencies warn about is not ours
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The minimum number of concurrent actors"),
+]
+
+ray = pytest.importorskip("ray")
+
+TEXTS = messages(300) + messages(20)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    import ray.data
+
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ["RAY_DEDUP_LOGS"] = "0"
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    # a few hundred rows in the 200 blocks of its default take a minute
+    context.read_op_min_num_blocks = 3
+    yield
+    ray.shutdown()
+
+
+def dataset(texts=TEXTS):
+    items = [{"id": i, "text": text} for i, text in enumerate(texts)]
+    return ray.data.from_items(items, override_num_blocks=3)
+
+
+def rows_of(labeled):
+    rows = sorted(labeled.dataset.take_all(), key=lambda row: row["id"])
+    return [(r["label"], r["share"], r["margin"], r["voters"], r["error"] is None) for r in rows]
+
+
+def settings(base_url, **more):
+    return {
+        "model": "openai/x",
+        "base_url": base_url,
+        "api_key": "k",
+        "embedder": HashEmbedder(),
+        "policy": "weighted",
+        "k": 5,
+        **more,
+    }
+
+
+def wrong_sometimes(text):
+    """Answer rightly but for one text in six, and give no answer to one."""
+    number = int(text.rpartition(" ")[2])
+    if number == 7:
+        return None
+    label, confidence = confident(text)
+    return (LABELS[0] if number % 6 == 0 else label), confidence
+
+
+def test_a_job_means_what_one_process_means_within_one_rate_and_budget():
+    # 67 at once and 66 a second: 300 calls take 3.5 s, and 1.3 s if each actor had its own limit
+    limit = testnuc.RateLimit(requests_per_minute=4_000)
+    moments = []
+
+    def timed(text):
+        moments.append(time.monotonic())
+        return wrong_sometimes(text)
+
+    with LoopbackLLM(timed, rate_limit=limit) as llm:
+        labeled = classify_dataset(
+            dataset(),
+            LABELS,
+            **settings(llm.base_url, rate_limit=limit, budget=testnuc.Budget(calls=301)),
+            shards=2,
+            batch_size=64,
+        )
+        assert llm.violations == []
+        assert moments[-1] - moments[0] > 3
+        assert labeled.texts == 300
+        assert llm.requests == 300  # each distinct text once, the one that is refused as well
+        assert labeled.usage.calls == llm.calls == 299
+        assert labeled.usage.input_tokens == llm.input_tokens
+        rows = rows_of(labeled)
+        expected = one_process(llm.base_url)
+        assert rows == expected
+        assert sum(not fine for *_, fine in rows) == 2  # that text, twice in the dataset
+
+
+def one_process(base_url, **more):
+    import asyncio
+
+    async def run():
+        async with testnuc.TestNUC(LABELS, **settings(base_url, **more)) as nuc:
+            results = await nuc.classify_many(TEXTS)
+        return [(r.label, r.share, r.margin, r.voters, r.error is None) for r in results]
+
+    return asyncio.run(run())
+
+
+def test_a_killed_actor_loses_nothing_and_auto_decides_as_one_process_does(tmp_path):
+    provider = Mortal(tmp_path)
+    more = {"model": provider, "api_key": None, "policy": "auto", "k": None}
+    given = settings(None, **more, max_concurrency=8, store=str(tmp_path / "store.db"))
+    labeled = classify_dataset(dataset(), LABELS, **given, batch_size=128)
+    assert provider.killed.exists()
+    asked = Counter(provider.asked.read_text().splitlines())
+    assert set(asked) == set(TEXTS)
+    # asked again is only what was in flight when the actor died
+    assert asked.total() <= len(set(TEXTS)) + given["max_concurrency"]
+    assert 292 <= labeled.usage.calls <= 300  # a dead actor cannot tell of its last calls
+    assert labeled.diagnosis.predictions == 300
+    assert rows_of(labeled) == one_process(None, **more)
+
+
+def test_a_wrong_key_stops_the_job_and_a_wrong_argument_starts_none():
+    with (
+        LoopbackLLM(confident, api_key="another") as llm,
+        pytest.raises(testnuc.AuthenticationError) as caught,
+    ):
+        classify_dataset(dataset(), LABELS, **settings(llm.base_url))
+    assert "secret" not in str(caught.value)
+    with LoopbackLLM(confident) as llm:
+        fine = settings(llm.base_url)
+        for wrong, message in (
+            ({"column": "body"}, "the dataset has id, text"),
+            ({"neighbors": "stored"}, "neighbors is no argument"),
+            ({"store": object()}, "every actor opens its own"),
+            ({"embedder": lambda: (yield)}, "embedder is"),
+            ({"method": testnuc.TopKICL(k=3)}, "shows examples"),
+            ({"k": -1}, "k is -1"),
+            ({"shards": 0}, "shards is 0"),
+        ):
+            with pytest.raises(testnuc.InvalidInputError, match=message):
+                classify_dataset(dataset(), LABELS, **{**fine, **wrong})
+        taken = ray.data.from_items([{"text": "a", "label": "b"}])
+        with pytest.raises(testnuc.InvalidInputError, match="prefix"):
+            classify_dataset(taken, LABELS, **fine)
+        with pytest.raises(testnuc.InvalidInputError, match="column 'text' holds ''"):
+            classify_dataset(dataset(["a", ""]), LABELS, **fine)
+        assert llm.requests == 0
+
+
+def test_the_example_runs(capsys):
+    example = Path(__file__).parents[2] / "examples" / "ray_dataset.py"
+    runpy.run_path(str(example))["main"](180)
+    out = capsys.readouterr().out
+    assert "180 distinct texts, 180 calls" in out
+    assert " -> " in out
+
+
+def test_the_page_runs(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "ray.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    ray.data.from_items([{"body": text} for text in TEXTS]).write_parquet(str(tmp_path / "in"))
+    for theirs, ours in (
+        ("s3://bucket/tickets/", str(tmp_path / "in")),
+        ("s3://bucket/labeled/", str(tmp_path / "out")),
+        ("postgresql://user@host/labels", str(tmp_path / "labels.db")),
+        ("Budget(usd=50)", "Budget(calls=50_000)"),  # a server of one's own has no price
+        ('column="body"', 'column="body", embedder=HashEmbedder()'),
+    ):
+        assert theirs in block
+        block = block.replace(theirs, ours)
+    with LoopbackLLM(by_hash(["refund", "delivery"])) as llm:
+        monkeypatch.setenv("OPENAI_BASE_URL", llm.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "key")
+        names = {"HashEmbedder": HashEmbedder}
+        exec(
+            block.replace('"openai/gpt-4o-mini",', f'"openai/m", base_url="{llm.base_url}",'), names
+        )
+        assert llm.calls == names["labeled"].usage.calls == 300
+    assert ray.data.read_parquet(str(tmp_path / "out")).count() == len(TEXTS)
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 3, 64])
+@pytest.mark.parametrize("actors", [(1, 2, 1), (1, 4, 1), (2, 40, 4), (8, 1, 8)])
+def test_all_actors_of_a_pipeline_fit_into_the_cluster_at_once(cpus, actors):
+    embed, predict, vote = actors
+    shares = _shares({"embed": embed, "predict": predict, "index": 1, "vote": vote}, cpus)
+    assert embed * shares["embed"] + predict * shares["predict"] + shares["index"] <= cpus
+    assert vote * shares["vote"] + 1 <= cpus
+    if cpus == 64:
+        assert shares == {"embed": 1.0, "predict": 0.25, "index": 0.1, "vote": 1.0}

@@ -1,0 +1,381 @@
+"""Clients that are slow, leave, or are many; and a service that ends while they wait."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from contextlib import suppress
+
+import pytest
+
+from testnuc import TestNUC
+from testnuc.protocols import Answer, Reply
+from testnuc.server import ServerSettings, Service, serve
+from testnuc.testing import HashEmbedder, LoopbackLLM
+from tests.conftest import LABELS, confident, gold, messages
+from tests.server.serving import JSON, Held, client, served, until
+
+pytest.importorskip("prometheus_client")
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+
+
+def request(body, *, length=None):
+    """Return the bytes of a POST."""
+    length = len(body) if length is None else length
+    head = f"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n"
+    return (head + "Content-Type: application/json\r\n\r\n").encode() + body
+
+
+async def connect(session):
+    url = session._base_url
+    return await asyncio.open_connection(url.host, url.port)
+
+
+async def test_a_client_that_leaves_does_not_cancel_what_another_waits_for():
+    held = Held()
+    async with served(client(held, k=0)) as (service, session):
+        body = json.dumps({"text": "refund please"}).encode()
+        _, leaving = await connect(session)
+        leaving.write(request(body))
+        await held.asked_for(1)
+        staying = asyncio.create_task(session.post("/v1/classify", data=body, headers=JSON))
+        await until(lambda: service.queue.pending == 2)
+        leaving.transport.abort()
+        await until(lambda: service.queue.pending == 1)
+        held.gate.set()
+        async with await staying as response:
+            assert (await response.json())["label"] == "refund"
+    assert held.asked == ["refund please"]
+
+
+async def test_a_request_whose_body_comes_in_after_the_end_has_begun_is_refused():
+    held = Held()
+    held.gate.set()
+    async with served(client(held, k=0)) as (service, session):
+        body = json.dumps({"text": "refund please"}).encode()
+        reader, writer = await connect(session)
+        writer.write(request(body[:5], length=len(body)))
+        # another request on its way through tells that the head was read
+        async with session.post("/v1/classify", json={"text": messages(1)[0]}) as response:
+            assert response.status == 200
+        service.closing = True
+        writer.write(body[5:])
+        assert b" 503 " in await reader.readline()
+        writer.close()
+    assert held.asked == messages(1)
+
+
+async def test_what_nobody_waits_for_is_not_asked_but_what_was_sent_is_stored():
+    held = Held()
+    async with served(client(held, k=0, max_concurrency=1)) as (service, session):
+        for body in ({"texts": messages(5)}, {"texts": messages(5), "stream": True}):
+            _, leaving = await connect(session)
+            leaving.write(request(json.dumps(body).encode()))
+            await until(lambda: service.queue.pending == 5)
+            await held.asked_for(1)
+            leaving.transport.abort()
+            await until(lambda: service.queue.pending == 0)
+        held.gate.set()
+        async with session.post("/v1/classify", json={"text": messages(1)[0]}) as response:
+            assert response.status == 200
+    assert held.asked == messages(1)
+
+
+async def test_a_stream_sends_each_label_when_it_is_there():
+    class Stepwise(Held):
+        async def answer(self, asked):
+            if "login" not in gold(asked.texts[0]):
+                await self.gate.wait()
+            return Reply(tuple(Answer(*confident(t)) for t in asked.texts))
+
+    held = Stepwise()
+    async with served(client(held, k=0)) as (service, session):
+        body = {"texts": messages(6), "stream": True}
+        async with session.post("/v1/classify", json=body) as response:
+            first = [json.loads(await response.content.readline()) for _ in range(2)]
+            assert {line["label"] for line in first} == {"login"}
+            # what is done makes room before the request is over
+            await until(lambda: service.queue.pending == 4)
+            held.gate.set()
+            assert len([line async for line in response.content]) == 4
+
+
+async def test_a_failure_amid_a_stream_is_its_last_line():
+    from testnuc.errors import AuthenticationError
+
+    class Expiring(Held):
+        async def answer(self, asked):
+            self.asked += asked.texts
+            if len(self.asked) == 3:
+                raise AuthenticationError("the key was withdrawn", status_code=401)
+            return Reply(tuple(Answer(*confident(t)) for t in asked.texts))
+
+    async with served(client(Expiring(), k=0, max_concurrency=1)) as (_, session):
+        body = {"texts": messages(6), "stream": True}
+        async with session.post("/v1/classify", json=body) as response:
+            assert response.status == 200
+            lines = [json.loads(line) async for line in response.content]
+    assert lines[-1]["error"]["type"] == "provider_authentication"
+    assert all(line["label"] for line in lines[:-1])
+
+
+async def test_a_fault_of_ours_amid_a_stream_is_its_last_line_too():
+    held = Held()
+    held.gate.set()
+    async with served(client(held, k=0)) as (service, session):
+        made = service._note
+
+        def note(result):
+            if service.recent:
+                raise RuntimeError("the secret path /etc/passwd")
+            made(result)
+
+        service._note = note
+        body = {"texts": messages(6), "stream": True}
+        async with session.post("/v1/classify", json=body) as response:
+            assert response.status == 200
+            lines = [json.loads(line) async for line in response.content]
+        assert service.queue.pending == 0
+    assert [line.get("error") for line in lines[:-1]] == [None]
+    assert lines[-1]["error"]["type"] == "unexpected"
+    assert "passwd" not in str(lines)
+
+
+async def test_a_body_that_does_not_arrive():
+    held = Held()
+    async with served(client(held), body_timeout=0.05) as (service, session):
+        reader, writer = await connect(session)
+        writer.write(request(b'{"te', length=100))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408")
+        assert b"Connection: close" in head
+        writer.close()
+        assert service.queue.pending == 0
+
+
+async def test_connections_that_stand_still_are_closed():
+    held = Held()
+    held.gate.set()
+    async with served(client(held), idle_timeout=0.2) as (service, session):
+        quiet, other = await connect(session)
+        half, writer = await connect(session)
+        writer.write(b"POST /v1/classify HTTP/1.1\r\nHost: loc")
+        async with asyncio.timeout(5):
+            # one end or the other: both are closed
+            for reader in (quiet, half):
+                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                    await reader.readuntil(b"\r\n\r\n")
+        for end in (other, writer):
+            end.close()
+        # a request under way is not idle
+        held.gate.clear()
+        waiting = asyncio.create_task(session.post("/v1/classify", json={"text": "refund please"}))
+        await held.asked_for(1)
+        await asyncio.sleep(0.5)
+        held.gate.set()
+        assert (await waiting).status == 200
+        await until(lambda: len(service.used) <= 1)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_takes_no_answer_is_let_go(stream):
+    held = Held()
+    held.gate.set()
+    # an answer of 20 MB: no buffer of the system takes it
+    texts = [f"refund please {'x' * 20_000} {i}" for i in range(100)]
+    body = json.dumps({"texts": texts, "stream": stream, "explain": True}).encode()
+    async with served(client(held, k=10), idle_timeout=0.3) as (service, session):
+        loop = asyncio.get_running_loop()
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            deaf.setblocking(False)
+            await loop.sock_connect(deaf, (session._base_url.host, session._base_url.port))
+            await loop.sock_sendall(deaf, request(body))
+            await until(lambda: len(held.asked) == 100 and not service.queue.pending)
+            await until(lambda: not service.used)
+            # cut off: what had been sent is less than the whole
+            got = 0
+            with suppress(ConnectionResetError):
+                while part := await loop.sock_recv(deaf, 1 << 20):
+                    got += len(part)
+            assert got < 10_000_000
+        async with session.post("/v1/classify", json={"text": "refund please"}) as response:
+            assert response.status == 200
+
+
+async def test_noise_and_halves_leave_the_service_well():
+    held = Held()
+    held.gate.set()
+    async with served(client(held)) as (service, session):
+        for noise in (b"\x00" * 5_000, b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00", b"A" * 100_000):
+            reader, writer = await connect(session)
+            writer.write(noise)
+            writer.write_eof()
+            await reader.read()
+            writer.close()
+        writers = []
+        for i in range(100):
+            _, writer = await connect(session)
+            writer.write(request(b'{"text": "refund please, ' + b"x" * i, length=5_000))
+            writers.append(writer)
+        for writer in writers:
+            writer.transport.abort()
+        async with session.post("/v1/classify", json={"text": "refund please"}) as response:
+            assert response.status == 200
+        await until(lambda: len(service.used) <= 2 or service.queue.pending == 0)
+    assert held.asked == ["refund please"]
+
+
+async def test_hundreds_of_callers_are_embedded_together_and_ask_once(client_of):
+    class VoteSettings(HashEmbedder):
+        sizes: list[int] = []  # noqa: RUF012
+
+        async def embed(self, texts):
+            self.sizes.append(len(texts))
+            await asyncio.sleep(0.01)
+            return await super().embed(texts)
+
+    embedder, texts = VoteSettings(), messages(200)
+    async with LoopbackLLM(confident) as llm:
+        nuc = TestNUC(**client_of(llm, embedder=embedder, k=0))
+        async with served(nuc) as (_, session):
+
+            async def ask(text):
+                async with session.post("/v1/classify", json={"text": text}) as response:
+                    return await response.json()
+
+            answers = await asyncio.gather(*map(ask, texts * 2))
+    assert [a["label"] for a in answers] == [gold(t) for t in texts * 2]
+    assert llm.calls == 200
+    assert sum(embedder.sizes) == 200
+    assert len(embedder.sizes) <= 40
+
+
+async def test_a_request_has_its_time():
+    held = Held()
+    async with served(client(held, k=0), request_timeout=0.05) as (service, session):
+        for body in ({"text": "refund please"}, {"texts": ["refund please", "where is my parcel"]},
+                     {"texts": ["refund please"], "stream": True}):  # fmt: skip
+            async with session.post("/v1/classify", json=body) as response:
+                assert response.status == 504
+        assert service.queue.pending == 0
+        # what was sent is stored when it comes
+        held.gate.set()
+        async with session.post("/v1/classify", json={"text": "refund please"}) as response:
+            assert response.status == 200
+    assert held.asked.count("refund please") == 1
+
+
+async def test_ending_lets_requests_finish():
+    held = Held()
+    nuc = TestNUC(LABELS, held, embedder=HashEmbedder(), k=0)
+    loaded, url = asyncio.Event(), asyncio.get_running_loop().create_future()
+    service = Service(nuc, ServerSettings(port=0))
+    import aiohttp
+
+    async with nuc:
+        running = asyncio.create_task(serve(service, prepare=loaded.wait, listening=url.set_result))
+        async with aiohttp.ClientSession(await url) as session:
+
+            async def state():
+                async with session.get("/readyz") as response:
+                    return response.status, (await response.json())["status"]
+
+            assert await state() == (503, "starting")
+            async with session.post("/v1/classify", json={"text": "too early"}) as response:
+                assert (response.status, response.headers["Retry-After"]) == (503, "1")
+            loaded.set()
+            await until(lambda: service.state == "ready")
+            assert await state() == (200, "ready")
+            body = {"text": "refund please"}
+            waiting = asyncio.create_task(session.post("/v1/classify", json=body))
+            await held.asked_for(1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: service.closing)
+            assert await state() == (503, "draining")
+            async with session.post("/v1/classify", json={"text": "too late"}) as response:
+                assert (response.status, response.headers["Connection"]) == (503, "close")
+            held.gate.set()
+            async with await waiting as response:
+                assert (await response.json())["label"] == "refund"
+        assert await running is True
+    assert held.asked == ["refund please"]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["after its time", "by a second signal"])
+async def test_what_takes_too_long_is_ended(again):
+    held = Held()
+    nuc = TestNUC(LABELS, held, embedder=HashEmbedder(), k=0)
+    url = asyncio.get_running_loop().create_future()
+    service = Service(nuc, ServerSettings(port=0, drain_timeout=1_000 if again else 0.05))
+    import aiohttp
+
+    async with nuc:
+        running = asyncio.create_task(serve(service, listening=url.set_result))
+        async with aiohttp.ClientSession(await url) as session:
+            await until(lambda: service.state == "ready")
+            body = {"text": "refund please"}
+            waiting = asyncio.create_task(session.post("/v1/classify", json=body))
+            await held.asked_for(1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            if again:
+                await until(lambda: service.closing)
+                os.kill(os.getpid(), signal.SIGINT)
+            async with asyncio.timeout(15):
+                assert await running is False
+            held.gate.set()
+            with pytest.raises(aiohttp.ClientError):
+                await waiting
+
+
+async def test_what_fails_at_the_start_ends_the_service():
+    from testnuc.errors import StoreError
+
+    async def prepare():
+        raise StoreError("no such store")
+
+    service = Service(client(Held()), ServerSettings(port=0))
+    with pytest.raises(StoreError, match="no such store"):
+        await serve(service, prepare=prepare)
+
+
+async def test_nothing_blocks_the_event_loop(client_of, tmp_path):
+    blockbuster = pytest.importorskip("blockbuster")
+    async with LoopbackLLM(confident) as llm:
+        nuc = TestNUC(**client_of(llm, store=tmp_path / "labels.db", k=3))
+        async with served(nuc, page=lambda results: f"<p>{len(results)}") as (_, session):
+
+            async def all_routes(number):
+                text = f"{messages(1)[0]} {number}"
+                for body in ({"text": text}, {"texts": [text, *messages(5)]},
+                             {"texts": [text], "stream": True}, {"nothing": 1}):  # fmt: skip
+                    async with session.post("/v1/classify", json=body) as response:
+                        await response.read()
+                        assert response.status in {200, 422}
+                for path in ("/", "/metrics", "/openapi.json", "/readyz"):
+                    async with session.get(path) as response:
+                        assert response.status == 200
+
+            # what is imported when it is first used is read from files
+            await all_routes(0)
+            with blockbuster.blockbuster_ctx("testnuc", excluded_modules=["testnuc.testing"]):
+                await asyncio.gather(*map(all_routes, range(1, 20)))
+
+
+@pytest.mark.parametrize("grace", [0.0, 1_000.0])
+async def test_a_second_signal_ends_the_grace_too(grace):
+    nuc = TestNUC(LABELS, Held(), embedder=HashEmbedder(), k=0)
+    service = Service(nuc, ServerSettings(port=0, grace=grace))
+    async with nuc, asyncio.timeout(10):
+        running = asyncio.create_task(serve(service))
+        await until(lambda: service.state == "ready")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: service.state == "draining")
+        # while it lasts requests are taken
+        assert service.closing is (grace == 0)
+        if grace:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert await running is True

@@ -1,0 +1,354 @@
+"""The HTTP service, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from base64 import b64encode
+
+import orjson
+import pytest
+
+from testnuc import Budget, RetryPolicy, TestNUC
+from testnuc.errors import ConfigurationError, InvalidInputError
+from testnuc.server import ServerSettings
+from testnuc.testing import Faults, LoopbackLLM
+from tests.conftest import LABELS, confident, gold, messages
+from tests.server.serving import JSON, Held, client, served, until
+
+pytest.importorskip("prometheus_client")
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+async def post(session, body, **headers):
+    data = body if isinstance(body, bytes) else orjson.dumps(body)
+    async with session.post("/v1/classify", data=data, headers={**JSON, **headers}) as response:
+        return response.status, await response.json(), response.headers
+
+
+async def get(session, path, **headers):
+    async with session.get(path, headers=headers) as response:
+        return response.status, await response.text()
+
+
+async def test_one_text_many_texts_and_lines(client_of):
+    texts = messages(12)
+    async with LoopbackLLM(confident) as llm:
+        nuc = TestNUC(**client_of(llm, k=3))
+        async with served(nuc) as (_, session):
+            status, one, _ = await post(session, {"text": texts[0]})
+            assert (status, one["label"], one["own"]["label"]) == (200, "refund", "refund")
+            assert "neighbors" not in one
+            status, many, _ = await post(session, {"texts": texts, "explain": True})
+            assert status == 200
+            assert [r["index"] for r in many["results"]] == list(range(12))
+            assert [r["own"]["label"] for r in many["results"]] == [gold(t) for t in texts]
+            assert all(len(r["neighbors"]) == 3 for r in many["results"])
+            assert sum(many["results"][0]["votes"].values()) > 1
+            async with session.post(
+                "/v1/classify", json={"texts": texts}, headers={"Accept": "application/x-ndjson"}
+            ) as response:
+                assert response.content_type == "application/x-ndjson"
+                lines = [json.loads(line) async for line in response.content]
+            # alone or with others, whole or in lines: what is the same is answered the same
+            for line in lines:
+                there = many["results"][line["index"]]
+                assert {name: there[name] for name in line} == line
+            assert sorted(line["index"] for line in lines) == list(range(12))
+        assert llm.calls == 12
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"", 400, "not JSON"),
+        (b'{"text": "a"', 400, "not JSON"),
+        (b"\xff\xfe", 400, "not JSON"),
+        (b"[" * 40_000, 400, "not JSON"),
+        (b'{"text": "\\ud800"}', 400, "not JSON"),
+        (["a"], 422, "the body is a list"),
+        ({}, 422, 'either "text" or "texts"'),
+        ({"text": "a", "texts": ["a"]}, 422, 'either "text" or "texts"'),
+        ({"txt": "a"}, 422, "unknown field 'txt'; did you mean 'text'?"),
+        ({"text": ""}, 422, "text is empty"),
+        ({"text": 5}, 422, "text is not a string but int"),
+        ({"text": "a", "stream": True}, 422, '"stream" goes with "texts"'),
+        ({"text": "a", "explain": "yes"}, 422, "explain is a string; give true or false"),
+        ({"text": "x" * 2_001}, 422, "2,001 characters, of which at most 2,000"),
+        ({"texts": "a"}, 422, "texts is a string; give a list"),
+        ({"texts": []}, 422, "at least one text"),
+        ({"texts": ["a", " "]}, 422, "texts[1] is empty"),
+        ({"texts": ["a"] * 21}, 422, "21 texts, of which at most 20"),
+        ({"text": "x" * 60_000}, 413, "more than 50,000 bytes"),
+    ],
+)
+async def test_bodies_that_are_refused_cost_nothing(body, status, says):
+    held = Held()
+    async with served(client(held), max_body=50_000, max_texts=20, max_text_chars=2_000) as (
+        _,
+        session,
+    ):
+        got, answer, _ = await post(session, body)
+        assert (got, answer["error"]["status"]) == (status, status)
+        assert says in answer["error"]["message"]
+        held.gate.set()
+        assert (await post(session, {"text": "refund please"}))[0] == 200
+    assert held.asked == ["refund please"]
+
+
+async def test_what_is_no_plain_json_is_refused():
+    held = Held()
+    held.gate.set()
+    body = orjson.dumps({"text": "refund please"})
+    async with served(client(held), max_body=50_000) as (_, session):
+        # a form, and what a page in a browser may send without asking for leave
+        for kind in ("application/x-www-form-urlencoded", "text/plain"):
+            status, answer, _ = await post(session, body, **{"Content-Type": kind})
+            assert status == 415
+            assert "Content-Type: application/json" in answer["error"]["message"]
+        packed = gzip.compress(b" " * 10_000_000)
+        status, answer, _ = await post(session, packed, **{"Content-Encoding": "gzip"})
+        assert (status, "compressed" in answer["error"]["message"]) == (415, True)
+
+        async def chunks():
+            for _ in range(100):
+                yield b"x" * 1_000
+
+        async with session.post("/v1/classify", data=chunks(), headers=JSON) as response:
+            assert response.status == 413
+        for method, path, expected in (("GET", "/v1/classify", 405), ("POST", "/nowhere", 404)):
+            async with session.request(method, path) as response:
+                assert response.status == expected
+                assert "/v1/classify" in (await response.json())["error"]["message"]
+    assert held.asked == []
+
+
+async def test_a_full_queue_says_when_to_come_back():
+    held = Held()
+    async with served(client(held), max_pending=3, max_texts=3) as (service, session):
+        waiting = [asyncio.create_task(post(session, {"text": t})) for t in messages(3)]
+        await until(lambda: service.queue.pending == 3)
+        status, answer, headers = await post(session, {"text": "one too many, refund please"})
+        assert (status, answer["error"]["type"]) == (429, "queue_full")
+        assert 1 <= int(headers["Retry-After"]) <= 60
+        # what is no labeling is answered all the same
+        assert (await get(session, "/readyz"))[0] == 200
+        held.gate.set()
+        assert [status for status, _, _ in await asyncio.gather(*waiting)] == [200] * 3
+        assert service.queue.pending == 0
+        assert (await post(session, {"text": "refund please, now there is room"}))[0] == 200
+    assert "one too many, refund please" not in held.asked
+
+
+async def test_the_token():
+    held = Held()
+    held.gate.set()
+    page = "<!doctype html><title>labels</title>"
+    async with served(client(held), token=TOKEN, page=lambda _: page) as (_, session):
+        for header, says in (
+            (None, "is missing"), ("Bearer wrong", "another"), (f"Basic {TOKEN}", "another"),
+            ("Bearer \udcff", "another"), (f"Bearer {TOKEN}x", "another"),
+        ):  # fmt: skip
+            given = {} if header is None else {"Authorization": header}
+            status, answer, headers = await post(session, {"text": "refund please"}, **given)
+            assert (status, headers["WWW-Authenticate"]) == (401, "Bearer"), header
+            assert says in answer["error"]["message"]
+            assert TOKEN not in str(answer)
+            assert (await get(session, "/metrics", **given))[0] == 401
+            assert (await get(session, "/", **given))[0] == 401
+        for path in ("/healthz", "/readyz", "/openapi.json"):
+            assert (await get(session, path))[0] == 200
+        right = {"Authorization": f"Bearer {TOKEN}"}
+        assert (await post(session, {"text": "refund please"}, **right))[0] == 200
+        assert (await get(session, "/metrics", **right))[0] == 200
+        # a browser sends it as the password its user typed
+        typed = {"Authorization": f"Basic {b64encode(f'me:{TOKEN}'.encode()).decode()}"}
+        assert await get(session, "/", **typed) == (200, page)
+        assert (await post(session, {"text": "refund please"}, **typed))[0] == 401
+    assert held.asked == ["refund please"]
+
+
+async def test_without_a_token_only_this_machine_is_answered():
+    held = Held()
+    async with served(client(held)) as (_, session):
+        # a page from elsewhere whose name was made to lead here
+        status, answer, _ = await post(session, {"text": "refund please"}, Host="evil.example")
+        assert (status, answer["error"]["type"]) == (421, "wrong_host")
+        assert (await get(session, "/", Host="localhost:80"))[0] == 200
+        assert (await get(session, "/", Host="[::1]:80"))[0] == 200
+    assert held.asked == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "says"),
+    [
+        ({"host": "0.0.0.0"}, ConfigurationError, "TESTNUC_TOKEN"),
+        ({"host": "::"}, ConfigurationError, "TESTNUC_TOKEN"),
+        ({"host": "example.org"}, ConfigurationError, "TESTNUC_TOKEN"),
+        ({"token": "short"}, ConfigurationError, "fewer than 16"),
+        ({"token": ""}, ConfigurationError, "fewer than 16"),
+        ({"token": "with a space in it, long"}, ConfigurationError, "header cannot carry"),
+        ({"port": 70_000}, InvalidInputError, "at most 65535"),
+        ({"max_texts": 0}, InvalidInputError, "max_texts is 0"),
+        ({"max_pending": 10}, InvalidInputError, "could never be"),
+        ({"idle_timeout": float("nan")}, InvalidInputError, "idle_timeout is nan"),
+    ],
+)
+def test_settings_that_are_refused(settings, kind, says):
+    with pytest.raises(kind, match=says) as caught:
+        ServerSettings(**settings)
+    assert "short" not in str(caught.value)
+    assert TOKEN not in repr(ServerSettings(host="0.0.0.0", token=TOKEN))
+
+
+async def test_an_address_in_use_is_told(client_of):
+    async with LoopbackLLM(confident) as llm:
+        port = int(llm.base_url.removesuffix("/v1").rpartition(":")[2])
+        with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}.*--port"):
+            async with served(TestNUC(**client_of(llm)), port=port):
+                pass
+
+
+async def test_failures_of_the_provider_are_not_the_callers(client_of):
+    async with (
+        LoopbackLLM(confident, api_key="another") as llm,
+        served(TestNUC(**client_of(llm, k=0))) as (_, session),
+    ):
+        for body in ({"text": "refund please"}, {"texts": ["refund please", "x"]},
+                     {"texts": ["refund please"], "stream": True}):  # fmt: skip
+            status, answer, _ = await post(session, body)
+            assert (status, answer["error"]["type"]) == (502, "provider_authentication")
+            assert "secret-key-123" not in str(answer)
+        _, page = await get(session, "/metrics")
+        assert 'testnuc_texts_total{outcome="failed"} 4.0' in page
+
+
+async def test_a_budget_and_a_limit_say_when_or_whether_to_come_back(client_of):
+    held = Held()
+    held.gate.set()
+    async with served(client(held, k=0, budget=Budget(calls=1))) as (_, session):
+        assert (await post(session, {"text": "refund please"}))[0] == 200
+        status, answer, headers = await post(session, {"text": "where is my parcel"})
+        assert (status, answer["error"]["type"]) == (503, "budget_exceeded")
+        assert "Retry-After" not in headers
+        # what was paid for is still answered
+        assert (await post(session, {"text": "refund please"}))[0] == 200
+    faults = Faults(1.0, ("429-retry-after",))
+    async with (
+        LoopbackLLM(confident, faults=faults) as llm,
+        served(TestNUC(**client_of(llm, k=0, retry=RetryPolicy(attempts=1)))) as (_, session),
+    ):
+        status, answer, headers = await post(session, {"text": "refund please"})
+        assert (status, answer["error"]["type"]) == (503, "provider_rate_limited")
+        assert int(headers["Retry-After"]) >= 1
+
+
+async def test_a_text_whose_call_failed_is_labeled_by_its_neighbors_and_says_so(client_of):
+    texts = messages(24)
+    broken = texts[6]
+    async with (
+        LoopbackLLM(lambda text: None if text == broken else confident(text)) as llm,
+        served(TestNUC(**client_of(llm, k=5, max_concurrency=1))) as (_, session),
+    ):
+        status, many, _ = await post(session, {"texts": texts})
+    assert status == 200
+    failed = many["results"][6]
+    assert failed["own"] is None
+    assert failed["error"]["type"] == "provider_bad_request"
+    assert failed["label"] == gold(broken)
+
+
+async def test_a_fault_of_ours_is_logged_and_not_shown(caplog):
+    class Broken(Held):
+        async def answer(self, request):
+            raise RuntimeError("the secret path /etc/passwd")
+
+    async with served(client(Broken(), k=0)) as (_, session):
+        status, answer, _ = await post(session, {"text": "refund please"})
+        assert status >= 500
+        assert "passwd" not in str(answer) or answer["error"]["type"] != "unexpected"
+
+    def page(_):
+        raise RuntimeError("the secret path /etc/passwd")
+
+    async with served(client(Held()), page=page) as (_, session):
+        status, text = await get(session, "/")
+    assert status == 500
+    assert "passwd" not in text
+    assert "the secret path" in caplog.text
+
+
+async def test_metrics_and_the_page(client_of):
+    seen = []
+
+    async def page(results):
+        seen.extend(results)
+        return "<!doctype html><p>here"
+
+    async with LoopbackLLM(confident) as llm:
+        nuc = TestNUC(**client_of(llm, k=3))
+        async with served(nuc, page=page) as (_, session):
+            await post(session, {"texts": messages(10)})
+            await post(session, {"text": messages(10)[0]})
+            await post(session, b"nothing")
+            await get(session, "/no/such/route/17")
+            status, text = await get(session, "/metrics")
+            async with session.get("/") as response:
+                assert response.content_type == "text/html"
+                assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+        calls = llm.calls
+    assert status == 200
+    for line in (
+        'testnuc_http_requests_total{route="/v1/classify",status="200"} 2.0',
+        'testnuc_http_requests_total{route="/v1/classify",status="400"} 1.0',
+        'testnuc_http_requests_total{route="other",status="404"} 1.0',
+        'testnuc_texts_total{outcome="labeled"} 11.0',
+        f"testnuc_llm_calls_total {calls}.0",
+        "testnuc_pool_texts 10.0",
+        "testnuc_pending_texts 0.0",
+        "testnuc_ready 1.0",
+    ):
+        assert line in text.splitlines()
+    # a model without a price: unknown is not 0
+    assert "testnuc_cost_usd" not in text
+    assert 'testnuc_llm_tokens_total{direction="input"}' in text
+    assert [r.index for r in seen] == [*range(10), 0]
+
+
+async def test_the_openapi_document_is_valid_and_true(client_of):
+    validator = pytest.importorskip("openapi_spec_validator")
+    from jsonschema import Draft202012Validator as Draft
+
+    async with (
+        LoopbackLLM(confident) as llm,
+        served(TestNUC(**client_of(llm, k=3)), token=TOKEN) as (service, session),
+    ):
+        document = json.loads((await get(session, "/openapi.json"))[1])
+        key = {"Authorization": f"Bearer {TOKEN}"}
+        bodies = [
+            {"text": messages(1)[0]}, {"texts": messages(8), "explain": True},
+            {"texts": messages(2), "stream": False}, {"text": ""}, {"texts": []}, {},
+        ]  # fmt: skip
+        answers = [await post(session, body, **key) for body in bodies]
+        states = [json.loads((await get(session, p))[1]) for p in ("/healthz", "/readyz")]
+    validator.validate(document)
+    assert set(document["paths"]) == service.routes() - {"/", "/openapi.json"}
+    assert document["components"]["schemas"]["Result"]["properties"]["label"]["enum"] == [
+        *LABELS, None,
+    ]  # fmt: skip
+
+    def fits(name, value):
+        schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+        return Draft(schema).is_valid(value)
+
+    for body, (status, answer, _) in zip(bodies, answers, strict=True):
+        fitting = [name for name in ("OneText", "ManyTexts") if fits(name, body)]
+        assert len(fitting) == (status == 200), body
+        expected = {"OneText": "Result", "ManyTexts": "Results"}.get(*fitting) if (
+            fitting
+        ) else "Refusal"  # fmt: skip
+        assert fits(expected, answer), answer
+    assert all(fits("Status", state) for state in states)

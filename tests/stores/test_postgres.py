@@ -1,0 +1,519 @@
+"""What the PostgreSQL store does beyond what every store does: many processes, restarts, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+import time
+import traceback
+from contextlib import asynccontextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import orjson
+import pytest
+
+import testnuc
+from testnuc._base.checks import hash_text
+from testnuc.errors import EmbeddingError, InvalidInputError, MissingDependencyError, StoreError
+from testnuc.index.memory_pool import Pool
+from testnuc.protocols import PoolText, StoredPrediction
+from testnuc.stores import resolve
+from testnuc.stores.postgres import PostgresStore
+from testnuc.testing import HashEmbedder, LoopbackLLM, serve_in_process
+from testnuc.types import Prediction
+from tests.conftest import LABELS, confident, messages
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def url(database):
+    return database.url(f"t{uuid4().hex}")
+
+
+@asynccontextmanager
+async def opened(url, **options):
+    store = PostgresStore(url, **options)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def stored(i, label="refund"):
+    key = hash_text(f"key {i}")
+    return StoredPrediction(key, b"s" * 16, hash_text(f"text {i}"), 0, Prediction(label, 0.5))
+
+
+def clustered(n, dim, seed=0):
+    rng = np.random.default_rng(seed)
+    centers = rng.standard_normal((max(n // 100, 4), dim))
+    rows = centers[rng.integers(0, len(centers), n)] + 0.5 * rng.standard_normal((n, dim))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float16)
+
+
+def entries(n, start=0):
+    return [PoolText(f"text {i}", hash_text(f"text {i}")) for i in range(start, start + n)]
+
+
+def arguments(llm, store, **more):
+    return {
+        "labels": LABELS,
+        "model": "openai/x",
+        "base_url": llm.base_url,
+        "api_key": "k",
+        "embedder": HashEmbedder(),
+        "store": store,
+        "policy": "weighted",
+        **more,
+    }
+
+
+# -- the URL ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "postgresql://nuc:hunter2@db.example:5432/app",
+        "postgres://nuc:hunter2@db.example:5432/app?sslmode=require",
+        "postgresql://nuc@db.example:5432/app?password=hunter2",
+        "postgresql://nuc:hunter%32@db.example:5432/app",
+    ],
+)
+def test_the_password_is_not_shown(given):
+    shown = repr(resolve(given))
+    assert shown == "PostgresStore('postgresql://nuc@db.example:5432/app')"
+    assert "hunter" not in repr(PostgresStore(given)._database.address)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "postgresql://nuc:hunter2/x@db.example/app",
+        "postgresql://nuc:hunter2#x@db.example/app",
+        "postgresql://nuc:12/hunter2@db.example/app",
+        "postgresql://nuc:hunter2[@db.example/app",
+        "postgresql+asyncpg://nuc:hunter2@db.example/app",
+        "mysql://nuc:hunter2@db.example/app",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_not_repeated(given):
+    with pytest.raises(InvalidInputError, match="postgresql://user") as caught:
+        resolve(given)
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("schema", ["", "pg_x", "a-b", 'a"b', "A", "x" * 64])
+def test_the_schema_is_a_plain_name(schema):
+    with pytest.raises(InvalidInputError, match="lower-case letters"):
+        PostgresStore(f"postgresql://u@h/d?schema={schema}")
+
+
+def test_no_connections_is_no_pool():
+    with pytest.raises(InvalidInputError, match="at least 1"):
+        PostgresStore("postgresql://u@h/d", connections=0)
+
+
+async def test_without_the_driver_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    with pytest.raises(MissingDependencyError, match=r"testnuc\[postgres\]"):
+        await PostgresStore("postgresql://u@h/d").open()
+
+
+# -- opening ---------------------------------------------------------------------------------------
+
+
+async def test_nobody_there_is_said_without_the_password(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    store = PostgresStore(
+        f"postgresql://nuc:hunter2@/app?host={tmp_path}&password=hunter3", patience=0.2
+    )
+    with pytest.raises(StoreError, match=r"postgresql://nuc@/app.*cannot be reached") as caught:
+        await store.open()
+    told = "".join(traceback.format_exception(caught.value)) + caplog.text
+    assert "hunter" not in told
+
+
+async def test_no_such_database_or_user(database):
+    with pytest.raises(StoreError, match="createdb"):
+        await PostgresStore(database.url("x", database="nowhere")).open()
+    with pytest.raises(StoreError, match="user or the password"):
+        await PostgresStore(database.url("x", user="nobody")).open()
+
+
+async def test_rights_that_are_lacking_are_named(database):
+    database.sql("CREATE ROLE guest LOGIN")
+    database.sql("CREATE DATABASE bare")
+    database.sql("REVOKE CREATE ON SCHEMA public FROM PUBLIC", "bare")
+    with pytest.raises(StoreError, match=r"administrator .* CREATE EXTENSION vector"):
+        await PostgresStore(database.url("x", user="guest", database="bare")).open()
+    database.sql("CREATE EXTENSION vector", "bare")
+    with pytest.raises(StoreError, match="CREATE SCHEMA x AUTHORIZATION"):
+        await PostgresStore(database.url("x", user="guest", database="bare")).open()
+    database.sql("CREATE SCHEMA x AUTHORIZATION guest", "bare")
+    async with opened(database.url("x", user="guest", database="bare")) as store:
+        await store.pool("e").add(entries(2), clustered(2, 8))
+
+
+async def test_tables_of_a_newer_version_are_left_alone(database, url):
+    async with opened(url) as store:
+        schema = store._address.schema
+    database.sql(f"INSERT INTO {schema}.migrations (number) VALUES (99)")
+    with pytest.raises(StoreError, match=r"version 99.*upgrade testnuc"):
+        await PostgresStore(url).open()
+
+
+async def test_the_extension_may_be_anywhere(database):
+    database.sql("CREATE DATABASE elsewhere")
+    database.sql("CREATE SCHEMA ext; CREATE EXTENSION vector SCHEMA ext", "elsewhere")
+    vectors = clustered(60, 16)
+    async with opened(database.url("x", database="elsewhere"), exact_below=30) as store:
+        pool = store.pool("e")
+        await pool.add(entries(60), vectors)
+        assert (await pool.search(vectors, 1)).ids[:, 0].tolist() == list(range(60))
+
+
+async def test_many_open_an_empty_database_at_once(database):
+    database.sql("CREATE DATABASE fresh")
+    stores = [PostgresStore(database.url("x", database="fresh")) for _ in range(6)]
+    vectors = clustered(6, 8)
+    try:
+        await asyncio.gather(*(s.open() for s in stores))
+        await asyncio.gather(*(s.put_vectors("e", [b"h" * 16], vectors[:1]) for s in stores))
+        assert await stores[0].embedders() == [("e", 8)]
+    finally:
+        await asyncio.gather(*(s.close() for s in stores))
+
+
+# what belongs to a loop that has ended cannot be closed any more
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_store_serves_one_event_loop_after_another(url):
+    store = PostgresStore(url)
+
+    async def put(i):
+        await store.put_predictions([stored(i)])
+
+    asyncio.run(put(0))  # not closed: its connections end with the loop
+    asyncio.run(put(1))
+
+    async def get():
+        found = await store.get_predictions([stored(0).key, stored(1).key])
+        await store.close()
+        return found
+
+    assert None not in asyncio.run(get())
+    gc.collect()  # here, not in another test
+
+
+# -- what is stored --------------------------------------------------------------------------------
+
+
+async def test_characters_that_postgresql_does_not_store(url):
+    names = ["a\0b", "\x1a", "\x1a0", "\0\x1a1", "\x1a1\0"]
+    rows = [
+        StoredPrediction(hash_text(n), b"s" * 16, hash_text(n), 0, Prediction(n, 0.5, n))
+        for n in names
+    ]
+    async with opened(url) as store:
+        await store.put_predictions(rows)
+        assert await store.get_predictions([r.key for r in rows]) == [r.prediction for r in rows]
+        pool = store.pool("e")
+        await pool.add([PoolText(n, hash_text(n), n) for n in names], clustered(5, 8))
+        assert [t.text for t in (await pool.scan(0, 9))[0]] == names
+        assert await pool.labels([hash_text(n) for n in names]) == names
+
+
+async def test_a_dimension_that_cannot_be_stored(url):
+    async with opened(url) as store:
+        with pytest.raises(EmbeddingError, match="1 to 16000"):
+            await store.put_vectors("e", [b"h" * 16], np.ones((1, 16_001), np.float16))
+
+
+# -- the pool --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exact_below", [10_000, 100], ids=["exact", "graph"])
+@pytest.mark.parametrize("dim", [48, 4_100], ids=["short", "long"])
+async def test_search_is_that_of_the_pool_in_memory(url, dim, exact_below):
+    n = 700 if dim < 1_000 else 250
+    vectors = clustered(n, dim)
+    vectors[5] = vectors[9] = vectors[17] = vectors[40]  # ties
+    memory = Pool(exact_below=10**9)
+    async with opened(url, exact_below=exact_below) as store:
+        pool = store.pool("e")
+        half = n // 2
+        upto = [await p.add(entries(half), vectors[:half]) for p in (pool, memory)]
+        for p in (pool, memory):
+            await p.remove([hash_text("text 3"), hash_text("text 40")])
+            await p.add(entries(n - half, half), vectors[half:])
+            await p.add(entries(1, 3), vectors[3:4])
+        assert upto[0] == upto[1]
+        assert len(pool) == len(memory) == n - 1
+        own = [entry.hash for entry in entries(n)]
+        same = total = 0
+        for rows in (slice(0, 3), slice(0, n)):
+            for limit in (upto[0], None):
+                for k in (1, 10):
+                    ours, theirs = [
+                        await p.search(vectors[rows], k, exclude=own[rows], upto=limit)
+                        for p in (pool, memory)
+                    ]
+                    if exact_below > n:
+                        assert ours.ids.tolist() == theirs.ids.tolist()
+                        assert ours.similarities.tobytes() == theirs.similarities.tobytes()
+                    same += int((ours.ids == theirs.ids).sum())
+                    total += ours.ids.size
+        assert same / total > 0.99
+    await memory.close()
+
+
+async def test_more_neighbors_than_the_graph_keeps_in_view(url):
+    vectors = clustered(3_000, 8)
+    async with opened(url, exact_below=100) as store:
+        pool = store.pool("e")
+        await pool.add(entries(3_000), vectors)
+        # none of the first few texts is near; the scan has to go on, or give way to a full one
+        assert (await pool.search(vectors[-2:], 150, upto=200)).ids.min() >= 0
+        assert (await pool.search(vectors[:2], 2_990)).ids.min() >= 0
+
+
+async def test_two_processes_need_the_graph_at_once(url):
+    vectors = clustered(400, 16)
+    async with opened(url, exact_below=100) as one, opened(url, exact_below=100) as two:
+        pools = [one.pool("e"), two.pool("e")]
+        await pools[0].add(entries(300), vectors[:300])
+        searches = [p.search(vectors[:50], 5) for p in pools]
+        first, second, _ = await asyncio.gather(
+            *searches, pools[1].add(entries(100, 300), vectors[300:])
+        )
+        assert first.ids.shape == second.ids.shape
+        assert (await pools[0].search(vectors[399:], 1)).ids.tolist() == [[399]]
+
+
+async def test_numbers_have_no_gaps_and_a_snapshot_stays_as_it_was(url):
+    vectors = clustered(400, 16)
+    async with opened(url) as one, opened(url) as two:
+        seen = []
+
+        async def add(store, start):
+            pool = store.pool("e")
+            for i in range(start, start + 200, 10):
+                upto = await pool.add(entries(10, i), vectors[i : i + 10])
+                seen.append((upto, (await pool.search(vectors[:20], 8, upto=upto)).ids.tolist()))
+
+        await asyncio.gather(add(one, 0), add(two, 200))
+        pool = one.pool("e")
+        everything = await pool.fetch(np.arange(400))
+        assert len({entry.hash for entry in everything}) == 400
+        for upto, ids in seen:
+            assert (await pool.search(vectors[:20], 8, upto=upto)).ids.tolist() == ids
+
+
+async def test_what_was_removed_can_be_fetched_by_who_has_found_it(url):
+    async with opened(url) as store:
+        pool = store.pool("e")
+        await pool.add(entries(3), clustered(3, 8))
+        await pool.remove([hash_text("text 1")])
+        await pool.add(entries(1, 1), clustered(1, 8))
+        texts = await pool.fetch(np.array([1, 3, 0]))
+        assert [t.text for t in texts] == ["text 1", "text 1", "text 0"]
+        with pytest.raises(StoreError, match="no text 9"):
+            await pool.fetch(np.array([9]))
+
+
+# -- restarts --------------------------------------------------------------------------------------
+
+
+async def test_a_run_goes_on_after_the_server_restarted(database, url):
+    texts = messages(400)
+    restarted = asyncio.Event()
+
+    async def restart():
+        while llm.calls < 100:  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(database.stop)
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(database.start)
+        restarted.set()
+
+    async with LoopbackLLM(confident, latency=0.05) as llm:
+        async with testnuc.TestNUC(**arguments(llm, url, max_concurrency=16)) as nuc:
+            restarting = asyncio.create_task(restart())
+            results = await nuc.classify_many(texts)
+            assert restarted.is_set(), "the server restarted during the run"
+            await restarting
+        assert not any(r.error for r in results)
+        assert llm.calls == len(texts)
+        async with testnuc.TestNUC(**arguments(llm, url)) as nuc:
+            again = await nuc.classify_many(texts)
+            assert nuc.usage.calls == 0
+            assert [(r.label, r.share) for r in again] == [(r.label, r.share) for r in results]
+
+
+async def test_patience_ends(database, url):
+    async with opened(url, patience=0.5, exact_below=10) as store:
+        await store.put_predictions([stored(0)])
+        pool = store.pool("e")
+        vectors = clustered(60, 8)
+        await pool.add(entries(60), vectors)
+        before = (await pool.search(vectors, 3)).ids.tolist()
+        await asyncio.to_thread(database.stop)
+        try:
+            started = time.monotonic()
+            with pytest.raises(StoreError, match="cannot be reached"):
+                await store.get_predictions([stored(0).key])
+            assert 0.5 <= time.monotonic() - started < 5
+            with pytest.raises(StoreError, match="cannot be reached"):
+                await pool.search(vectors, 3)
+        finally:
+            await asyncio.to_thread(database.start)
+        assert await store.get_predictions([stored(0).key]) == [stored(0).prediction]
+        assert (await pool.search(vectors, 3)).ids.tolist() == before
+
+
+async def test_a_search_that_is_cancelled_leaves_no_transaction_open(url):
+    vectors = clustered(2_000, 32)
+    async with opened(url, exact_below=10, connections=2) as store:
+        pool = store.pool("e")
+        await pool.add(entries(2_000), vectors)
+        await pool.search(vectors[:20], 3)
+        for wait in (0.0, 0.002, 0.01, 0.05):
+            task = asyncio.create_task(pool.search(vectors, 3))
+            await asyncio.sleep(wait)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await store.put_predictions([stored(i) for i in range(5)])
+            await pool.add(entries(1, 2_000), vectors[:1])
+        assert (await pool.search(vectors[:20], 3)).ids.min() >= 0
+
+
+async def test_a_graph_is_built_whoever_stops_waiting_for_it(url):
+    vectors = clustered(1_500, 64)
+    async with opened(url, exact_below=10) as store:
+        pool = store.pool("e")
+        await pool.add(entries(1_500), vectors)
+        task = asyncio.create_task(pool.search(vectors, 3))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        # a few queries do not wait for it, and are answered exactly
+        assert (await pool.search(vectors[:2], 1)).ids.tolist() == [[0], [1]]
+        await pool._building
+        assert pool._indexed
+        await pool.close()
+
+
+# -- leases ----------------------------------------------------------------------------------------
+
+
+async def test_a_lease_is_one_process_s(url):
+    keys = [stored(i).key for i in range(4)]
+    async with opened(url) as one, opened(url) as two:
+        assert await one.lease(keys[:2], 60) == [True, True]
+        assert await two.lease(keys[:3], 60) == [False, False, True]
+        assert await one.lease(keys[:1], 60) == [False], "two clients may share a store"
+        assert await two.renew(keys[:3], 60) == [False, False, True]
+        await two.release(keys[:1])
+        assert await two.lease(keys[:1], 60) == [False], "it was not its own to release"
+        await one.release(keys[:1])
+        assert await two.lease(keys[:1], 60) == [True]
+        # an answer ends the lease, and no other is given for what is answered
+        await one.put_predictions([stored(1)])
+        assert await one.renew(keys[1:2], 60) == [False]
+        assert await two.lease(keys[1:2], 60) == [False]
+        assert await one.lease(keys[1:2], 60) == [False]
+
+
+async def test_a_stale_lease_expires_unless_it_is_renewed(url):
+    keys = [stored(i).key for i in range(2)]
+    async with opened(url) as one, opened(url) as two:
+        await one.lease(keys, 0.3)
+        assert await one.renew(keys[:1], 60) == [True]
+        assert await two.lease(keys, 60) == [False, False]
+        await asyncio.sleep(0.35)
+        assert await two.lease(keys, 60) == [False, True]
+
+
+async def test_what_another_process_began_and_left_is_asked(url):
+    texts = messages(40)
+    async with opened(url) as other, LoopbackLLM(confident) as llm:
+        async with testnuc.TestNUC(**arguments(llm, url)) as nuc:
+            keys = [nuc._pipeline._asker.ask(t, hash_text(t), 0).key for t in texts]
+            await other.lease(keys, 0.5)
+            started = time.monotonic()
+            running = asyncio.create_task(nuc.classify_many(texts))
+            await asyncio.sleep(0.2)
+            assert llm.calls == 0
+            results = await running
+            assert 0.4 < time.monotonic() - started < 5
+        assert not any(r.error for r in results)
+        assert llm.calls == 40
+
+
+async def test_two_clients_share_the_calls(url):
+    texts = messages(600)
+    async with LoopbackLLM(confident, latency=(0.005, 0.03)) as llm:
+        async with (
+            testnuc.TestNUC(**arguments(llm, url, max_concurrency=16)) as one,
+            testnuc.TestNUC(**arguments(llm, url, max_concurrency=16)) as two,
+        ):
+            first, second = await asyncio.gather(
+                one.classify_many(texts), two.classify_many(list(reversed(texts)))
+            )
+            assert one.usage.calls + two.usage.calls == llm.calls == len(texts)
+            assert min(one.usage.calls, two.usage.calls) > 0
+        assert [r.label for r in first] == [r.label for r in second][::-1]
+
+
+_RUN = """
+import asyncio, sys
+import orjson
+import testnuc
+from tests.conftest import messages
+from tests.stores.test_postgres import arguments
+
+class Server:
+    base_url = sys.argv[1]
+
+async def main():
+    async with testnuc.TestNUC(**arguments(Server, sys.argv[2])) as nuc:
+        # both begin when both are ready
+        print("ready", flush=True)
+        sys.stdin.readline()
+        results = await nuc.classify_many(messages(2_000))
+        found = [(r.label, r.share, r.error is None) for r in results]
+        print(orjson.dumps([found, nuc.usage.calls]).decode(), flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_two_processes_classify_the_same_texts_at_once(url):
+    answers = {text: confident(text) for text in messages(2_000)}
+    with serve_in_process(answers, latency=(0.01, 0.05)) as llm:
+        command = [sys.executable, "-c", _RUN, llm.base_url, url]
+        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+        both = [
+            await asyncio.create_subprocess_exec(*command, cwd=ROOT, limit=1 << 24, **pipes)
+            for _ in range(2)
+        ]
+        try:
+            for process in both:
+                assert await process.stdout.readline() == b"ready\n"
+            outputs = await asyncio.gather(*(process.communicate(b"go\n") for process in both))
+        finally:
+            for process in both:
+                if process.returncode is None:
+                    process.kill()
+        (first, mine), (second, yours) = (orjson.loads(output) for output, _ in outputs)
+        asked = llm.stats()["calls"]
+    assert first == second
+    assert all(fine for _, _, fine in first)
+    assert mine + yours == asked
+    assert 2_000 <= asked <= 2_100
+    assert min(mine, yours) > 200, "they share the work"

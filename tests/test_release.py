@@ -1,0 +1,38 @@
+"""What is released: the package that is tested is the one in the wheel, and it is whole."""
+
+import os
+from importlib.metadata import metadata, version
+from pathlib import Path
+
+import pytest
+
+import testnuc
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_version_is_that_of_the_package_and_of_the_changelog():
+    assert version("testnuc") == testnuc.__version__
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## [{testnuc.__version__}]" in changelog
+
+
+def test_the_package_says_that_it_is_typed_and_brings_its_data():
+    package = Path(testnuc.__file__).parent
+    assert (package / "py.typed").is_file()
+    assert (package / "data" / "support_messages.jsonl").is_file()
+    assert list((package / "report").glob("*.css"))
+    assert (package / "evaluation" / "paper_tables.json").is_file()
+
+
+def test_metadata():
+    facts = metadata("testnuc")
+    assert facts["License-Expression"] == "Apache-2.0"
+    assert "Typing :: Typed" in facts.get_all("Classifier")
+    assert facts["Requires-Python"] == ">=3.11"
+
+
+@pytest.mark.skipif("release" not in ROOT.parts, reason="only where `make tests` runs the wheel")
+def test_the_wheel_is_what_is_tested():
+    assert not (ROOT / "testnuc").exists()
+    assert Path(testnuc.__file__).resolve().is_relative_to(Path(os.environ["PYTHONPATH"]).resolve())

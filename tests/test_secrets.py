@@ -1,0 +1,192 @@
+"""A key is nowhere but in the header of the calls it is for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+
+import pytest
+from aiohttp import web
+
+import testnuc
+from testnuc import RetryPolicy, TestNUC
+from testnuc.testing import Faults, HashEmbedder, LoopbackLLM
+from tests.conftest import LABELS, confident, messages
+from tests.transport.small_server import serving
+
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+
+#: As providers make them, and one that no pattern would find.
+KEYS = ["sk-proj-Zq81xYkLm0TheSecretPart77", "hunter2hunter2"]
+QUICK = RetryPolicy(attempts=2, timeout=0.2, initial_wait=0.001)
+
+
+def everything_said(error):
+    """All that a log, a notebook or a bug report could show of an error and its causes."""
+    parts, seen, pending = [], set(), [error]
+    while pending:
+        error = pending.pop()
+        if error is None or id(error) in seen:
+            continue
+        seen.add(id(error))
+        parts += [repr(error), str(error), repr(error.args), repr(vars(error))]
+        parts += traceback.format_exception(error)
+        pending += [error.__cause__, error.__context__, *getattr(error, "exceptions", ())]
+    return "\n".join(parts)
+
+
+@pytest.fixture
+def logged(caplog):
+    caplog.set_level(logging.DEBUG)
+    return caplog
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("model", ["openai/test", "anthropic/test"])
+async def test_representations(client_of, logged, key, model):
+    async with (
+        LoopbackLLM(confident, record=1) as llm,
+        TestNUC(**client_of(llm, model=model, api_key=key)) as nuc,
+    ):
+        results = await nuc.classify_many(messages(20))
+        sent = llm.headers[0]
+        assert key in f"{sent.get('authorization')} {sent.get('x-api-key')}"
+        provider = nuc._estimator.asker.provider
+        shown = [
+            nuc, results, results[0], nuc.usage, nuc._transport, nuc._fanout, nuc._embedding,
+            nuc._store, nuc._pool, provider, nuc.labels, nuc._transport._connections,
+        ]  # fmt: skip
+        for thing in shown:
+            assert key not in f"{thing!r} {thing}"
+        # an answer of the model is data; its request is not
+        assert key.encode() not in b"".join(map(str.encode, map(repr, llm.bodies)))
+    assert key not in logged.text
+
+
+ECHOING = {
+    "wrong key": (401, '{"error": {"message": "Incorrect API key provided: %s."}}'),
+    "forbidden": (403, '{"error": {"message": "Key %s may not use this model"}}'),
+    "no such model": (404, '{"error": {"message": "%s sees no such model"}}'),
+    "bad request": (400, '{"error": {"message": "header x-api-key: %s is bad"}}'),
+    "limited": (429, '{"error": {"message": "Rate limit reached for key %s"}}'),
+    "failing": (500, "<html>Authorization: Bearer %s</html>"),
+    "in a 200": (200, '{"error": {"message": "the key %s is wrong", "type": "server_error"}}'),
+    "redirected": (302, "%s"),
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("what", ECHOING)
+async def test_servers_that_repeat_the_key(logged, key, what):
+    status, body = ECHOING[what]
+
+    def answer(_, request):
+        return web.Response(status=status, text=body % key, headers={"Location": f"/{key}"})
+
+    async with (
+        serving(answer) as (wire, seen),
+        TestNUC(
+            LABELS, "openai/test", base_url=wire.url, api_key=key, embedder=HashEmbedder(), k=0,
+            retry=QUICK,
+        ) as nuc,
+    ):  # fmt: skip
+        with pytest.raises(testnuc.ProviderError) as caught:
+            await nuc.classify("where is my parcel")
+    assert key in seen[0][0]["Authorization"]
+    said = everything_said(caught.value)
+    assert key not in said
+    assert "ProviderError" in [c.__name__ for c in type(caught.value).__mro__]
+    assert key not in logged.text
+
+
+@pytest.mark.parametrize("kind", ["refused", "reset-before", "reset-within", "stalled"])
+async def test_broken_connections(client_of, logged, kind):
+    key = KEYS[0]
+    faults = Faults(1.0, [kind], stall=1)
+    async with (
+        LoopbackLLM(confident, faults=faults) as llm,
+        TestNUC(**client_of(llm, api_key=key, retry=QUICK, k=0)) as nuc,
+    ):
+        results = await nuc.classify_many(messages(3))
+    for result in results:
+        assert isinstance(result.error, testnuc.ProviderError)
+        assert key not in everything_said(result.error) + repr(result)
+    assert key not in logged.text
+
+
+@pytest.mark.parametrize(
+    "wrong", ["sk-with a space-Zq81xYk", "sk-line\nbreak-Zq81xYk", "sk-é-Zq81xYk"]
+)
+def test_a_key_that_cannot_be_sent_is_not_quoted(wrong):
+    with pytest.raises(testnuc.ConfigurationError) as caught:
+        TestNUC(LABELS, "openai/test", api_key=wrong, embedder=HashEmbedder())
+    assert "Zq81xYk" not in everything_said(caught.value)
+
+
+@pytest.mark.parametrize("url", ["https://user:Zq81xYk@host/v1", "https://host/v1?api_key=Zq81xYk"])
+def test_a_key_in_the_url_is_refused_and_not_quoted(url):
+    with pytest.raises(testnuc.InvalidInputError) as caught:
+        TestNUC(LABELS, "openai/test", base_url=url, embedder=HashEmbedder())
+    assert "Zq81xYk" not in everything_said(caught.value)
+
+
+async def test_stores_and_keys_of_predictions(client_of, tmp_path):
+    path = tmp_path / "labels.db"
+    async with LoopbackLLM(confident) as llm:
+        for key in KEYS:
+            async with TestNUC(**client_of(llm, api_key=key, store=path)) as nuc:
+                await nuc.classify_many(messages(30))
+        # another key is no other model: what was paid for with the one serves the other
+        assert llm.calls == 30
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert files
+    for file in files:
+        content = file.read_bytes()
+        assert all(key.encode() not in content for key in KEYS), file
+
+
+async def test_errors_that_cross_processes(client_of):
+    async with (
+        LoopbackLLM(confident, api_key="another") as llm,
+        TestNUC(**client_of(llm, api_key=KEYS[1])) as nuc,
+    ):
+        with pytest.raises(testnuc.AuthenticationError) as caught:
+            await nuc.classify("where is my parcel")
+    assert KEYS[1].encode() not in pickle.dumps(caught.value)
+
+
+@pytest.mark.parametrize("status", [400, 401])
+def test_the_command_line(tmp_path, status):
+    key = KEYS[1]
+    source = tmp_path / "in.txt"
+    source.write_text("hello\nthere\n")
+    script = (
+        "import runpy\nfrom testnuc import embedders\nfrom testnuc.testing import HashEmbedder\n"
+        "embedders.resolve = lambda _: HashEmbedder()\n"
+        "runpy.run_module('testnuc', run_name='__main__')\n"
+    )
+
+    async def run():
+        def answer(_, request):
+            return web.Response(status=status, text=f'{{"error": {{"message": "{key}"}}}}')
+
+        async with serving(answer) as (wire, _):
+            return await asyncio.to_thread(
+                subprocess.run,
+                [
+                    sys.executable, "-X", "dev", "-c", script, "classify", source,
+                    "--labels", "a,b", "--model", "openai/test", "--base-url", wire.url, "--k", "0",
+                ],
+                check=False, capture_output=True, text=True, timeout=100,
+                env={**os.environ, "OPENAI_API_KEY": key},
+            )  # fmt: skip
+
+    done = asyncio.run(run())
+    assert done.returncode == 1
+    assert key not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,168 @@
+import asyncio
+import errno
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.request
+
+import aiohttp
+import orjson
+import pytest
+
+from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.testing import Faults, LoopbackLLM, serve_in_process
+from tests.testing.loopback_client import GOLD, ask, chat, said, until
+
+
+async def test_latency_and_the_peak(session):
+    async with LoopbackLLM(GOLD, latency=0.02) as llm:
+        started = time.monotonic()
+        await asyncio.gather(*(ask(session, llm, "a") for _ in range(20)))
+        assert time.monotonic() - started >= 0.02
+        assert llm.peak == 20
+        assert llm.in_flight == 0
+
+
+async def test_a_server_killed_and_started_again(session):
+    async with LoopbackLLM(GOLD, latency=lambda rng: 0.05) as llm:
+        url = llm.base_url
+        waiting = asyncio.ensure_future(ask(session, llm, "a"))
+        await until(lambda: llm.in_flight)
+        await llm.stop()
+        with pytest.raises(aiohttp.ClientError):
+            await waiting
+        for _ in range(3):
+            with pytest.raises(aiohttp.ClientConnectorError) as refused:
+                await ask(session, llm, "a")
+            assert refused.value.errno == errno.ECONNREFUSED
+        await llm.start()
+        await llm.start()
+        assert llm.base_url == url
+        assert (await ask(session, llm, "a"))[0].status == 200
+        assert (llm.requests, llm.calls, llm.in_flight) == (2, 1, 0)
+        await llm.stop()
+        await llm.stop()
+    with socket.socket() as sock:  # the port was given back
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", int(url.split(":")[2].removesuffix("/v1"))))
+
+
+async def test_a_stop_in_the_middle_of_a_refusal(session):
+    faults = Faults(schedule=["refused", "refused"], refuse=0.01)
+    async with LoopbackLLM(GOLD, faults=faults) as llm:
+        with pytest.raises(aiohttp.ClientError):
+            await ask(session, llm, "a")
+        await llm.stop()
+        await asyncio.sleep(0.02)
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await ask(session, llm, "a")
+        await llm.start()
+        with pytest.raises(aiohttp.ClientError):
+            await ask(session, llm, "a")
+
+
+async def test_a_taken_port_is_an_error():
+    async with LoopbackLLM(GOLD) as llm:
+        port = int(llm.base_url.removesuffix("/v1").rpartition(":")[2])
+        with pytest.raises(OSError, match="in use"):
+            await LoopbackLLM(GOLD, port=port).start()
+        with pytest.raises(OSError, match="in use"), LoopbackLLM(GOLD, port=port):
+            pass
+
+
+async def test_counts_can_be_reset(session):
+    async with LoopbackLLM(GOLD) as llm:
+        await ask(session, llm, "a")
+        assert llm.stats()["calls"] == 1
+        llm.reset()
+        assert (llm.calls, llm.requests, llm.peak, llm.asked) == (0, 0, 0, {})
+
+
+async def test_connections_are_kept_unless_told_otherwise():
+    async with LoopbackLLM(GOLD) as llm:
+        host, port = llm.base_url.removeprefix("http://").removesuffix("/v1").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = orjson.dumps(chat("a"))
+        for extra in (b"", b"Expect: 100-continue\r\n", b"Connection: close\r\n"):
+            head = b"POST /v1/chat/completions HTTP/1.1\r\n%sContent-Length: %d\r\n\r\n"
+            writer.write(head % (extra, len(body)))
+            if extra.startswith(b"Expect"):
+                assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(body)
+            received = await reader.readuntil(b"\r\n\r\n")
+            length = int(received.split(b"Content-Length: ")[1].split(b"\r\n")[0])
+            orjson.loads(await reader.readexactly(length))
+        assert await reader.read() == b""
+        writer.close()
+        assert llm.calls == 3
+
+
+# -- a thread, a process ---------------------------------------------------------------------------
+
+
+def post(url, body):
+    request = urllib.request.Request(f"{url}/chat/completions", orjson.dumps(body))
+    with urllib.request.urlopen(request, timeout=5) as reply:
+        return orjson.loads(reply.read())
+
+
+def test_without_an_event_loop():
+    with LoopbackLLM(GOLD) as llm:
+        for _ in range(2):
+            assert json.loads(said(post(llm.base_url, chat("a"))))["label"] == "x"
+
+        async def restart():
+            await llm.stop()
+            with pytest.raises(OSError, match="refused"):
+                post(llm.base_url, chat("a"))
+            await llm.start()
+
+        asyncio.run(restart())
+        post(llm.base_url, chat("b"))
+        assert (llm.calls, llm.asked["a"]) == (3, 2)
+    assert "LoopbackLLM" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_in_another_process(tmp_path):
+    with serve_in_process({"a": ("x", 0.5), "b": "y"}, latency=0.001) as server:
+        assert server.pid != os.getpid()
+        assert json.loads(said(post(server.base_url, chat("a", "b"))))["answers"][1]["label"] == "y"
+        stats = server.stats()
+        assert (stats["calls"], stats["texts"], stats["peak"]) == (1, 2, 1)
+        assert stats["cpu"] > 0
+        assert server.asked() == {"a": 1, "b": 1}
+        server.reset()
+        assert server.stats()["calls"] == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(server.pid, 0)
+    path = tmp_path / "answers.json"
+    path.write_text('{"a": ["x", 0.5]}')
+    with serve_in_process(path, faults={"schedule": ["503"]}) as server:
+        with pytest.raises(OSError, match="503"):
+            post(server.base_url, chat("a"))
+        assert json.loads(said(post(server.base_url, chat("a"))))["label"] == "x"
+
+
+def test_a_process_that_cannot_start_says_so(tmp_path, capfd):
+    missing = serve_in_process(tmp_path / "missing.json")
+    with pytest.raises(TestNUCError, match="ended with code"), missing:
+        pass
+    assert "missing.json" in capfd.readouterr().err
+    impossible = serve_in_process(["x"], latency=lambda rng: 0.1)
+    with pytest.raises(InvalidInputError, match="another process"), impossible:
+        pass
+
+
+def test_on_the_command_line():
+    import subprocess
+
+    command = [sys.executable, "-m", "testnuc.testing", "--labels", "x, y", "--latency", "0.001"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        url = json.loads(process.stdout.readline())["base_url"]
+        assert json.loads(said(post(url, chat("some text"))))["label"] in {"x", "y"}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 0

@@ -1,0 +1,408 @@
+"""The transport over real sockets: what is sent, what is sent again, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from email.utils import formatdate
+from random import Random
+
+import orjson
+import pytest
+from aiohttp import web
+
+from testnuc.errors import (
+    BadRequestError,
+    CallTimeoutError,
+    ConnectionFailedError,
+    EmptyReplyError,
+    QuotaExceededError,
+    RateLimitedError,
+    RefusalError,
+    ServerError,
+    UnreadableReplyError,
+)
+from testnuc.limits import Budget, Price, RetryPolicy
+from testnuc.protocols import Answer, Reply, TokenUsage
+from testnuc.transport import Transport
+from tests.transport.small_server import (
+    KINDS,
+    ONE,
+    SECRET,
+    TWO,
+    Waits,
+    cut_off,
+    said,
+    sending,
+    serving,
+    stall,
+)
+
+
+def fast():
+    """A clock that runs a hundred times too fast."""
+    return time.monotonic() * 100
+
+
+def fast_call_later(delay, callback):
+    return asyncio.get_running_loop().call_later(delay / 100, callback)
+
+
+async def test_a_call():
+    async with serving(lambda n, r: said()) as (wire, seen), sending() as transport:
+        reply = await transport.call(wire, ONE)
+        assert reply.answers == (Answer("a"),)
+        headers, body = seen[0]
+        assert headers["Authorization"] == f"Bearer {SECRET}"
+        assert headers["Content-Type"] == "application/json"
+        assert body == {"user": "text", "dialect": 1}
+        usage = transport.meter.usage()
+        assert (usage.calls, usage.input_tokens, usage.output_tokens) == (1, 10, 2)
+        assert usage.retries == 0
+        assert transport.waits == []
+
+
+async def test_one_connection_is_used_again():
+    ports = set()
+
+    def answer(n, request):
+        ports.add(request.transport.get_extra_info("peername")[1])
+        response = said()
+        response.set_cookie("session", "tracked")
+        return response
+
+    async with serving(answer) as (wire, seen), sending() as transport:
+        for _ in range(5):
+            await transport.call(wire, ONE)
+        assert len(ports) == 1
+        assert "Cookie" not in seen[-1][0]
+
+
+async def test_no_more_in_flight_than_allowed():
+    peak = now = 0
+
+    async def slow():
+        nonlocal peak, now
+        now += 1
+        peak = max(peak, now)
+        await asyncio.sleep(0.005)
+        now -= 1
+        return said()
+
+    async with serving(lambda n, r: slow()) as (wire, _), sending(max_concurrency=4) as transport:
+        await asyncio.gather(*[transport.call(wire, ONE) for _ in range(24)])
+        assert peak == 4
+        assert transport.meter.calls == 24
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
+async def test_failures_that_pass_are_tried_again(status):
+    def answer(n, request):
+        return said() if n == 2 else web.Response(status=status, text="busy")
+
+    async with serving(answer) as (wire, seen), sending() as transport:
+        await transport.call(wire, ONE)
+        assert len(seen) == 3
+        assert transport.meter.retries == 2
+        assert transport.meter.calls == 1
+        assert all(0 <= wait <= 0.004 for wait in transport.waits)
+
+
+async def test_the_last_failure_is_raised():
+    def answer(n, request):
+        return web.Response(status=500, text=f"failure {n}")
+
+    policy = RetryPolicy(attempts=3, initial_wait=0.001)
+    async with serving(answer) as (wire, seen), sending(retry=policy) as transport:
+        with pytest.raises(ServerError, match="failure 2") as caught:
+            await transport.call(wire, ONE)
+        assert caught.value.attempts == 3 == len(seen)
+        assert transport.meter.retries == 2
+        assert transport.meter.calls == 0
+
+
+@pytest.mark.parametrize("status", [400, 401])
+async def test_what_cannot_pass_is_not_tried_again(status):
+    def answer(n, request):
+        return web.Response(status=status, text="no")
+
+    async with serving(answer) as (wire, seen), sending() as transport:
+        with pytest.raises(KINDS[status]) as caught:
+            await transport.call(wire, ONE)
+        assert caught.value.attempts == 1 == len(seen)
+        assert caught.value.fatal
+
+
+async def test_redirects_are_not_followed():
+    def answer(n, request):
+        raise web.HTTPTemporaryRedirect("http://127.0.0.1:9/elsewhere")
+
+    policy = RetryPolicy(attempts=1)
+    async with serving(answer) as (wire, seen), sending(retry=policy) as transport:
+        with pytest.raises(ServerError, match="307"):
+            await transport.call(wire, ONE)
+        assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "least", "most"),
+    [
+        ({"retry-after-ms": "20"}, 0.02, 0.08),
+        ({"Retry-After": "0.03"}, 0.03, 0.09),
+        ({"retry-after-ms": "20", "Retry-After": "9"}, 0.02, 0.08),
+        ({"Retry-After": "later"}, 0, 0.002),
+        ({}, 0, 0.002),
+    ],
+)
+async def test_the_servers_wait_is_obeyed_with_jitter(headers, least, most):
+    def answer(n, request):
+        return said() if n else web.Response(status=429, headers=headers)
+
+    async with serving(answer) as (wire, seen), sending() as transport:
+        await transport.call(wire, ONE)
+        assert len(seen) == 2
+        assert least <= transport.waits[0] <= most
+
+
+async def test_a_request_that_is_no_call_waits_with_jitter_too():
+    def answer(n, request):
+        return said() if n == 3 else web.Response(status=429, headers={"Retry-After": "2"})
+
+    async with serving(answer) as (wire, seen), sending() as transport:
+        await transport.exchanges.send(wire, "POST", wire.url, b"{}")
+        assert len(seen) == 4
+        assert all(2 < wait <= 2.2 for wait in transport.waits)
+        assert len(set(transport.waits)) == 3
+
+
+async def test_a_request_that_is_no_call_waits_at_random_where_no_wait_is_told():
+    def answer(n, request):
+        return said() if n == 3 else web.Response(status=503)
+
+    async with serving(answer) as (wire, _), sending() as transport:
+        await transport.exchanges.send(wire, "POST", wire.url, b"{}")
+        longest = (0.002, 0.004, 0.008)
+        assert all(0 < w <= most for w, most in zip(transport.waits, longest, strict=True))
+
+
+async def test_a_date_to_wait_for():
+    # the server's clock is far off; what counts is the difference to its own Date
+    there = 1_000_000_000
+
+    def answer(n, request):
+        if n:
+            return said()
+        date, until = (formatdate(there + s, usegmt=True) for s in (0, 1))
+        return web.Response(status=503, headers={"Date": date, "Retry-After": until})
+
+    async with serving(answer) as (wire, _), sending(clock=fast) as transport:
+        transport.admission._call_later = fast_call_later
+        started = fast()
+        await transport.call(wire, ONE)
+        assert 1 <= transport.waits[0] <= 1.2
+        assert fast() - started >= 1  # the pause of all holds, though this call did not sleep
+
+
+async def test_a_wait_beyond_the_deadline_ends_the_call_and_those_that_wait():
+    def answer(n, request):
+        return web.Response(status=429, headers={"Retry-After": "3600"})
+
+    async with serving(answer) as (wire, seen), sending(max_concurrency=1) as transport:
+        calls = [transport.call(wire, ONE) for _ in range(5)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(r, RateLimitedError) for r in results)
+        assert all(r.retry_after > 3500 for r in results)
+        assert len(seen) == 1
+        assert transport.waits == []
+
+
+async def test_a_used_up_quota_makes_nobody_wait():
+    def answer(n, request):
+        return web.Response(status=429, headers={"Retry-After": "3600"})
+
+    async with serving(answer) as (wire, _), sending() as transport:
+        wire.error = lambda *_: QuotaExceededError("nothing left", status_code=429)
+        for _ in range(2):
+            with pytest.raises(QuotaExceededError):
+                await transport.call(wire, ONE)
+
+
+async def cut_within(request):
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(b'{"label":')
+    request.transport.close()
+    return response
+
+
+@pytest.mark.parametrize("cut", [cut_off, cut_within])
+async def test_broken_connections_are_tried_again(cut):
+    def answer(n, request):
+        return said() if n else cut(request)
+
+    async with serving(answer) as (wire, seen), sending(budget=Budget(calls=2)) as transport:
+        await transport.call(wire, ONE)
+        assert len(seen) == 2
+        # the first may have been billed, so it is spent
+        assert transport.account.spent[1:] == (30 + 12, 2)
+        assert transport.meter.calls == 1
+
+
+async def test_no_server():
+    async with serving(lambda n, r: said()) as (wire, _):
+        pass
+    policy = RetryPolicy(attempts=3, initial_wait=0.001)
+    async with sending(retry=policy, budget=Budget(calls=1)) as transport:
+        with pytest.raises(
+            ConnectionFailedError, match=r"cannot connect.*check base_url"
+        ) as caught:
+            await transport.call(wire, ONE)
+        assert caught.value.attempts == 3
+        assert "127.0.0.1" in str(caught.value)
+        assert transport.account.spent == (0, 0, 0)
+
+
+async def test_a_restart_is_outlasted():
+    async with serving(lambda n, r: said()) as (wire, _), sending() as transport:
+        await transport.call(wire, ONE)
+    waits = Waits()
+    policy = RetryPolicy(attempts=2, deadline=0.2, initial_wait=0.01)
+    async with serving(lambda n, r: said()) as (wire, _):
+        transport = Transport(retry=policy, sleep=waits, rng=Random(0))
+        await transport.call(wire, ONE)
+    with pytest.raises(ConnectionFailedError) as caught:
+        await transport.call(wire, ONE)
+    # the tries are for what is sent; here the deadline was the end of it
+    assert caught.value.attempts > 2
+    await transport.aclose()
+
+
+async def stalled_body(request):
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(b'{"label":')
+    await asyncio.sleep(30)
+    return response
+
+
+@pytest.mark.parametrize("how", [lambda request: stall(), stalled_body])
+async def test_a_stalled_answer_meets_the_timeout(how):
+    def answer(n, request):
+        return how(request) if n == 0 else said()
+
+    policy = RetryPolicy(timeout=0.05, initial_wait=0.001)
+    async with (
+        serving(answer) as (wire, seen),
+        sending(retry=policy, budget=Budget(tokens=60)) as transport,
+    ):
+        await transport.call(wire, ONE)
+        assert len(seen) == 2
+        assert transport.account.spent[1:] == (42, 2)
+
+
+async def test_the_deadline_bounds_all_tries_together():
+    policy = RetryPolicy(timeout=0.06, deadline=0.1, initial_wait=0.001)
+    async with serving(lambda n, r: stall()) as (wire, seen), sending(retry=policy) as transport:
+        started = time.monotonic()
+        with pytest.raises(CallTimeoutError, match=r"127\.0\.0\.1") as caught:
+            await transport.call(wire, ONE)
+        assert time.monotonic() - started < 0.2
+        assert caught.value.attempts == 2 == len(seen)
+
+
+async def test_a_queue_is_no_part_of_the_deadline():
+    policy = RetryPolicy(timeout=0.05, deadline=0.05)
+
+    async def slow():
+        await asyncio.sleep(0.02)
+        return said()
+
+    async with (
+        serving(lambda n, r: slow()) as (wire, _),
+        sending(retry=policy, max_concurrency=1) as transport,
+    ):
+        await asyncio.gather(*[transport.call(wire, ONE) for _ in range(5)])
+        assert transport.meter.calls == 5
+
+
+async def test_unreadable_answers_are_paid_for_and_asked_again():
+    def answer(n, request):
+        return web.Response(body=b'{"label": "a') if n == 0 else said()
+
+    async with serving(answer) as (wire, _), sending(budget=Budget(calls=5)) as transport:
+        await transport.call(wire, ONE)
+        usage = transport.meter.usage()
+        assert (usage.calls, usage.retries) == (2, 1)
+        assert (usage.input_tokens, usage.output_tokens) == (20, 3)
+        assert transport.account.spent[1:] == (11 + 12, 2)
+        assert transport.waits == [0.0]
+
+
+async def test_packed_answers_are_left_to_the_caller():
+    def answer(n, request):
+        return web.Response(body=b"{")
+
+    async with serving(answer) as (wire, seen), sending() as transport:
+        with pytest.raises(UnreadableReplyError):
+            await transport.call(wire, TWO)
+        assert len(seen) == 1
+
+
+async def test_an_unusable_answer_in_a_reply_is_asked_again():
+    async with serving(lambda n, r: said()) as (wire, seen), sending() as transport:
+        wire.decode = lambda request, body: Reply((EmptyReplyError("nothing"),), TokenUsage(1, 1))
+        with pytest.raises(EmptyReplyError) as caught:
+            await transport.call(wire, ONE)
+        assert caught.value.attempts == len(seen) == transport.meter.calls == 10
+
+
+async def test_refusals_are_final():
+    async with serving(lambda n, r: said(None)) as (wire, seen), sending() as transport:
+        with pytest.raises(RefusalError):
+            await transport.call(wire, ONE)
+        assert len(seen) == transport.meter.calls == 1
+
+
+async def test_no_usage_is_unknown_and_spends_the_worst_case():
+    async with (
+        serving(lambda n, r: said(usage=None)) as (wire, _),
+        sending(budget=Budget(usd=1), price=Price.per_million(1, 2)) as transport,
+    ):
+        await transport.call(wire, ONE)
+        usage = transport.meter.usage()
+        assert usage.calls == 1
+        assert usage.input_tokens is usage.output_tokens is usage.usd is None
+        assert transport.account.spent == (pytest.approx(50e-6), 30, 1)
+
+
+async def test_a_new_encoding_is_sent_at_once():
+    def answer(n, request):
+        return said() if n == 2 else web.Response(status=400, text="wrong dialect")
+
+    async with serving(answer) as (wire, seen), sending() as transport:
+        await transport.call(wire, ONE)
+        assert [body["dialect"] for _, body in seen] == [1, 2, 3]
+        assert transport.waits == []
+        assert transport.meter.retries == 0
+
+
+async def test_encodings_are_not_changed_for_ever():
+    def answer(n, request):
+        return web.Response(status=400, text="wrong dialect")
+
+    async with serving(answer) as (wire, seen), sending() as transport:
+        with pytest.raises(BadRequestError):
+            await transport.call(wire, ONE)
+        assert len(seen) == 5
+
+
+async def test_calls_in_flight_follow_a_new_encoding_without_a_second_step():
+    async def answer(n, request):
+        body = orjson.loads(await request.read())
+        await asyncio.sleep(0.01)
+        return said() if body["dialect"] == 2 else web.Response(status=400, text="wrong dialect")
+
+    async with serving(answer) as (wire, _), sending() as transport:
+        await asyncio.gather(*[transport.call(wire, ONE) for _ in range(20)])
+        assert wire.dialect == 2
+        assert transport.meter.calls == 20
