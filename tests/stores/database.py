@@ -44,17 +44,15 @@ class DatabaseServer:
         self._control("-m", how, "stop")
 
     def sql(self, command, database="postgres"):
+        return self._psql("-Atqc", command, database)
+
+    def restore(self, dump):
+        """Run a file that pg_dump wrote."""
+        self._psql("-qv", "ON_ERROR_STOP=1", "-f", dump, "postgres")
+
+    def _psql(self, *arguments):
         done = subprocess.run(
-            [
-                self._programs / "psql",
-                "-h",
-                self._folder,
-                "-U",
-                "postgres",
-                "-Atqc",
-                command,
-                database,
-            ],
+            [self._programs / "psql", "-h", self._folder, "-U", "postgres", *arguments],
             check=True,
             capture_output=True,
             text=True,
