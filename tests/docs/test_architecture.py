@@ -1,0 +1,46 @@
+"""ARCHITECTURE.md names only what exists: every path, and every name in a file."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import testnuc
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+#: `folder/`, `folder/file.py` or `folder/file.py::Class.method`
+NAMED = sorted(set(re.findall(r"`((?:testnuc|tests|bench|docs|examples)/[\w/.:]*)`", PAGE)))
+
+
+def located(path):
+    # the tests of a wheel run beside an installed package, not beside its source
+    if path.startswith("testnuc/"):
+        return Path(testnuc.__file__).parent / path.removeprefix("testnuc/")
+    return ROOT / path
+
+
+def defined(body):
+    """Names that a module or class defines, with the statements inside each."""
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node.body
+        elif isinstance(node, ast.Assign):
+            yield from ((target.id, []) for target in node.targets if isinstance(target, ast.Name))
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_what_the_page_names_exists(named):
+    path, _, name = named.partition("::")
+    place = located(path)
+    assert place.is_dir() if path.endswith("/") else place.is_file()
+    body = ast.parse(place.read_text(encoding="utf-8")).body if name else []
+    for part in name.split(".") if name else []:
+        body = dict(defined(body))[part]
+
+
+def test_the_page_names_every_folder_of_the_package():
+    package = Path(testnuc.__file__).parent
+    folders = {f"testnuc/{p.parent.name}/" for p in package.glob("*/__init__.py")}
+    assert folders <= set(NAMED)
