@@ -23,16 +23,16 @@ from testnuc.limits.headers import retry_after
 from testnuc.limits.meter import Mark, Meter
 from testnuc.limits.policies import BatchPolicy, Budget, RateLimit, RetryPolicy
 from testnuc.limits.prices import PICO, Price, require_price
-from testnuc.limits.protocols import Accounting, Admitting
+from testnuc.limits.protocols import AdmissionControl, BudgetControl
 
 __all__ = [
     "PICO",
-    "Accounting",
     "Admission",
-    "Admitting",
+    "AdmissionControl",
     "BatchPolicy",
     "Budget",
     "BudgetAccount",
+    "BudgetControl",
     "Mark",
     "Meter",
     "Permit",

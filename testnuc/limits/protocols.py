@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from testnuc.limits.admission import Permit
     from testnuc.limits.budget import Reservation
 
-__all__ = ["Accounting", "Admitting"]
+__all__ = ["AdmissionControl", "BudgetControl"]
 
 
-class Admitting(Protocol):
+class AdmissionControl(Protocol):
     """Admits calls; see `testnuc.limits.Admission`, which does so for one process."""
 
     def try_acquire(self, input_tokens: int = 0, max_output_tokens: int = 0) -> Permit | None:
@@ -39,7 +39,7 @@ class Admitting(Protocol):
         """Learn from an answer's headers, before its permit is given back."""
 
 
-class Accounting(Protocol):
+class BudgetControl(Protocol):
     """Sets money aside; see `testnuc.limits.BudgetAccount`, which does so for one process."""
 
     @property
