@@ -159,7 +159,7 @@ def _whole(value: Any) -> int:
             raise TypeError  # noqa: TRY301
         return int(value)
     except (TypeError, ValueError):
-        raise ValueError("give a whole number") from None
+        raise ValueError("give an integer") from None
 
 
 def _number(value: Any) -> float:

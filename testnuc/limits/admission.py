@@ -14,6 +14,7 @@ from collections import deque
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
+from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError, RateLimitedError
 from testnuc.limits.concurrency import Concurrency
 from testnuc.limits.policies import RateLimit, RetryPolicy
@@ -101,14 +102,7 @@ class Admission:
         call_later: Callable[[float, Callable[[], None]], _Timer] | None = None,
         rng: Random | None = None,
     ) -> None:
-        if (
-            isinstance(max_concurrency, bool)
-            or not isinstance(max_concurrency, int)
-            or max_concurrency < 1
-        ):
-            raise InvalidInputError(
-                f"max_concurrency must be a whole number of at least 1, not {max_concurrency!r}"
-            )
+        checked_whole("max_concurrency", max_concurrency, least=1)
         rate_limit = rate_limit or RateLimit()
         retry = retry or RetryPolicy()
         requests, tokens = rate_limit.requests_per_minute, rate_limit.tokens_per_minute
