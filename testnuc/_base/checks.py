@@ -57,9 +57,9 @@ def valid_text(text: object) -> str | None:
 
 def checked_whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     """Return `value` if it is an integer of at least `least` and at most `most`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise InvalidInputError(f"{name} is {value!r}; give an integer of at least {least}")
-    if most is not None and value > most:
+    if most is not None and int(value) > most:
         raise InvalidInputError(f"{name} is {value!r}; give an integer of at most {most}")
     return int(value)
 

@@ -14,7 +14,7 @@ from testnuc.cli.files import read_table, usable
 from testnuc.client import SmallPoolWarning
 from testnuc.errors import InvalidInputError
 from testnuc.protocols import Answer, Reply, TokenUsage
-from testnuc.results import results_of
+from testnuc.results import read_results
 
 if TYPE_CHECKING:
     from testnuc.protocols import Request
@@ -59,7 +59,7 @@ class _Recorded:
 async def _of_file(file: str, text_column: str, client: dict[str, Any]) -> Diagnosis:
     table = read_table(file, text_column)
     usable(table, file)
-    results = results_of(table.rows, file, text_column)
+    results = read_results(table.rows, file, text_column)
     with_own = [r for r in results if r.own_label is not None and valid_text(r.text) is None]
     labels = client["labels"] or sorted({r.own_label for r in with_own if r.own_label is not None})
     if len(labels) < 2:

@@ -15,7 +15,7 @@ from testnuc.cli.classify import Kept, label_all, notes, show_estimate
 from testnuc.cli.files import read_labels, read_table, require_column, usable
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.scores import Scores, score
-from testnuc.results import results_of
+from testnuc.results import read_results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ def run(
     results: Sequence[Classification]
     if "nuc_label" in table.columns:
         where = sorted(gold)
-        results = results_of([table.rows[at] for at in where], file, text_column)
+        results = read_results([table.rows[at] for at in where], file, text_column)
         err.print(f"{file} holds results: nothing was asked", markup=False)
     else:
         _, valid = usable(table, file)

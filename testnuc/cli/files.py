@@ -14,7 +14,7 @@ import orjson
 from testnuc._base.checks import valid_text
 from testnuc._base.jsonl import json_object, write_whole
 from testnuc.errors import InvalidInputError
-from testnuc.results import cells
+from testnuc.results import file_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +44,6 @@ _TYPES = {
     "nuc_own_confidence": "float64",
     "nuc_error": "string",
 }
-_COLUMNS = tuple(_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ def read_table(file: str, text_column: str) -> Table:
     elif kind == ".csv":
         columns, rows = _csv_rows(file, content)
     else:
-        # what `classify --full` says of its run is no text
+        # the record of a run, written by `classify --full`, is not a text
         rows = [row for row in _json_lines(file, content) if "nuc_run" not in row]
         columns = list(dict.fromkeys(name for row in rows for name in row))
     if not rows:
@@ -204,7 +203,7 @@ def write_results(
     if kind == ".txt":
         text = "".join(f"{row['nuc_label'] or ''}\n" for row in rows)
     elif kind == ".csv":
-        text = _as_csv([*(c for c in table.columns if c not in _TYPES), *_COLUMNS], rows)
+        text = _as_csv([*(c for c in table.columns if c not in _TYPES), *_TYPES], rows)
     else:
         text = "".join(orjson.dumps(row, default=str).decode() + "\n" for row in rows)
     if output is None:
@@ -215,21 +214,9 @@ def write_results(
 
 def _cells(result: Classification | None, problem: str | None, *, full: bool) -> dict[str, Any]:
     if result is None:
-        return dict.fromkeys(_COLUMNS) | {"nuc_error": problem}
-    if full:
-        return cells(result)
-    own = result.prediction
-    values = (
-        result.label,
-        None if result.trust is None else round(result.trust, 6),
-        round(result.share, 6),
-        round(result.margin, 6),
-        result.voters,
-        None if own is None else own.label,
-        None if own is None else own.confidence,
-        None if result.error is None else f"{type(result.error).__name__}: {result.error}",
-    )
-    return dict(zip(_COLUMNS, values, strict=True))
+        return dict.fromkeys(_TYPES) | {"nuc_error": problem}
+    fields = file_row(result, full=full)
+    return fields if full else {name: fields[name] for name in _TYPES}
 
 
 def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

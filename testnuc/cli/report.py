@@ -8,7 +8,7 @@ from pathlib import Path
 from testnuc._base.jsonl import table
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
-from testnuc.results import results_of
+from testnuc.results import read_results
 
 __all__ = ["run"]
 
@@ -28,11 +28,11 @@ def run(file: str, *, output: str, text_column: str, title: str | None, most: in
             f"{file} holds labels without texts; let `testnuc classify -o` write a .jsonl file"
         )
     if kind == ".jsonl":
-        results = results_of(table(file), file, text_column)
+        results = read_results(table(file), file, text_column)
     else:
         from testnuc.cli.files import read_table
 
-        results = results_of(read_table(file, text_column).rows, file, text_column)
+        results = read_results(read_table(file, text_column).rows, file, text_column)
     write(results, place, title=title or f"testnuc: {Path(file).name}", most=most)
     _tell(f"{len(results):,} texts, written to {output}")
     if not any(result.neighbors for result in results):
