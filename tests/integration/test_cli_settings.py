@@ -101,7 +101,7 @@ def test_a_file_that_is_not_there_and_an_environment_that_is_wrong(folder):
     assert code == 2
     assert "TESTNUC_K is 'many'; give an integer" in err
     code, _, err = run_here("classify", "in.csv", "--labels", "a,b", TESTNUC_MODLE="openai/x")
-    assert "TESTNUC_MODLE is no setting; did you mean TESTNUC_MODEL?" in err
+    assert "TESTNUC_MODLE is not a setting; did you mean TESTNUC_MODEL?" in err
 
 
 def test_help_is_quick():
