@@ -14,7 +14,7 @@ from bench._report import Report
 from bench._timing import machine
 from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
 from testnuc.transport import Transport
-from testnuc.transport.calls import Call
+from testnuc.transport.calls import Call, estimate_tokens
 from testnuc.transport.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ class _Bare(Transport):
     """The transport as it was before it could be traced."""
 
     async def answer(self, provider: Provider, request: Request) -> Reply:
-        return await self._run(Call(request, self._estimate(provider, request), None, provider))
+        return await self._run(
+            Call(request, estimate_tokens(provider, request, needed=False), None, provider)
+        )
 
 
 def _run(made: Callable[[], Transport]) -> float:

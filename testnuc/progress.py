@@ -1,4 +1,4 @@
-"""A progress bar, one of the user's own, or none."""
+"""Progress bars of runs."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ __all__ = ["Observer", "Progress", "watched"]
 
 
 class Observer(Protocol):
-    """Is told how far a run is, in quick calls from the event loop."""
+    """Receives the progress of a run, in quick calls from the event loop."""
 
     def start(self, texts: int) -> None:
-        """Hear how many distinct texts are to be labeled."""
+        """Receive the number of distinct texts to label."""
 
     def stage(self, name: str) -> None:
-        """Hear what is being done from now on: "embedding", then "asking"."""
+        """Receive the name of the next stage: "embedding", then "asking"."""
 
     def advance(self, texts: int = 1) -> None:
-        """Hear that so many more texts are done."""
+        """Receive the number of further texts that are done."""
 
     def close(self) -> None:
-        """Hear that the run is over, or failed."""
+        """Receive the end of the run, by success or failure."""
 
 
 def watched(progress: bool | Observer, texts: int) -> Observer:  # noqa: FBT001 - passed on
-    """Return who is told of a run over so many texts."""
+    """Return the observer of a run over `texts` texts."""
     if isinstance(progress, bool):
         return Progress(shown=progress, total=texts)
     progress.start(texts)
@@ -37,9 +37,9 @@ class Progress:
     Parameters
     ----------
     shown : bool
-        False: count nothing.
+        Whether to show the bar.
     total : int, optional
-        Texts in all.
+        Number of texts.
     """
 
     def __init__(self, *, shown: bool, total: int | None = None) -> None:
@@ -50,12 +50,12 @@ class Progress:
             self._bar = tqdm(total=total, unit=" texts", dynamic_ncols=True)
 
     def start(self, texts: int) -> None:
-        """Say how many texts there are."""
+        """Set the number of texts."""
         if self._bar is not None:
             self._bar.reset(total=texts)
 
     def stage(self, name: str) -> None:
-        """Say what is being done."""
+        """Set the name of the present stage."""
         if self._bar is not None:
             self._bar.set_description(name)
 
@@ -65,6 +65,6 @@ class Progress:
             self._bar.update(texts)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Stop updating."""
         if self._bar is not None:
             self._bar.close()

@@ -1,4 +1,4 @@
-"""The results of a run: a sequence of classifications, kept as JSON Lines and read back."""
+"""The results of a run: a sequence of classifications, written as JSON Lines and read back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import orjson
 from testnuc._base.html import facts, grid
 from testnuc._base.jsonl import table, write_whole
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
-from testnuc.types import UNKNOWN, Classification, Neighbor, Prediction, Usage
+from testnuc.types import CELLS, UNKNOWN, Classification, Neighbor, Prediction, Usage, row
 
 if TYPE_CHECKING:
     import os
@@ -21,44 +21,23 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-__all__ = ["Results", "cells", "results_of", "run_record"]
+__all__ = ["PREFIX", "Results", "file_row", "read_results", "run_record"]
 
-#: Rows that a notebook shows.
+#: Prefix of our columns in files, which hold the user's own columns, too.
+PREFIX = "nuc_"
+#: Rows shown in a notebook.
 _SHOWN = 10
-#: The field of the one record that is of the run, not of a text.
+#: The only field of the record that describes the run instead of a text.
 _RUN = "nuc_run"
 
 
-def cells(result: Classification) -> dict[str, Any]:
-    """Return all of a result but its text; the prefix keeps the names apart from a user's own."""
-    own = result.prediction
-    return {
-        "nuc_label": result.label,
-        "nuc_trust": _rounded(result.trust),
-        "nuc_share": _rounded(result.share),
-        "nuc_margin": _rounded(result.margin),
-        "nuc_voters": result.voters,
-        "nuc_complete": result.complete,
-        "nuc_own_label": result.own_label,
-        "nuc_own_confidence": None if own is None else own.confidence,
-        "nuc_own_said": None if own is None else own.said,
-        "nuc_error": _told(result.error),
-        "nuc_reason": result.reason,
-        "nuc_votes": {label: _rounded(weight) for label, weight in result.votes.items()},
-        "nuc_neighbors": [
-            {
-                "text": neighbor.text,
-                "similarity": _rounded(neighbor.similarity),
-                "label": neighbor.label,
-                "confidence": neighbor.confidence,
-            }
-            for neighbor in result.neighbors
-        ],
-    }
+def file_row(result: Classification, *, full: bool = False) -> dict[str, Any]:
+    """Return the fields of a result for a file: names with a prefix, floats rounded."""
+    return {PREFIX + name: _rounded(value) for name, value in row(result, full=full).items()}
 
 
 def run_record(results: Results) -> dict[str, Any]:
-    """Return what is known of a run as a whole."""
+    """Return the record of a run: model, labels, seconds and usage."""
     return {
         _RUN: {
             "model": results.model,
@@ -70,34 +49,34 @@ def run_record(results: Results) -> dict[str, Any]:
 
 
 def write_jsonl(results: Results, path: str | os.PathLike[str]) -> None:
-    """Write a line for each text, then one for the run; a file is there whole or not at all."""
+    """Write a line for each text, then one for the run; atomically."""
 
     def lines() -> Iterator[bytes]:
         for result in results:
-            yield _line({"text": result.text, **cells(result)})
+            yield _line({"text": result.text, **file_row(result, full=True)})
         yield _line(run_record(results))
 
     write_whole(path, lines())
 
 
-def results_of(
+def read_results(
     records: Iterable[Mapping[str, Any]], source: str, text_column: str = "text"
 ) -> Results:
-    """Make results of what `cells` became in a file, or of as much of it as a file holds.
+    """Return the results in the records of a file that was written with `file_row`.
 
     Parameters
     ----------
     records : iterable of mapping
-        One for each text; numbers may be text, as a CSV file has them.
+        One for each text; numbers may be strings, as in a CSV file.
     source : str
-        Where they are from, for messages.
+        The file, for messages.
     text_column : str
-        Which field holds the text.
+        The field that holds the text.
 
     Raises
     ------
     InvalidInputError
-        A record holds no text or no label, or a value is not what it should be.
+        A record lacks the text or the label, or a value is malformed.
     """
     rows: list[Classification] = []
     usage, run = UNKNOWN, dict[str, Any]()
@@ -111,16 +90,16 @@ def results_of(
                     f"{source}, record {len(rows) + 1} has no field {needed!r}, only "
                     f"{', '.join(map(repr, record)) or 'nothing'}: "
                     + (
-                        "name the one with the texts by --text-column"
+                        "name the text column with --text-column"
                         if needed == text_column
-                        else "give a file that `testnuc classify` or `Results.to_jsonl` wrote"
+                        else "give a file written by `testnuc classify` or `Results.to_jsonl`"
                     )
                 )
         try:
             rows.append(_row(record, len(rows), text_column))
         except (ValueError, TypeError, KeyError, AttributeError) as exc:
             raise InvalidInputError(
-                f"{source}, record {len(rows) + 1} is not what testnuc writes: {exc!r}"
+                f"{source}, record {len(rows) + 1} was not written by testnuc: {exc!r}"
             ) from exc
     if not rows:
         raise InvalidInputError(f"{source} holds no results")
@@ -130,7 +109,7 @@ def results_of(
             usage = Usage(**{name: value for name, value in spent.items() if name in known})
         seconds, labels = float(run.get("seconds") or 0.0), tuple(map(str, run.get("labels") or ()))
     except (ValueError, TypeError, AttributeError) as exc:
-        raise InvalidInputError(f"{source}: {_RUN} is not what testnuc writes: {exc!r}") from exc
+        raise InvalidInputError(f"{source}: {_RUN} was not written by testnuc: {exc!r}") from exc
     return Results(rows, usage, seconds, model=run.get("model"), choices=labels)
 
 
@@ -170,14 +149,14 @@ def _row(record: Mapping[str, Any], index: int, text_column: str) -> Classificat
 
 
 def _structure(value: Any, nothing: Any) -> Any:
-    """Return a list or an object, which a CSV file has as JSON."""
+    """Return a list or an object; a CSV file holds them as JSON."""
     if value is None or value == "":
         return nothing
     return orjson.loads(value) if isinstance(value, str) else value
 
 
 def _text(value: Any) -> str | None:
-    """Return a string; a CSV file has nothing where there is none."""
+    """Return a string; None for the empty cell of a CSV file."""
     return None if value is None or value == "" else str(value)
 
 
@@ -188,22 +167,20 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
-
-
-def _told(error: Exception | None) -> str | None:
-    if error is None:
-        return None
-    # an error that was read from a file says its own type
-    return str(error) if type(error) is TestNUCError else f"{type(error).__name__}: {error}"
+def _rounded(value: Any) -> Any:
+    """Round all floats in a value, for the size of files."""
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
 def _line(record: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE, default=str)
     except TypeError:
-        # half a character, which UTF-8 cannot hold: such a text was refused, but is told of
+        # a lone surrogate, which UTF-8 cannot encode: the text was rejected, but is in the results
         mended = {
             name: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
             for name, value in record.items()
@@ -220,7 +197,7 @@ def pandas_frame(results: Results) -> pd.DataFrame:
 def polars_frame(results: Results) -> pl.DataFrame:
     """Return a row for each text, without neighbors and votes."""
     library = _library("polars")
-    # the types of columns that may hold nothing but None
+    # explicit types: a column may hold only None
     typed = {
         **dict.fromkeys(("label", "own_label", "error", "reason"), library.String),
         **dict.fromkeys(("trust", "own_confidence"), library.Float64),
@@ -230,21 +207,8 @@ def polars_frame(results: Results) -> pl.DataFrame:
 
 
 def _columns(results: Results) -> dict[str, list[Any]]:
-    """Return the columns of a data frame."""
-    rows = list(results)
-    return {
-        "text": [row.text for row in rows],
-        "label": [row.label for row in rows],
-        "trust": [row.trust for row in rows],
-        "share": [row.share for row in rows],
-        "margin": [row.margin for row in rows],
-        "voters": [row.voters for row in rows],
-        "complete": [row.complete for row in rows],
-        "own_label": [row.own_label for row in rows],
-        "own_confidence": [row.prediction and row.prediction.confidence for row in rows],
-        "error": [_told(row.error) for row in rows],
-        "reason": [row.reason for row in rows],
-    }
+    rows = [{"text": result.text, **row(result)} for result in results]
+    return {name: [fields[name] for fields in rows] for name in ("text", *CELLS)}
 
 
 def _library(name: str) -> Any:
@@ -258,7 +222,7 @@ def _library(name: str) -> Any:
 
 @runtime_checkable
 class _Columns(Protocol):
-    """Rows that can tell labels and failures without being made."""
+    """Rows that return labels and failures without creating every `Classification`."""
 
     def labels(self) -> list[str | None]: ...
 
@@ -272,7 +236,7 @@ class _Columns(Protocol):
 class Results(Sequence[Classification]):
     """The classifications of `classify_many`, in the order of the texts.
 
-    Rows may be made only when they are looked at, so that a million results stay small.
+    Rows may be created on access, so that a million results stay small.
     """
 
     def __init__(
@@ -285,13 +249,13 @@ class Results(Sequence[Classification]):
         choices: Sequence[str] = (),
     ) -> None:
         self._rows = rows
-        #: What these results cost, this run alone.
+        #: Usage of this run alone.
         self.usage = usage
         #: Wall-clock seconds of the run.
         self.seconds = seconds
-        #: The model that was asked, as ``provider/name``; None where it is not known.
+        #: The model, as ``provider/name``; None if unknown.
         self.model = model
-        #: The labels that were to choose from; empty where they are not known.
+        #: The label set; empty if unknown.
         self.choices = tuple(choices)
 
     @property
@@ -303,14 +267,14 @@ class Results(Sequence[Classification]):
 
     @property
     def errors(self) -> list[Classification]:
-        """The results that carry an error."""
+        """The results with an error."""
         if isinstance(self._rows, _Columns):
             return [self._rows[at] for at in self._rows.failed()]
         return [row for row in self._rows if row.error is not None]
 
     @property
     def changed(self) -> int:
-        """How many texts have another label than their own prediction's."""
+        """Number of texts whose label differs from their own prediction."""
         if isinstance(self._rows, _Columns):
             return self._rows.changed()
         return sum(row.changed for row in self)
@@ -336,29 +300,29 @@ class Results(Sequence[Classification]):
         return polars_frame(self)
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> None:
-        """Write all of it as JSON Lines: a line for each text, the last one for the run.
+        """Write everything as JSON Lines: a line for each text, the last one for the run.
 
-        ``testnuc report`` makes a page of such a file, and `from_jsonl` reads it back.
+        ``testnuc report`` renders such a file as a page, and `from_jsonl` reads it back.
         """
         write_jsonl(self, path)
 
     @classmethod
     def from_jsonl(cls, path: str | os.PathLike[str], *, text_column: str = "text") -> Results:
-        """Read what `to_jsonl` or ``testnuc classify -o FILE.jsonl`` wrote.
+        """Read a file written by `to_jsonl` or ``testnuc classify -o FILE.jsonl``.
 
         Raises
         ------
         InvalidInputError
             It cannot be read, or was not written by testnuc.
         """
-        return results_of(table(path), str(path), text_column)
+        return read_results(table(path), str(path), text_column)
 
     def to_html(self, path: str | os.PathLike[str], *, title: str | None = None) -> None:
-        """Write a page to look at these results with: one file that needs nothing else.
+        """Write a self-contained HTML page for browsing these results.
 
-        It shows labels, trust, cost and what the vote changed, what to review first, and for any
-        text its neighbors and votes. What is marked there as right or wrong can be downloaded;
-        `read_marks` makes it the arguments of `TestNUC.tune` and `TestNUC.calibrate`.
+        It shows labels, trust, cost, the labels that the vote changed, the texts to review first,
+        and the neighbors and votes of each text. Marks (right or wrong) can be downloaded;
+        `read_marks` turns them into the arguments of `TestNUC.tune` and `TestNUC.calibrate`.
         """
         from testnuc.report import write
 

@@ -1,11 +1,15 @@
-"""The records a user gets back: frozen, slotted, and cheap to make by the million."""
+"""Result records (frozen, slotted, cheap to create by the million), and their fields as a row."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from testnuc.errors import TestNUCError
 
 __all__ = [
+    "CELLS",
     "UNKNOWN",
     "Classification",
     "Estimate",
@@ -14,51 +18,53 @@ __all__ = [
     "PoolStats",
     "Prediction",
     "Usage",
+    "error_text",
+    "row",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the LLM said of one text."""
+    """The LLM's answer for one text."""
 
-    #: The label of the set that the answer means; None: the answer is outside the set, it abstains.
+    #: The label that the answer matches; None: it matches no label and abstains.
     label: str | None
-    #: The LLM's own confidence in 0..1; None where it gave none.
+    #: The LLM's own confidence, 0..1; None if it gave none.
     confidence: float | None = None
-    #: The answer as it was given, where it differs from `label`.
+    #: The answer verbatim, if it differs from `label`.
     said: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbor:
-    """An unlabeled text near the classified one, and what was predicted for it."""
+    """An unlabeled text near the classified one, and its prediction."""
 
     text: str
     #: Cosine of the two embeddings, 1 = same direction.
     similarity: float
-    #: None: no prediction, or one outside the label set.
+    #: None: no prediction, or one that matches no label.
     label: str | None
     confidence: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The label of one text, and all that led to it."""
+    """The label of one text, and how the vote came to it."""
 
     #: Position of the text in the input.
     index: int
     text: str
-    #: The winner of the vote; None where nobody could say.
+    #: The winner of the vote; None if there were no usable votes and no usable prediction.
     label: str | None
     #: The winner's part of the vote's weight, 0..1.
     share: float
     #: Winner minus runner-up, as parts of the vote's weight, 0..1.
     margin: float
-    #: How many voted, the text itself included.
+    #: Number of voters, the text itself included.
     voters: int
-    #: False where neighbors were left unasked because the winner was certain.
+    #: False if some neighbors were not asked because the winner was certain.
     complete: bool
-    #: The text's own prediction; None where its call failed.
+    #: The text's own prediction; None if its call failed.
     prediction: Prediction | None
     #: The neighbors, most similar first.
     neighbors: tuple[Neighbor, ...] = ()
@@ -66,16 +72,16 @@ class Classification:
     votes: Mapping[str, float] = field(default_factory=dict)
     #: Why the text's own call failed, or why the text is invalid.
     error: Exception | None = None
-    #: How far the label can be trusted, 0..1: its part of the vote (under auto of all neighbors
-    #: that were looked at, also where they do not decide), calibrated if the client is; None with
-    #: fewer than three voters, or where the vote is not complete.
+    #: The chance that this label is right, 0..1: the label's share of the vote (under auto, of all
+    #: neighbors, even if they do not decide), calibrated if the client is; None with fewer than
+    #: three voters, or if the vote is not complete.
     trust: float | None = None
-    #: Why there is no label although somebody voted; why the neighbors did not decide.
+    #: Why there is no label despite votes, or why the neighbors did not decide.
     reason: str | None = None
 
     @property
     def own_label(self) -> str | None:
-        """The label of the text's own prediction; None where there is none."""
+        """The label of the text's own prediction; None if there is none."""
         return None if self.prediction is None else self.prediction.label
 
     @property
@@ -135,28 +141,28 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was spent. None means unknown, never 0."""
+    """Calls, tokens and cost. None means unknown, never 0."""
 
     #: Calls that the provider answered.
     calls: int = 0
-    #: Tokens sent, cached ones included.
+    #: Input tokens, cached ones included.
     input_tokens: int | None = 0
-    #: Tokens sent that the provider served from its prompt cache.
+    #: Input tokens that the provider read from its prompt cache.
     cached_tokens: int | None = 0
     output_tokens: int | None = 0
-    #: US dollars by the price list; None where the model has no known price.
+    #: US dollars by the price list; None if the price of the model is unknown.
     usd: float | None = 0.0
-    #: Predictions that were in the store already.
+    #: Predictions read from the store.
     store_hits: int = 0
-    #: Predictions that another request in flight was already asking for.
+    #: Predictions that another in-flight request already asked for.
     coalesced: int = 0
-    #: Requests sent again after a failure.
+    #: Requests retried after a failure.
     retries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LaneEstimate:
-    """What a run would take in one lane. None means unknown."""
+    """Estimated usage and time of a run in one lane. None means unknown."""
 
     #: "live" or "batch".
     lane: str
@@ -164,18 +170,17 @@ class LaneEstimate:
     input_tokens: int | None
     output_tokens: int | None
     usd: float | None
-    #: Seconds that it takes at least, by the client's own rate limit.
+    #: Least seconds that the client's own rate limit allows.
     least_seconds: float | None = None
-    #: Seconds that it takes at most, by the provider's word; what fails and is sent again is not in
-    #: it.
+    #: Most seconds that the provider promises; retries are not included.
     most_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate(Usage):
-    """What a run would use: in the live lane, and in each lane that the provider has.
+    """Estimated usage of a run in the live lane, and in each lane that the provider offers.
 
-    ``print`` it for a table.
+    ``print`` shows it as a table.
     """
 
     lanes: tuple[LaneEstimate, ...] = ()
@@ -211,7 +216,7 @@ class Estimate(Usage):
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """What the pool and the store hold for one client."""
+    """Contents of the pool and the store for one client."""
 
     #: Texts in the pool.
     texts: int
@@ -219,9 +224,67 @@ class PoolStats:
     predicted: int
     #: The model, as ``provider/name``.
     model: str
-    #: How many labels the client chooses from.
+    #: Number of labels.
     labels: int
 
 
-#: What a file without that record says of what was spent.
+#: Usage of results that were read from a file without a record of their run.
 UNKNOWN = Usage(input_tokens=None, cached_tokens=None, output_tokens=None, usd=None)
+
+#: Fields of `row` that fit into a cell of a table.
+CELLS = (
+    "label",
+    "trust",
+    "share",
+    "margin",
+    "voters",
+    "complete",
+    "own_label",
+    "own_confidence",
+    "error",
+    "reason",
+)
+
+
+def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
+    """Return the fields of a result by name; all outputs (files, frames, HTTP, Ray) use them.
+
+    Parameters
+    ----------
+    result : Classification
+    full : bool
+        Whether to include votes and neighbors.
+    """
+    own = result.prediction
+    fields: dict[str, Any] = {
+        "label": result.label,
+        "trust": result.trust,
+        "share": result.share,
+        "margin": result.margin,
+        "voters": result.voters,
+        "complete": result.complete,
+        "own_label": None if own is None else own.label,
+        "own_confidence": None if own is None else own.confidence,
+        "own_said": None if own is None else own.said,
+        "error": error_text(result.error),
+        "reason": result.reason,
+    }
+    if full:
+        fields["votes"] = dict(result.votes)
+        fields["neighbors"] = [
+            {
+                "text": neighbor.text,
+                "similarity": neighbor.similarity,
+                "label": neighbor.label,
+                "confidence": neighbor.confidence,
+            }
+            for neighbor in result.neighbors
+        ]
+    return fields
+
+
+def error_text(error: Exception | None) -> str | None:
+    """Return an error with its type; an error that was read from a file includes the type."""
+    if error is None:
+        return None
+    return str(error) if type(error) is TestNUCError else f"{type(error).__name__}: {error}"

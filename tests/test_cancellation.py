@@ -258,5 +258,5 @@ def test_ctrl_c_on_the_command_line(tmp_path, times):
     assert "Warning" not in err
     assert "Unclosed" not in err
     assert err.splitlines()[-1].startswith("testnuc: interrupted: "), err
-    assert "of 400 texts have their answer" in err
+    assert "of 400 texts are answered" in err
     assert not target.exists()

@@ -70,13 +70,13 @@ def test_jsonl_there_and_back(tmp_path):
     [
         ("", "holds no results"),
         ("{}\n", "record 1 has no field 'text', only nothing"),
-        ('{"message": "x", "nuc_label": "a"}\n', "name the one with the texts by --text-column"),
+        ('{"message": "x", "nuc_label": "a"}\n', "name the text column with --text-column"),
         ('{"text": "x", "label": "a"}\n', "has no field 'nuc_label', only 'text', 'label': give a"),
         ('{"text": "x", "nuc_label": "a"}\nnot json\n', "line 2 is not JSON"),
         ("[1]\n", "line 1 is no JSON object"),
-        ('{"text": "x", "nuc_label": "a", "nuc_share": "much"}\n', "record 1 is not what testnuc"),
-        ('{"text": "x", "nuc_label": "a", "nuc_neighbors": [1]}\n', "record 1 is not what testnuc"),
-        ('{"text": "x", "nuc_label": "a"}\n{"nuc_run": 7}\n', "nuc_run is not what testnuc"),
+        ('{"text": "x", "nuc_label": "a", "nuc_share": "much"}\n', "record 1 was not written by"),
+        ('{"text": "x", "nuc_label": "a", "nuc_neighbors": [1]}\n', "record 1 was not written by"),
+        ('{"text": "x", "nuc_label": "a"}\n{"nuc_run": 7}\n', "nuc_run was not written by"),
     ],
 )
 def test_a_file_of_something_else_is_refused(tmp_path, content, says):

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from hashlib import blake2b
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["checked_choice", "checked_number", "checked_whole", "hash_text", "valid_text"]
+__all__ = [
+    "checked_choice",
+    "checked_number",
+    "checked_positive",
+    "checked_whole",
+    "hash_text",
+    "valid_text",
+]
 
 
 def hash_text(text: str) -> bytes:
-    """Return the 16 bytes by which a text is known: BLAKE2b of its UTF-8 form."""
+    """Return the key of a text: 16 bytes, BLAKE2b of its UTF-8 form."""
     return blake2b(text.encode(), digest_size=16).digest()
 
 
@@ -26,7 +33,7 @@ def valid_text(text: object) -> str | None:
     Parameters
     ----------
     text : object
-        What the user gave as a text.
+        The user's input.
 
     Returns
     -------
@@ -48,11 +55,22 @@ def valid_text(text: object) -> str | None:
     return None
 
 
-def checked_whole(name: str, value: Any, *, least: int) -> int:
-    """Return `value` if it is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InvalidInputError(f"{name} is {value!r}; give a whole number of at least {least}")
+def checked_whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """Return `value` if it is an integer of at least `least` and at most `most`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise InvalidInputError(f"{name} is {value!r}; give an integer of at least {least}")
+    if most is not None and int(value) > most:
+        raise InvalidInputError(f"{name} is {value!r}; give an integer of at most {most}")
     return int(value)
+
+
+def checked_positive(name: str, value: Any, *, zero: bool = False) -> float:
+    """Return `value` if it is a finite number above 0; with `zero` also if it is 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not (value > 0 or (zero and value == 0)):
+        bounds = "of at least 0" if zero else "above 0"
+        raise InvalidInputError(f"{name} is {value!r}; give a finite number {bounds}")
+    return float(value)
 
 
 def checked_number(name: str, value: Any, low: float, high: float) -> float | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import StoredBatch
     from testnuc.providers.anthropic import Anthropic
-    from testnuc.transport import Exchanges
+    from testnuc.transport import AuxiliaryRequests
     from testnuc.transport.connections import HTTPAnswer
 
 __all__ = ["AnthropicBatches"]
@@ -50,13 +50,13 @@ class AnthropicBatches:
     Parameters
     ----------
     provider : Anthropic
-    exchanges : Exchanges
+    exchanges : AuxiliaryRequests
     """
 
     max_requests = 100_000
     max_bytes = 256_000_000
 
-    def __init__(self, provider: Anthropic, exchanges: Exchanges) -> None:
+    def __init__(self, provider: Anthropic, exchanges: AuxiliaryRequests) -> None:
         self._provider = provider
         self._exchanges = exchanges
 

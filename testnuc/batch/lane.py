@@ -85,7 +85,7 @@ class BatchLane:
         wall: Callable[[], float] = time.time,
     ) -> None:
         provider = asker.provider
-        self._api = batch_api(provider, transport.exchanges)
+        self._api = batch_api(provider, transport.auxiliary)
         assert isinstance(provider, WireProvider)
         self._provider = provider
         self._store = require_batches(store)

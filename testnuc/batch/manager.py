@@ -174,7 +174,7 @@ class Tending:
             # to read answers it takes no prompt
             task = Task("", labels.names, confidence=facts["confidence"])
             self._couriers[known] = BatchLifecycle(
-                batch_api(provider, self._transport.exchanges),
+                batch_api(provider, self._transport.auxiliary),
                 Reader(provider, task, labels),
                 self._store,
                 policy=self._policy,

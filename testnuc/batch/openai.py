@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import StoredBatch
     from testnuc.providers.openai import OpenAI
-    from testnuc.transport import Exchanges
+    from testnuc.transport import AuxiliaryRequests
     from testnuc.transport.connections import HTTPAnswer
 
 __all__ = ["OpenAIBatches"]
@@ -43,13 +43,13 @@ class OpenAIBatches:
     Parameters
     ----------
     provider : OpenAI
-    exchanges : Exchanges
+    exchanges : AuxiliaryRequests
     """
 
     max_requests = 50_000
     max_bytes = 200_000_000
 
-    def __init__(self, provider: OpenAI, exchanges: Exchanges) -> None:
+    def __init__(self, provider: OpenAI, exchanges: AuxiliaryRequests) -> None:
         if "/deployments/" in provider.identity:
             raise InvalidInputError(
                 "lane='batch' does not work under the URL of an Azure deployment; give "

@@ -8,12 +8,12 @@ from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from testnuc.batch.base import BatchAPI
-    from testnuc.transport import Exchanges
+    from testnuc.transport import AuxiliaryRequests
 
 __all__ = ["batch_api", "has_batches"]
 
 
-def batch_api(provider: object, exchanges: Exchanges) -> BatchAPI:
+def batch_api(provider: object, exchanges: AuxiliaryRequests) -> BatchAPI:
     """Return the batch API of a provider.
 
     Raises

@@ -1,4 +1,4 @@
-"""The command line: ``testnuc classify``, ``serve`` and the others; each imports what it needs."""
+"""The command line. Each command imports its module when it runs, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from testnuc.cli.batch import LANE, REST, batch
+from testnuc.cli.batch_commands import LANE, REST, batch
 from testnuc.cli.options import (
     BASE_URL,
     DRY_RUN,
@@ -34,14 +34,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-store = typer.Typer(help="Move a store to another place, or look at it.", no_args_is_help=True)
+store = typer.Typer(help="Export, import or inspect a store.", no_args_is_help=True)
 app.add_typer(store, name="store")
 app.add_typer(batch, name="batch")
 
 _STORE = typer.Argument(
     help="Path of an SQLite store, or postgresql://..", metavar="STORE", show_default=False
 )
-_TAKES = "What it takes"
+_LIMITS = "Request limits"
 _FILE = typer.Argument(help="A .jsonl or .parquet file.", metavar="FILE", show_default=False)
 
 
@@ -50,12 +50,12 @@ def settings(
     context: typer.Context,
     config: str | None = typer.Option(
         None,
-        help="A settings file; default: testnuc.toml, if it is here.",
+        help="A settings file; default: testnuc.toml in the current folder, if there is one.",
         envvar="TESTNUC_CONFIG",
         show_envvar=False,
     ),
 ) -> None:
-    """Take what the command line leaves open from the environment and the settings file."""
+    """Read defaults of options from the environment and the settings file."""
     from testnuc.cli.settings import defaults
 
     context.default_map, notes = defaults(options_of(app), config, os.environ)
@@ -65,7 +65,7 @@ def settings(
 
 @app.command()
 def demo() -> None:
-    """Label the messages of a web shop on this machine: no key, no network."""
+    """Label the messages of a web shop on this machine, without a key or a network."""
     with _interruptible():
         from testnuc.cli.demo import run
 
@@ -77,7 +77,7 @@ def demo() -> None:
 def classify(
     client: dict[str, Any],
     file: str = typer.Argument(
-        help="Texts: .txt (a text a line), .csv, .jsonl or .parquet.",
+        help="Texts: .txt (one per line), .csv, .jsonl or .parquet.",
         metavar="FILE",
         show_default=False,
     ),
@@ -90,7 +90,7 @@ def classify(
     ),
     lane: str = LANE,
     rest: str = REST,
-    full: bool = typer.Option(False, "--full", help="Write neighbors, votes and usage, too."),  # noqa: FBT001, FBT003
+    full: bool = typer.Option(False, "--full", help="Also write neighbors, votes and usage."),  # noqa: FBT001, FBT003
     dry_run: bool = DRY_RUN,  # noqa: FBT001
 ) -> None:
     """Label the texts of a file; they vote on each other."""
@@ -114,16 +114,16 @@ def classify(
 def evaluate(
     client: dict[str, Any],
     file: str = typer.Argument(
-        help="Labeled texts: .csv, .jsonl or .parquet; or results with a column of right labels.",
+        help="Labeled texts: .csv, .jsonl or .parquet; or results with a column of correct labels.",
         metavar="FILE",
         show_default=False,
     ),
     text_column: str = TEXT_COLUMN,
-    label_column: str = typer.Option("label", help="Column or field that holds the right label."),
+    label_column: str = typer.Option("label", help="Column or field with the correct label."),
     output: str | None = typer.Option(None, "--output", "-o", help="A .json file for all scores."),
     dry_run: bool = DRY_RUN,  # noqa: FBT001
 ) -> None:
-    """Tell how right the labels are, alone and voted on: by texts whose labels are known."""
+    """Measure accuracy with and without the vote, on texts with known labels."""
     with _interruptible():
         from testnuc.cli.evaluate import run
 
@@ -142,14 +142,14 @@ def evaluate(
 def diagnose(
     client: dict[str, Any],
     source: str = typer.Argument(
-        help="What `classify -o` wrote (.csv, .jsonl or .parquet), or a store.",
+        help="A file written by `classify -o` (.csv, .jsonl or .parquet), or a store.",
         metavar="RESULTS|STORE",
         show_default=False,
     ),
     text_column: str = TEXT_COLUMN,
     plot: str | None = typer.Option(None, help="A .png, .svg or .pdf file for the figure."),
 ) -> None:
-    """Tell whether a vote would help, by the predictions alone; asks nothing."""
+    """Estimate from stored predictions whether a vote would help; makes no call."""
     with _interruptible():
         from testnuc.cli.diagnose import run
 
@@ -160,31 +160,33 @@ def diagnose(
 @with_client()
 def serve(
     client: dict[str, Any],
-    host: str = typer.Option("127.0.0.1", help="Another than this machine's own needs a token."),
-    port: int = typer.Option(8080, help="0: a free one."),
+    host: str = typer.Option("127.0.0.1", help="Non-loopback addresses require a token."),
+    port: int = typer.Option(8080, help="0: any free port."),
     token_file: str | None = typer.Option(
-        None, help="Holds the token that callers must send; or set TESTNUC_TOKEN."
+        None, help="A file with the token that clients must send; or set TESTNUC_TOKEN."
     ),
-    pool: str | None = typer.Option(None, help="Unlabeled texts that neighbors come from."),
+    pool: str | None = typer.Option(None, help="A file of unlabeled texts: the pool of neighbors."),
     text_column: str = TEXT_COLUMN,
-    max_texts: int = typer.Option(1_000, help="Most texts of a request.", rich_help_panel=_TAKES),
+    max_texts: int = typer.Option(1_000, help="Most texts in a request.", rich_help_panel=_LIMITS),
     max_text_chars: int = typer.Option(
-        32_000, help="Most characters of a text.", rich_help_panel=_TAKES
+        32_000, help="Most characters in a text.", rich_help_panel=_LIMITS
     ),
     max_body: int = typer.Option(
-        4 * 1024 * 1024, help="Most bytes of a request.", rich_help_panel=_TAKES
+        4 * 1024 * 1024, help="Most bytes in a request.", rich_help_panel=_LIMITS
     ),
     max_pending: int = typer.Option(
-        4_096, help="Most texts under way; beyond: 429.", rich_help_panel=_TAKES
+        4_096, help="Most texts in progress; beyond that, 429.", rich_help_panel=_LIMITS
     ),
     request_timeout: float = typer.Option(
-        300.0, help="Seconds until a request is given up.", rich_help_panel=_TAKES
+        300.0, help="Seconds until a request times out.", rich_help_panel=_LIMITS
     ),
     grace: float = typer.Option(
-        0.0, help="Seconds after SIGTERM in which requests are still taken.", rich_help_panel=_TAKES
+        0.0,
+        help="Seconds after SIGTERM with requests still accepted.",
+        rich_help_panel=_LIMITS,
     ),
     drain_timeout: float = typer.Option(
-        30.0, help="Seconds that requests under way then have.", rich_help_panel=_TAKES
+        30.0, help="Seconds that requests in progress then have to finish.", rich_help_panel=_LIMITS
     ),
 ) -> None:
     """Serve labels over HTTP: POST /v1/classify."""
@@ -218,24 +220,24 @@ def study(
         show_default=False,
     ),
     data: str = typer.Argument(
-        help="Labeled texts: a .csv or .jsonl file, or a dataset of the paper such as banking77.",
+        help="Labeled texts: a .csv or .jsonl file, or a dataset of the paper, such as banking77.",
         metavar="DATA",
         show_default=False,
     ),
     data_dir: str | None = typer.Option(
-        None, help="A copy of the paper's datasets; default: download."
+        None, help="Folder with the paper's datasets; default: download them."
     ),
-    limit: int | None = typer.Option(None, help="Texts drawn at random; default: all."),
+    limit: int | None = typer.Option(None, help="Number of texts to sample; default: all."),
     model: str = MODEL,
     base_url: str | None = BASE_URL,
     embedder: str = EMBEDDER,
-    store: str | None = typer.Option(None, help="Where answers are kept: a path."),
+    store: str | None = typer.Option(None, help="Path of the store for answers."),
     output: str | None = typer.Option(
         None, "--output", "-o", help="A .csv or .png file; both are written."
     ),
-    yes: bool = typer.Option(False, "--yes", help="Spend what the answers cost."),  # noqa: FBT001, FBT003
+    yes: bool = typer.Option(False, "--yes", help="Accept the estimated cost without a prompt."),  # noqa: FBT001, FBT003
 ) -> None:
-    """Study the vote on labeled texts: a table, and a figure."""
+    """Study the vote on labeled texts; prints a table and plots a figure."""
     with _interruptible():
         from testnuc.cli.study import run
 
@@ -253,16 +255,16 @@ def study(
 @app.command()
 def report(
     file: str = typer.Argument(
-        help="What `classify -o` wrote; a .jsonl with --full has all there is to see.",
+        help="A file written by `classify -o`; a .jsonl with --full holds all details.",
         metavar="RESULTS",
         show_default=False,
     ),
     output: str = typer.Option("report.html", "--output", "-o", help="A .html file."),
     text_column: str = TEXT_COLUMN,
     title: str | None = typer.Option(None, help="Default: the name of the file."),
-    most: int = typer.Option(20_000, help="Texts that are listed; of more, those to review first."),
+    most: int = typer.Option(20_000, help="Most texts to list; of more, those to review first."),
 ) -> None:
-    """Make a page to look at results with, and to mark them: one file for any browser."""
+    """Write an HTML page for browsing and marking results."""
     with _interruptible():
         from testnuc.cli.report import run
 
@@ -271,18 +273,18 @@ def report(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """End with one line after Ctrl-C; typer would end without a word."""
+    """Print one line after Ctrl-C; typer would exit silently."""
     try:
         yield
     except KeyboardInterrupt:
-        # in a line of its own, after what is left of a progress bar
+        # on a new line, after the remains of a progress bar
         print("\ntestnuc: interrupted", file=sys.stderr)  # noqa: T201 - the command's output
         sys.exit(130)
 
 
 @store.command("export")
 def export(place: str = _STORE, file: str = _FILE) -> None:
-    """Write all that a store holds to a file: predictions, texts, labels, embeddings."""
+    """Write everything in a store to a file: predictions, texts, labels, embeddings."""
     from testnuc.cli.store import export
 
     export(place, file)
@@ -290,7 +292,7 @@ def export(place: str = _STORE, file: str = _FILE) -> None:
 
 @store.command("import")
 def import_(file: str = _FILE, place: str = _STORE) -> None:
-    """Put what was exported into a store; what is there already stays, so twice is harmless."""
+    """Import a file into a store. Existing entries stay, so importing twice is harmless."""
     from testnuc.cli.store import import_
 
     import_(file, place)
@@ -298,15 +300,15 @@ def import_(file: str = _FILE, place: str = _STORE) -> None:
 
 @store.command("stats")
 def stats(place: str = _STORE) -> None:
-    """Tell how many predictions of which model, and how many texts, a store holds."""
+    """Count the predictions of each model, and the texts, in a store."""
     from testnuc.cli.store import stats
 
     stats(place)
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user is one line and exit code 2."""
-    # one bar is enough: that of the texts, not those of a model's weights
+    """Run the command line; a user error prints one line and exits with code 2."""
+    # show the progress bar of the texts alone, not those of model downloads
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app()

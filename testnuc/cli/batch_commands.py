@@ -1,4 +1,4 @@
-"""``testnuc batch``: the batches of a store."""
+"""``testnuc batch``: the batch jobs of a store. Imports of the package are inside functions."""
 
 from __future__ import annotations
 
@@ -8,25 +8,52 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from testnuc.batch.manager import State, Tending
-from testnuc.cli.classify import cost
-from testnuc.cli.event_loop import run_to_end
+import typer
+
 from testnuc.errors import InvalidInputError, TestNUCError
-from testnuc.stores import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
 
+    from testnuc.batch.manager import State, Tending
     from testnuc.protocols import StoredBatch
 
-__all__ = ["cancel", "list_", "resume"]
+__all__ = ["LANE", "REST", "batch"]
 
-#: Digits of an id that are shown; enough to name it.
+_PANEL = "Batches"
+
+#: Options of commands that ask the LLM.
+LANE = typer.Option(
+    "live",
+    help="live, or batch: the provider's batch API, at half the price, within a day; see --store.",
+    rich_help_panel=_PANEL,
+)
+REST = typer.Option(
+    "batch",
+    help="Requests that a batch leaves unanswered: retry in another (batch), send live, or error.",
+    rich_help_panel=_PANEL,
+)
+
+batch = typer.Typer(help="List, resume or cancel the batch jobs of a store.", no_args_is_help=True)
+
+_STORE = typer.Argument(
+    help="Path of an SQLite store, or postgresql://..", metavar="STORE", show_default=False
+)
+_IDS = typer.Argument(
+    None, help="Start of an id, or the provider's id.", metavar="[ID]..", show_default=False
+)
+
+#: Digits of an id that are shown; enough to be unique.
 _SHOWN = 12
 
 
-def list_(store: str, *, ended: bool) -> None:
-    """Tell the open batches of a store, and with `ended` all others, too."""
+@batch.command("list")
+def list_(
+    store: str = _STORE,
+    ended: bool = typer.Option(False, "--all", help="Include batches that have ended."),  # noqa: FBT001, FBT003
+) -> None:
+    """List the open batches, with their status at the provider."""
+    from testnuc.cli.event_loop import run_to_end
 
     async def look() -> list[State]:
         async with _tending(store) as tending:
@@ -36,54 +63,68 @@ def list_(store: str, *, ended: bool) -> None:
     for state in states:
         _print(_line(state))
     if not states:
-        _print("no batch is open" if not ended else "there was no batch yet")
+        _print("there are no batches" if ended else "no batch is open")
 
 
-def resume(store: str, names: Sequence[str]) -> None:
-    """Wait for batches, and put their answers in the store."""
+@batch.command("resume")
+def resume(store: str = _STORE, ids: list[str] | None = _IDS) -> None:
+    """Wait for open batches (all, or those named), and store their answers."""
+    from testnuc.cli.event_loop import run_to_end
 
     async def work() -> list[State]:
         async with _tending(store) as tending:
-            batches = await tending.pick(names)
-            _tell(f"waiting for {len(batches)} batches; Ctrl-C leaves them as they are")
+            batches = await tending.pick(ids or [])
+            _tell(f"waiting for {len(batches)} batches; Ctrl-C stops waiting, not the batches")
             return await tending.resume(batches, lambda state: _print(_line(state)))
 
     states = run_to_end(work())
     calls = sum(s.batch.usage.calls for s in states if s.batch.usage is not None)
     sent = sum(s.batch.requests for s in states if s.batch.outcome is not None)
-    _tell(f"{calls:,} of {sent:,} requests have an answer, which is in the store")
+    _tell(f"{calls:,} of {sent:,} requests were answered; the answers are stored")
     if calls < sent:
-        _tell("classify the same texts again with --lane batch, or live: the rest is asked")
+        _tell("to ask for the others, classify the same texts again, with --lane batch or live")
     if any(state.error is not None for state in states):
         sys.exit(1)
 
 
-def cancel(store: str, names: Sequence[str], *, everything: bool) -> None:
-    """Ask providers to end batches early."""
-    if bool(names) == everything:
+@batch.command("cancel")
+def cancel(
+    store: str = _STORE,
+    ids: list[str] | None = _IDS,
+    everything: bool = typer.Option(False, "--all", help="All open batches."),  # noqa: FBT001, FBT003
+) -> None:
+    """Ask the provider to end batches early; answers so far are billed and can be stored."""
+    from testnuc.cli.event_loop import run_to_end
+
+    if bool(ids) == everything:
         raise InvalidInputError("name the batches to cancel, or give --all")
 
     async def work() -> list[State]:
         async with _tending(store) as tending:
-            return [await cancelled(tending, batch) for batch in await tending.pick(names)]
+            return [await cancelled(tending, batch) for batch in await tending.pick(ids or [])]
 
     async def cancelled(tending: Tending, batch: StoredBatch) -> State:
         try:
             return await tending.cancel(batch)
         except TestNUCError as error:
-            # the others are to be cancelled all the same
+            from testnuc.batch.manager import State
+
+            # the others must be cancelled all the same
             return State(batch, error=error)
 
     states = run_to_end(work())
     for state in states:
         _print(_line(state))
-    _tell("what they have answered is billed: `testnuc batch resume` puts it in the store")
+    _tell("answers so far are billed; `testnuc batch resume` stores them")
     if any(state.error is not None for state in states):
         sys.exit(1)
 
 
 @asynccontextmanager
 async def _tending(place: str) -> AsyncIterator[Tending]:
+    from testnuc.batch.manager import Tending
+    from testnuc.stores import resolve
+
     _require_file(place)
     store = resolve(place)
     await store.open()
@@ -100,6 +141,8 @@ def _require_file(place: str) -> None:
 
 
 def _line(state: State) -> str:
+    from testnuc.cli.classify import cost
+
     batch = state.batch
     parts = [
         batch.id.hex()[:_SHOWN],

@@ -38,11 +38,11 @@ def run(
     lane: Any = "live",
     rest: Any = "batch",
 ) -> None:
-    """Read, label, write; the bar and the summary go to stderr, so that stdout can be piped."""
+    """Read, label and write; progress and summary go to stderr, so that stdout can be piped."""
     if lane == "batch" and not client["store"]:
         raise InvalidInputError(
-            "--lane batch needs --store PATH: batches take hours, and the store is what finds "
-            "their answers when this process has ended meanwhile"
+            "--lane batch needs --store PATH: batches take hours, and a later process finds their "
+            "answers through the store"
         )
     policy = BatchPolicy(rest=rest)
     table = read_table(file, text_column)
@@ -60,7 +60,7 @@ def run(
     except InvalidInputError as exc:
         if kept.where is None:
             raise
-        raise InvalidInputError(f"{exc}; what was answered is kept in {kept.where}") from exc
+        raise InvalidInputError(f"{exc}; the answers are stored in {kept.where}") from exc
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     notes(console, caught, client)
     console.print(_summary(results, len(problems), output), markup=False)
@@ -68,7 +68,7 @@ def run(
         first = results.errors[0]
         console.print(f"first error: {type(first.error).__name__}: {first.error}", markup=False)
         if kept.where is not None:
-            console.print(f"to ask again for those, run it again: the others are in {kept.where}")
+            console.print(f"run the command again to retry; the others are stored in {kept.where}")
         if all(result.label is None for result in results):
             sys.exit(1)
     else:
@@ -77,21 +77,21 @@ def run(
 
 @dataclass(slots=True)
 class Kept:
-    """Where the answers of a run are kept until it is done."""
+    """The store of a run: the user's, or a temporary one that is kept until the run succeeds."""
 
-    #: The store; None: in memory.
+    #: Path or URL of the store; None: in memory.
     where: str | None
-    #: The folder of a store that is for this run alone.
+    #: Folder of the temporary store.
     folder: Path | None = None
-    #: Whether that folder is new.
+    #: Whether this run creates the folder.
     new: bool = False
 
     @classmethod
     def of(cls, client: dict[str, Any], output: str | None) -> Kept:
-        """Return the store of the user or, beside the output, one that goes when all is written.
+        """Return the user's store, or a temporary one beside the output.
 
-        An interruption, or a machine that fails, then costs nothing. What is free needs none, and
-        without an output there is no place for one.
+        A run that was interrupted can then resume without repeating calls. Local models need no
+        store, and without an output file there is no place for one.
         """
         if client["store"] is not None:
             return cls(client["store"])
@@ -101,19 +101,19 @@ class Kept:
         return cls(str(folder / "answers.db"), folder, not folder.exists())
 
     def begin(self) -> None:
-        """Make the folder."""
+        """Create the folder."""
         if self.folder is None:
             return
         try:
             self.folder.mkdir(exist_ok=True)
         except OSError as exc:
             raise InvalidInputError(
-                f"{self.folder} cannot be made: {exc.strerror or exc}; write the output elsewhere, "
-                "or name a --store"
+                f"{self.folder} cannot be created: {exc.strerror or exc}; write the output "
+                "elsewhere, or name a --store"
             ) from exc
 
     def tidy(self) -> None:
-        """Remove the folder: what it held is in the output."""
+        """Remove the folder; its contents are in the output."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -126,7 +126,7 @@ def label_all(
     lane: Any = "live",
     batches: BatchPolicy | None = None,
 ) -> tuple[Results, list[warnings.WarningMessage]]:
-    """Label texts; what was answered until Ctrl-C is kept, and how to go on is told."""
+    """Label texts; after Ctrl-C, say how to resume."""
     nuc = client_of(client, store=kept.where, batches=batches)
     progress = RunProgress(lambda: nuc.usage)
 
@@ -150,20 +150,20 @@ def label_all(
 
 def _interrupted(nuc: TestNUC, progress: RunProgress, kept: Kept, *, lane: str) -> NoReturn:
     usage = nuc.usage
-    line = f"interrupted: {progress.done:,} of {progress.texts:,} texts have their answer"
+    line = f"interrupted: {progress.done:,} of {progress.texts:,} texts are answered"
     if not progress.done:
-        line = "interrupted before any text had its answer"
+        line = "interrupted before any text was answered"
     elif kept.where is not None:
-        line += f", kept in {kept.where}; to go on, run the same command again: "
-        line += "nothing is paid for twice"
+        line += f", stored in {kept.where}; to resume, run the same command again: "
+        line += "no call is made twice"
     elif usage.calls and not nuc.model.startswith("local/"):
-        line += f"; the {usage.calls:,} answers are lost: name a --store to keep them"
+        line += f"; the {usage.calls:,} answers are lost: name a --store to save them"
     if lane == "batch":
         line += (
-            f"; batches under way go on (testnuc batch list {kept.where}): the same command again "
-            "goes on with them"
+            f"; open batches continue (testnuc batch list {kept.where}): the same command resumes "
+            "them"
         )
-    # in a line of its own, after what is left of a progress bar
+    # on a new line, after the remains of a progress bar
     print(f"\ntestnuc: {line}", file=sys.stderr)  # noqa: T201 - the command's output
     if kept.new and not usage.calls:
         kept.tidy()
@@ -171,7 +171,7 @@ def _interrupted(nuc: TestNUC, progress: RunProgress, kept: Kept, *, lane: str) 
 
 
 def show_estimate(texts: list[str], client: dict[str, Any], kept: Kept) -> None:
-    """Print what labeling would cost; sends nothing, and leaves no store behind."""
+    """Print the estimated cost of labeling; sends nothing, and creates no store."""
     where = kept.where
     if where is not None and "://" not in where and not Path(where).exists():
         where = None
@@ -187,7 +187,7 @@ def show_estimate(texts: list[str], client: dict[str, Any], kept: Kept) -> None:
     rows = {
         "texts": f"{len(texts):,}",
         "distinct texts": f"{len(set(texts)):,}",
-        "answers that are stored": f"{usage.store_hits:,}",
+        "stored answers": f"{usage.store_hits:,}",
         "calls": f"{usage.calls:,}",
         "input tokens, about": _number(usage.input_tokens),
         "output tokens, about": _number(usage.output_tokens),
@@ -205,7 +205,7 @@ def _number(value: int | None) -> str:
 
 
 def notes(console: Console, caught: list[warnings.WarningMessage], client: dict[str, Any]) -> None:
-    """Print what the client warned of, and which options help."""
+    """Print the client's warnings, with the options that help."""
     remedy = "label more texts at once, or "
     remedy += "choose --policy weighted" if client["policy"] == "auto" else "give a smaller --k"
     if client["policy"] != "auto" and client["neighbors"] == "stored":
@@ -230,7 +230,7 @@ def _summary(results: Results, invalid: int, output: str | None) -> str:
 
 
 def cost(usage: Usage) -> str:
-    """Tell tokens and dollars in a few words; nothing where nothing was spent."""
+    """Return tokens and dollars in a few words; empty if nothing was spent."""
     tokens = None
     if usage.input_tokens is not None and usage.output_tokens is not None:
         tokens = usage.input_tokens + usage.output_tokens

@@ -1,4 +1,4 @@
-"""``testnuc demo``: the main job on real messages, with nothing but this machine."""
+"""``testnuc demo``: label real messages on this machine alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NEIGHBORS_SHOWN = 5
 
 
 def run() -> None:
-    """Label the shipped messages and compare with their gold labels."""
+    """Label the included messages and compare with their gold labels."""
     data = files("testnuc") / "data"
     labels: dict[str, str] = orjson.loads((data / "support_labels.json").read_bytes())
     lines = (data / "support_messages.jsonl").read_text(encoding="utf-8").splitlines()
@@ -42,7 +42,7 @@ def run() -> None:
 
 
 async def _label(labels: dict[str, str], texts: list[str]) -> Results:
-    # 702 short messages have too few near copies for the default policy to decide by
+    # 702 short messages have too few near copies for the default policy
     async with TestNUC(
         labels, model="local/zero-shot", embedder=WHEEL_MODEL, policy="weighted"
     ) as nuc:
@@ -60,12 +60,12 @@ def _report(console: Console, results: Results, gold: list[str]) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("accuracy of the labeler alone", f"{sum(alone) / len(alone):.3f}")
     table.add_row("accuracy after the vote", f"[bold]{sum(voted) / len(voted):.3f}[/bold]")
-    table.add_row("texts the vote corrected", str(len(corrected)))
-    table.add_row("texts the vote spoiled", str(spoiled))
+    table.add_row("labels corrected by the vote", str(len(corrected)))
+    table.add_row("labels spoiled by the vote", str(spoiled))
     table.add_row("labeler calls", f"{results.usage.calls} (one for each distinct text)")
     table.add_row("time", f"{results.seconds:.1f} s")
     console.print(table)
-    # the clearest first: where the vote was surest
+    # the clearest votes first
     for result, _ in sorted(corrected, key=lambda p: -p[0].share)[:_SHOWN]:
         console.print(f"\n[bold]{escape(result.text)}[/bold]")
         console.print(

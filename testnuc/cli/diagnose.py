@@ -1,4 +1,4 @@
-"""``testnuc diagnose``: whether a vote would help, by the predictions alone."""
+"""``testnuc diagnose``: estimate from stored predictions whether a vote would help."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testnuc.cli.files import read_table, usable
 from testnuc.client import SmallPoolWarning
 from testnuc.errors import InvalidInputError
 from testnuc.protocols import Answer, Reply, TokenUsage
-from testnuc.results import results_of
+from testnuc.results import read_results
 
 if TYPE_CHECKING:
     from testnuc.protocols import Request
@@ -28,7 +28,7 @@ _TABLES = {".csv", ".jsonl", ".parquet"}
 
 
 def run(source: str, *, text_column: str, plot: str | None, client: dict[str, Any]) -> None:
-    """Print what a look at the predictions of a file of results, or of a store, finds."""
+    """Print the diagnosis of the predictions in a file of results or a store."""
     if plot is not None and Path(plot).suffix.lower() not in {".png", ".svg", ".pdf"}:
         raise InvalidInputError(f"the plot is {plot!r}; name a .png, .svg or .pdf file")
     if "://" not in source and Path(source).suffix.lower() in _TABLES:
@@ -43,7 +43,7 @@ def run(source: str, *, text_column: str, plot: str | None, client: dict[str, An
 
 
 class _Recorded:
-    """Answers with what a file says was predicted."""
+    """A provider that returns the predictions in a file."""
 
     name, model, identity = "recorded", "file", "1"
 
@@ -59,13 +59,13 @@ class _Recorded:
 async def _of_file(file: str, text_column: str, client: dict[str, Any]) -> Diagnosis:
     table = read_table(file, text_column)
     usable(table, file)
-    results = results_of(table.rows, file, text_column)
+    results = read_results(table.rows, file, text_column)
     with_own = [r for r in results if r.own_label is not None and valid_text(r.text) is None]
     labels = client["labels"] or sorted({r.own_label for r in with_own if r.own_label is not None})
     if len(labels) < 2:
         raise InvalidInputError(
-            f"{file} holds the LLM's own label of {len(with_own)} texts (column nuc_own_label); "
-            "give a file that `testnuc classify -o` wrote"
+            f"{file} holds the LLM's own label for {len(with_own)} texts (column nuc_own_label); "
+            "give a file written by `testnuc classify -o`"
         )
     recorded: Any = _Recorded(results)
     nuc = client_of({**client, "labels": labels}, model=recorded, base_url=None, store=None)
@@ -79,7 +79,7 @@ async def _of_file(file: str, text_column: str, client: dict[str, Any]) -> Diagn
 
 async def _of_store(store: str, client: dict[str, Any]) -> Diagnosis:
     if client["labels"] is None:
-        raise InvalidInputError(f"{await _scopes(store)}; name the labels by --labels")
+        raise InvalidInputError(f"{await _scopes(store)}; name the labels with --labels")
     given = {"api_key": "not-needed"}
     nuc = client_of({**client, "store": store}, **given)
     async with nuc:
@@ -92,7 +92,7 @@ async def _of_store(store: str, client: dict[str, Any]) -> Diagnosis:
 
 
 async def _scopes(store: str) -> str:
-    """Tell what a store holds predictions of."""
+    """Describe the models and labels of the predictions in a store."""
     opened = stores.resolve(store)
     await opened.open()
     try:

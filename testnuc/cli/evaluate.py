@@ -1,4 +1,4 @@
-"""``testnuc evaluate``: how right labels are, alone and voted on, by a labeled file."""
+"""``testnuc evaluate``: accuracy with and without the vote, on a labeled file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testnuc.cli.classify import Kept, label_all, notes, show_estimate
 from testnuc.cli.files import read_labels, read_table, require_column, usable
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.scores import Scores, score
-from testnuc.results import results_of
+from testnuc.results import read_results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-#: Rows of a table that fits on a screen.
+#: Most rows of the table.
 _CLASSES = 40
 
 
@@ -37,10 +37,10 @@ def run(
     dry_run: bool,
     client: dict[str, Any],
 ) -> None:
-    """Score the results that a file holds or, where it holds none, label it first."""
+    """Score the results in a file; if it holds none, label its texts first."""
     table = read_table(file, text_column)
     require_column(
-        file, table.columns, label_column, "--label-column names the one with the right labels"
+        file, table.columns, label_column, "name the column of correct labels with --label-column"
     )
     _check_output(output)
     gold = {at: str(v).strip() for at, row in enumerate(table.rows) if (v := row.get(label_column))}
@@ -50,8 +50,8 @@ def run(
     results: Sequence[Classification]
     if "nuc_label" in table.columns:
         where = sorted(gold)
-        results = results_of([table.rows[at] for at in where], file, text_column)
-        err.print(f"{file} holds results: nothing was asked", markup=False)
+        results = read_results([table.rows[at] for at in where], file, text_column)
+        err.print(f"{file} holds results: no call was made", markup=False)
     else:
         _, valid = usable(table, file)
         where = [at for at in valid if at in gold]
@@ -84,7 +84,7 @@ def _check_output(output: str | None) -> None:
 def _take_labels(
     client: dict[str, Any], gold: dict[int, str], label_column: str, file: str
 ) -> None:
-    """Choose from the labels that the file has or, where they are given, see that all are known."""
+    """Use the labels in the file; if labels are given, check that they include all of these."""
     if client["labels"] is None:
         client["labels"] = sorted(set(gold.values()))
         return
@@ -92,8 +92,8 @@ def _take_labels(
     for at, label in gold.items():
         if label not in known and label != client["none_label"]:
             raise InvalidInputError(
-                f"{file}, row {at + 1}: {label!r} in column {label_column!r} is none of the labels "
-                f"{', '.join(map(repr, list(known)[:10]))}"
+                f"{file}, row {at + 1}: {label!r} in column {label_column!r} is not one of the "
+                f"labels {', '.join(map(repr, list(known)[:10]))}"
             )
 
 

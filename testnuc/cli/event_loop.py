@@ -1,4 +1,4 @@
-"""One event loop for one command."""
+"""The event loop of a command."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 def run_to_end(main: Coroutine[None, None, T]) -> T:
-    """Run a coroutine on uvloop where it is installed (a fifth less CPU a call), else asyncio.
+    """Run a coroutine on uvloop if installed (a fifth less CPU per call), else on asyncio.
 
-    Ctrl-C cancels it, and it has its time to put away what was paid for; another does not wait.
+    Ctrl-C cancels it, so that it can store received answers; a second Ctrl-C exits at once.
     """
-    # the process is ours alone: without this, looking for garbage among the texts and results of a
-    # large run halts everything for a tenth of a second at a time
+    # garbage collection over the texts and results of a large run would pause the whole process
+    # for a tenth of a second at a time
     gc.freeze()
     gc.set_threshold(20_000)
     try:

@@ -14,7 +14,7 @@ import orjson
 from testnuc._base.checks import valid_text
 from testnuc._base.jsonl import json_object, write_whole
 from testnuc.errors import InvalidInputError
-from testnuc.results import cells
+from testnuc.results import file_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ __all__ = [
 
 _KINDS = (".csv", ".jsonl", ".parquet", ".txt")
 
-#: What is written beside the input's own columns, by Arrow's types; the prefix keeps them apart.
+#: Columns added to those of the input, with Arrow types.
 _TYPES = {
     "nuc_label": "string",
     "nuc_trust": "float64",
@@ -44,7 +44,6 @@ _TYPES = {
     "nuc_own_confidence": "float64",
     "nuc_error": "string",
 }
-_COLUMNS = tuple(_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Table:
     rows: list[dict[str, Any]]
     columns: list[str]
     text_column: str
-    #: Of a Parquet file: what its columns hold.
+    #: The schema of a Parquet file.
     schema: Any = None
 
     @property
@@ -69,7 +68,7 @@ def read_table(file: str, text_column: str) -> Table:
     Raises
     ------
     InvalidInputError
-        It is not there, of another kind, empty, or has no such column.
+        It is missing, empty, of an unknown format, or lacks the column.
     """
     path = _existing(file)
     kind = _kind(file)
@@ -88,22 +87,22 @@ def read_table(file: str, text_column: str) -> Table:
     elif kind == ".csv":
         columns, rows = _csv_rows(file, content)
     else:
-        # what `classify --full` says of its run is no text
+        # the record of a run, written by `classify --full`, is not a text
         rows = [row for row in _json_lines(file, content) if "nuc_run" not in row]
         columns = list(dict.fromkeys(name for row in rows for name in row))
     if not rows:
         raise InvalidInputError(f"{file} has no texts; give a file with at least two")
-    require_column(file, columns, text_column, "--text-column names the one with the texts")
+    require_column(file, columns, text_column, "name the text column with --text-column")
     return Table(rows, columns, text_column, schema)
 
 
 def require_column(file: str, columns: Sequence[str], name: str, remedy: str) -> None:
-    """Refuse a column that a file does not have.
+    """Check that a file has a column.
 
     Raises
     ------
     InvalidInputError
-        Names those that it has.
+        It does not; the message lists its columns.
     """
     if name not in columns:
         raise InvalidInputError(
@@ -112,12 +111,12 @@ def require_column(file: str, columns: Sequence[str], name: str, remedy: str) ->
 
 
 def usable(table: Table, file: str) -> tuple[dict[int, str], list[int]]:
-    """Return what is wrong with some texts, and which rows have one that can be labeled.
+    """Return the problem of each invalid text, and the rows with a valid text.
 
     Raises
     ------
     InvalidInputError
-        No row has.
+        No text is valid.
     """
     problems = {at: p for at, text in enumerate(table.texts) if (p := valid_text(text))}
     valid = [at for at in range(len(table.rows)) if at not in problems]
@@ -133,7 +132,7 @@ def read_labels(given: str) -> list[str] | dict[str, str]:
     Raises
     ------
     InvalidInputError
-        The file is not there, or holds no labels.
+        The file is missing, or holds no labels.
     """
     if given.lstrip()[:1] in {"[", "{"}:
         # from a settings file or the environment
@@ -158,7 +157,7 @@ def _labels_in_json(name: str, content: str) -> list[str] | dict[str, str]:
 
 
 def check_output(output: str | None, file: str, table: Table, *, full: bool = False) -> None:
-    """Refuse an output that cannot be written, before anything is spent."""
+    """Check that the output can be written, before any call."""
     if output is None:
         return
     if full and Path(output).suffix.lower() != ".jsonl":
@@ -166,7 +165,7 @@ def check_output(output: str | None, file: str, table: Table, *, full: bool = Fa
     _kind(output)
     path = Path(output)
     if not path.parent.is_dir():
-        raise InvalidInputError(f"{output}: there is no folder {path.parent}; make it first")
+        raise InvalidInputError(f"{output}: there is no folder {path.parent}; create it first")
     if path.is_dir():
         raise InvalidInputError(f"{output} is a folder; name a file in it")
     if path.exists() and path.samefile(file):
@@ -185,9 +184,9 @@ def write_results(
     *,
     run: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write each row with its label; JSON Lines to the terminal where no file is named.
+    """Write each row with its label; to stdout as JSON Lines if no file is named.
 
-    With a record of the run all of each result is written, and the record after the last.
+    With a record of the run, write all fields of each result, then that record.
     """
     rows = [
         {**row, **_cells(results.get(at), problems.get(at), full=run is not None)}
@@ -204,7 +203,7 @@ def write_results(
     if kind == ".txt":
         text = "".join(f"{row['nuc_label'] or ''}\n" for row in rows)
     elif kind == ".csv":
-        text = _as_csv([*(c for c in table.columns if c not in _TYPES), *_COLUMNS], rows)
+        text = _as_csv([*(c for c in table.columns if c not in _TYPES), *_TYPES], rows)
     else:
         text = "".join(orjson.dumps(row, default=str).decode() + "\n" for row in rows)
     if output is None:
@@ -215,21 +214,9 @@ def write_results(
 
 def _cells(result: Classification | None, problem: str | None, *, full: bool) -> dict[str, Any]:
     if result is None:
-        return dict.fromkeys(_COLUMNS) | {"nuc_error": problem}
-    if full:
-        return cells(result)
-    own = result.prediction
-    values = (
-        result.label,
-        None if result.trust is None else round(result.trust, 6),
-        round(result.share, 6),
-        round(result.margin, 6),
-        result.voters,
-        None if own is None else own.label,
-        None if own is None else own.confidence,
-        None if result.error is None else f"{type(result.error).__name__}: {result.error}",
-    )
-    return dict(zip(_COLUMNS, values, strict=True))
+        return dict.fromkeys(_TYPES) | {"nuc_error": problem}
+    fields = file_row(result, full=full)
+    return fields if full else {name: fields[name] for name in _TYPES}
 
 
 def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
@@ -241,7 +228,7 @@ def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _csv_rows(file: str, content: str) -> tuple[list[str], list[dict[str, Any]]]:
-    # a text may be longer than the 128 kB that a field has by default; content is in memory anyway
+    # a text may exceed the default field limit of 128 kB; the content is in memory anyway
     before = csv.field_size_limit(max(len(content), 1))
     try:
         reader = csv.DictReader(io.StringIO(content, newline=""), restkey="(more)")
@@ -270,7 +257,7 @@ def _kind(file: str) -> str:
 
 def _content(path: Path) -> str:
     try:
-        # utf-8-sig: spreadsheets put a byte order mark in front of the first column's name
+        # utf-8-sig: spreadsheets write a byte order mark before the first column's name
         content = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as exc:
         raise InvalidInputError(f"{path} is not UTF-8: {exc}; save it as UTF-8") from exc
@@ -282,6 +269,6 @@ def _content(path: Path) -> str:
 
 
 def _json_lines(file: str, content: str) -> list[dict[str, Any]]:
-    # not splitlines: JSON may hold what else that takes for the end of a line, such as U+2028
+    # not splitlines, which also splits at characters that JSON may hold, such as U+2028
     lines = enumerate(content.split("\n"), 1)
     return [json_object(line, file, number) for number, line in lines if line.strip()]

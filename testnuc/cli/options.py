@@ -1,4 +1,4 @@
-"""Options that several commands share: those of a client."""
+"""The client's options, shared by several commands."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = [
 
 _VOTE, _LIMITS = "Vote", "Limits"
 
-#: Said for one run, never once for all.
+#: Options of a single run; not read from settings.
 _OF_ONE_RUN = frozenset({"output", "plot", "yes", "dry_run", "title"})
 
-#: What a command that asks nothing has no use for.
+#: Options without a use in commands that make no calls.
 OF_ASKING = (
     "neighbors",
     "budget_usd",
@@ -35,11 +35,11 @@ OF_ASKING = (
     "tokens_per_minute",
 )
 
-DRY_RUN = typer.Option(default=False, help="Tell what it would cost, and send nothing.")
+DRY_RUN = typer.Option(default=False, help="Estimate the cost without sending anything.")
 LABELS_OF_FILE = typer.Option(
-    None, help="A file, or a,b,c; default: those of the file.", show_default=False
+    None, help="A file, or a,b,c; default: the labels in FILE.", show_default=False
 )
-TEXT_COLUMN = typer.Option("text", help="Column or field that holds the text.")
+TEXT_COLUMN = typer.Option("text", help="Column or field with the text.")
 MODEL = typer.Option("openai/gpt-4o-mini", help="Such as openai/.. or local/zero-shot.")
 BASE_URL = typer.Option(None, help="An OpenAI-compatible server.")
 EMBEDDER = typer.Option(
@@ -50,22 +50,22 @@ EMBEDDER = typer.Option(
 
 def _client(
     labels: str = typer.Option(
-        help="A file (.txt: a label a line; .json: a list, or label -> description) or a,b,c.",
+        help="A file (.txt: one per line; .json: a list, or label -> description) or a,b,c.",
         show_default=False,
     ),
     model: str = MODEL,
     base_url: str | None = BASE_URL,
     embedder: str = EMBEDDER,
     store: str | None = typer.Option(
-        None, help="Where answers are kept, so that none is paid for twice: a path, postgresql://.."
+        None, help="Store for answers, so that no call is made twice: a path, or postgresql://.."
     ),
     instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
     none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
     texts_per_call: int = typer.Option(1, help="Texts packed in one prompt."),
     k: int | None = typer.Option(
         None,
-        help="Neighbors that vote; 0: no vote.",
-        show_default="10, or decided by auto",
+        help="Number of neighbors that vote; 0: no vote.",
+        show_default="10, or chosen by auto",
         rich_help_panel=_VOTE,
     ),
     policy: str = typer.Option(
@@ -79,7 +79,7 @@ def _client(
         rich_help_panel=_VOTE,
     ),
     min_trust: float | None = typer.Option(
-        None, help="Withhold labels with less trust.", rich_help_panel=_VOTE
+        None, help="Withhold labels with lower trust.", rich_help_panel=_VOTE
     ),
     budget_usd: float | None = typer.Option(
         None, help="Most US dollars to spend.", rich_help_panel=_LIMITS
@@ -98,14 +98,14 @@ def _client(
 def with_client(
     *without: str, **instead: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of a client; it gets them as the mapping `client`.
+    """Add the client's options to a command, which receives them as the mapping `client`.
 
     Parameters
     ----------
     *without : str
-        Options that it does not take.
+        Options to leave out.
     **instead
-        Other options for some of them.
+        Options that replace those of the same name.
     """
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
@@ -134,7 +134,7 @@ def with_client(
 
 
 def options_of(app: typer.Typer) -> dict[str, dict[str, Callable[[Any], Any]]]:
-    """Return what may be set once for all: command -> option -> what reads its value."""
+    """Return the options that settings may set: command -> option -> parser of its value."""
     found: dict[str, dict[str, Callable[[Any], Any]]] = {}
     for command in app.registered_commands:
         assert command.callback is not None
@@ -159,7 +159,7 @@ def _whole(value: Any) -> int:
             raise TypeError  # noqa: TRY301
         return int(value)
     except (TypeError, ValueError):
-        raise ValueError("give a whole number") from None
+        raise ValueError("give an integer") from None
 
 
 def _number(value: Any) -> float:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ParquetWriter", "read", "read_rows", "schema_of", "write_rows"]
 
-#: All columns that a record may have; most are null in each row, which costs next to nothing.
+#: All columns of records; most are null in each row, which costs almost no space.
 _TEXT = (
     "kind",
     "scope",
@@ -31,7 +31,7 @@ _TEXT = (
     "vector",
     "counts",
 )
-#: Columns of each kind: a null in them is a value, in all others it is nothing.
+#: Columns of each kind of record; null is a value only in these.
 _OF = {
     "scope": ("kind", "scope", "facts"),
     "prediction": ("kind", "key", "scope", "hash", "sample", "label", "confidence", "said"),
@@ -43,7 +43,7 @@ _JSON = ("facts", "counts")
 
 
 class ParquetWriter:
-    """Writes records, a row group for each batch.
+    """Writes records of a store, one row group for each batch.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def read(path: Path) -> Iterator[Record]:
     Raises
     ------
     InvalidInputError
-        It is no Parquet file of ours.
+        It is not a Parquet file of a store.
     MissingDependencyError
         pyarrow is not installed.
     """
@@ -108,7 +108,7 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], Any]:
     Raises
     ------
     InvalidInputError
-        It is no Parquet file.
+        It is not a Parquet file.
     MissingDependencyError
         pyarrow is not installed.
     """
@@ -117,25 +117,25 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], Any]:
         with parquet.ParquetFile(str(path)) as file:
             whole = file.read()
     except (arrow.ArrowException, OSError) as exc:
-        raise InvalidInputError(f"{path} is no Parquet file: {exc}") from exc
+        raise InvalidInputError(f"{path} is not a Parquet file: {exc}") from exc
     return whole.to_pylist(), whole.schema
 
 
 def schema_of(rows: Sequence[Mapping[str, Any]], schema: Any, added: Mapping[str, str]) -> Any:
-    """Return the schema of rows: their own, or one that fits them, with columns that are added.
+    """Return the schema of rows, given or inferred, with added columns.
 
     Parameters
     ----------
     rows : sequence of mapping
     schema : optional
-        The rows' own; None: whatever fits.
+        The rows' schema; None: infer it.
     added : mapping
-        Column -> Arrow's type; they replace columns of these names.
+        Column -> Arrow type; they replace columns of the same name.
 
     Raises
     ------
     InvalidInputError
-        A column holds values of several kinds.
+        A column holds values of several types.
     MissingDependencyError
         pyarrow is not installed.
     """
@@ -147,7 +147,7 @@ def schema_of(rows: Sequence[Mapping[str, Any]], schema: Any, added: Mapping[str
                 [(name, arrow.array([row.get(name) for row in rows]).type) for name in names]
             )
         except arrow.ArrowException as exc:
-            raise InvalidInputError(f"the rows fit into no Parquet file: {exc}") from exc
+            raise InvalidInputError(f"the rows cannot be written as Parquet: {exc}") from exc
     kept = [field for field in schema if field.name not in added]
     return arrow.schema([*kept, *((name, getattr(arrow, of)()) for name, of in added.items())])
 
@@ -155,7 +155,7 @@ def schema_of(rows: Sequence[Mapping[str, Any]], schema: Any, added: Mapping[str
 def write_rows(
     path: Path, rows: Sequence[Mapping[str, Any]], schema: Any, added: Mapping[str, str]
 ) -> None:
-    """Write a table; it is there whole or not at all."""
+    """Write a table atomically."""
     arrow, parquet = _pyarrow()
     made = schema_of(rows, schema, added)
     table = arrow.Table.from_pylist(list(rows), schema=made)

@@ -1,4 +1,4 @@
-"""How far a run is: a live bar on a terminal, now and then a line elsewhere."""
+"""Progress of a run: a live bar on a terminal, periodic lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 __all__ = ["RunProgress"]
 
-#: Seconds between two changes of the bar, and between two lines.
+#: Seconds between updates of the bar, and between lines.
 _BAR, _LINE = 0.1, 10.0
 
 
 class RunProgress:
-    """Tells texts, rate, cost, retries and the time that is left; an `Observer`.
+    """Shows texts, rate, cost, retries and remaining time; an `Observer`.
 
     Parameters
     ----------
     usage : callable
-        Returns what was spent.
+        Returns the usage so far.
     live : bool, optional
         Whether to draw a bar; default: if stderr is a terminal.
     clock : callable
-        Seconds that only grow.
+        Monotonic seconds.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class RunProgress:
         self._bar: Any = None
         self._task: Any = None
         self._stage = ""
-        #: Texts in all, and those that are done.
+        #: Number of texts, and of those that are done.
         self.texts = self.done = 0
         self._stored = 0
         self._started = self._shown = clock()
 
     def start(self, texts: int) -> None:
-        """Say how many texts there are."""
+        """Set the number of texts."""
         self.texts = texts
         self._stored = self._usage().store_hits
         if not self._live:
@@ -68,7 +68,7 @@ class RunProgress:
         self._bar.start()
 
     def stage(self, name: str) -> None:
-        """Say what is being done."""
+        """Set the name of the present stage."""
         self._stage = name
         self._started = self._clock()
         self._show()
@@ -80,7 +80,7 @@ class RunProgress:
             self._show()
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Stop updating."""
         if self._bar is not None:
             self._show()
             self._bar.stop()
@@ -97,11 +97,11 @@ class RunProgress:
             print(line, file=sys.stderr, flush=True)  # noqa: T201 - the command's output
 
     def told(self) -> str:
-        """Return rate, cost, retries and the time that is left, in a few words."""
+        """Return rate, cost, retries and remaining time in a few words."""
         usage = self._usage()
         seconds = self._clock() - self._started
         parts = []
-        # what was stored came at once, and says nothing of what is left
+        # stored answers return at once and must not count in the rate
         asked = self.done - (usage.store_hits - self._stored)
         pace = asked / seconds if asked > 0 and seconds > 0 else 0.0
         if pace:

@@ -43,7 +43,7 @@ def run(
 
     async def prepare() -> None:
         if not client["embedder"].startswith("openai/"):
-            # the first request would wait for the model to load
+            # otherwise the first request would wait for the model to load
             await embedder.embed(["ready"])
         if texts:
             await nuc.add(texts)
@@ -74,7 +74,7 @@ def _token(file: str | None) -> str | None:
 
 
 def _texts(pool: str, text_column: str) -> list[str]:
-    """Return the texts of a file; an empty cell does not keep a service from starting."""
+    """Return the valid texts of a file; invalid ones do not prevent the service from starting."""
     given = read_table(pool, text_column).texts
     texts = [text for text in given if valid_text(text) is None]
     if not texts:

@@ -1,4 +1,4 @@
-"""Settings of all commands: flags, then ``TESTNUC_*``, then ``testnuc.toml``, then the defaults."""
+"""Settings of commands: options, then ``TESTNUC_*``, then ``testnuc.toml``, then defaults."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["FILE", "PREFIX", "defaults"]
 
 FILE = "testnuc.toml"
 PREFIX = "TESTNUC_"
-#: Read from the environment by what they are for; none is an option.
+#: Variables that are read elsewhere; not options.
 _OTHER = frozenset({"CONFIG", "TOKEN", "DATA"})
-#: What a file that is shared and committed must not hold, and where it goes instead.
+#: Secrets, which a shared file must not hold -> where to set them instead.
 _SECRETS = {
     "api_key": "set OPENAI_API_KEY or ANTHROPIC_API_KEY",
     "openai_api_key": "set OPENAI_API_KEY",
@@ -29,19 +29,19 @@ _SECRETS = {
     "token": "set TESTNUC_TOKEN, or name a file by token_file",
     "password": "set PGPASSWORD, or use ~/.pgpass",
 }
-#: An option can be found in any of these forms.
+#: Command -> option -> parser.
 _Options = Mapping[str, Mapping[str, Any]]
 
 
 def defaults(
     options: _Options, config: str | None, environment: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the values of each command's options that the command line may override.
+    """Return default values of options; the command line overrides them.
 
     Parameters
     ----------
     options : mapping
-        Command -> option -> what turns a value into one of its type, or raises `ValueError`.
+        Command -> option -> parser, which raises `ValueError` for an invalid value.
     config : str, optional
         A settings file; default: `FILE` in the current folder, if it is there.
     environment : mapping
@@ -51,12 +51,12 @@ def defaults(
     values : dict
         Command -> option -> value.
     notes : list of str
-        On what looks like a setting and is none.
+        On variables that resemble a setting.
 
     Raises
     ------
     ConfigurationError
-        The file is not there or no TOML, or a setting is unknown, of another type, or a secret.
+        The file is missing or not TOML, or a setting is unknown, of another type, or a secret.
     """
     values: dict[str, dict[str, Any]] = {command: {} for command in options}
     path = Path(config) if config is not None else Path(FILE)
@@ -83,7 +83,7 @@ def _take_file(path: Path, options: _Options, values: dict[str, dict[str, Any]])
         for command, of in options.items():
             if key in of:
                 values[command][key] = _value(f"{path}: {name}", value, of[key])
-    # what is said of one command wins over what is said of all
+    # settings of one command win over settings of all
     for command, table in tables.items():
         of = options[command]
         for name, value in table.items():
@@ -97,7 +97,7 @@ def _require_known(
 ) -> None:
     if key in _SECRETS:
         raise ConfigurationError(
-            f"{path}: {name} is a secret, and such a file is easily shared; {_SECRETS[key]}"
+            f"{path}: {name} is a secret, and settings files are easily shared; {_SECRETS[key]}"
         )
     if key not in known:
         raise ConfigurationError(f"{path}: there is no setting {name!r}; {_hint(key, near)}")
@@ -112,7 +112,7 @@ def _hint(key: str, known: Iterable[str]) -> str:
 def _value(name: str, value: Any, convert: Any) -> Any:
     if isinstance(value, str) and "://" in value and urlsplit(value).password:
         raise ConfigurationError(
-            f"{name} holds a password, and such a file is easily shared; {_SECRETS['password']}"
+            f"{name} holds a password, and settings files are easily shared; {_SECRETS['password']}"
         )
     if isinstance(value, list | dict):
         # labels, with or without descriptions
@@ -143,5 +143,5 @@ def _take_environment(
                         f"{variable} is {environment[variable]!r}; {exc}"
                     ) from exc
         if key not in every and (close := get_close_matches(key, every, 1)):
-            notes.append(f"{variable} is no setting; did you mean {PREFIX}{close[0].upper()}?")
+            notes.append(f"{variable} is not a setting; did you mean {PREFIX}{close[0].upper()}?")
     return notes

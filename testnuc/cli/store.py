@@ -1,4 +1,4 @@
-"""``testnuc store``: move what was paid for from one store to another, and look at it."""
+"""``testnuc store``: export, import and inspect stores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["export", "import_", "stats"]
 
-#: What is counted, in the order it is told.
+#: Names of counted records, in order of output.
 _COUNTED = {"prediction": "predictions", "text": "texts", "vector": "other vectors"}
 
 
@@ -35,14 +35,14 @@ class _Writer(Protocol):
 
 
 def export(store: str, file: str) -> None:
-    """Write all that a store holds to a file; counts go to stderr."""
+    """Write everything in a store to a file; counts go to stderr."""
     path = Path(file)
     kind = _kind(file)
     if not path.parent.is_dir():
-        raise InvalidInputError(f"{file}: there is no folder {path.parent}; make it first")
+        raise InvalidInputError(f"{file}: there is no folder {path.parent}; create it first")
     if path.exists() and not path.is_file():
         raise InvalidInputError(f"{file} is not a file; name another")
-    # a new file first: an interruption must not leave half of one
+    # a temporary file first: an interruption must not leave a partial one
     part = path.with_name(path.name + ".part")
 
     async def write() -> Counter[str]:
@@ -60,7 +60,7 @@ def export(store: str, file: str) -> None:
 
 
 def import_(file: str, store: str) -> None:
-    """Put all that a file holds into a store; counts go to stderr."""
+    """Import everything in a file into a store; counts go to stderr."""
     path = Path(file)
     kind = _kind(file)
     _require_file("file", file)
@@ -74,11 +74,11 @@ def import_(file: str, store: str) -> None:
         run_to_end(read())
     except OSError as exc:
         raise InvalidInputError(f"{file} cannot be read: {exc.strerror or exc}") from exc
-    _tell(f"imported {_told(seen)} from {file}; what was there already stays as it is")
+    _tell(f"imported {_told(seen)} from {file}; existing entries were kept")
 
 
 def stats(store: str) -> None:
-    """Tell what a store holds: a line for each model and label set, and for each embedder."""
+    """Print a line for each model and label set, and for each embedder."""
 
     async def look() -> list[str]:
         async with _opened(store, new=False) as opened:
@@ -92,7 +92,7 @@ def stats(store: str) -> None:
                 lines.append(f"{texts[embedder]:>12,} texts        {embedder}, {dim} dimensions")
             return lines
 
-    for line in run_to_end(look()) or ["nothing is stored yet"]:
+    for line in run_to_end(look()) or ["the store is empty"]:
         print(line)  # noqa: T201 - this is the command's output
 
 
@@ -121,7 +121,7 @@ async def _write(store: Movable, writer: _Writer) -> Counter[str]:
 
 
 def _checked(records: Iterable[Record], seen: Counter[str], file: str) -> Iterator[Record]:
-    """Pass records on, and see that they are all of what was exported."""
+    """Pass on records, and check that the file is complete."""
     whole = False
     for record in records:
         if record.get("kind") == "end":
@@ -131,8 +131,8 @@ def _checked(records: Iterable[Record], seen: Counter[str], file: str) -> Iterat
         yield record
     if not whole:
         raise InvalidInputError(
-            f"{file} is cut short or was changed: what it holds was imported, but the store it "
-            "came from held more; export it again"
+            f"{file} is truncated or was changed: its records were imported, but the exported "
+            "store held more; export it again"
         )
 
 

@@ -1,4 +1,4 @@
-"""``testnuc study``: a study of labeled texts, as a CSV table and a figure."""
+"""``testnuc study``: studies on labeled texts, as a CSV table and a figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STUDIES", "run"]
 
-#: Name -> function of `testnuc.evaluation`; the first two need no answers.
+#: Name -> function of `testnuc.evaluation`; the first two make no calls.
 STUDIES = {
     "purity": "purity_over_k",
     "gold-votes": "gold_votes_over_k",
@@ -39,7 +39,7 @@ def run(
     yes: bool,
     client: dict[str, Any],
 ) -> None:
-    """Run one study; print its table, and write it and its figure beside `output`."""
+    """Run a study; print its table, and write the table and its figure to `output`."""
     if study not in STUDIES:
         raise InvalidInputError(f"there is no study {study!r}; choose from {', '.join(STUDIES)}")
     if output is not None and Path(output).suffix not in {".csv", ".png"}:
@@ -82,7 +82,7 @@ async def _table(
 
 
 def _agreed(model: str, yes: bool, usage: Usage) -> bool:  # noqa: FBT001 - bound by its caller
-    """Say what the answers will cost; without a yes only what is free is asked."""
+    """Print the estimated cost; return whether the user accepts it, or it is free."""
     if usage.usd == 0 or not usage.calls:
         return True
     price = "at an unknown price" if usage.usd is None else f"about {usage.usd:.2f} US$"
@@ -90,5 +90,5 @@ def _agreed(model: str, yes: bool, usage: Usage) -> bool:  # noqa: FBT001 - boun
     if yes:
         return True
     if sys.stdin.isatty():
-        return input("go on? [y/N] ").strip().lower() in {"y", "yes"}
-    raise InvalidInputError("nothing was asked: say --yes to spend that")
+        return input("continue? [y/N] ").strip().lower() in {"y", "yes"}
+    raise InvalidInputError("cost estimate declined; give --yes to accept it")

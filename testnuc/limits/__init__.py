@@ -1,18 +1,17 @@
-"""How fast, how much and how dear: what holds calls back, and what counts them.
+"""Rate limits, budgets and usage.
 
 ::
 
-    policies     RateLimit, RetryPolicy, Budget, BatchPolicy: what the user says
-    headers      what the server says, read from the headers of its answers
-    rates        sliding windows of requests and tokens
-    gates        what is left of the server's own limits
-    concurrency  how many calls at a time, and the pause after a refusal
-    permits      leave to send a request
-    admission    the one queue in which calls wait for all of these
-    prices       what tokens cost
-    budget       set aside before a call, settled after
-    meter        what was spent
-    sharing      what a transport needs of all this, so that many can share one
+    policies      RateLimit, RetryPolicy, Budget, BatchPolicy: the user's settings
+    headers       parsers of rate limit headers
+    rates         sliding windows of requests and tokens
+    server_quota  the server's own limits, by its headers
+    concurrency   adaptive limit of calls in flight, and pauses after refusals
+    admission     permits, and the queue in which calls wait for them
+    prices        prices of tokens
+    budget        reservations before a call, settled after it
+    meter         counters of usage and cost
+    protocols     interfaces of admission and budget, so that many transports can share them
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from testnuc.limits.headers import retry_after
 from testnuc.limits.meter import Mark, Meter
 from testnuc.limits.policies import BatchPolicy, Budget, RateLimit, RetryPolicy
 from testnuc.limits.prices import PICO, Price, require_price
-from testnuc.limits.protocols import Accounting, Admitting
+from testnuc.limits.protocols import AdmissionControl, BudgetControl
 
 __all__ = [
     "PICO",
-    "Accounting",
     "Admission",
-    "Admitting",
+    "AdmissionControl",
     "BatchPolicy",
     "Budget",
     "BudgetAccount",
+    "BudgetControl",
     "Mark",
     "Meter",
     "Permit",

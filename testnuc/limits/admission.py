@@ -1,9 +1,8 @@
-"""The one queue in which calls wait for everything that can hold them back.
+"""Permits and their waiters: one queue for rate limits, concurrency, pauses and server quota.
 
-Strictly first in, first out: only the head of the queue is looked at, so a large request waits
-until it fits and is never overtaken. Calls that are sent again stand before those never sent,
-because their deadline is running. Whoever waits is woken by one timer that ticks at most every
-`TICK` seconds, or by a call that ends.
+Strictly first in, first out: only the head of the queue is checked, so a large request waits until
+it fits and is never overtaken. Retries stand before new calls, because their deadline is running.
+Waiters are woken by a call that ends, or by one timer that ticks at most every `TICK` seconds.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ from collections import deque
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
+from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError, RateLimitedError
 from testnuc.limits.concurrency import Concurrency
 from testnuc.limits.policies import RateLimit, RetryPolicy
 from testnuc.limits.rates import Forecast, SlidingWindow
-from testnuc.limits.server_quota import gates
+from testnuc.limits.server_quota import ServerQuota
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 __all__ = ["TICK", "Admission"]
 
-#: Shortest time in seconds between two looks at the queue; shorter timers spin a whole core.
+#: Shortest interval in seconds between checks of the queue; shorter timers use a whole core.
 TICK = 0.005
 _FOREVER = float("inf")
 
 
 class Permit:
-    """Leave to send one request; to be given back exactly once."""
+    """Permission to send one request; return it exactly once."""
 
     __slots__ = ("charge", "charged", "estimate", "request", "sent_at", "size")
 
     def __init__(self, sent_at: float, estimate: int, size: tuple[int, int]) -> None:
         #: Moment of the clock.
         self.sent_at = sent_at
-        #: The caller's estimate of the input tokens.
+        #: The caller's estimate of input tokens.
         self.estimate = estimate
-        #: Input and output tokens it is expected to need.
+        #: Expected input and output tokens.
         self.size = size
-        #: Where the request, and the tokens charged for it, are logged.
+        #: Log entries of the request and of the tokens charged for it.
         self.request: Entry | None = None
         self.charged: Entry | None = None
         self.charge = 0
@@ -68,9 +68,9 @@ class _Timer(Protocol):
 
 
 class Admission:
-    """Admits calls: requests and tokens per minute, concurrency, pauses, the provider's headers.
+    """Admits calls by requests and tokens per minute, concurrency, pauses and server quota.
 
-    Belongs to one event loop; nothing here is thread-safe.
+    Belongs to one event loop; not thread-safe.
 
     Parameters
     ----------
@@ -79,13 +79,13 @@ class Admission:
     max_concurrency : int
         Most calls in flight.
     retry : RetryPolicy, optional
-        Whose waits bound the pauses, and whose deadline says which pause is too long to wait for.
+        Its waits bound the pauses; calls fail at once if a pause exceeds its deadline.
     clock : callable
         Monotonic seconds.
     wall : callable
-        Seconds since 1970, to read the dates in headers with.
+        Seconds since 1970, for dates in headers.
     call_later : callable, optional
-        Default: that of the running loop.
+        Default: the running loop's.
     rng : random.Random, optional
         Source of jitter.
     """
@@ -101,31 +101,21 @@ class Admission:
         call_later: Callable[[float, Callable[[], None]], _Timer] | None = None,
         rng: Random | None = None,
     ) -> None:
-        if (
-            isinstance(max_concurrency, bool)
-            or not isinstance(max_concurrency, int)
-            or max_concurrency < 1
-        ):
-            raise InvalidInputError(
-                f"max_concurrency must be a whole number of at least 1, not {max_concurrency!r}"
-            )
+        checked_whole("max_concurrency", max_concurrency, least=1)
         rate_limit = rate_limit or RateLimit()
         retry = retry or RetryPolicy()
         requests, tokens = rate_limit.requests_per_minute, rate_limit.tokens_per_minute
         self._requests = None if requests is None else SlidingWindow(requests)
         self._tokens = None if tokens is None else SlidingWindow(tokens)
         self._forecast = Forecast()
-        self._max_concurrency = max_concurrency
         self._concurrency = Concurrency(
             max_concurrency,
             initial_wait=retry.initial_wait,
             max_wait=retry.max_wait,
             rng=rng or Random(),  # noqa: S311 - jitter, no secret
         )
-        self._longest_hold = retry.max_wait
         self._longest_pause = retry.deadline
-        self._gates = gates()
-        self._closed_gates = 0
+        self._quota = ServerQuota(max_concurrency, retry.max_wait)
         self._clock = clock
         self._wall = wall
         self._call_later = call_later
@@ -133,38 +123,39 @@ class Admission:
         self._queue: deque[Waiter] = deque()
         self._timer: _Timer | None = None
         self._timer_at = _FOREVER
-        #: Calls in flight, and their tokens by the estimates.
-        self.in_flight = 0
-        self._input_in_flight = 0
-        self._output_in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Number of calls in flight."""
+        return self._quota.requests
 
     @property
     def concurrency(self) -> int:
-        """How many calls may be in flight at the moment."""
+        """The present concurrency limit."""
         return self._concurrency.cap
 
     @property
     def waiting(self) -> int:
-        """How many calls stand in the queue."""
+        """Number of calls in the queue."""
         return sum(not w.future.done() for q in (self._again, self._queue) for w in q)
 
     def try_acquire(self, input_tokens: int = 0, max_output_tokens: int = 0) -> Permit | None:
-        """Admit a call at once, or return None where it must wait.
+        """Admit a call, or return None if it must wait.
 
         Parameters
         ----------
         input_tokens, max_output_tokens : int
-            Estimated tokens of the prompt, and the most the answer can have.
+            Estimated tokens of the prompt, and maximum tokens of the answer.
 
         Returns
         -------
         Permit or None
-            None also while others wait: nobody is overtaken.
+            None also while others wait: no call is overtaken.
 
         Raises
         ------
         InvalidInputError
-            The prompt alone exceeds the tokens of a whole minute.
+            The prompt exceeds the tokens per minute.
         """
         if self._queue or self._again:
             return None
@@ -184,19 +175,19 @@ class Admission:
         input_tokens, max_output_tokens : int
             As for `try_acquire`.
         again : bool
-            Whether the call was sent before; it then stands before those never sent.
+            Whether this is a retry; retries are admitted before new calls.
 
         Returns
         -------
         Permit
-            To be given back by `answered`, `refused`, `failed` or `abandoned`.
+            Return it with `answered`, `refused`, `failed` or `abandoned`.
 
         Raises
         ------
         InvalidInputError
-            The prompt alone exceeds the tokens of a whole minute.
+            The prompt exceeds the tokens per minute.
         RateLimitedError
-            The server asked everybody to wait longer than a call may take.
+            The server asked for a pause longer than the deadline of a call.
         """
         self._expected(input_tokens, max_output_tokens)
         self._refuse_long_pause()
@@ -207,8 +198,8 @@ class Admission:
         try:
             return await future
         except asyncio.CancelledError:
-            # The permit may have been granted in the same turn of the loop as the cancellation;
-            # then nobody else knows of it. A waiter without one is skipped once it is the head.
+            # The permit may have been granted in the same iteration of the loop as the
+            # cancellation; then it must be returned here. Other waiters are skipped at the head.
             if future.done() and not future.cancelled() and future.exception() is None:
                 self.abandoned(future.result())
             else:
@@ -219,7 +210,7 @@ class Admission:
     def answered(
         self, permit: Permit, input_tokens: int | None = None, output_tokens: int | None = None
     ) -> None:
-        """Give a permit back after an answer, with the tokens the provider counted.
+        """Return a permit after an answer, with the tokens that the provider counted.
 
         Parameters
         ----------
@@ -229,7 +220,7 @@ class Admission:
             None: unknown, the estimate stays charged.
         """
         now = self._clock()
-        self._land(permit)
+        self._quota.ended(permit.size)
         self._concurrency.answered(permit.sent_at, now)
         if input_tokens is not None and output_tokens is not None:
             self._forecast.learn(permit.estimate, input_tokens, output_tokens)
@@ -239,7 +230,7 @@ class Admission:
         self._wake()
 
     def refused(self, permit: Permit, wait: float | None = None, *, load: bool = True) -> None:
-        """Give a permit back after the server refused the request (429, 503, 529, no connection).
+        """Return a permit after the server refused the request (429, 503, 529, no connection).
 
         Parameters
         ----------
@@ -248,27 +239,27 @@ class Admission:
         wait : float or None
             Seconds the server asked to wait.
         load : bool
-            Whether it was for too much work; False: there was no connection.
+            Whether the server was overloaded; False: there was no connection.
         """
         now = self._clock()
-        self._land(permit)
+        self._quota.ended(permit.size)
         self._concurrency.refused(permit.sent_at, now, wait, load=load)
         self._wake()
 
     def failed(self, permit: Permit) -> None:
-        """Give a permit back after any other failure; what it charged stays charged.
+        """Return a permit after any other failure; its charges remain.
 
         Parameters
         ----------
         permit : Permit
             From `acquire`.
         """
-        self._land(permit)
+        self._quota.ended(permit.size)
         self._concurrency.failed(self._clock())
         self._wake()
 
     def abandoned(self, permit: Permit) -> None:
-        """Give a permit back whose request was never sent.
+        """Return a permit whose request was never sent.
 
         Parameters
         ----------
@@ -276,7 +267,7 @@ class Admission:
             From `acquire`.
         """
         now = self._clock()
-        self._land(permit)
+        self._quota.ended(permit.size)
         if self._requests is not None and permit.request is not None:
             self._requests.settle(permit.request, -1, now)
         if self._tokens is not None and permit.charged is not None:
@@ -284,34 +275,19 @@ class Admission:
         self._wake()
 
     def observe(self, permit: Permit, headers: Mapping[str, str]) -> None:
-        """Learn from an answer's headers how much the provider lets through.
-
-        To be called before its permit is given back.
+        """Read the provider's rate limit headers; call before the permit is returned.
 
         Parameters
         ----------
         permit : Permit
-            Of the request that was answered.
+            Of the request.
         headers : mapping
-            Of the answer, whatever its status.
+            Of the response, with any status.
         """
-        closed = 0
-        flying = self._flying
-        size = (1, *permit.size)
-        for gate in self._gates:
-            amount = _amount(gate.kind, size)
-            closed += gate.observe(
-                headers,
-                flying=_amount(gate.kind, flying) - amount,
-                plenty=self._max_concurrency * amount,
-                longest=self._longest_hold,
-                now=self._clock(),
-                wall=self._wall(),
-            )
-        self._closed_gates = closed
+        self._quota.observe(headers, permit.size, self._clock(), self._wall())
 
     def _expected(self, input_tokens: int, max_output_tokens: int) -> tuple[int, int]:
-        """Input and output tokens to charge a call with."""
+        """Return the input and output tokens to charge for a call."""
         if self._tokens is not None and input_tokens > self._tokens.limit:
             raise InvalidInputError(
                 f"one request needs about {input_tokens} input tokens, but the rate limit is "
@@ -321,7 +297,7 @@ class Admission:
         return self._forecast.expect(input_tokens, max_output_tokens)
 
     def _delay(self, now: float, size: tuple[int, int]) -> float:
-        """Seconds until a call fits; infinite: not before another one ends."""
+        """Return the seconds until a call fits; infinite: not before another one ends."""
         concurrency = self._concurrency
         if concurrency.paused_until > now:
             return concurrency.paused_until - now
@@ -329,7 +305,7 @@ class Admission:
             wait = concurrency.widen(now, self.in_flight)
             if wait > 0:
                 return wait
-        delay = self._gate_delay(now, size) if self._closed_gates else 0.0
+        delay = self._quota.delay(now, size) if self._quota.low else 0.0
         if self._requests is not None:
             delay = max(delay, self._requests.delay(1, now))
         if self._tokens is not None:
@@ -338,32 +314,12 @@ class Admission:
 
     @staticmethod
     def _charge(window: SlidingWindow, size: tuple[int, int]) -> int:
-        # the most output tokens are a bound, not a need: with an empty minute anything may go
+        # the output tokens are only an upper bound: an empty minute admits any call
         return min(window.limit, max(1, size[0] + size[1]))
-
-    def _gate_delay(self, now: float, size: tuple[int, int]) -> float:
-        delay = 0.0
-        for gate in self._gates:
-            if not gate.closed:
-                continue
-            if now >= gate.until:
-                flying = _amount(gate.kind, self._flying)
-                if not gate.reopen(flying, now + self._longest_hold):
-                    self._closed_gates -= 1
-                    continue
-            alone = self.in_flight == 0 and gate.left > 0
-            if gate.left < _amount(gate.kind, (1, *size)) and not alone:
-                delay = max(delay, gate.until - now)
-        return delay
 
     def _admit(self, now: float, input_tokens: int, size: tuple[int, int]) -> Permit:
         self._concurrency.sent()
-        self.in_flight += 1
-        self._input_in_flight += size[0]
-        self._output_in_flight += size[1]
-        if self._closed_gates:
-            for gate in self._gates:
-                gate.left -= _amount(gate.kind, (1, *size))
+        self._quota.sent(size)
         permit = Permit(now, input_tokens, size)
         if self._requests is not None:
             permit.request = self._requests.take(1, now)
@@ -371,15 +327,6 @@ class Admission:
             permit.charge = self._charge(self._tokens, size)
             permit.charged = self._tokens.take(permit.charge, now)
         return permit
-
-    @property
-    def _flying(self) -> tuple[int, int, int]:
-        return self.in_flight, self._input_in_flight, self._output_in_flight
-
-    def _land(self, permit: Permit) -> None:
-        self.in_flight -= 1
-        self._input_in_flight -= permit.size[0]
-        self._output_in_flight -= permit.size[1]
 
     def _wake(self) -> None:
         if self._queue or self._again:
@@ -394,7 +341,7 @@ class Admission:
         return None
 
     def _drain(self) -> None:
-        """Admit from the head on, as many as fit, and set the timer for the first that does not."""
+        """Admit waiters from the head while they fit; set the timer for the first that does not."""
         now = self._clock()
         if self._concurrency.paused_until - now > self._longest_pause:
             self._dismiss_all()
@@ -411,11 +358,11 @@ class Admission:
 
     def _arm(self, now: float, delay: float) -> None:
         if delay == _FOREVER:
-            return  # whichever call ends next looks again
+            return  # the next call that ends checks again
         at = now + max(delay, TICK)
         if self._timer is not None:
             if self._timer_at <= at + TICK:
-                return  # wakes early enough; if too early, it is set anew then
+                return  # early enough; if too early, it is set again then
             self._timer.cancel()
         if self._call_later is None:
             self._call_later = asyncio.get_running_loop().call_later
@@ -433,23 +380,12 @@ class Admission:
             raise _too_long(left, self._longest_pause)
 
     def _dismiss_all(self) -> None:
-        """Fail everybody who waits: the server asked for more patience than a call may have."""
+        """Fail all waiters: the server asked for a pause longer than a call may take."""
         left = self._concurrency.paused_until - self._clock()
         while (head := self._head()) is not None:
             queue, waiter = head
             queue.popleft()
             waiter.future.set_exception(_too_long(left, self._longest_pause))
-
-
-def _amount(kind: str, amounts: tuple[int, int, int]) -> int:
-    """Pick requests, input tokens, output tokens or all tokens, as a gate counts them."""
-    if kind == "requests":
-        return amounts[0]
-    if kind == "input-tokens":
-        return amounts[1]
-    if kind == "output-tokens":
-        return amounts[2]
-    return amounts[1] + amounts[2]
 
 
 def _too_long(left: float, deadline: float) -> RateLimitedError:

@@ -1,45 +1,30 @@
-"""What a user may say about limits: records that are checked when they are made."""
+"""Settings of limits, retries, budgets and batch jobs, validated on creation."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from testnuc.errors import InvalidInputError
+from testnuc._base.checks import checked_choice, checked_positive, checked_whole
 
 __all__ = ["BatchPolicy", "Budget", "RateLimit", "RetryPolicy"]
 
 
-def _count(name: str, value: int | None) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInputError(f"{name} must be a whole number of at least 1, not {value!r}")
-
-
-def _number(name: str, value: float, *, zero: bool = False) -> None:
-    fine = (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and (value > 0 or (zero and value == 0))
-    )
-    if not fine:
-        least = "of at least 0" if zero else "above 0"
-        raise InvalidInputError(f"{name} must be a finite number {least}, not {value!r}")
+def _bound(name: str, value: int | None) -> None:
+    if value is not None:
+        checked_whole(name, value, least=1)
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """How much may be sent in any sliding minute. None: no limit of one's own.
+    """Requests and tokens allowed in any sliding minute. None: unlimited.
 
-    Without a `RateLimit` the headers of the provider's answers steer alone.
+    The provider's rate limit headers are obeyed as well, and alone without a `RateLimit`.
 
     Parameters
     ----------
     requests_per_minute : int, optional
-        Requests, sent-again ones included.
+        Requests, retries included.
     tokens_per_minute : int, optional
         Input and output tokens together.
     """
@@ -48,30 +33,30 @@ class RateLimit:
     tokens_per_minute: int | None = None
 
     def __post_init__(self) -> None:
-        _count("requests_per_minute", self.requests_per_minute)
-        _count("tokens_per_minute", self.tokens_per_minute)
+        _bound("requests_per_minute", self.requests_per_minute)
+        _bound("tokens_per_minute", self.tokens_per_minute)
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long, and how often, one call is tried. All times in seconds.
+    """Attempts, waits and deadline of one call. All times in seconds.
 
-    The wait before try n + 1 is ``uniform(0, min(max_wait, initial_wait * 2**(n - 1)))``; where the
-    server says how long to wait, it is at least that, with jitter on top.
+    The wait before attempt n + 1 is ``uniform(0, min(max_wait, initial_wait * 2**(n - 1)))``; if
+    the server sends a wait (Retry-After), it is at least that, plus jitter.
 
     Parameters
     ----------
     attempts : int
-        How often a call is sent at most.
+        Most attempts of a call.
     deadline : float
-        For the whole call, from its first sending on: all tries and the waits between them.
+        For the whole call, from its first request on: all attempts and the waits between them.
     timeout : float
-        For one try, from sending to the last byte of the answer.
+        For one attempt, from sending to the last byte of the response.
     max_wait : float
-        The longest wait we choose ourselves; a longer one of the server's is obeyed if `deadline`
-        allows, and otherwise ends the call at once.
+        The longest back-off; a longer wait that the server asks for is obeyed if `deadline`
+        allows, and otherwise fails the call at once.
     initial_wait : float
-        The longest wait before the second try.
+        The longest wait before the second attempt.
     """
 
     attempts: int = 10
@@ -81,21 +66,19 @@ class RetryPolicy:
     initial_wait: float = 0.5
 
     def __post_init__(self) -> None:
-        _count("attempts", self.attempts)
-        if self.attempts is None:
-            raise InvalidInputError("attempts must be a whole number of at least 1, not None")
-        _number("deadline", self.deadline)
-        _number("timeout", self.timeout)
-        _number("max_wait", self.max_wait, zero=True)
-        _number("initial_wait", self.initial_wait, zero=True)
+        checked_whole("attempts", self.attempts, least=1)
+        checked_positive("deadline", self.deadline)
+        checked_positive("timeout", self.timeout)
+        checked_positive("max_wait", self.max_wait, zero=True)
+        checked_positive("initial_wait", self.initial_wait, zero=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What may be spent at most by one client. None: no bound.
+    """The most that one client may spend. None: unlimited.
 
-    The worst case of a call is reserved before it is sent, so that the sum is never exceeded,
-    whatever runs at the same time.
+    The worst case of each call is reserved before it is sent, so concurrent calls cannot exceed the
+    budget.
 
     Parameters
     ----------
@@ -104,7 +87,7 @@ class Budget:
     tokens : int, optional
         Input and output tokens together.
     calls : int, optional
-        Calls the provider answered, or may have answered.
+        Calls that the provider answered, or may have answered.
     """
 
     usd: float | None = None
@@ -113,9 +96,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.usd is not None:
-            _number("usd", self.usd)
-        _count("tokens", self.tokens)
-        _count("calls", self.calls)
+            checked_positive("usd", self.usd)
+        _bound("tokens", self.tokens)
+        _bound("calls", self.calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,24 +108,24 @@ class BatchPolicy:
     Parameters
     ----------
     rest : {"batch", "live", "error"}
-        What becomes of requests that a batch left without an answer (it expired, was cancelled,
-        failed, or they did): sent again in another batch, asked live at the full price, or left as
-        the errors of their texts.
+        What to do with requests that a batch job did not answer (the job expired, was cancelled or
+        failed, or the request failed): retry in another batch, send live at the full price, or
+        report as errors of their texts.
     attempts : int
-        In how many batches a request is sent at most.
+        Most batches in which a request is sent.
     in_flight : int
-        Most batches under way at a time.
+        Most batches in progress at a time.
     max_requests : int, optional
         Most requests in a batch; default: what the provider allows.
     max_enqueued_tokens : int, optional
-        Most estimated input tokens of all batches under way. Without it the provider says when it
-        is enough, and the rest waits until a batch has ended.
+        Most estimated input tokens of all batches in progress. Without it, batches are submitted
+        until the provider refuses one; the others wait until a batch ends.
     first_poll, longest_poll : float
-        The first and the longest wait between two looks at a batch; each is half as long again as
-        the one before. Where the provider says how long to wait, it decides.
+        The first and the longest interval between polls; each is 1.5 times the one before. A wait
+        that the provider asks for takes precedence.
     grace : float
-        How long a batch that is being created by another process is left to it. After that, the
-        process is taken for dead, and the batch is looked for at the provider.
+        How long another process may take to create a batch. After that, the process counts as
+        dead, and the batch is searched for at the provider.
     """
 
     rest: Literal["batch", "live", "error"] = "batch"
@@ -155,12 +138,10 @@ class BatchPolicy:
     grace: float = 30.0
 
     def __post_init__(self) -> None:
-        if self.rest not in {"batch", "live", "error"}:
-            raise InvalidInputError(f"rest is {self.rest!r}; choose from batch, live, error")
-        for name in ("attempts", "in_flight"):
-            if getattr(self, name) is None:
-                raise InvalidInputError(f"{name} must be a whole number of at least 1, not None")
-        for name in ("attempts", "in_flight", "max_requests", "max_enqueued_tokens"):
-            _count(name, getattr(self, name))
+        checked_choice("rest", self.rest, ("batch", "live", "error"))
+        checked_whole("attempts", self.attempts, least=1)
+        checked_whole("in_flight", self.in_flight, least=1)
+        _bound("max_requests", self.max_requests)
+        _bound("max_enqueued_tokens", self.max_enqueued_tokens)
         for name in ("first_poll", "longest_poll", "grace"):
-            _number(name, getattr(self, name))
+            checked_positive(name, getattr(self, name))

@@ -1,4 +1,4 @@
-"""What a transport needs of limits, so that many of them can share one."""
+"""Interfaces of admission and budget, so that many transports can share them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from testnuc.limits.admission import Permit
     from testnuc.limits.budget import Reservation
 
-__all__ = ["Accounting", "Admitting"]
+__all__ = ["AdmissionControl", "BudgetControl"]
 
 
-class Admitting(Protocol):
-    """Admits calls; see `testnuc.limits.Admission`, which does so for one process."""
+class AdmissionControl(Protocol):
+    """Admits calls; `testnuc.limits.Admission` implements it for one process."""
 
     def try_acquire(self, input_tokens: int = 0, max_output_tokens: int = 0) -> Permit | None:
-        """Admit a call at once, or return None where it must wait."""
+        """Admit a call, or return None if it must wait."""
 
     async def acquire(
         self, input_tokens: int = 0, max_output_tokens: int = 0, *, again: bool = False
@@ -27,33 +27,33 @@ class Admitting(Protocol):
     def answered(
         self, permit: Permit, input_tokens: int | None = None, output_tokens: int | None = None
     ) -> None:
-        """Give a permit back after an answer."""
+        """Return a permit after an answer."""
 
     def refused(self, permit: Permit, wait: float | None = None, *, load: bool = True) -> None:
-        """Give a permit back after the server refused the request."""
+        """Return a permit after the server refused the request."""
 
     def failed(self, permit: Permit) -> None:
-        """Give a permit back after any other failure."""
+        """Return a permit after any other failure."""
 
     def observe(self, permit: Permit, headers: Mapping[str, str]) -> None:
-        """Learn from an answer's headers, before its permit is given back."""
+        """Read the rate limit headers of a response, before its permit is returned."""
 
 
-class Accounting(Protocol):
-    """Sets money aside; see `testnuc.limits.BudgetAccount`, which does so for one process."""
+class BudgetControl(Protocol):
+    """Reserves budget; `testnuc.limits.BudgetAccount` implements it for one process."""
 
     @property
     def bounds_tokens(self) -> bool:
-        """Whether tokens, or the money they cost, are bounded."""
+        """Whether the budget bounds tokens or their cost."""
 
     async def reserve(self, pico_usd: int, tokens: int, calls: int = 1) -> Reservation:
-        """Set the worst case of a call aside, once there is room for it."""
+        """Wait until the worst case of a call fits, and reserve it."""
 
     def settle(self, reservation: Reservation, pico_usd: int, tokens: int, calls: int = 1) -> None:
-        """Book what a call did cost."""
+        """Book the actual cost of a call."""
 
     def book(self, pico_usd: int, tokens: int, calls: int) -> None:
-        """Book what was spent without a reservation."""
+        """Book spending without a reservation."""
 
     def keep(self, reservation: Reservation) -> None:
         """Book the whole reservation."""

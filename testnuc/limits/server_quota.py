@@ -1,4 +1,4 @@
-"""What is left of the provider's own limits, as its latest answer says."""
+"""The provider's own rate limits, by the headers of its responses."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from testnuc.limits.headers import count, reset_delay, server_time
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Gate", "gates"]
+__all__ = ["Quota", "ServerQuota"]
 
-#: Seconds to hold off where nothing is left and the server does not say for how long.
+#: Seconds to wait if nothing remains and the server does not send a reset time.
 _UNKNOWN_RESET = 1.0
 
 
-class Gate:
-    """One limit of the provider: how much of it is left, and until when.
+class Quota:
+    """One limit of the provider: the remaining amount, and the time of its reset.
 
-    Requests in flight may or may not be part of what an answer says is left, so they are taken off:
-    at worst a few requests wait for the answers of those before them. With none in flight, whatever
-    is left may be tried: our estimate of a request's tokens is only an estimate.
+    A response may or may not include the requests in flight in the remaining amount, so they are
+    subtracted: at worst, a few requests wait for responses. With none in flight, any remaining
+    amount admits a request, as its tokens are only an estimate.
 
     Parameters
     ----------
@@ -30,20 +30,20 @@ class Gate:
         The names of its headers.
     """
 
-    __slots__ = ("_limit", "_probes", "_remaining", "_reset", "closed", "kind", "left", "until")
+    __slots__ = ("_limit", "_probes", "_remaining", "_reset", "kind", "left", "low", "until")
 
     def __init__(self, kind: str, limit: str, remaining: str, reset: str) -> None:
         self.kind = kind
         self._limit = limit
         self._remaining = remaining
         self._reset = reset
-        #: What may be sent after the reset, until an answer says more; None: unknown.
+        #: Amount that may be sent after the reset, until the next response; None: unknown.
         self._probes: float | None = None
-        #: Whether so little is left that every request must be counted.
-        self.closed = False
-        #: What may still be sent; only while `closed`.
+        #: Whether so little remains that every request must be counted.
+        self.low = False
+        #: Remaining amount; only while `low`.
         self.left = 0.0
-        #: Moment of the clock when the limit is reset; only while `closed`.
+        #: When the limit is reset, by the clock; only while `low`.
         self.until = 0.0
 
     def observe(
@@ -56,85 +56,167 @@ class Gate:
         now: float,
         wall: float,
     ) -> bool:
-        """Read an answer's headers.
+        """Read the headers of a response.
 
         Parameters
         ----------
         headers : mapping
-            Of the answer.
+            Of the response.
         flying : float
             The amount in flight.
         plenty : float
-            With at least so much left there is nothing to count.
+            With at least this amount remaining, requests need not be counted.
         longest : float
-            Seconds to hold off at most. The headers tell when the limit is *full* again, which for
-            a daily limit can be hours; then one request goes out to see.
+            The longest wait in seconds. The headers give the time until the limit is *full* again,
+            for a daily limit perhaps hours; one request is sent earlier as a probe.
         now, wall : float
             Seconds of the clock, and since 1970.
 
         Returns
         -------
         bool
-            Whether the gate is closed now.
+            Whether the quota is low now.
         """
         text = headers.get(self._remaining)
         if text is None:
-            return self.closed
+            return self.low
         remaining = count(text)
         if remaining is None:
-            return self.closed
+            return self.low
         if remaining - flying >= plenty:
-            self.closed = False
+            self.low = False
             return False
         wait = reset_delay(headers.get(self._reset), server_time(headers, wall))
         if wait is None:
             wait = _UNKNOWN_RESET
-        self.closed = True
+        self.low = True
         self.left = remaining - flying
         self.until = now + min(wait, longest)
-        # a wait that was cut short leads to one request, which is let through if nothing else flies
+        # after a shortened wait one probe is sent, if nothing else is in flight
         limit = None if wait > longest else count(headers.get(self._limit))
         self._probes = 1.0 if wait > longest else limit
         return True
 
     def reopen(self, flying: float, until: float) -> bool:
-        """Start anew after the reset.
+        """Start again after the reset.
 
         Parameters
         ----------
         flying : float
             The amount in flight.
         until : float
-            Moment of the clock to start anew again, should no answer tell more until then.
+            When to start again if there is no response until then.
 
         Returns
         -------
         bool
-            Whether the gate is still closed: what was in flight counts, and so do all that follow,
-            so that those who waited do not exceed the limit all at once.
+            Whether the quota is still low: requests in flight and all that follow count, so that
+            the waiters do not exceed the limit all at once.
         """
         if self._probes is None:
-            self.closed = False
+            self.low = False
         else:
             self.left = self._probes - flying
             self.until = until
-        return self.closed
+        return self.low
 
 
-def gates() -> tuple[Gate, ...]:
-    """Make a gate for every limit that a provider is known to report.
+class ServerQuota:
+    """All limits of the provider, and the requests and tokens in flight.
 
-    Returns
-    -------
-    tuple of Gate
-        OpenAI's and those of the many that follow it, then Anthropic's.
+    Parameters
+    ----------
+    max_concurrency : int
+        Most calls in flight; with enough remaining for all of them, calls need not be counted.
+    longest : float
+        The longest wait in seconds for a reset.
     """
+
+    __slots__ = ("_input", "_longest", "_max_concurrency", "_output", "_quotas", "low", "requests")
+
+    def __init__(self, max_concurrency: int, longest: float) -> None:
+        self._max_concurrency = max_concurrency
+        self._longest = longest
+        self._quotas = _quotas()
+        #: Number of quotas that are low.
+        self.low = 0
+        #: Requests in flight, and their tokens by the estimates.
+        self.requests = 0
+        self._input = 0
+        self._output = 0
+
+    def sent(self, size: tuple[int, int]) -> None:
+        """Count a request that is sent now, with its input and output tokens."""
+        self.requests += 1
+        self._input += size[0]
+        self._output += size[1]
+        if self.low:
+            for quota in self._quotas:
+                quota.left -= _amount(quota.kind, (1, *size))
+
+    def ended(self, size: tuple[int, int]) -> None:
+        """Count a request that is no longer in flight."""
+        self.requests -= 1
+        self._input -= size[0]
+        self._output -= size[1]
+
+    def observe(
+        self, headers: Mapping[str, str], size: tuple[int, int], now: float, wall: float
+    ) -> None:
+        """Read the headers of the response to a request of this size, still in flight."""
+        low = 0
+        for quota in self._quotas:
+            amount = _amount(quota.kind, (1, *size))
+            low += quota.observe(
+                headers,
+                flying=_amount(quota.kind, self._flying) - amount,
+                plenty=self._max_concurrency * amount,
+                longest=self._longest,
+                now=now,
+                wall=wall,
+            )
+        self.low = low
+
+    def delay(self, now: float, size: tuple[int, int]) -> float:
+        """Return the seconds until a request of this size may be sent."""
+        delay = 0.0
+        for quota in self._quotas:
+            if not quota.low:
+                continue
+            if now >= quota.until:
+                flying = _amount(quota.kind, self._flying)
+                if not quota.reopen(flying, now + self._longest):
+                    self.low -= 1
+                    continue
+            alone = self.requests == 0 and quota.left > 0
+            if quota.left < _amount(quota.kind, (1, *size)) and not alone:
+                delay = max(delay, quota.until - now)
+        return delay
+
+    @property
+    def _flying(self) -> tuple[int, int, int]:
+        return self.requests, self._input, self._output
+
+
+def _amount(kind: str, amounts: tuple[int, int, int]) -> int:
+    """Return requests, input tokens, output tokens or all tokens, as a quota counts them."""
+    if kind == "requests":
+        return amounts[0]
+    if kind == "input-tokens":
+        return amounts[1]
+    if kind == "output-tokens":
+        return amounts[2]
+    return amounts[1] + amounts[2]
+
+
+def _quotas() -> tuple[Quota, ...]:
+    """Return a quota for every known header: OpenAI's and compatible servers', then Anthropic's."""
     own = [
-        Gate(kind, *(f"x-ratelimit-{fact}-{kind}" for fact in ("limit", "remaining", "reset")))
+        Quota(kind, *(f"x-ratelimit-{fact}-{kind}" for fact in ("limit", "remaining", "reset")))
         for kind in ("requests", "tokens")
     ]
     own += [
-        Gate(
+        Quota(
             kind,
             *(f"anthropic-ratelimit-{kind}-{fact}" for fact in ("limit", "remaining", "reset")),
         )

@@ -19,7 +19,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.protocols import PoolText
 from testnuc.ray.shards import Shards, Vectors
 from testnuc.ray.workers import Asking, Voting
-from testnuc.types import Prediction
+from testnuc.types import Prediction, error_text, row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from testnuc.ray.shards import Outcome
     from testnuc.ray.workers import Settings
     from testnuc.trust import Decision
-    from testnuc.types import Classification
 
 __all__ = ["COLUMNS", "Embed", "Index", "Predict", "Vote", "hash_texts"]
 
@@ -118,9 +117,7 @@ class Predict:
         with self._settings.telling():
             outcomes = self._loop.run(self._client.predict(entries))
         said = [o if isinstance(o, Prediction) else Prediction(None) for o in outcomes]
-        errors = [
-            f"{type(o).__name__}: {o}" if isinstance(o, Exception) else None for o in outcomes
-        ]
+        errors = [error_text(o) if isinstance(o, Exception) else None for o in outcomes]
         for name, values, kind in (
             ("label", [p.label for p in said], pa.string()),
             ("confidence", [p.confidence for p in said], pa.float64()),
@@ -185,10 +182,10 @@ class Vote:
         """Vote on a batch."""
         import pyarrow as pa
 
-        rows = self._loop.run(self._client.vote(table[self._column].to_pylist()))
-        told = [_told(row) for row in rows]
-        for at, (name, kind) in enumerate(COLUMNS.items()):
-            values = pa.array([values[at] for values in told], kind)
+        results = self._loop.run(self._client.vote(table[self._column].to_pylist()))
+        rows = [row(result) for result in results]
+        for name, kind in COLUMNS.items():
+            values = pa.array([fields[name] for fields in rows], kind)
             table = table.append_column(self._prefix + name, values)
         return table
 
@@ -207,21 +204,6 @@ class _Remote:
     async def hear(self, worker: tuple[str, str]) -> list[Any]:
         granted: list[Any] = await self._actor.hear.remote(worker)
         return granted
-
-
-def _told(row: Classification) -> tuple[Any, ...]:
-    own = row.prediction
-    return (
-        row.label,
-        row.share,
-        row.margin,
-        row.voters,
-        row.trust,
-        None if own is None else own.label,
-        None if own is None else own.confidence,
-        None if row.error is None else str(row.error),
-        row.reason,
-    )
 
 
 def _texts(table: pa.Table) -> tuple[list[str], list[bytes]]:

@@ -1,4 +1,4 @@
-"""What the page shows, as one structure: each text and label once, all else by number."""
+"""The page's data as one structure; texts and labels are stored once and referenced by number."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from testnuc.trust import review_queue
+from testnuc.types import row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,15 +18,18 @@ if TYPE_CHECKING:
 __all__ = ["contents"]
 
 _BINS = 10
-#: Pairs of labels told of that the vote changed one into the other.
+#: Most pairs (own label, label after the vote) that are listed.
 _PAIRS = 12
-#: The head of the review queue: so many texts, or such a part of them if that is more.
+#: The head of the review queue: this many texts, or this part of them if that is more.
 _REVIEWS = 20
 _REVIEWED = 0.1
+#: Names on the page -> fields of a row.
+_NUMBERS = {"t": "trust", "s": "share", "m": "margin", "f": "own_confidence"}
+_PLAIN = {"n": "voters", "c": "complete", "d": "own_said", "e": "error", "r": "reason"}
 
 
 class _Numbers:
-    """Numbers strings in the order they come."""
+    """Numbers strings in order of first use."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
@@ -43,57 +47,52 @@ def contents(
     choices: Sequence[str],
     most: int,
 ) -> dict[str, Any]:
-    """Return what the page's script reads.
+    """Return the data that the page's script reads.
 
-    Of more than `most` results those are listed that a person should look at first; what is counted
-    is counted over all.
+    Of more than `most` results, those to review first are listed; counts are over all results.
     """
     rows = list(results)
     texts, labels = _Numbers(), _Numbers()
     for label in choices:
         labels.of(label)
     reviews = review_queue(rows, len(rows))
-    # nearly every text has some reason: what is urgent is the head of the queue
+    # nearly every text has some reason for review: only the head of the queue is urgent
     queue = {id(r.result) for r in reviews[: max(_REVIEWS, int(len(rows) * _REVIEWED))]}
     # by identity: results of several runs may have the same index
     why = {id(review.result): review for review in reviews}
     listed = rows
     if len(rows) > most:
         first = [review.result for review in reviews[:most]]
-        rest = (row for row in rows if id(row) not in why)
-        first.extend(row for row, _ in zip(rest, range(most - len(first)), strict=False))
-        chosen = {id(row) for row in first}
-        listed = [row for row in rows if id(row) in chosen]
-    told = []
-    for row in listed:
-        own = row.prediction
-        review = why.get(id(row))
-        near = [
-            [texts.of(n.text), _number(n.similarity), labels.of(n.label), _number(n.confidence)]
-            for n in row.neighbors
-        ]
-        told.append(
+        rest = (result for result in rows if id(result) not in why)
+        first.extend(result for result, _ in zip(rest, range(most - len(first)), strict=False))
+        chosen = {id(result) for result in first}
+        listed = [result for result in rows if id(result) in chosen]
+    records = []
+    for result in listed:
+        fields, review = row(result, full=True), why.get(id(result))
+        records.append(
             {
-                "i": row.index,
-                # an invalid text may be no string at all
-                "x": texts.of(str(row.text)),
-                "l": labels.of(row.label),
-                "t": _number(row.trust),
-                "s": _number(row.share),
-                "m": _number(row.margin),
-                "n": row.voters,
-                "c": row.complete,
-                "o": None if own is None else labels.of(own.label),
-                "a": own is not None,
-                "f": None if own is None else _number(own.confidence),
-                "d": None if own is None else own.said,
-                "e": None if row.error is None else _told(row.error),
-                "r": row.reason,
+                "i": result.index,
+                # an invalid text may not be a string
+                "x": texts.of(str(result.text)),
+                "l": labels.of(fields["label"]),
+                "o": labels.of(fields["own_label"]),
+                "a": result.prediction is not None,
+                **{short: _number(fields[name]) for short, name in _NUMBERS.items()},
+                **{short: fields[name] for short, name in _PLAIN.items()},
                 "u": 0 if review is None else _number(review.urgency),
-                "q": id(row) in queue,
+                "q": id(result) in queue,
                 "w": [] if review is None else review.why,
-                "v": [[labels.of(label), _number(w)] for label, w in row.votes.items()],
-                "k": near,
+                "v": [[labels.of(label), _number(w)] for label, w in fields["votes"].items()],
+                "k": [
+                    [
+                        texts.of(near["text"]),
+                        _number(near["similarity"]),
+                        labels.of(near["label"]),
+                        _number(near["confidence"]),
+                    ]
+                    for near in fields["neighbors"]
+                ],
             }
         )
     summary = _summary(rows, labels)
@@ -106,7 +105,7 @@ def contents(
         "summary": {**summary, "review": len(queue)},
         "labels": list(labels.known),
         "texts": list(texts.known),
-        "rows": told,
+        "rows": records,
     }
 
 
@@ -116,16 +115,16 @@ def _summary(rows: Sequence[Classification], labels: _Numbers) -> dict[str, Any]
     pairs: Counter[tuple[int | None, int | None]] = Counter()
     bins = [0] * _BINS
     unknown = errors = 0
-    for row in rows:
-        label = labels.of(row.label)
+    for result in rows:
+        label = labels.of(result.label)
         of_label[label] += 1
-        if row.changed:
-            pairs[labels.of(row.own_label), label] += 1
-        errors += row.error is not None
-        if row.trust is None or not math.isfinite(row.trust):
+        if result.changed:
+            pairs[labels.of(result.own_label), label] += 1
+        errors += result.error is not None
+        if result.trust is None or not math.isfinite(result.trust):
             unknown += 1
         else:
-            bins[min(int(row.trust * _BINS), _BINS - 1)] += 1
+            bins[min(int(result.trust * _BINS), _BINS - 1)] += 1
     return {
         "labels": of_label.most_common(),
         "trust": bins,
@@ -140,7 +139,3 @@ def _summary(rows: Sequence[Classification], labels: _Numbers) -> dict[str, Any]
 def _number(value: float | None) -> float | None:
     """Round, for the page's size; JSON has no NaN and no infinity."""
     return None if value is None or not math.isfinite(value) else round(float(value), 4)
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -10,6 +10,7 @@ import orjson
 
 from testnuc._base.checks import valid_text
 from testnuc.server.errors import Refused, told
+from testnuc.types import row
 
 if TYPE_CHECKING:
     from testnuc.server.settings import ServerSettings
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "read", "record"]
 
 _FIELDS = ("text", "texts", "stream", "explain")
+#: Fields of a result that are answered as they are.
+_PLAIN = ("label", "trust", "share", "margin", "voters", "complete")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +63,15 @@ def record(result: Classification, *, explain: bool, index: bool) -> dict[str, A
 
     Without `explain` it holds no text: neighbors are texts that others sent.
     """
+    fields = row(result, full=explain)
     own = result.prediction
     made: dict[str, Any] = {"index": result.index} if index else {}
-    made |= {
-        "label": result.label,
-        "trust": result.trust,
-        "share": result.share,
-        "margin": result.margin,
-        "voters": result.voters,
-        "complete": result.complete,
-        "own": None if own is None else {"label": own.label, "confidence": own.confidence},
-        "reason": result.reason,
-        "error": None if result.error is None else told(result.error),
-    }
+    made |= {name: fields[name] for name in _PLAIN}
+    made["own"] = None if own is None else {"label": own.label, "confidence": own.confidence}
+    made["reason"] = result.reason
+    made["error"] = None if result.error is None else told(result.error)
     if explain:
-        made["votes"] = dict(result.votes)
-        made["neighbors"] = [
-            {
-                "text": neighbor.text,
-                "similarity": neighbor.similarity,
-                "label": neighbor.label,
-                "confidence": neighbor.confidence,
-            }
-            for neighbor in result.neighbors
-        ]
+        made |= {name: fields[name] for name in ("votes", "neighbors")}
     return made
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 
+from testnuc._base.checks import checked_positive, checked_whole
 from testnuc.errors import ConfigurationError, InvalidInputError
 
 __all__ = ["ServerSettings", "is_loopback"]
@@ -65,10 +65,10 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
-            _whole(name, getattr(self, name), 1, None)
-        _whole("port", self.port, 0, 65_535)
+            checked_whole(name, getattr(self, name), least=1)
+        checked_whole("port", self.port, least=0, most=65_535)
         for name in (*_SECONDS, "grace"):
-            _seconds(name, getattr(self, name), zero=name == "grace")
+            checked_positive(name, getattr(self, name), zero=name == "grace")
         if not isinstance(self.host, str) or not self.host:
             raise InvalidInputError(f"host is {self.host!r}; give an address such as 127.0.0.1")
         if self.max_texts > self.max_pending:
@@ -110,24 +110,3 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _whole(name: str, value: object, least: int, most: int | None) -> None:
-    fine = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    if not fine or (most is not None and isinstance(value, int) and value > most):
-        upto = "" if most is None else f" and at most {most}"
-        raise InvalidInputError(
-            f"{name} is {value!r}; give a whole number of at least {least}{upto}"
-        )
-
-
-def _seconds(name: str, value: object, *, zero: bool) -> None:
-    fine = (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and (value > 0 or (zero and value == 0))
-    )
-    if not fine:
-        least = "of at least 0" if zero else "above 0"
-        raise InvalidInputError(f"{name} is {value!r}; give a number of seconds {least}")

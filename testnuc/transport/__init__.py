@@ -1,16 +1,22 @@
-"""The HTTP side of calls: one session, one layer of retries.
+"""Calls over HTTP: one session, one retry loop.
 
 ::
 
-    sending    Transport: budget, limits, POST, status to error, retry
-    exchanges  requests that are no calls: uploads, downloads, questions
-    calls      one call on its way, and its timer
-    failures   what went wrong on the way, said in our own terms
+    sending      Transport: reserve, acquire a permit, POST, decode, settle, retry
+    retries      the rules of retrying
+    accounting   permits and budget of attempts
+    auxiliary    requests other than calls: uploads, downloads, polling
+    calls        a call in flight, and its timer
+    connections  HTTP sessions
+    failures     network failures as testnuc's exceptions
+    api_errors   error responses of providers as testnuc's exceptions
+    endpoint     base URLs and keys
+    telemetry    OpenTelemetry traces and metrics
 """
 
 from __future__ import annotations
 
-from testnuc.transport.auxiliary import Exchanges
+from testnuc.transport.auxiliary import AuxiliaryRequests
 from testnuc.transport.sending import Transport
 
-__all__ = ["Exchanges", "Transport"]
+__all__ = ["AuxiliaryRequests", "Transport"]

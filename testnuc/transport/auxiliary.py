@@ -1,7 +1,7 @@
-"""Requests that are no calls: uploads, downloads, and questions about batches.
+"""Auxiliary HTTP requests (not rate-limited): uploads, downloads, and polling of batch jobs.
 
-They take no part in the limits of calls, which providers count apart, but are sent again after the
-same failures and by the same policy.
+Providers count them apart from calls. They are retried after the same failures and by the same
+policy as calls.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tenacity import AsyncRetrying, retry_if_exception
 
 from testnuc.errors import CallTimeoutError, ProviderError
 from testnuc.limits import retry_after
-from testnuc.transport.failures import holds_secrets, host, is_retryable, translate
+from testnuc.transport.failures import host, is_retryable, safe_cause, translate
 from testnuc.transport.retries import backoff
 
 if TYPE_CHECKING:
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["Exchanges"]
+__all__ = ["AuxiliaryRequests"]
 
 _OK = 200
-#: An upload gets so many more seconds for each byte: a slow line is no fault.
+#: Additional seconds for each byte of an upload, for slow connections.
 _SECONDS_PER_BYTE = 1 / 50_000
 
 
-class Exchanges:
-    """Sends requests other than calls.
+class AuxiliaryRequests:
+    """Sends HTTP requests other than calls.
 
     Parameters
     ----------
@@ -74,28 +74,28 @@ class Exchanges:
         content_type: str = "application/json",
         again: bool = True,
     ) -> HTTPAnswer:
-        """Send a request, and again where that can help.
+        """Send a request, with retries.
 
         Parameters
         ----------
         provider : WireProvider
-            Whose headers it gets, and who reads errors.
+            Provides the headers, and decodes errors.
         method, url : str
         body : bytes
         content_type : str
         again : bool
-            False: once. What it does must not be done twice, and its failure does not tell whether
-            it was done.
+            Whether to retry; False for requests that must not be executed twice, as a failure does
+            not show whether the request was executed.
 
         Returns
         -------
         HTTPAnswer
-            A 200.
+            With status 200.
 
         Raises
         ------
         ProviderError
-            It failed, the last time.
+            The last failure.
         """
 
         async def attempt() -> HTTPAnswer:
@@ -106,36 +106,38 @@ class Exchanges:
                         provider,
                         method,
                         url,
-                        # a large body that is no file would hold up the event loop
+                        # a large body that is not a file would block the event loop
                         data=io.BytesIO(body) if body else None,
                         content_type=content_type,
                     )
             except TimeoutError:
                 raise self._timeout(provider, seconds) from None
-            except Exception as raised:  # noqa: BLE001 - said in our own terms
-                raise _told(raised, provider) from (None if holds_secrets(raised) else raised)
+            except ProviderError:
+                raise
+            except Exception as raised:  # noqa: BLE001 - translated
+                raise translate(raised, provider) from safe_cause(raised)
             self._check(provider, answer.status, answer.headers, answer.data)
             return answer
 
-        return await (self._persist(attempt) if again else attempt())
+        return await (self._retried(attempt) if again else attempt())
 
     async def read_lines(
         self, provider: WireProvider, url: str, take: Callable[[bytes], None]
     ) -> None:
-        """Pass the lines of a download on as they come.
+        """Pass on the lines of a download as they arrive.
 
         Parameters
         ----------
         provider : WireProvider
         url : str
         take : callable
-            Told each line, without its end. Where the connection breaks, the download is begun
-            anew, so that it is told lines a second time.
+            Called with each line, without its end. If the connection breaks, the download starts
+            again, and `take` receives its lines a second time.
 
         Raises
         ------
         ProviderError
-            It failed, the last time.
+            The last failure.
         """
 
         async def attempt() -> None:
@@ -151,25 +153,25 @@ class Exchanges:
                         data = await response.read()
                         self._check(provider, response.status, response.headers, data)
                     while piece := await response.content.readany():
-                        # it may take long as a whole, but not stand still
+                        # the whole download may take long, but it must not stall
                         timer.reschedule(loop.time() + patience)
                         *lines, rest = (rest + piece).split(b"\n")
                         for line in lines:
                             take(line)
-                        # a fast line must not keep all others from their turn
+                        # a fast connection must not starve other tasks
                         await asyncio.sleep(0)
             except TimeoutError:
                 raise self._timeout(provider, self._retry.timeout) from None
             except ProviderError:
                 raise
-            except Exception as raised:  # noqa: BLE001 - said in our own terms
-                raise _told(raised, provider) from (None if holds_secrets(raised) else raised)
+            except Exception as raised:  # noqa: BLE001 - translated
+                raise translate(raised, provider) from safe_cause(raised)
             if rest:
                 take(rest)
 
-        await self._persist(attempt)
+        await self._retried(attempt)
 
-    async def _persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
         started = self._clock()
 
         def gives_up(state: RetryCallState) -> bool:
@@ -183,13 +185,13 @@ class Exchanges:
             stop=gives_up,
             reraise=True,
         )
-        found: T = await retrying(attempt)
-        return found
+        result: T = await retrying(attempt)
+        return result
 
     def _wait(self, state: RetryCallState) -> float:
         error = None if state.outcome is None else state.outcome.exception()
-        told = getattr(error, "retry_after", None)
-        return backoff(self._retry, state.attempt_number, told, self._rng)
+        asked = getattr(error, "retry_after", None)
+        return backoff(self._retry, state.attempt_number, asked, self._rng)
 
     def _check(
         self, provider: WireProvider, status: int, headers: Mapping[str, str], data: bytes
@@ -203,10 +205,6 @@ class Exchanges:
 
     def _timeout(self, provider: WireProvider, seconds: float) -> CallTimeoutError:
         return CallTimeoutError(
-            f"no whole answer from {host(provider)} within {seconds:g} s; raise "
-            "RetryPolicy(timeout=..) if the line is that slow"
+            f"no complete response from {host(provider)} within {seconds:g} s; raise "
+            "RetryPolicy(timeout=..) if the connection is slow"
         )
-
-
-def _told(raised: Exception, provider: WireProvider) -> BaseException:
-    return raised if isinstance(raised, ProviderError) else translate(raised, provider)

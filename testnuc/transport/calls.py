@@ -1,4 +1,4 @@
-"""One call on its way, and the one timer that bounds each of its tries."""
+"""A call in flight, and the timer that bounds each of its attempts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,34 @@ if TYPE_CHECKING:
     from testnuc.limits import Reservation
     from testnuc.protocols import Provider, Request, WireProvider
 
-__all__ = ["Call", "Timer"]
+__all__ = ["Call", "Timer", "estimate_tokens"]
+
+#: Characters of a token, for providers that do not estimate; most texts have four.
+_CHARACTERS_PER_TOKEN = 3
+
+
+def estimate_tokens(provider: Provider, request: Request, *, needed: bool) -> tuple[int, int]:
+    """Estimate input and output tokens of a call to a provider without a wire format.
+
+    Parameters
+    ----------
+    provider : Provider
+    request : Request
+    needed : bool
+        Whether any limit counts tokens.
+    """
+    reserve = getattr(provider, "reserve", None)
+    if reserve is not None:
+        input_tokens, output_tokens = reserve(request)
+        return int(input_tokens), int(output_tokens)
+    if not needed:
+        return 0, 0
+    characters = len(request.task.system) + len(request.user)
+    return characters // _CHARACTERS_PER_TOKEN + 1, 0
 
 
 class Call:
-    """One call on its way: what must outlive a single try."""
+    """A call in flight: its state across attempts."""
 
     __slots__ = (
         "adaptations",
@@ -24,7 +47,6 @@ class Call:
         "body",
         "error",
         "other",
-        "pending",
         "refusals",
         "request",
         "reservation",
@@ -43,31 +65,29 @@ class Call:
         other: Provider | None,
     ) -> None:
         self.request = request
-        #: Estimated input tokens, and the most output tokens.
+        #: Estimated input tokens, and maximum output tokens.
         self.size = size
         self.wire = wire
         self.other = other
         self.body = b"" if wire is None else wire.encode(request)
-        #: What of the budget is set aside; None: nothing, or used up.
+        #: The reserved part of the budget; None: nothing, or settled.
         self.reservation: Reservation | None = None
         self.sends = 0
-        #: How often there was no connection, so that nothing was sent after all.
+        #: Attempts that found no connection, so that nothing was sent.
         self.refusals = 0
-        #: Whether the latest failure was one of these.
+        #: Whether the last attempt was one of these.
         self.unsent = False
         self.adaptations = 0
-        #: Whether the next sending is one after a failure.
+        #: Whether the next request is a retry.
         self.again = False
-        #: Moment of the first sending; the deadline counts from there.
+        #: When it was first sent; the deadline counts from there.
         self.started = 0.0
-        #: A failure that nobody has looked at yet.
-        self.pending: ProviderError | None = None
-        #: The latest failure that no new encoding cured.
+        #: The last failure that a new encoding could not cure.
         self.error: ProviderError | None = None
 
 
 class Timer:
-    """Cancels the current task after a while: asyncio.timeout at a third of its cost."""
+    """Cancels the current task after a timeout, at a third of the cost of asyncio.timeout."""
 
     __slots__ = ("_cancelling", "_handle", "_task", "fired")
 
@@ -85,6 +105,6 @@ class Timer:
         self._task.cancel()
 
     def stop(self) -> bool:
-        """Disarm, once; True: the CancelledError under way is ours alone."""
+        """Disarm, once; return whether the pending CancelledError is this timer's alone."""
         self._handle.cancel()
         return self.fired and self._task.uncancel() <= self._cancelling

@@ -1,6 +1,6 @@
-"""Failures on the way, said in our own terms.
+"""Network failures as testnuc's exceptions.
 
-Others' messages are not passed on: they may hold a URL with credentials, or the request's headers.
+Messages of other libraries are dropped: they may hold a URL with credentials, or request headers.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from testnuc.errors import ConfigurationError, ConnectionFailedError, ProviderEr
 if TYPE_CHECKING:
     from testnuc.protocols import WireProvider
 
-__all__ = ["holds_secrets", "host", "is_retryable", "translate"]
+__all__ = ["host", "is_retryable", "safe_cause", "translate"]
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether sending the same call again can help."""
+    """Whether the same call may succeed later."""
     return isinstance(error, ProviderError) and error.retryable
 
 
-def holds_secrets(raised: BaseException) -> bool:
-    """Whether an error of aiohttp's keeps the request's headers, or credentials of a URL."""
-    kinds = (
+def safe_cause(raised: BaseException) -> BaseException | None:
+    """Return an error as the cause of ours; None if it holds request headers or credentials."""
+    secret = (
         aiohttp.ClientProxyConnectionError,
         aiohttp.ClientResponseError,
         aiohttp.InvalidURL,
     )
-    return isinstance(raised, kinds)
+    return None if isinstance(raised, secret) else raised
 
 
 def host(provider: WireProvider) -> str:
-    """Name the server, without the credentials that a URL may hold."""
+    """Return the server's name, without credentials of its URL."""
     try:
         parts = urlsplit(provider.url)
         name, port = parts.hostname, parts.port
@@ -44,7 +44,7 @@ def host(provider: WireProvider) -> str:
 
 
 def translate(raised: BaseException, provider: WireProvider) -> BaseException:
-    """Say in our own terms what went wrong on the way; others' messages may hold secrets."""
+    """Return testnuc's exception for a network failure; others are returned as they are."""
     where = host(provider)
     if isinstance(raised, aiohttp.ClientConnectorCertificateError):
         refused = ConnectionFailedError(
@@ -63,13 +63,13 @@ def translate(raised: BaseException, provider: WireProvider) -> BaseException:
         raised, ConfigurationError
     ):
         return ConfigurationError(
-            f"calls to {where} cannot be sent: base_url is no URL, credentials in it or in "
-            f".netrc contradict the key, or the key holds characters that no header may"
+            f"calls to {where} cannot be sent: base_url is not a URL, credentials in it or in "
+            f".netrc conflict with the key, or the key holds characters not allowed in a header"
         )
     if isinstance(raised, (aiohttp.ClientError, OSError)):
         return ConnectionFailedError(
-            f"the connection to {where} broke before the answer was whole "
-            f"({type(raised).__name__}); if it goes on, lower max_concurrency"
+            f"the connection to {where} broke before the response was complete "
+            f"({type(raised).__name__}); if this persists, lower max_concurrency"
         )
     return raised
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from testnuc.errors import InvalidInputError
+from testnuc._base.checks import checked_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,8 +43,7 @@ def review_queue(results: Iterable[Classification], n: int = 20) -> list[Review]
     results : iterable of Classification
     n : int
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-        raise InvalidInputError(f"n is {n!r}; give an integer of at least 0")
+    checked_whole("n", n, least=0)
     rows = list(results)
     nearest = sorted(row.neighbors[0].similarity for row in rows if row.neighbors)
     far = nearest[int(_NOVEL * len(nearest))] if nearest else -1.0

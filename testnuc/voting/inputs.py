@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -40,11 +41,7 @@ def whole(value: Any, name: str, low: int, high: int = 2**63 - 1) -> int:
     """Return `value` as an int of at least `low` and at most `high`."""
     if type(value) is int and low <= value <= high:
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
-        raise InvalidInputError(f"{name} is {value!r}; give an integer of at least {low}")
-    if value > high:
-        raise InvalidInputError(f"{name} is {value!r}; give an integer of at most {high}")
-    return int(value)
+    return checked_whole(name, value, least=low, most=high)
 
 
 def _fits(value: object, dtype: np.dtype[Any], ndim: int) -> bool:

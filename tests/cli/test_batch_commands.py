@@ -65,7 +65,7 @@ def test_a_run_is_gone_on_with(left_behind, model):
         code, out, err = run_here("batch", "resume", path, one)
         assert code == 0
         assert out.startswith(one)
-        assert "of 20 requests have an answer" in err
+        assert "of 20 requests were answered" in err
         code, out, err = run_here("batch", "resume", path)
         assert code == 0
         assert len(out.splitlines()) == 2
@@ -103,7 +103,7 @@ def test_batches_are_cancelled_and_what_they_have_is_kept(left_behind):
         assert code == 0
         code, out, err = run_here("batch", "resume", path)
         assert code == 0
-        assert "30 of 60 requests have an answer" in err
+        assert "30 of 60 requests were answered" in err
         assert "--lane batch" in err
         assert llm.calls == 30
 

@@ -164,8 +164,8 @@ def test_demo_prints_what_a_newcomer_wants_to_see():
     for part in (
         "accuracy of the labeler alone",
         "accuracy after the vote",
-        "texts the vote corrected",
-        "texts the vote spoiled",
+        "labels corrected by the vote",
+        "labels spoiled by the vote",
         "labeler calls",
         "time",
     ):

@@ -54,7 +54,7 @@ def test_results_with_a_column_of_right_labels_are_scored_without_a_call(tmp_pat
         code, out, err = run_here("evaluate", results, *options(llm))
         assert code == 0, err
         assert llm.calls == calls
-    assert "nothing was asked" in err
+    assert "no call was made" in err
     assert "1.000" in out
 
 

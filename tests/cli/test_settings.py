@@ -69,8 +69,8 @@ def test_another_file_and_labels_in_the_environment(folder):
         ("[classify]\ntextcolumn = 'x'", "'classify.textcolumn'; did you mean 'text_column'?"),
         ("[clasify]\nk = 1", "no setting 'clasify'; did you mean 'classify'?"),
         ("xyzzy = 1", "no setting 'xyzzy'; there are"),
-        ("k = 'ten'", "k is 'ten'; give a whole number"),
-        ("k = 1.5", "k is 1.5; give a whole number"),
+        ("k = 'ten'", "k is 'ten'; give an integer"),
+        ("k = 1.5", "k is 1.5; give an integer"),
         ("k = [1]", "give a single value"),
         ("budget_usd = true", "budget_usd is True; give a number"),
         ("model = true", "model is True; give a string"),
@@ -99,9 +99,9 @@ def test_a_file_that_is_not_there_and_an_environment_that_is_wrong(folder):
     assert "no settings file nowhere.toml" in err
     code, _, err = run_here("classify", "in.csv", "--labels", "a,b", TESTNUC_K="many")
     assert code == 2
-    assert "TESTNUC_K is 'many'; give a whole number" in err
+    assert "TESTNUC_K is 'many'; give an integer" in err
     code, _, err = run_here("classify", "in.csv", "--labels", "a,b", TESTNUC_MODLE="openai/x")
-    assert "TESTNUC_MODLE is no setting; did you mean TESTNUC_MODEL?" in err
+    assert "TESTNUC_MODLE is not a setting; did you mean TESTNUC_MODEL?" in err
 
 
 def test_help_is_quick():

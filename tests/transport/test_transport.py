@@ -169,7 +169,7 @@ async def test_a_request_that_is_no_call_waits_with_jitter_too():
         return said() if n == 3 else web.Response(status=429, headers={"Retry-After": "2"})
 
     async with serving(answer) as (wire, seen), sending() as transport:
-        await transport.exchanges.send(wire, "POST", wire.url, b"{}")
+        await transport.auxiliary.send(wire, "POST", wire.url, b"{}")
         assert len(seen) == 4
         assert all(2 < wait <= 2.2 for wait in transport.waits)
         assert len(set(transport.waits)) == 3
@@ -180,7 +180,7 @@ async def test_a_request_that_is_no_call_waits_at_random_where_no_wait_is_told()
         return said() if n == 3 else web.Response(status=503)
 
     async with serving(answer) as (wire, _), sending() as transport:
-        await transport.exchanges.send(wire, "POST", wire.url, b"{}")
+        await transport.auxiliary.send(wire, "POST", wire.url, b"{}")
         longest = (0.002, 0.004, 0.008)
         assert all(0 < w <= most for w, most in zip(transport.waits, longest, strict=True))
 

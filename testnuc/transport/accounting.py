@@ -1,0 +1,203 @@
+"""What each attempt of a call acquires (budget, permit), and how its outcome settles that."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from testnuc.errors import (
+    CallTimeoutError,
+    ConfigurationError,
+    ConnectionFailedError,
+    ProviderError,
+    RateLimitedError,
+    ReplyError,
+)
+from testnuc.limits import retry_after
+from testnuc.transport.failures import is_retryable, translate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from testnuc.limits import AdmissionControl, BudgetControl, Meter, Permit, Price
+    from testnuc.protocols import Reply, TokenUsage
+    from testnuc.transport.calls import Call
+    from testnuc.transport.connections import HTTPAnswer
+    from testnuc.transport.telemetry import Telemetry
+
+__all__ = ["CallAccounting"]
+
+_OK = 200
+#: The server is overloaded, or the rate limit is used up.
+_BUSY = frozenset({429, 503, 529})
+
+
+class CallAccounting:
+    """Acquires permits and budget for attempts, and settles them by outcome.
+
+    Parameters
+    ----------
+    admission : AdmissionControl
+    account : BudgetControl, optional
+    meter : Meter
+        Counts usage.
+    price : Price, optional
+    telemetry : Telemetry, optional
+    wall : callable
+        Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        admission: AdmissionControl,
+        account: BudgetControl | None,
+        meter: Meter,
+        *,
+        price: Price | None,
+        telemetry: Telemetry | None,
+        wall: Callable[[], float],
+    ) -> None:
+        self.admission = admission
+        self.account = account
+        self._meter = meter
+        self._price = price
+        self._telemetry = telemetry
+        self._wall = wall
+        #: Whether the provider has responded to any request.
+        self.reached = False
+        #: The largest ratio of actual to estimated input tokens, at least 1.
+        self._overrun = 1.0
+
+    def try_acquire(self, call: Call) -> Permit | None:
+        """Return a permit if nothing needs to be waited for."""
+        return self.admission.try_acquire(*call.size) if self.account is None else None
+
+    async def acquire(self, call: Call) -> Permit:
+        """Wait for budget, then for a permit: holders of a permit never wait for budget."""
+        input_tokens, output_tokens = call.size
+        if self.account is not None and call.reservation is None:
+            price = self._price
+            at_worst = ceil(input_tokens * self._overrun)
+            usd = 0 if price is None else price.worst(at_worst, output_tokens)
+            # stored on the call before anything else awaits, so that it is always released
+            call.reservation = await self.account.reserve(usd, at_worst + output_tokens)
+        permit = self.admission.try_acquire(input_tokens, output_tokens)
+        if permit is None:
+            permit = await self.admission.acquire(input_tokens, output_tokens, again=call.sends > 0)
+        return permit
+
+    def release(self, call: Call) -> None:
+        """Free the reservation of a call, if it has one: nothing was billed."""
+        if call.reservation is not None and self.account is not None:
+            self.account.release(call.reservation)
+            call.reservation = None
+
+    def read(self, call: Call, permit: Permit, answer: HTTPAnswer) -> Reply:
+        """Turn an HTTP response into a reply or an error, and settle it."""
+        wire = call.wire
+        assert wire is not None
+        self.reached = True
+        self.admission.observe(permit, answer.headers)
+        if answer.status == _OK:
+            try:
+                reply = wire.decode(call.request, answer.data)
+            except BaseException as error:
+                if isinstance(error, ProviderError) and not isinstance(error, ReplyError):
+                    self._refused(permit, error)  # proxies send errors with status 200
+                else:
+                    # billed although unusable
+                    self._book(call, permit, getattr(error, "usage", None))
+                raise
+            return self.accept(call, permit, reply)
+        failure: Exception | None = None
+        seconds = retry_after(answer.headers, self._wall())
+        try:
+            failure = wire.error(answer.status, answer.headers, answer.data)
+        finally:
+            # an exhausted quota is a 429 too, but waiting does not help against it
+            if answer.status in _BUSY and (failure is None or is_retryable(failure)):
+                self.admission.refused(permit, seconds)
+            else:
+                self.admission.failed(permit)
+        if isinstance(failure, ProviderError) and failure.retry_after is None:
+            failure.retry_after = seconds
+        raise failure
+
+    def accept(self, call: Call, permit: Permit, reply: Reply) -> Reply:
+        """Settle a reply; raise the error of a single text."""
+        self._book(call, permit, reply.usage)
+        if len(call.request.texts) == 1 and len(reply.answers) == 1:
+            answer = reply.answers[0]
+            if isinstance(answer, ReplyError):
+                raise answer
+        return reply
+
+    def failed(
+        self, call: Call, permit: Permit, raised: BaseException, timeout: CallTimeoutError | None
+    ) -> BaseException:
+        """Settle an attempt without a response, and return the error to raise.
+
+        Parameters
+        ----------
+        call : Call
+        permit : Permit
+            Of the attempt.
+        raised : BaseException
+            What ended it.
+        timeout : CallTimeoutError or None
+            Set if the attempt's own timer ended it.
+        """
+        if isinstance(raised, ReplyError):  # from a custom provider
+            self._book(call, permit, getattr(raised, "usage", None))
+            return raised
+        if isinstance(raised, ProviderError):
+            self._refused(permit, raised)
+            if isinstance(raised, (CallTimeoutError, ConnectionFailedError)):
+                self._keep(call)
+            return raised
+        error = raised if call.wire is None else translate(raised, call.wire)
+        if timeout is not None:
+            error = timeout
+        elif isinstance(raised, aiohttp.ClientConnectorError):
+            # never sent, so never billed: the reservation serves the next attempt
+            call.unsent = True
+            call.refusals += 1
+            if is_retryable(error):
+                self.admission.refused(permit, load=False)
+            else:
+                self.admission.failed(permit)
+            return error
+        self.admission.failed(permit)
+        if not isinstance(error, ConfigurationError):
+            self._keep(call)
+        return error
+
+    def _book(self, call: Call, permit: Permit, usage: TokenUsage | None) -> None:
+        """Count an answered call, and settle its permit and reservation."""
+        pico_usd = self._meter.add(usage)
+        if self._telemetry is not None:
+            self._telemetry.billed(usage, pico_usd)
+        if usage is None:
+            self.admission.answered(permit)
+            self._keep(call)
+            return
+        self.admission.answered(permit, usage.input_tokens, usage.output_tokens)
+        if call.reservation is not None and self.account is not None:
+            self._overrun = max(self._overrun, usage.input_tokens / max(1, call.size[0]))
+            tokens = usage.input_tokens + usage.output_tokens
+            self.account.settle(call.reservation, pico_usd or 0, tokens)
+            call.reservation = None
+
+    def _keep(self, call: Call) -> None:
+        """Book the whole reservation: the attempt may have been billed, the amount is unknown."""
+        if call.reservation is not None and self.account is not None:
+            self.account.keep(call.reservation)
+            call.reservation = None
+
+    def _refused(self, permit: Permit, error: ProviderError) -> None:
+        if isinstance(error, RateLimitedError) and error.retryable:
+            self.admission.refused(permit, error.retry_after)
+        else:
+            self.admission.failed(permit)
