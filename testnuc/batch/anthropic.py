@@ -12,14 +12,14 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from testnuc.batch.base import Line, RemoteBatch, poll_after
+from testnuc.batch.base import BatchResultLine, RemoteBatch, poll_after
 from testnuc.errors import ProviderError, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from testnuc.batch.base import BatchProvider
     from testnuc.protocols import StoredBatch
-    from testnuc.providers.anthropic import Anthropic
     from testnuc.transport import Exchanges
     from testnuc.transport.connections import HTTPAnswer
 
@@ -49,14 +49,14 @@ class AnthropicBatches:
 
     Parameters
     ----------
-    provider : Anthropic
+    provider : BatchProvider
     exchanges : Exchanges
     """
 
     max_requests = 100_000
     max_bytes = 256_000_000
 
-    def __init__(self, provider: Anthropic, exchanges: Exchanges) -> None:
+    def __init__(self, provider: BatchProvider, exchanges: Exchanges) -> None:
         self._provider = provider
         self._exchanges = exchanges
 
@@ -132,7 +132,7 @@ class AnthropicBatches:
                 raise
         return prefix in seen
 
-    async def read(self, remote: RemoteBatch, take: Callable[[Line], None]) -> None:
+    async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
         """Download the results."""
 
         def each(content: bytes) -> None:
@@ -179,7 +179,7 @@ def _batch(found: dict[str, Any], answer: HTTPAnswer) -> RemoteBatch:
     )
 
 
-def _line(content: bytes) -> Line | None:
+def _line(content: bytes) -> BatchResultLine | None:
     """Read a line of results; None: it is none."""
     try:
         found = orjson.loads(content)
@@ -188,12 +188,12 @@ def _line(content: bytes) -> Line | None:
             return None
         kind = result["type"]
         if kind == "succeeded":
-            return Line(custom_id, 200, orjson.dumps(result["message"]))
+            return BatchResultLine(custom_id, 200, orjson.dumps(result["message"]))
         if kind in _LEFT:
-            return Line(custom_id, 0, b"", kind)
+            return BatchResultLine(custom_id, 0, b"", kind)
         error = result.get("error") or {}
         inner = error.get("error") or error
         status = _STATUS.get(str(inner.get("type")), 500)
-        return Line(custom_id, status, orjson.dumps(error), str(inner.get("type")))
+        return BatchResultLine(custom_id, status, orjson.dumps(error), str(inner.get("type")))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from testnuc.errors import ProviderError, RateLimitedError
+from testnuc.protocols import WireProvider
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchAPI",
-    "Line",
+    "BatchProvider",
+    "BatchResultLine",
     "QueueFullError",
     "RemoteBatch",
     "poll_after",
@@ -59,7 +61,7 @@ class RemoteBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchResultLine:
     """One line of results."""
 
     custom_id: str
@@ -69,6 +71,17 @@ class Line:
     body: bytes
     #: Why it was not executed, in the provider's word.
     why: str = ""
+
+
+class BatchProvider(WireProvider, Protocol):
+    """A provider with a batch API: testnuc's own, subclasses, wrappers, or a user's."""
+
+    @property
+    def batch_format(self) -> str:
+        """A key of `testnuc.batch.registry`: ``openai`` or ``anthropic``."""
+
+    def at(self, path: str, query: str = "") -> str:
+        """Return the absolute URL of another path of the API, such as ``/batches``."""
 
 
 class BatchAPI(Protocol):
@@ -110,7 +123,7 @@ class BatchAPI(Protocol):
             Waits before another look, where it takes more than one.
         """
 
-    async def read(self, remote: RemoteBatch, take: Callable[[Line], None]) -> None:
+    async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
         """Pass the results on; in any order, and perhaps more than once."""
 
 

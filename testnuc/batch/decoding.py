@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from testnuc._dispatch.inflight import Outcome
-    from testnuc.batch.base import Line
+    from testnuc.batch.base import BatchResultLine
     from testnuc.batch.manifest import Item
     from testnuc.labels import LabelSet
     from testnuc.protocols import Task, TokenUsage, WireProvider
@@ -77,7 +77,7 @@ class Joined:
         #: Tokens of each answer; what was answered is billed, readable or not.
         self.usages: list[TokenUsage | None] = []
 
-    def take(self, line: Line) -> None:
+    def take(self, line: BatchResultLine) -> None:
         """Take one line; what was answered before, or is nobody's, changes nothing."""
         name, _, digits = line.custom_id.rpartition("-")
         if name != self._name or not digits.isdecimal():
@@ -117,7 +117,7 @@ class Joined:
                         wanted.key, scope, wanted.text_hash, wanted.sample, outcome
                     )
 
-    def _error(self, line: Line) -> Exception:
+    def _error(self, line: BatchResultLine) -> Exception:
         if line.status:
             return self._reader.error(line.status, line.body)
         return NotAnsweredError(f"the batch ended before this request was executed ({line.why})")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc.batch.base import QueueFullError
 from testnuc.batch.decoding import Reader
-from testnuc.batch.lifecycle import BatchLifecycle, Outcomes, UntoldError
+from testnuc.batch.lifecycle import BatchLifecycle, Outcomes, UnknownOutcomeError
 from testnuc.batch.manifest import facts_of, pack, require_batches, unpack
 from testnuc.batch.packing import Filler, packs
 from testnuc.batch.registry import batch_api
@@ -291,14 +291,14 @@ class BatchLane:
         try:
             try:
                 batch = await self._created(batch, load)
-            except UntoldError as untold:
+            except UnknownOutcomeError as unknown:
                 billed = True
                 # what the provider is still working on is not listed at once
                 await self._sleep(self._policy.first_poll)
                 adopted = await self._courier.adopt(batch)
                 if adopted is None:
                     billed = False
-                    raise untold.error from None
+                    raise unknown.error from None
                 batch = adopted
             billed = True
             remote, outcomes, usages = await self._courier.follow(batch)

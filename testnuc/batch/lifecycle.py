@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from testnuc.limits import BatchPolicy, Price
     from testnuc.protocols import StoredBatch, StoredPrediction, TokenUsage
 
-__all__ = ["BatchLifecycle", "Outcomes", "UntoldError"]
+__all__ = ["BatchLifecycle", "Outcomes", "UnknownOutcomeError"]
 
 #: Key -> what came of it.
 Outcomes = dict[bytes, "Outcome"]
@@ -56,7 +56,7 @@ _PATIENCE = 3_600.0
 _CHUNK = 1_000
 
 
-class UntoldError(Exception):
+class UnknownOutcomeError(Exception):
     """A creation failed in a way that does not tell whether there is a batch now.
 
     Parameters
@@ -125,7 +125,7 @@ class BatchLifecycle:
         ------
         ProviderError
             The provider does not take it; nothing was created.
-        UntoldError
+        UnknownOutcomeError
             It may have been created: `adopt` tells.
         """
         try:
@@ -151,7 +151,7 @@ class BatchLifecycle:
                 return (await self.api.create(batch.id.hex(), prepared)).id
             except ProviderError as error:
                 if error.retryable and not isinstance(error, RateLimitedError):
-                    raise UntoldError(error) from error
+                    raise UnknownOutcomeError(error) from error
                 tries += not busy()
                 if not error.retryable or tries >= _CREATIONS:
                     raise

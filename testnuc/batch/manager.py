@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import Store, StoredBatch
 
-__all__ = ["State", "Tending"]
+__all__ = ["BatchManager", "BatchState"]
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class BatchState:
     """A batch in the store, and what its provider says of it."""
 
     batch: StoredBatch
@@ -42,7 +42,7 @@ class State:
     error: TestNUCError | None = None
 
 
-class Tending:
+class BatchManager:
     """Tends the batches of a store; use it as ``async with``.
 
     Parameters
@@ -106,22 +106,22 @@ class Tending:
             picked[found[0].id] = found[0]
         return list(picked.values())
 
-    async def states(self, *, ended: bool = False) -> list[State]:
+    async def states(self, *, ended: bool = False) -> list[BatchState]:
         """Return all open batches, and with `ended` all others, too; asks the providers."""
         batches = await self._store.batches(ended=ended)
         return list(await asyncio.gather(*(self._state(batch) for batch in batches)))
 
-    async def _state(self, batch: StoredBatch) -> State:
+    async def _state(self, batch: StoredBatch) -> BatchState:
         if batch.outcome is not None or batch.remote_id is None:
-            return State(batch)
+            return BatchState(batch)
         try:
-            return State(batch, await self._courier(batch).api.retrieve(batch.remote_id))
+            return BatchState(batch, await self._courier(batch).api.retrieve(batch.remote_id))
         except TestNUCError as error:
-            return State(batch, error=error)
+            return BatchState(batch, error=error)
 
     async def resume(
-        self, batches: Sequence[StoredBatch], told: Callable[[State], None]
-    ) -> list[State]:
+        self, batches: Sequence[StoredBatch], told: Callable[[BatchState], None]
+    ) -> list[BatchState]:
         """Wait for the end of batches, and put their answers in the store.
 
         Parameters
@@ -132,18 +132,18 @@ class Tending:
 
         Returns
         -------
-        list of State
+        list of BatchState
             As they ended. A batch that was never created has no remote one.
         """
 
-        async def one(batch: StoredBatch) -> State:
+        async def one(batch: StoredBatch) -> BatchState:
             state = await self._resumed(batch)
             told(state)
             return state
 
         return list(await asyncio.gather(*(one(batch) for batch in batches)))
 
-    async def _resumed(self, batch: StoredBatch) -> State:
+    async def _resumed(self, batch: StoredBatch) -> BatchState:
         remote = None
         try:
             courier = self._courier(batch)
@@ -151,18 +151,18 @@ class Tending:
             if adopted is not None:
                 remote, _, _ = await courier.follow(adopted)
         except TestNUCError as error:
-            return State(batch, error=error)
+            return BatchState(batch, error=error)
         now = [b for b in await self._store.batches(batch.scope, ended=True) if b.id == batch.id]
-        return State(now[0] if now else batch, remote)
+        return BatchState(now[0] if now else batch, remote)
 
-    async def cancel(self, batch: StoredBatch) -> State:
+    async def cancel(self, batch: StoredBatch) -> BatchState:
         """Ask the provider to end a batch early; what it has done stays, and is billed."""
         if batch.remote_id is None:
             raise InvalidInputError(
                 f"batch {batch.id.hex()} has no id at its provider yet; `testnuc batch resume` "
                 "looks whether it was created"
             )
-        return State(batch, await self._courier(batch).api.cancel(batch.remote_id))
+        return BatchState(batch, await self._courier(batch).api.cancel(batch.remote_id))
 
     def _courier(self, batch: StoredBatch) -> BatchLifecycle:
         facts = batch.facts

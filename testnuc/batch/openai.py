@@ -13,14 +13,14 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from testnuc.batch.base import Line, QueueFullError, RemoteBatch, poll_after
+from testnuc.batch.base import BatchResultLine, QueueFullError, RemoteBatch, poll_after
 from testnuc.errors import InvalidInputError, ProviderError, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from testnuc.batch.base import BatchProvider
     from testnuc.protocols import StoredBatch
-    from testnuc.providers.openai import OpenAI
     from testnuc.transport import Exchanges
     from testnuc.transport.connections import HTTPAnswer
 
@@ -42,14 +42,14 @@ class OpenAIBatches:
 
     Parameters
     ----------
-    provider : OpenAI
+    provider : BatchProvider
     exchanges : Exchanges
     """
 
     max_requests = 50_000
     max_bytes = 200_000_000
 
-    def __init__(self, provider: OpenAI, exchanges: Exchanges) -> None:
+    def __init__(self, provider: BatchProvider, exchanges: Exchanges) -> None:
         if "/deployments/" in provider.identity:
             raise InvalidInputError(
                 "lane='batch' does not work under the URL of an Azure deployment; give "
@@ -120,7 +120,7 @@ class OpenAIBatches:
                 return None
             query["after"] = str(found[-1]["id"])
 
-    async def read(self, remote: RemoteBatch, take: Callable[[Line], None]) -> None:
+    async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
         """Download both files of results."""
 
         def each(content: bytes) -> None:
@@ -186,7 +186,7 @@ class OpenAIBatches:
         return error
 
 
-def _line(content: bytes) -> Line | None:
+def _line(content: bytes) -> BatchResultLine | None:
     """Read a line of results; None: it is none."""
     try:
         found = orjson.loads(content)
@@ -194,11 +194,13 @@ def _line(content: bytes) -> Line | None:
         if not isinstance(custom_id, str):
             return None
         if answer and answer.get("body") is not None:
-            return Line(custom_id, int(answer["status_code"]), orjson.dumps(answer["body"]))
+            return BatchResultLine(
+                custom_id, int(answer["status_code"]), orjson.dumps(answer["body"])
+            )
         error = error or {}
         why = str(error.get("code") or "no response")
         if why in _LEFT:
-            return Line(custom_id, 0, b"", why)
-        return Line(custom_id, 500, orjson.dumps({"error": error}), why)
+            return BatchResultLine(custom_id, 0, b"", why)
+        return BatchResultLine(custom_id, 500, orjson.dumps({"error": error}), why)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

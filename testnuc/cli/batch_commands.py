@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from testnuc.batch.manager import State, Tending
+from testnuc.batch.manager import BatchManager, BatchState
 from testnuc.cli.classify import cost
 from testnuc.cli.event_loop import run_to_end
 from testnuc.errors import InvalidInputError, TestNUCError
@@ -28,7 +28,7 @@ _SHOWN = 12
 def list_(store: str, *, ended: bool) -> None:
     """Tell the open batches of a store, and with `ended` all others, too."""
 
-    async def look() -> list[State]:
+    async def look() -> list[BatchState]:
         async with _tending(store) as tending:
             return await tending.states(ended=ended)
 
@@ -42,7 +42,7 @@ def list_(store: str, *, ended: bool) -> None:
 def resume(store: str, names: Sequence[str]) -> None:
     """Wait for batches, and put their answers in the store."""
 
-    async def work() -> list[State]:
+    async def work() -> list[BatchState]:
         async with _tending(store) as tending:
             batches = await tending.pick(names)
             _tell(f"waiting for {len(batches)} batches; Ctrl-C leaves them as they are")
@@ -63,16 +63,16 @@ def cancel(store: str, names: Sequence[str], *, everything: bool) -> None:
     if bool(names) == everything:
         raise InvalidInputError("name the batches to cancel, or give --all")
 
-    async def work() -> list[State]:
+    async def work() -> list[BatchState]:
         async with _tending(store) as tending:
             return [await cancelled(tending, batch) for batch in await tending.pick(names)]
 
-    async def cancelled(tending: Tending, batch: StoredBatch) -> State:
+    async def cancelled(tending: BatchManager, batch: StoredBatch) -> BatchState:
         try:
             return await tending.cancel(batch)
         except TestNUCError as error:
             # the others are to be cancelled all the same
-            return State(batch, error=error)
+            return BatchState(batch, error=error)
 
     states = run_to_end(work())
     for state in states:
@@ -83,12 +83,12 @@ def cancel(store: str, names: Sequence[str], *, everything: bool) -> None:
 
 
 @asynccontextmanager
-async def _tending(place: str) -> AsyncIterator[Tending]:
+async def _tending(place: str) -> AsyncIterator[BatchManager]:
     _require_file(place)
     store = resolve(place)
     await store.open()
     try:
-        async with Tending(store) as tending:
+        async with BatchManager(store) as tending:
             yield tending
     finally:
         await store.close()
@@ -99,7 +99,7 @@ def _require_file(place: str) -> None:
         raise InvalidInputError(f"there is no store {place}; check the path")
 
 
-def _line(state: State) -> str:
+def _line(state: BatchState) -> str:
     batch = state.batch
     parts = [
         batch.id.hex()[:_SHOWN],
@@ -116,7 +116,7 @@ def _line(state: State) -> str:
     return "  ".join(parts)
 
 
-def _status(state: State) -> str:
+def _status(state: BatchState) -> str:
     if state.batch.outcome is not None:
         return state.batch.outcome
     if state.remote is not None:
@@ -128,7 +128,7 @@ def _intended(batch: StoredBatch) -> str:
     return "intended" if batch.remote_id is None else "open"
 
 
-def _progress(state: State) -> str:
+def _progress(state: BatchState) -> str:
     total = state.batch.requests
     if state.batch.usage is not None:
         return f"{state.batch.usage.calls:,} of {total:,}"

@@ -12,7 +12,7 @@ from testnuc.errors import ConfigurationError, EmptyReplyError
 from testnuc.protocols import Task, TokenUsage
 from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
-from testnuc.providers._wire import Body, Said, Wire
+from testnuc.providers._http import Body, HTTPProvider, Said
 from testnuc.transport.endpoint import Endpoint, checked_key, missing_key
 
 __all__ = ["Anthropic"]
@@ -29,7 +29,7 @@ _MODEL = re.compile(r"claude-[a-z]+-(\d{1,2})(?:[-.](\d{1,2})(?!\d))?(?!\d)", re
 _NO_SAMPLING = (4, 7)
 
 
-class Anthropic(Wire):
+class Anthropic(HTTPProvider):
     """A model behind a Messages endpoint.
 
     Anthropic refuses ``temperature`` together with ``top_p``, so a `top_p` of 1, its default, is
@@ -53,6 +53,7 @@ class Anthropic(Wire):
     """
 
     name = "anthropic"
+    batch_format = "anthropic"
     structures: ClassVar[tuple[Structure, ...]] = (
         Structure.ENUM,
         Structure.SCHEMA,
@@ -85,7 +86,7 @@ class Anthropic(Wire):
         self._samples = version is None or ((int(version[1]), int(version[2] or 0)) < _NO_SAMPLING)
 
     def validate(self, task: Task) -> None:
-        """Refuse a task that this provider cannot serve; see `Wire.validate`."""
+        """Refuse a task that this provider cannot serve; see `HTTPProvider.validate`."""
         super().validate(task)
         if task.confidence == "logprobs":
             raise ConfigurationError(

@@ -13,8 +13,8 @@ from testnuc.errors import EmptyReplyError, InvalidInputError
 from testnuc.protocols import Reply, Request, Task, TokenUsage
 from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
+from testnuc.providers._http import Body, HTTPProvider, Said
 from testnuc.providers._logprobs import with_logprobs
-from testnuc.providers._wire import Body, Said, Wire
 from testnuc.transport.endpoint import Endpoint, checked_key, missing_key
 
 __all__ = ["OpenAI"]
@@ -33,7 +33,7 @@ _REASONING = re.compile(r"(o\d|gpt-([5-9]|\d\d)|codex)(?!.*-chat)", re.IGNORECAS
 _THINKING = re.compile(r"gpt-oss|deepseek-?r\d|reason|think|qwq|magistral", re.IGNORECASE)
 
 
-class OpenAI(Wire):
+class OpenAI(HTTPProvider):
     """A model behind a chat completions endpoint.
 
     Parameters
@@ -56,6 +56,7 @@ class OpenAI(Wire):
     """
 
     name = "openai"
+    batch_format = "openai"
 
     def __init__(
         self, model: str, *, base_url: str | None = None, api_key: str | None = None
@@ -128,7 +129,7 @@ class OpenAI(Wire):
         return Body(opening, b'"}]', parameters, limit if type(limit) is int else None)
 
     def decode(self, request: Request, body: bytes) -> Reply:
-        """Read a 200 answer; see `Wire.decode`."""
+        """Read a 200 answer; see `HTTPProvider.decode`."""
         reply = super().decode(request, body)
         if request.task.confidence == "logprobs":
             choice = orjson.loads(body)["choices"][0]

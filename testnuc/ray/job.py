@@ -17,7 +17,7 @@ from testnuc.errors import (
     MissingDependencyError,
 )
 from testnuc.ray.limits_actor import SharedLimits
-from testnuc.ray.stages import COLUMNS, Embed, Index, Predict, Vote, hash_texts
+from testnuc.ray.stages import COLUMNS, BuildIndex, Embed, Predict, Vote, hash_texts
 from testnuc.ray.workers import Settings, Voting
 from testnuc.trust import MIN_PREDICTIONS
 
@@ -196,7 +196,7 @@ def classify_dataset(
         put = (
             once.map_batches(Embed, fn_constructor_args=(job,), **embedding)
             .map_batches(Predict, fn_constructor_args=(job,), **stage("predict"))
-            .map_batches(Index, fn_constructor_args=(pool,), **stage("index"))
+            .map_batches(BuildIndex, fn_constructor_args=(pool,), **stage("index"))
             .materialize()
         )
         counts = put.to_pandas() if put.count() else None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from testnuc.trust import Decision
     from testnuc.types import Classification
 
-__all__ = ["COLUMNS", "Embed", "Index", "Predict", "Vote", "hash_texts"]
+__all__ = ["COLUMNS", "BuildIndex", "Embed", "Predict", "Vote", "hash_texts"]
 
 #: Columns that a job adds, and their Arrow types.
 COLUMNS = {
@@ -100,7 +100,7 @@ class Predict:
         self._settings = settings
         self._loop = Background()
         self._vectors = Vectors()
-        limits, actor = _Remote(settings.limits), ray.get_runtime_context().get_actor_id()
+        limits, actor = settings.limits, ray.get_runtime_context().get_actor_id()
 
         async def client() -> Asking:
             return Asking(settings, limits, self._vectors, actor or "")
@@ -136,7 +136,7 @@ class Predict:
             self._loop.leave(self._client.aclose)
 
 
-class Index:
+class BuildIndex:
     """Puts texts, vectors and predictions into the shards; returns their number and dimension."""
 
     def __init__(self, shards: Sequence[Any]) -> None:
@@ -191,22 +191,6 @@ class Vote:
             values = pa.array([values[at] for values in told], kind)
             table = table.append_column(self._prefix + name, values)
         return table
-
-
-class _Remote:
-    """An actor of `SharedLimits`, as `Line` wants it."""
-
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-
-    async def tell(
-        self, worker: tuple[str, str], messages: list[Any], counts: tuple[int, ...]
-    ) -> None:
-        await self._actor.tell.remote(worker, messages, counts)
-
-    async def hear(self, worker: tuple[str, str]) -> list[Any]:
-        granted: list[Any] = await self._actor.hear.remote(worker)
-        return granted
 
 
 def _told(row: Classification) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from aiohttp import web
 from testnuc.errors import TestNUCError
 from testnuc.server.auth import require_caller
 from testnuc.server.errors import Refused, of_error
-from testnuc.server.metrics import Metrics
+from testnuc.server.metrics import Metrics, ServiceState
 from testnuc.server.openapi import document
 from testnuc.server.queue import Place, Queue
 from testnuc.server.schemas import Asked, read, record
@@ -86,7 +86,7 @@ class Service:
         #: When a connection was last of use, by its protocol; None while it is.
         self.used: dict[asyncio.BaseProtocol, float | None] = {}
         self._under_way: set[asyncio.Task[Any]] = set()
-        self._metrics = Metrics(self)
+        self._metrics = Metrics(self._metrics_state)
         self._page = page
         self._document = orjson.dumps(document(nuc.labels.names, self.settings))
         self.app = web.Application(
@@ -238,6 +238,15 @@ class Service:
 
     async def _openapi(self, _: web.Request) -> web.Response:
         return web.Response(body=self._document, content_type="application/json")
+
+    def _metrics_state(self) -> ServiceState:
+        return ServiceState(
+            usage=self.nuc.usage,
+            pending=self.queue.pending,
+            limit=self.queue.limit,
+            pool=len(self.nuc),
+            ready=self.state == "ready",
+        )
 
     # -- what they have in common ------------------------------------------------------------------
 

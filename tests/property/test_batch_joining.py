@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testnuc.batch.anthropic import _line as anthropic_line
-from testnuc.batch.base import Line
+from testnuc.batch.base import BatchResultLine
 from testnuc.batch.decoding import Joined, Reader, custom_id
 from testnuc.batch.manifest import Wanted, pack, unpack
 from testnuc.batch.openai import _line as openai_line
@@ -37,12 +37,12 @@ def chat(label):
 def line(number, fate):
     name = custom_id(NAME, number)
     if fate == "error":
-        return Line(name, 500, b'{"error":{"message":"failed"}}')
+        return BatchResultLine(name, 500, b'{"error":{"message":"failed"}}')
     if fate == "filtered":
-        return Line(name, 400, b'{"error":{"message":"no","code":"content_filter"}}')
+        return BatchResultLine(name, 400, b'{"error":{"message":"no","code":"content_filter"}}')
     if fate == "left":
-        return Line(name, 0, b"", "batch_expired")
-    return Line(name, 200, chat(fate))
+        return BatchResultLine(name, 0, b"", "batch_expired")
+    return BatchResultLine(name, 200, chat(fate))
 
 
 def items(n):
@@ -70,10 +70,10 @@ def test_order_and_repetition_change_nothing(fates, data):
     mixed = data.draw(st.permutations(whole + again))
     # lines of others, and lines that nobody can read
     noise = [
-        Line(custom_id("cd" * 16, 0), 200, chat("login")),
-        Line(custom_id(NAME, len(fates)), 200, chat("login")),
-        Line(f"{NAME}-x", 200, chat("login")),
-        Line("", 200, b""),
+        BatchResultLine(custom_id("cd" * 16, 0), 200, chat("login")),
+        BatchResultLine(custom_id(NAME, len(fates)), 200, chat("login")),
+        BatchResultLine(f"{NAME}-x", 200, chat("login")),
+        BatchResultLine("", 200, b""),
     ]
     mixed += data.draw(st.lists(st.sampled_from(noise)))
     found = joined(fates, mixed)

@@ -7,9 +7,9 @@ import asyncio
 import orjson
 import pytest
 
-from testnuc.batch.base import Line, QueueFullError, RemoteBatch
+from testnuc.batch.base import BatchResultLine, QueueFullError, RemoteBatch
 from testnuc.batch.decoding import Reader, custom_id
-from testnuc.batch.lifecycle import BatchLifecycle, UntoldError
+from testnuc.batch.lifecycle import BatchLifecycle, UnknownOutcomeError
 from testnuc.batch.manifest import Wanted, pack
 from testnuc.batch.token_queue import TokenQueue
 from testnuc.errors import (
@@ -64,7 +64,7 @@ class Script:
         return self.found
 
     async def read(self, remote, take):
-        take(Line(custom_id(BATCH.id.hex(), 0), 200, BODY))
+        take(BatchResultLine(custom_id(BATCH.id.hex(), 0), 200, BODY))
 
     def _next(self, entry):
         if isinstance(entry, Exception):
@@ -145,7 +145,7 @@ def test_a_creation_is_repeated_only_where_it_was_refused():
             api = Script(loop, creates=[error], found="remote-2")
             one = courier(api, store)
             await one.intend(BATCH)
-            with pytest.raises(UntoldError):
+            with pytest.raises(UnknownOutcomeError):
                 await one.create(BATCH, [b"x"], lambda: False)
             # it stays open, and is looked for
             (batch,) = await store.batches()

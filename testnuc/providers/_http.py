@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from testnuc.transport.endpoint import Endpoint
 
-__all__ = ["Body", "Said", "Wire"]
+__all__ = ["Body", "HTTPProvider", "Said"]
 
 _log = logging.getLogger("testnuc.providers")
 
@@ -92,10 +92,12 @@ class _Prepared:
     output_tokens: int
 
 
-class Wire(ABC):
+class HTTPProvider(ABC):
     """Base of the wire providers; see `testnuc.protocols.WireProvider`."""
 
     name: str
+    #: Format of the provider's batch API, a key of `testnuc.batch.registry`; None: not supported.
+    batch_format: ClassVar[str | None] = None
     #: The structures that the protocol has.
     structures: ClassVar[tuple[Structure, ...]] = tuple(Structure)
     #: Options that would make it another request, or its answer unreadable.
