@@ -118,16 +118,16 @@ class Asking(TestNUC):
         super().__init__(**given)
         rate: RateLimit | None = settings.client.get("rate_limit")
         budget: Budget | None = settings.client.get("budget")
-        self._limits = LimitsClient(limits, self._meter.mark, budget=budget, actor=actor)
+        self._shared_limits = LimitsClient(limits, self._meter.mark, budget=budget, actor=actor)
         self._transport.share(
-            self._limits,
-            None if budget is None else self._limits,
+            self._shared_limits,
+            None if budget is None else self._shared_limits,
             by_tokens=rate is not None and rate.tokens_per_minute is not None,
         )
 
     async def _open(self) -> None:
         # nothing is voted on here, so that no kernel is needed
-        self._limits.open()
+        self._shared_limits.open()
         await self._open_store()
 
     async def aclose(self) -> None:
@@ -135,7 +135,7 @@ class Asking(TestNUC):
         try:
             await super().aclose()
         finally:
-            await self._limits.close()
+            await self._shared_limits.close()
 
     async def predict(self, entries: Sequence[PoolText]) -> list[Prediction | Exception]:
         """Return what is said of each of some distinct texts, or why nothing is."""
@@ -147,9 +147,9 @@ class Asking(TestNUC):
         try:
             await self._pipeline.predict_own(window)
         finally:
-            await self._limits.flush()
-        if self._limits.broken is not None:
-            raise self._limits.broken
+            await self._shared_limits.flush()
+        if self._shared_limits.broken is not None:
+            raise self._shared_limits.broken
         outcomes: list[Prediction | Exception] = []
         for place in range(len(entries)):
             outcome = window.predictions[place] or window.errors.get(place)

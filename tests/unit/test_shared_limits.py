@@ -170,21 +170,27 @@ def test_what_can_never_fit_and_limits_that_are_gone_are_told():
 
 
 def test_a_worker_that_was_silent_for_too_long_raises_and_goes_on():
+    class Slow:
+        """Limits that a process does not reach while it is halted."""
+
+        def __init__(self, limits):
+            self.limits = limits
+            self.runs = asyncio.Event()
+            self.acquire = limits.acquire
+
+        async def settle(self, *arguments):
+            await self.runs.wait()
+            await self.limits.settle(*arguments)
+
     async def main(loop):
         limits = SharedLimits(None, 1, None, None, clock=loop.time)
-        busy, slow = joined(limits), joined(limits)
+        halted = Slow(limits)
+        busy, slow = joined(limits), joined(halted)
         held = await busy.acquire()
-        waiting = asyncio.create_task(slow.acquire())
-        await asyncio.sleep(0.1)
-        # its process does something else: no heartbeat comes
-        [heartbeat] = [
-            t for t in asyncio.all_tasks() if t in slow._tasks and "settle" in t.get_name()
-        ]
-        heartbeat.cancel()
         with pytest.raises(TestNUCError, match="silent"):
-            await waiting
+            await slow.acquire()
+        halted.runs.set()
         busy.answered(held, 1, 1)
-        slow.open()
         slow.answered(await slow.acquire(), 1, 1)
         await asyncio.gather(slow.flush(), busy.flush())
         assert await limits.in_flight() == 0
