@@ -29,8 +29,8 @@ def list_(store: str, *, ended: bool) -> None:
     """Tell the open batches of a store, and with `ended` all others, too."""
 
     async def look() -> list[BatchState]:
-        async with _tending(store) as tending:
-            return await tending.states(ended=ended)
+        async with _manager(store) as manager:
+            return await manager.states(ended=ended)
 
     states = run_to_end(look())
     for state in states:
@@ -43,10 +43,10 @@ def resume(store: str, names: Sequence[str]) -> None:
     """Wait for batches, and put their answers in the store."""
 
     async def work() -> list[BatchState]:
-        async with _tending(store) as tending:
-            batches = await tending.pick(names)
+        async with _manager(store) as manager:
+            batches = await manager.pick(names)
             _tell(f"waiting for {len(batches)} batches; Ctrl-C leaves them as they are")
-            return await tending.resume(batches, lambda state: _print(_line(state)))
+            return await manager.resume(batches, lambda state: _print(_line(state)))
 
     states = run_to_end(work())
     calls = sum(s.batch.usage.calls for s in states if s.batch.usage is not None)
@@ -64,12 +64,12 @@ def cancel(store: str, names: Sequence[str], *, everything: bool) -> None:
         raise InvalidInputError("name the batches to cancel, or give --all")
 
     async def work() -> list[BatchState]:
-        async with _tending(store) as tending:
-            return [await cancelled(tending, batch) for batch in await tending.pick(names)]
+        async with _manager(store) as manager:
+            return [await cancelled(manager, batch) for batch in await manager.pick(names)]
 
-    async def cancelled(tending: BatchManager, batch: StoredBatch) -> BatchState:
+    async def cancelled(manager: BatchManager, batch: StoredBatch) -> BatchState:
         try:
-            return await tending.cancel(batch)
+            return await manager.cancel(batch)
         except TestNUCError as error:
             # the others are to be cancelled all the same
             return BatchState(batch, error=error)
@@ -83,13 +83,13 @@ def cancel(store: str, names: Sequence[str], *, everything: bool) -> None:
 
 
 @asynccontextmanager
-async def _tending(place: str) -> AsyncIterator[BatchManager]:
+async def _manager(place: str) -> AsyncIterator[BatchManager]:
     _require_file(place)
     store = resolve(place)
     await store.open()
     try:
-        async with BatchManager(store) as tending:
-            yield tending
+        async with BatchManager(store) as manager:
+            yield manager
     finally:
         await store.close()
 

@@ -12,7 +12,7 @@ import pytest
 import testnuc
 from testnuc import BatchPolicy, Budget, SelfConsistency, TestNUC, TopKICLP
 from testnuc.batch.anthropic import AnthropicBatches
-from testnuc.batch.manifest import Wanted, pack
+from testnuc.batch.manifest import RequestedPrediction, pack
 from testnuc.batch.openai import OpenAIBatches
 from testnuc.errors import (
     AuthenticationError,
@@ -481,7 +481,7 @@ async def test_bad_arguments_are_refused_before_anything_is_sent(client_of):
                 return getattr(self._store, name)
 
         async with TestNUC(**client_of(llm, store=Lacking())) as nuc:
-            with pytest.raises(InvalidInputError, match="remembers batches"):
+            with pytest.raises(InvalidInputError, match="needs a store with the methods"):
                 await nuc.classify_many(messages(3), lane="batch")
         assert llm.requests == 0
     for wrong in ({"rest": "soon"}, {"attempts": 0}, {"in_flight": None}, {"grace": -1}):
@@ -522,7 +522,9 @@ async def test_what_another_process_has_stored_meanwhile_is_not_sent(model, lane
         async with lane(llm, model=model, store=full) as nuc:
             await nuc.classify_many(texts, lane="batch")
         (batch,) = await full.batches(ended=True)
-        items = pack([(Wanted(r.key, r.text_hash, r.sample),) for r in full._rows.values()])
+        items = pack(
+            [(RequestedPrediction(r.key, r.text_hash, r.sample),) for r in full._rows.values()]
+        )
         open_ = replace(batch, items=items, remote_id=None, outcome=None, usage=None)
         await store.put_batch(open_, b"another", 60)
         async with lane(llm, model=model, store=store) as nuc:
