@@ -2,15 +2,18 @@
 
 ::
 
-    lane        BatchLane: asks to outcomes, in rounds of batches
-    filling     asks to requests, requests to batches within the provider's limits
-    courier     the life of one batch: intent, creation, waiting, results; adoption after a crash
-    joining     output lines to outcomes, by custom_id alone
-    records     what a store keeps of a batch
-    apis        what the two batch APIs have in common
-    openai      files and batches
-    anthropic   message batches
-    tending     what ``testnuc batch`` does without a client
+    lane          BatchLane: predictions in rounds of batches
+    packing       requests, and batches within the provider's limits
+    lifecycle     one batch: intent, creation, polling, results; adoption after a crash
+    decoding      result lines to predictions, by custom_id
+    manifest      the stored record of a batch
+    retry_rounds  which requests go into another batch
+    token_queue   tokens enqueued at the provider
+    base          the interface of both batch APIs
+    registry      the batch API of a provider
+    openai        files and batches
+    anthropic     message batches
+    manager       ``testnuc batch``: batches without a client
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Anthropic's Message Batches: requests go up in one body, one stream of results comes down.
+"""Anthropic's Message Batches: one upload with all requests, one download with all results.
 
-Limits as documented: 100,000 requests or 256 MB in a batch. A batch carries nothing of ours but the
-custom_ids of its requests, which are told with the results alone; by them it is found again.
+Documented limits: 100,000 requests or 256 MB per batch. A batch has no metadata. It is found again
+by the custom_ids of its requests, which only its results show.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from testnuc.batch.base import Line, RemoteBatch, poll_after
-from testnuc.errors import ProviderError, ServerError
+from testnuc.batch.base import BatchResultLine, RemoteBatch, json_object, poll_after
+from testnuc.errors import ProviderError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from testnuc.batch.base import BatchProvider
     from testnuc.protocols import StoredBatch
-    from testnuc.providers.anthropic import Anthropic
     from testnuc.transport import AuxiliaryRequests
     from testnuc.transport.connections import HTTPAnswer
 
@@ -27,9 +27,9 @@ __all__ = ["AnthropicBatches"]
 
 _PATH = "/messages/batches"
 _PAGE = 1_000
-#: Seconds by which the provider's clock may be behind ours.
+#: Allowed clock difference in seconds.
 _SKEW = 600.0
-#: HTTP status of each type of error that a single request can have.
+#: HTTP status of each error type of a single request.
 _STATUS = {
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -41,7 +41,8 @@ _STATUS = {
     "overloaded_error": 529,
     "timeout_error": 504,
 }
-_LEFT = frozenset({"expired", "canceled"})
+#: Results of requests that were not executed.
+_NOT_EXECUTED = frozenset({"expired", "canceled"})
 
 
 class AnthropicBatches:
@@ -49,14 +50,14 @@ class AnthropicBatches:
 
     Parameters
     ----------
-    provider : Anthropic
+    provider : BatchProvider
     exchanges : AuxiliaryRequests
     """
 
     max_requests = 100_000
     max_bytes = 256_000_000
 
-    def __init__(self, provider: Anthropic, exchanges: AuxiliaryRequests) -> None:
+    def __init__(self, provider: BatchProvider, exchanges: AuxiliaryRequests) -> None:
         self._provider = provider
         self._exchanges = exchanges
 
@@ -65,7 +66,7 @@ class AnthropicBatches:
         return b'{"custom_id":"%s","params":%s}' % (custom_id.encode(), body)
 
     async def prepare(self, name: str, lines: Sequence[bytes]) -> bytes:
-        """Put the requests together; nothing is sent."""
+        """Join the requests; sends nothing."""
         del name
         return b'{"requests":[' + b",\n".join(lines) + b"]}"
 
@@ -74,15 +75,15 @@ class AnthropicBatches:
         del name
         url = self._provider.at(_PATH)
         answer = await self._exchanges.send(self._provider, "POST", url, prepared, again=False)
-        return _batch(_read(answer), answer)
+        return _batch(json_object(answer), answer)
 
     async def retrieve(self, remote_id: str) -> RemoteBatch:
-        """Ask for the state of a batch."""
-        return await self._ask("GET", _at(remote_id))
+        """Return the state of a batch."""
+        return await self._send("GET", _at(remote_id))
 
     async def cancel(self, remote_id: str) -> RemoteBatch:
-        """Ask to end a batch early."""
-        return await self._ask("POST", f"{_at(remote_id)}/cancel")
+        """Cancel a batch."""
+        return await self._send("POST", f"{_at(remote_id)}/cancel")
 
     async def find(
         self,
@@ -90,9 +91,9 @@ class AnthropicBatches:
         known: frozenset[str],
         wait: Callable[[float | None], Awaitable[None]],
     ) -> str | None:
-        """Look through batches of the right size and time, for one with our custom_ids.
+        """Search the batches of the right size and time for one with our custom_ids.
 
-        The custom_ids are told once a batch has ended, so that one under way is waited for.
+        Only ended batches show their custom_ids, so this waits for those in progress.
         """
         for candidate in await self._candidates(batch, known):
             remote = candidate
@@ -109,12 +110,12 @@ class AnthropicBatches:
         while True:
             url = self._provider.at(_PATH, urlencode(query))
             answer = await self._exchanges.send(self._provider, "GET", url)
-            page = _read(answer)
+            page = json_object(answer)
             found: list[dict[str, Any]] = page.get("data") or []
             for one in found:
                 created = datetime.fromisoformat(str(one["created_at"])).timestamp()
                 if created < batch.created - _SKEW:
-                    # the newest come first, as documented: what follows is older
+                    # documented: newest first, so all that follow are older
                     return candidates
                 remote = _batch(one, answer)
                 if remote.total == batch.requests and remote.id not in known:
@@ -132,7 +133,7 @@ class AnthropicBatches:
                 raise
         return prefix in seen
 
-    async def read(self, remote: RemoteBatch, take: Callable[[Line], None]) -> None:
+    async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
         """Download the results."""
 
         def each(content: bytes) -> None:
@@ -140,28 +141,18 @@ class AnthropicBatches:
             if line is not None:
                 take(line)
 
-        # not the `results_url` of the answer: the key goes to no other host than the user's
+        # not the `results_url` of the response: the key is sent to the user's host only
         url = self._provider.at(f"{_at(remote.id)}/results")
         await self._exchanges.read_lines(self._provider, url, each)
 
-    async def _ask(self, method: str, path: str) -> RemoteBatch:
+    async def _send(self, method: str, path: str) -> RemoteBatch:
         url = self._provider.at(path)
         answer = await self._exchanges.send(self._provider, method, url)
-        return _batch(_read(answer), answer)
+        return _batch(json_object(answer), answer)
 
 
 def _at(remote_id: str) -> str:
     return f"{_PATH}/{quote(remote_id, safe='')}"
-
-
-def _read(answer: HTTPAnswer) -> dict[str, Any]:
-    try:
-        found = orjson.loads(answer.data)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ServerError("the batch API answered with something that is no JSON object")
-    return found
 
 
 def _batch(found: dict[str, Any], answer: HTTPAnswer) -> RemoteBatch:
@@ -179,8 +170,8 @@ def _batch(found: dict[str, Any], answer: HTTPAnswer) -> RemoteBatch:
     )
 
 
-def _line(content: bytes) -> Line | None:
-    """Read a line of results; None: it is none."""
+def _line(content: bytes) -> BatchResultLine | None:
+    """Parse a result line; None if it is malformed."""
     try:
         found = orjson.loads(content)
         custom_id, result = found["custom_id"], found["result"]
@@ -188,12 +179,12 @@ def _line(content: bytes) -> Line | None:
             return None
         kind = result["type"]
         if kind == "succeeded":
-            return Line(custom_id, 200, orjson.dumps(result["message"]))
-        if kind in _LEFT:
-            return Line(custom_id, 0, b"", kind)
+            return BatchResultLine(custom_id, 200, orjson.dumps(result["message"]))
+        if kind in _NOT_EXECUTED:
+            return BatchResultLine(custom_id, 0, b"", kind)
         error = result.get("error") or {}
         inner = error.get("error") or error
         status = _STATUS.get(str(inner.get("type")), 500)
-        return Line(custom_id, status, orjson.dumps(error), str(inner.get("type")))
+        return BatchResultLine(custom_id, status, orjson.dumps(error), str(inner.get("type")))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

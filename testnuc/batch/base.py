@@ -1,37 +1,43 @@
-"""What the batch APIs have in common, whatever their wire formats."""
+"""The interface of both batch APIs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from testnuc.errors import ProviderError, RateLimitedError
+import orjson
+
+from testnuc.errors import ProviderError, RateLimitedError, ServerError
+from testnuc.protocols import WireProvider
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from testnuc.protocols import StoredBatch
+    from testnuc.transport.connections import HTTPAnswer
 
 __all__ = [
     "BatchAPI",
-    "Line",
+    "BatchProvider",
+    "BatchResultLine",
     "QueueFullError",
     "RemoteBatch",
+    "json_object",
     "poll_after",
 ]
 
-#: Headers in which a server says when to ask again, in milliseconds.
+#: Headers with the polling interval, in milliseconds.
 _POLL_AFTER = ("openai-poll-after-ms", "retry-after-ms")
 
 
 class QueueFullError(RateLimitedError):
-    """The account's batches under way hold as many tokens as it may have; the batch was refused.
+    """The batch was refused: the account has reached its limit of enqueued tokens.
 
     Parameters
     ----------
     message : str
     limit : int, optional
-        How many tokens that is, where the provider says.
+        In tokens, if the provider states it.
     """
 
     def __init__(self, message: str, *, limit: int | None = None) -> None:
@@ -41,40 +47,51 @@ class QueueFullError(RateLimitedError):
 
 @dataclass(frozen=True, slots=True)
 class RemoteBatch:
-    """A batch as its provider tells of it."""
+    """The state of a batch, as the provider reports it."""
 
     id: str
-    #: The provider's own word for its state.
+    #: In the provider's own terms.
     status: str
     ended: bool
-    #: Requests: all of them, and those that are done, well or badly.
+    #: All requests, and those that have succeeded or failed.
     total: int
     done: int
-    #: Where its results are, once it has ended.
+    #: Locations of the results, once it has ended.
     results: tuple[str, ...] = ()
-    #: Why all of it failed.
+    #: Set if the batch failed as a whole.
     error: ProviderError | None = None
-    #: Seconds to wait before asking again, where the provider says.
+    #: Polling interval in seconds, if the provider states it.
     poll_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchResultLine:
     """One line of results."""
 
     custom_id: str
-    #: HTTP status of the request; 0: it was never executed.
+    #: HTTP status of the request; 0 if it was not executed.
     status: int
-    #: Body of the answer, or of the error.
+    #: Body of the response or error.
     body: bytes
-    #: Why it was not executed, in the provider's word.
+    #: Why it was not executed, in the provider's own terms.
     why: str = ""
+
+
+class BatchProvider(WireProvider, Protocol):
+    """A provider with a batch API: testnuc's own, subclasses, wrappers, or a user's."""
+
+    @property
+    def batch_format(self) -> str:
+        """A key of `testnuc.batch.registry`: ``openai`` or ``anthropic``."""
+
+    def at(self, path: str, query: str = "") -> str:
+        """Return the absolute URL of another path of the API, such as ``/batches``."""
 
 
 class BatchAPI(Protocol):
     """A provider's batch API."""
 
-    #: As documented: most requests and most bytes of a batch.
+    #: Documented limits of a batch.
     max_requests: int
     max_bytes: int
 
@@ -82,16 +99,16 @@ class BatchAPI(Protocol):
         """Write one request of a batch."""
 
     async def prepare(self, name: str, lines: Sequence[bytes]) -> bytes:
-        """Send what can be sent without anything being billed; returns what `create` takes."""
+        """Upload the requests, without cost; return the argument of `create`."""
 
     async def create(self, name: str, prepared: bytes) -> RemoteBatch:
-        """Create the batch; sent once."""
+        """Create the batch; not retried."""
 
     async def retrieve(self, remote_id: str) -> RemoteBatch:
-        """Ask for the state of a batch."""
+        """Return the state of a batch."""
 
     async def cancel(self, remote_id: str) -> RemoteBatch:
-        """Ask to end a batch early; what it has done stays, and is billed."""
+        """Cancel a batch; completed requests are billed."""
 
     async def find(
         self,
@@ -99,23 +116,34 @@ class BatchAPI(Protocol):
         known: frozenset[str],
         wait: Callable[[float | None], Awaitable[None]],
     ) -> str | None:
-        """Look for a batch whose id was lost; None: the provider does not have it.
+        """Find a batch whose id was lost; None if the provider does not have it.
 
         Parameters
         ----------
         batch : StoredBatch
         known : frozenset of str
-            Ids that belong to other batches.
+            Ids of other batches.
         wait : callable
-            Waits before another look, where it takes more than one.
+            Waits until the next poll.
         """
 
-    async def read(self, remote: RemoteBatch, take: Callable[[Line], None]) -> None:
-        """Pass the results on; in any order, and perhaps more than once."""
+    async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
+        """Pass each result to `take`; in any order, possibly more than once."""
+
+
+def json_object(answer: HTTPAnswer) -> dict[str, Any]:
+    """Return the body of a response."""
+    try:
+        found = orjson.loads(answer.data)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ServerError("the response of the batch API is not a JSON object")
+    return found
 
 
 def poll_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that a server wants us to wait, if it says."""
+    """Return the polling interval that a server asks for, in seconds."""
     for name in _POLL_AFTER:
         value = headers.get(name, "")
         if value.isdecimal():

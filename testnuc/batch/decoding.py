@@ -1,4 +1,4 @@
-"""Lines of results to outcomes: by custom_id, whatever their order and however often they come."""
+"""Decode result lines: matched by custom_id, in any order, duplicates ignored."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from testnuc._dispatch.inflight import Outcome
-    from testnuc.batch.base import Line
+    from testnuc.batch.base import BatchResultLine
     from testnuc.batch.manifest import Item
     from testnuc.labels import LabelSet
     from testnuc.protocols import Task, TokenUsage, WireProvider
 
-__all__ = ["Joined", "Reader", "custom_id"]
+__all__ = ["BatchOutcomes", "ResponseReader", "custom_id"]
 
-#: Decoding needs to know how many texts there were, not which.
+#: Decoding needs the number of texts, not the texts.
 _UNKNOWN = ("",)
 
 
 def custom_id(name: str, number: int) -> str:
-    """Return the custom_id of a request: the batch's name and the request's number in it."""
+    """Return the custom_id of a request: the batch's id and the request's number in it."""
     return f"{name}-{number}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reader:
-    """Reads what a model said: the same for the process that asked and for any other."""
+class ResponseReader:
+    """Decodes response bodies, in the process that sent the requests or in any other."""
 
     provider: WireProvider
     task: Task
     labels: LabelSet
 
     def read(self, body: bytes, texts: int) -> tuple[list[Outcome], TokenUsage | None]:
-        """Return an outcome for each text of an answer, and its tokens.
+        """Return the outcome of each text of a response, and its tokens.
 
         Raises
         ------
         ProviderError
-            The answer is an error that came as a 200; nothing was billed.
+            The response is an error with status 200; nothing was billed.
         """
         try:
             reply = self.provider.decode(Request(self.task, "", _UNKNOWN * texts), body)
@@ -53,32 +53,32 @@ class Reader:
         ], reply.usage
 
     def error(self, status: int, body: bytes) -> Exception:
-        """Return the error that a request ended with."""
+        """Return the error of a failed request."""
         return self.provider.error(status, {}, body)
 
 
-class Joined:
-    """The outcomes of one batch, as its lines come in.
+class BatchOutcomes:
+    """Collects the outcomes of one batch from its result lines.
 
     Parameters
     ----------
     name : str
-        What its custom_ids begin with.
+        Prefix of its custom_ids.
     items : sequence of Item
-    reader : Reader
+    reader : ResponseReader
     """
 
-    def __init__(self, name: str, items: Sequence[Item], reader: Reader) -> None:
+    def __init__(self, name: str, items: Sequence[Item], reader: ResponseReader) -> None:
         self._name = name
         self._items = items
         self._reader = reader
         self._answered: dict[int, list[Outcome]] = {}
         self._failed: dict[int, Exception] = {}
-        #: Tokens of each answer; what was answered is billed, readable or not.
+        #: Tokens of each response; all responses are billed, malformed ones too.
         self.usages: list[TokenUsage | None] = []
 
-    def take(self, line: Line) -> None:
-        """Take one line; what was answered before, or is nobody's, changes nothing."""
+    def take(self, line: BatchResultLine) -> None:
+        """Add one line; duplicates and unknown custom_ids are ignored."""
         name, _, digits = line.custom_id.rpartition("-")
         if name != self._name or not digits.isdecimal():
             return
@@ -102,13 +102,13 @@ class Joined:
             found = self._answered.get(number)
             if found is None:
                 error = self._failed.get(number) or NotAnsweredError(
-                    "the batch ended without a line for this request"
+                    "the batch ended without a result for this request"
                 )
                 found = [error] * len(item)
             yield item, found
 
     def stored(self, scope: bytes) -> Iterator[StoredPrediction]:
-        """Yield the predictions, as a store keeps them."""
+        """Yield the predictions to be stored."""
         for number in sorted(self._answered):
             pairs = zip(self._items[number], self._answered[number], strict=True)
             for wanted, outcome in pairs:
@@ -117,7 +117,7 @@ class Joined:
                         wanted.key, scope, wanted.text_hash, wanted.sample, outcome
                     )
 
-    def _error(self, line: Line) -> Exception:
+    def _error(self, line: BatchResultLine) -> Exception:
         if line.status:
             return self._reader.error(line.status, line.body)
         return NotAnsweredError(f"the batch ended before this request was executed ({line.why})")

@@ -1,4 +1,4 @@
-"""The batch lane of a client: what is asked goes out in batches, in as few rounds as it takes."""
+"""The batch lane of a client: requests are sent in batches, in as few rounds as possible."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc.batch.base import QueueFullError
-from testnuc.batch.decoding import Reader
-from testnuc.batch.lifecycle import BatchLifecycle, Outcomes, UntoldError
+from testnuc.batch.decoding import ResponseReader
+from testnuc.batch.lifecycle import BatchLifecycle, Outcomes, UnknownOutcomeError
 from testnuc.batch.manifest import facts_of, pack, require_batches, unpack
-from testnuc.batch.packing import Filler, packs
+from testnuc.batch.packing import BatchPacker, packs
 from testnuc.batch.registry import batch_api
-from testnuc.batch.retry_rounds import Rounds
+from testnuc.batch.retry_rounds import RetryRounds
 from testnuc.batch.token_queue import TokenQueue
 from testnuc.errors import BudgetExceededError, ProviderError
 from testnuc.protocols import StoredBatch, StoredPrediction, WireProvider
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from testnuc._dispatch.inflight import Ask, InFlight, Outcome
     from testnuc._dispatch.predictor import Predictor
-    from testnuc.batch.packing import Load, Pack
+    from testnuc.batch.packing import Pack, PendingBatch
     from testnuc.limits import BatchPolicy, Price, Reservation
     from testnuc.protocols import Store, TokenUsage
     from testnuc.transport import Transport
@@ -33,41 +33,41 @@ __all__ = ["BatchLane"]
 
 _log = logging.getLogger("testnuc.batch")
 
-#: Seconds that a creation under way may take when the client is closed.
+#: Seconds to wait on close for batches that are being created.
 _DRAIN = 5.0
 _GROWTH = 1.5
 _LEASE_FACTOR = 10.0
-#: Asks that are gathered for a batch: what is under way is held in memory.
+#: Most asks collected for a batch: in-flight asks are held in memory.
 _MOST_ASKS = 100_000
 
 
 class BatchLane:
-    """Answers asks by a provider's batch API.
+    """Predicts through a provider's batch API.
 
     Parameters
     ----------
     asker : Predictor
-        Writes the requests, so that their keys are those of the live lane.
+        Builds the requests, with the keys of the live lane.
     store : Store
-        That can remember batches.
+        Must implement `BatchStore`.
     transport : Transport
-        Its exchanges, meter and budget.
+        For auxiliary requests, meter and budget.
     policy : BatchPolicy
     price : Price, optional
         In the batch lane.
     per_call : int
         Most texts in a request.
     live : int
-        Most calls at a time where the rest is asked live.
+        Concurrency of live calls, with ``BatchPolicy(rest="live")``.
     board : InFlight, optional
-        What the other lanes of the client ask just now.
+        In-flight requests of the client's other lanes.
     sleep, wall : callable
         For tests.
 
     Raises
     ------
     InvalidInputError
-        The provider has no batch API, or the store remembers no batches.
+        The provider has no batch API, or the store does not support batches.
     """
 
     def __init__(
@@ -97,25 +97,25 @@ class BatchLane:
         self._sleep = sleep
         self._wall = wall
         self._facts = facts_of(provider, asker.labels, asker.task)
-        reader = Reader(provider, asker.task, asker.labels)
-        self._courier = BatchLifecycle(
+        reader = ResponseReader(provider, asker.task, asker.labels)
+        self._lifecycle = BatchLifecycle(
             self._api, reader, self._store, policy=policy, price=price, sleep=sleep
         )
         self._queue = TokenQueue(policy.max_enqueued_tokens)
-        self._filler = Filler(asker, provider, self._api, price, policy.max_requests)
+        self._packer = BatchPacker(asker, provider, self._api, price, policy.max_requests)
         self._writing = asyncio.Lock()
         self._slots = asyncio.Semaphore(policy.in_flight)
         self._live = asyncio.Semaphore(live)
-        #: Batches that this client knows of: not to be taken up again.
+        #: Batches that this client follows already.
         self._known: set[bytes] = set()
-        #: Which task brings a key.
-        self._bringing: dict[bytes, asyncio.Task[Outcomes]] = {}
+        #: The task that predicts a key.
+        self._pending_keys: dict[bytes, asyncio.Task[Outcomes]] = {}
         self._tasks: set[asyncio.Task[Outcomes]] = set()
-        #: Calls of the live lane that were sent.
-        self._asking: set[asyncio.Task[list[tuple[bytes, Outcome]]]] = set()
+        #: In-flight calls of the live lane.
+        self._live_calls: set[asyncio.Task[list[tuple[bytes, Outcome]]]] = set()
         self._creating: set[asyncio.Task[StoredBatch]] = set()
         most = min(policy.max_requests or self._api.max_requests, self._api.max_requests)
-        #: Gives asks to `answer`, as many at once as fill a batch.
+        #: Calls `answer` with as many asks as fill a batch.
         self.fanout = Scheduler(
             self.answer,
             store,
@@ -123,21 +123,21 @@ class BatchLane:
             meter=transport.meter,
             workers=policy.in_flight,
             per_call=min(most * per_call, _MOST_ASKS),
-            # batches outlive the client: there is nothing to wait for
+            # batches outlive the client: do not wait for them
             drain=0.0,
-            # renewing those of all that waits for its turn must not keep the store busy
+            # many asks wait: renew their leases rarely
             lease_factor=_LEASE_FACTOR,
             mixed=True,
             board=board,
         )
         if not getattr(store, "durable", True):
             _log.warning(
-                "the store is in memory: if this process ends before its batches do, their "
-                "answers are lost; give store='path.db'"
+                "the store is in memory: if this process exits before its batches end, their "
+                "results are lost; use store='path.db'"
             )
 
     async def resume(self) -> None:
-        """Take up the batches that earlier processes left open, or others have under way."""
+        """Follow the open batches of earlier and of other processes."""
         for batch in await self._store.batches(self._asker.scope):
             if batch.id not in self._known:
                 self._known.add(batch.id)
@@ -147,66 +147,66 @@ class BatchLane:
     async def answer(self, asks: tuple[Ask, ...]) -> list[Outcome]:
         """Return a prediction or an error for each ask.
 
-        What an open batch brings is waited for; the rest is sent. What has no answer then is sent
-        again, asked live or left, as the policy says.
+        Waits for open batches that contain an ask, and sends the others. Failed requests are then
+        sent again, called live or given up, as the policy says.
         """
         outcomes: Outcomes = {}
-        rounds = Rounds(self._policy, self._provider)
+        rounds = RetryRounds(self._policy, self._provider)
         left: Sequence[Ask] = asks
         while left:
             rounds.begin()
             for ask in left:
                 outcomes.pop(ask.key, None)
             await self.resume()
-            # in this order: a batch of another process has ended with its answers in the store, or
-            # it is open and was taken up
+            # in this order: a batch of another process is either open, and followed by now, or it
+            # has ended, and its predictions are stored
             outcomes.update(await self._stored(left))
             left = [ask for ask in left if ask.key not in outcomes]
             outcomes.update(await self._round(left, rounds.alone))
             left = rounds.again(left, outcomes)
-            if left and rounds.crowded > 1:
-                pause = self._policy.first_poll * _GROWTH**rounds.crowded
+            if left and rounds.queue_full_rounds > 1:
+                pause = self._policy.first_poll * _GROWTH**rounds.queue_full_rounds
                 await self._sleep(min(pause, self._policy.longest_poll))
         if self._policy.rest == "live":
             outcomes.update(await self._ask_live(rounds.rest))
         return [outcomes[ask.key] for ask in asks]
 
     async def close(self) -> None:
-        """Let batches under way be; what is being created or asked live just now is waited for."""
-        if self._creating or self._asking:
-            await asyncio.wait([*self._creating, *self._asking], timeout=_DRAIN)
-        tasks = [*self._tasks, *self._creating, *self._asking]
+        """Wait for creations and live calls in flight; open batches stay open."""
+        if self._creating or self._live_calls:
+            await asyncio.wait([*self._creating, *self._live_calls], timeout=_DRAIN)
+        tasks = [*self._tasks, *self._creating, *self._live_calls]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stored(self, asks: Sequence[Ask]) -> Outcomes:
-        keys = [ask.key for ask in asks if ask.key not in self._bringing]
+        keys = [ask.key for ask in asks if ask.key not in self._pending_keys]
         found = await self._store.get_predictions(keys)
         return {key: hit for key, hit in zip(keys, found, strict=True) if hit is not None}
 
     # -- a round ---------------------------------------------------------------------------------
 
     async def _round(self, asks: Sequence[Ask], alone: set[bytes]) -> Outcomes:
-        """Return what the batches bring that are under way, and those that are sent now."""
-        brought = {self._bringing[a.key] for a in asks if a.key in self._bringing}
-        others = [ask for ask in asks if ask.key not in self._bringing]
+        """Return the outcomes of open batches and of those that are created now."""
+        tasks = {self._pending_keys[a.key] for a in asks if a.key in self._pending_keys}
+        others = [ask for ask in asks if ask.key not in self._pending_keys]
         requests = packs(others, self._per_call, frozenset(alone))
-        async for load in self._filler.loads(requests, self._queue.limit):
+        async for load in self._packer.loads(requests, self._queue.limit):
             await self._slots.acquire()
             keys = [ask.key for pack in load.packs for ask in pack]
             alone.update(pack[0].key for pack in load.packs if len(pack) == 1)
-            brought.add(self._begin(self._in_slot(load), keys))
+            tasks.add(self._begin(self._in_slot(load), keys))
         wanted = {ask.key for ask in asks}
         outcomes: Outcomes = {}
-        for task in brought:
-            # a run that is cancelled does not end its batches: others may wait for them, too
+        for task in tasks:
+            # a cancelled run does not end its batches: other runs may wait for them
             found = await asyncio.shield(task)
             outcomes.update((key, found[key]) for key in wanted & found.keys())
         return outcomes
 
     def _begin(self, work: Awaitable[Outcomes], keys: Sequence[bytes]) -> asyncio.Task[Outcomes]:
-        async def bring() -> Outcomes:
+        async def run() -> Outcomes:
             try:
                 return await work
             except ProviderError as error:
@@ -214,27 +214,27 @@ class BatchLane:
                 return dict.fromkeys(keys, error)
             finally:
                 for key in keys:
-                    self._bringing.pop(key, None)
+                    self._pending_keys.pop(key, None)
 
-        task = asyncio.create_task(bring(), name="testnuc-batch")
+        task = asyncio.create_task(run(), name="testnuc-batch")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
-        self._bringing.update(dict.fromkeys(keys, task))
+        self._pending_keys.update(dict.fromkeys(keys, task))
         return task
 
     def _ended(self, task: asyncio.Task[Outcomes]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.warning("a batch is left to the next run: %s", error)
+            _log.warning("a batch stays open for the next run: %s", error)
 
     # -- a batch ---------------------------------------------------------------------------------
 
     async def _resumed(self, batch: StoredBatch) -> Outcomes:
         try:
-            adopted = await self._courier.adopt(batch)
+            adopted = await self._lifecycle.adopt(batch)
             if adopted is None:
                 return {}
-            _, outcomes, usages = await self._courier.follow(adopted)
+            _, outcomes, usages = await self._lifecycle.follow(adopted)
         except BaseException:
             self._known.discard(batch.id)
             raise
@@ -242,14 +242,14 @@ class BatchLane:
             self._count(usages, None, 0)
         return outcomes
 
-    async def _in_slot(self, load: Load) -> Outcomes:
+    async def _in_slot(self, load: PendingBatch) -> Outcomes:
         try:
-            return await self._carry(load)
+            return await self._run_batch(load)
         finally:
             self._slots.release()
 
-    async def _carry(self, load: Load) -> Outcomes:
-        """Carry a batch through; in parts, one after the other, where the budget is too small."""
+    async def _run_batch(self, load: PendingBatch) -> Outcomes:
+        """Run a batch, or smaller ones in turn if the budget requires it."""
         account = self._transport.account
         reservation = None
         if account is not None:
@@ -259,23 +259,25 @@ class BatchLane:
                 )
             except BudgetExceededError as error:
                 return await self._in_halves(load, error)
-        await self._queue.enter(load.input_tokens)
+        await self._queue.acquire(load.input_tokens)
         try:
-            return await self._delivered(load, reservation)
+            return await self._created_and_followed(load, reservation)
         finally:
-            self._queue.leave(load.input_tokens)
+            self._queue.release(load.input_tokens)
 
-    async def _in_halves(self, load: Load, error: BudgetExceededError) -> Outcomes:
+    async def _in_halves(self, load: PendingBatch, error: BudgetExceededError) -> Outcomes:
         if len(load.packs) == 1:
             return {ask.key: error for ask in load.packs[0]}
         outcomes: Outcomes = {}
         half = len(load.packs) // 2
         for part in (load.packs[:half], load.packs[half:]):
-            async for smaller in self._filler.loads(part, self._queue.limit):
-                outcomes.update(await self._carry(smaller))
+            async for smaller in self._packer.loads(part, self._queue.limit):
+                outcomes.update(await self._run_batch(smaller))
         return outcomes
 
-    async def _delivered(self, load: Load, reservation: Reservation | None) -> Outcomes:
+    async def _created_and_followed(
+        self, load: PendingBatch, reservation: Reservation | None
+    ) -> Outcomes:
         account = self._transport.account
         batch = StoredBatch(
             load.id,
@@ -286,22 +288,22 @@ class BatchLane:
             pack(load.items),
         )
         self._known.add(batch.id)
-        # what is not billed for certain stays set aside for good
+        # unless it was certainly not billed, the reservation is booked in full
         billed = False
         try:
             try:
                 batch = await self._created(batch, load)
-            except UntoldError as untold:
+            except UnknownOutcomeError as failed:
                 billed = True
-                # what the provider is still working on is not listed at once
+                # the provider may list a new batch with a delay
                 await self._sleep(self._policy.first_poll)
-                adopted = await self._courier.adopt(batch)
+                adopted = await self._lifecycle.adopt(batch)
                 if adopted is None:
                     billed = False
-                    raise untold.error from None
+                    raise failed.error from None
                 batch = adopted
             billed = True
-            remote, outcomes, usages = await self._courier.follow(batch)
+            remote, outcomes, usages = await self._lifecycle.follow(batch)
         except BaseException:
             self._known.discard(batch.id)
             if account is not None and reservation is not None:
@@ -315,26 +317,26 @@ class BatchLane:
             account.release(reservation)
         return outcomes
 
-    async def _created(self, batch: StoredBatch, load: Load) -> StoredBatch:
-        # one at a time: its requests may be hundreds of megabytes
+    async def _created(self, batch: StoredBatch, load: PendingBatch) -> StoredBatch:
+        # one at a time: the requests may take hundreds of megabytes
         async with self._writing:
-            await self._courier.intend(batch)
-            # other batch lanes see the intent, and a live lane must not wait for hours
+            await self._lifecycle.intend(batch)
+            # other batch lanes see the intent; live lanes must not wait for hours
             self.fanout.release([ask.key for pack in load.packs for ask in pack])
-            lines = await self._filler.lines(load)
+            lines = await self._packer.lines(load)
             creating = asyncio.create_task(
-                self._courier.create(batch, lines, lambda: self._queue.used > load.input_tokens)
+                self._lifecycle.create(batch, lines, lambda: self._queue.used > load.input_tokens)
             )
             del lines
             self._creating.add(creating)
             creating.add_done_callback(self._creating.discard)
-            # not to be cut off between the creation and the note of its id
+            # do not cancel between the creation and storing its id
             return await asyncio.shield(creating)
 
     def _count(
         self, usages: Sequence[TokenUsage | None], reservation: Reservation | None, requests: int
     ) -> None:
-        """Count what a batch has used, and settle what was reserved for it."""
+        """Count the usage of a batch, and settle its reservation."""
         usd = tokens = unknown = 0
         for usage in usages:
             usd += self._transport.meter.add(usage, self._price) or 0
@@ -349,7 +351,7 @@ class BatchLane:
             account.book(usd, tokens, len(usages))
             return
         if unknown:
-            # billed, and nobody says for what: their part of what was set aside is spent
+            # billed with unknown usage: their part of the reservation is spent
             usd += -(-reservation.amounts[0] * unknown // requests)
             tokens += -(-reservation.amounts[1] * unknown // requests)
         account.settle(reservation, usd, tokens, len(usages))
@@ -357,14 +359,14 @@ class BatchLane:
     # -- live ------------------------------------------------------------------------------------
 
     async def _ask_live(self, asks: Sequence[Ask]) -> Outcomes:
-        """Ask the live lane, at its price; answers are stored as they come."""
+        """Call the provider live, at its live price; store predictions as they arrive."""
 
         async def one(asks: Pack) -> list[tuple[bytes, Outcome]]:
             async with self._live:
                 asking = asyncio.create_task(ask(asks), name="testnuc-batch-live")
-                self._asking.add(asking)
-                asking.add_done_callback(self._asking.discard)
-                # a call that was sent is paid for: `close` waits for it to be stored
+                self._live_calls.add(asking)
+                asking.add_done_callback(self._live_calls.discard)
+                # a sent call is billed: `close` waits until its prediction is stored
                 return await asyncio.shield(asking)
 
         async def ask(asks: Pack) -> list[tuple[bytes, Outcome]]:

@@ -1,13 +1,13 @@
-"""The life of one batch: intent, creation, waiting, results; and finding it after a crash.
+"""The lifecycle of one batch: intent, creation, polling, results; adoption after a crash.
 
 ::
 
-    intent stored ─ requests sent ─ batch created ─ id stored ─ ended ─ results ─ answers stored
-                                        │                                              │
-          killed here: looked for at the provider              killed here: read once more
+    intent stored ─ upload ─ batch created ─ id stored ─ ended ─ results ─ predictions stored
+                                 │                                             │
+        killed here: searched at the provider              killed here: results read again
 
-A batch that has its id in the store may be followed by any number of processes at once: whoever is
-first to have all its answers stored ends it, and alone counts what it cost.
+Any number of processes may follow a batch whose id is stored. The first one that has stored all
+predictions ends the batch in the store, and counts its usage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from testnuc.batch.base import RemoteBatch
-from testnuc.batch.decoding import Joined
+from testnuc.batch.decoding import BatchOutcomes
 from testnuc.batch.manifest import unpack
 from testnuc.errors import NotAnsweredError, ProviderError, RateLimitedError, StoreError
 from testnuc.limits import Meter
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
 
     from testnuc._dispatch.inflight import Outcome
     from testnuc.batch.base import BatchAPI
-    from testnuc.batch.decoding import Reader
+    from testnuc.batch.decoding import ResponseReader
     from testnuc.batch.manifest import BatchStore
     from testnuc.limits import BatchPolicy, Price
     from testnuc.protocols import StoredBatch, StoredPrediction, TokenUsage
 
-__all__ = ["BatchLifecycle", "Outcomes", "UntoldError"]
+__all__ = ["BatchLifecycle", "Outcomes", "UnknownOutcomeError"]
 
-#: Key -> what came of it.
+#: By key.
 Outcomes = dict[bytes, "Outcome"]
 
 _log = logging.getLogger("testnuc.batch")
 
 _GONE = 404
-#: How often in a row a provider must know nothing of a batch until it counts as gone.
+#: Consecutive 404s after which a batch counts as gone.
 _GONE_AFTER = 3
-#: How often a creation is tried while no other batch is under way.
+#: Attempts to create a batch while no other batch is open.
 _CREATIONS = 10
 _GROWTH = 1.5
-#: Seconds to go on asking for a batch while the provider fails.
+#: Seconds to keep polling while the provider fails.
 _PATIENCE = 3_600.0
 #: Predictions stored at a time.
 _CHUNK = 1_000
 
 
-class UntoldError(Exception):
-    """A creation failed in a way that does not tell whether there is a batch now.
+class UnknownOutcomeError(Exception):
+    """A creation failed, and the batch may or may not exist.
 
     Parameters
     ----------
@@ -71,24 +71,24 @@ class UntoldError(Exception):
 
 
 class BatchLifecycle:
-    """Takes batches to a provider, and their answers to the store.
+    """Creates batches at a provider, follows them, and stores their predictions.
 
     Parameters
     ----------
     api : BatchAPI
-    reader : Reader
+    reader : ResponseReader
     store : BatchStore
     policy : BatchPolicy
     price : Price, optional
         In the batch lane.
     sleep : callable
-        What waits.
+        For tests.
     """
 
     def __init__(
         self,
         api: BatchAPI,
-        reader: Reader,
+        reader: ResponseReader,
         store: BatchStore,
         *,
         policy: BatchPolicy,
@@ -104,13 +104,13 @@ class BatchLifecycle:
         self._owner = secrets.token_bytes(16)
 
     async def intend(self, batch: StoredBatch) -> None:
-        """Store the intent: from now on other processes leave what it asks for to this batch."""
+        """Store the intent: other processes then wait for this batch."""
         await self._store.put_batch(batch, self._owner, self._policy.grace)
 
     async def create(
         self, batch: StoredBatch, lines: Sequence[bytes], busy: Callable[[], bool]
     ) -> StoredBatch:
-        """Create a batch that is intended, and store its id.
+        """Create a batch whose intent is stored, and store its id.
 
         Parameters
         ----------
@@ -118,15 +118,14 @@ class BatchLifecycle:
         lines : sequence of bytes
             Its requests.
         busy : callable
-            Whether other batches are under way, so that a provider that has enough of them will
-            have room.
+            Whether other batches are open: a provider that refuses more will accept them later.
 
         Raises
         ------
         ProviderError
-            The provider does not take it; nothing was created.
-        UntoldError
-            It may have been created: `adopt` tells.
+            The provider refused it; nothing was created.
+        UnknownOutcomeError
+            It may have been created; `adopt` finds out.
         """
         try:
             async with self._held(batch):
@@ -139,31 +138,31 @@ class BatchLifecycle:
         return replace(batch, remote_id=remote_id)
 
     async def _created(self, batch: StoredBatch, prepared: bytes, busy: Callable[[], bool]) -> str:
-        """Create a batch, once: only after a refusal it is tried again."""
+        """Create a batch; retry only after a refusal."""
         tries, pause = 0, self._policy.first_poll
         while True:
             if not await self._store.claim_batch(batch.id, self._owner, self._policy.grace):
                 raise NotAnsweredError(
-                    "another process took the batch over before it was created: this one was "
-                    f"halted for longer than BatchPolicy(grace={self._policy.grace:g})"
+                    "another process took over the batch before it was created: this process was "
+                    f"suspended for longer than BatchPolicy(grace={self._policy.grace:g})"
                 )
             try:
                 return (await self.api.create(batch.id.hex(), prepared)).id
             except ProviderError as error:
                 if error.retryable and not isinstance(error, RateLimitedError):
-                    raise UntoldError(error) from error
+                    raise UnknownOutcomeError(error) from error
                 tries += not busy()
                 if not error.retryable or tries >= _CREATIONS:
                     raise
                 wait = error.retry_after or pause
-                _log.info("a batch was refused for now (%s); again in %.0f s", error, wait)
+                _log.info("a batch was refused (%s); retrying in %.0f s", error, wait)
             await self._sleep(wait)
             pause = min(pause * _GROWTH, self._policy.longest_poll)
 
     async def adopt(self, batch: StoredBatch) -> StoredBatch | None:
-        """Take over a batch whose creator may be no more; None: there is no such batch.
+        """Take over a batch whose creator may be dead; None if it was never created.
 
-        Its creator is left in peace while it holds the batch.
+        Waits for as long as its creator holds the batch.
         """
         while batch.remote_id is None:
             if await self._store.claim_batch(batch.id, self._owner, self._policy.grace):
@@ -194,12 +193,12 @@ class BatchLifecycle:
 
     @contextlib.asynccontextmanager
     async def _held(self, batch: StoredBatch) -> AsyncIterator[None]:
-        """Go on holding a batch for as long as this takes."""
+        """Hold a batch: renew the claim until the context ends."""
 
         async def hold() -> None:
             while True:
                 await asyncio.sleep(self._policy.grace / 3)
-                # what is lost for want of a store is noticed before the batch is created
+                # a lost claim is noticed before the batch is created
                 with contextlib.suppress(StoreError):
                     await self._store.claim_batch(batch.id, self._owner, self._policy.grace)
 
@@ -213,24 +212,24 @@ class BatchLifecycle:
     async def follow(
         self, batch: StoredBatch
     ) -> tuple[RemoteBatch, Outcomes, list[TokenUsage | None] | None]:
-        """Wait for the end of a batch, store its answers, and end it in the store.
+        """Wait for the end of a batch, store its predictions, and end it in the store.
 
         Returns
         -------
         RemoteBatch
-            As it ended.
+            Its final state.
         Outcomes
             Of all its requests.
         list of (TokenUsage or None), or None
-            Of each answer; None: another process has counted them.
+            Of each response; None if another process counted them.
 
         Raises
         ------
         ProviderError
-            The provider cannot be asked; the batch stays open.
+            The provider cannot be reached; the batch stays open.
         """
         remote = await self._ended(batch)
-        joined = Joined(batch.id.hex(), unpack(batch.items), self._reader)
+        joined = BatchOutcomes(batch.id.hex(), unpack(batch.items), self._reader)
         if remote.error is None and remote.results:
             try:
                 await self.api.read(remote, joined.take)
@@ -247,7 +246,7 @@ class BatchLifecycle:
         for item, found in joined.outcomes():
             for wanted, outcome in zip(item, found, strict=True):
                 if isinstance(outcome, Exception):
-                    outcome = remote.error or outcome  # noqa: PLW2901 - says more
+                    outcome = remote.error or outcome  # noqa: PLW2901 - more specific
                 outcomes[wanted.key] = standing.get(wanted.key, outcome)
         return remote, outcomes, joined.usages if first else None
 
@@ -261,7 +260,7 @@ class BatchLifecycle:
     async def _ended(self, batch: StoredBatch) -> RemoteBatch:
         assert batch.remote_id is not None
         pause, failing, unknown = self._policy.first_poll, 0.0, 0
-        told = None
+        logged = None
         while True:
             wait = None
             try:
@@ -271,14 +270,14 @@ class BatchLifecycle:
                 if unknown == _GONE_AFTER:
                     _log.warning("batch %s is gone at the provider", batch.remote_id)
                     return RemoteBatch(batch.remote_id, "gone", ended=True, total=0, done=0)
-                # hours are long: a provider that fails for minutes is no reason to give up
+                # a batch takes hours: keep polling while the provider fails for minutes
                 if not unknown and (not error.retryable or failing > _PATIENCE):
                     raise
                 failing += pause
             else:
-                if told != (remote.status, remote.done):
-                    told = remote.status, remote.done
-                    _log.info("batch %s: %s, %d of %d", remote.id, *told, batch.requests)
+                if logged != (remote.status, remote.done):
+                    logged = remote.status, remote.done
+                    _log.info("batch %s: %s, %d of %d", remote.id, *logged, batch.requests)
                 if remote.ended:
                     return remote
                 failing, unknown, wait = 0.0, 0, remote.poll_after

@@ -1,7 +1,6 @@
-"""Batches without a client: to look at them, to go on with them, to cancel them.
+"""List, resume and cancel the batches of a store, without a client.
 
-A store holds what it takes: provider, model and labels of each batch. The key comes from the
-environment.
+The store has provider, model and labels of each batch. The API key comes from the environment.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from testnuc import providers
 from testnuc.batch.base import RemoteBatch
-from testnuc.batch.decoding import Reader
+from testnuc.batch.decoding import ResponseReader
 from testnuc.batch.lifecycle import BatchLifecycle
 from testnuc.batch.manifest import require_batches
 from testnuc.batch.registry import batch_api
@@ -28,29 +27,29 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import Store, StoredBatch
 
-__all__ = ["State", "Tending"]
+__all__ = ["BatchManager", "BatchState"]
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """A batch in the store, and what its provider says of it."""
+class BatchState:
+    """A stored batch, and its state at the provider."""
 
     batch: StoredBatch
-    #: None: not asked, or not there.
+    #: None if unknown, or if the batch does not exist.
     remote: RemoteBatch | None = None
-    #: Why the provider could not be asked.
+    #: Why the provider could not be reached.
     error: TestNUCError | None = None
 
 
-class Tending:
-    """Tends the batches of a store; use it as ``async with``.
+class BatchManager:
+    """Manages the batches of a store; use it as ``async with``.
 
     Parameters
     ----------
     store : Store
         Open.
     policy : BatchPolicy, optional
-        How often to look.
+        Polling intervals.
     sleep : callable
         For tests.
     """
@@ -66,8 +65,8 @@ class Tending:
         self._policy = policy or BatchPolicy()
         self._sleep = sleep
         self._transport = Transport()
-        #: By provider, base URL, model and scope: batches of a run share one.
-        self._couriers: dict[tuple[object, ...], BatchLifecycle] = {}
+        #: By provider, model, base URL and scope: batches of a run share one.
+        self._lifecycles: dict[tuple[object, ...], BatchLifecycle] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,12 +80,12 @@ class Tending:
         await self._transport.aclose()
 
     async def pick(self, names: Sequence[str] = ()) -> list[StoredBatch]:
-        """Return the open batches whose id, or provider's id, begins like one of the names.
+        """Return the open batches whose id starts with a name, or whose provider's id is one.
 
         Raises
         ------
         InvalidInputError
-            A name fits no open batch, or several.
+            A name matches no open batch, or several.
         """
         batches = await self._store.batches()
         if not names:
@@ -101,84 +100,84 @@ class Tending:
             if len(found) != 1:
                 what = "no open batch" if not found else f"{len(found)} open batches"
                 raise InvalidInputError(
-                    f"{what} in the store has the id {name!r}; `testnuc batch list` tells them"
+                    f"{what} in the store match the id {name!r}; see `testnuc batch list`"
                 )
             picked[found[0].id] = found[0]
         return list(picked.values())
 
-    async def states(self, *, ended: bool = False) -> list[State]:
-        """Return all open batches, and with `ended` all others, too; asks the providers."""
+    async def states(self, *, ended: bool = False) -> list[BatchState]:
+        """Return the open batches, or with `ended` all; polls the providers."""
         batches = await self._store.batches(ended=ended)
         return list(await asyncio.gather(*(self._state(batch) for batch in batches)))
 
-    async def _state(self, batch: StoredBatch) -> State:
+    async def _state(self, batch: StoredBatch) -> BatchState:
         if batch.outcome is not None or batch.remote_id is None:
-            return State(batch)
+            return BatchState(batch)
         try:
-            return State(batch, await self._courier(batch).api.retrieve(batch.remote_id))
+            return BatchState(batch, await self._lifecycle(batch).api.retrieve(batch.remote_id))
         except TestNUCError as error:
-            return State(batch, error=error)
+            return BatchState(batch, error=error)
 
     async def resume(
-        self, batches: Sequence[StoredBatch], told: Callable[[State], None]
-    ) -> list[State]:
-        """Wait for the end of batches, and put their answers in the store.
+        self, batches: Sequence[StoredBatch], on_end: Callable[[BatchState], None]
+    ) -> list[BatchState]:
+        """Wait for the end of batches, and store their predictions.
 
         Parameters
         ----------
         batches : sequence of StoredBatch
-        told : callable
-            Told each one when it has ended, or why it could not be followed.
+        on_end : callable
+            Called with each batch when it has ended or failed.
 
         Returns
         -------
-        list of State
-            As they ended. A batch that was never created has no remote one.
+        list of BatchState
+            Their final states, without `remote` if a batch was never created.
         """
 
-        async def one(batch: StoredBatch) -> State:
+        async def one(batch: StoredBatch) -> BatchState:
             state = await self._resumed(batch)
-            told(state)
+            on_end(state)
             return state
 
         return list(await asyncio.gather(*(one(batch) for batch in batches)))
 
-    async def _resumed(self, batch: StoredBatch) -> State:
+    async def _resumed(self, batch: StoredBatch) -> BatchState:
         remote = None
         try:
-            courier = self._courier(batch)
-            adopted = await courier.adopt(batch)
+            lifecycle = self._lifecycle(batch)
+            adopted = await lifecycle.adopt(batch)
             if adopted is not None:
-                remote, _, _ = await courier.follow(adopted)
+                remote, _, _ = await lifecycle.follow(adopted)
         except TestNUCError as error:
-            return State(batch, error=error)
+            return BatchState(batch, error=error)
         now = [b for b in await self._store.batches(batch.scope, ended=True) if b.id == batch.id]
-        return State(now[0] if now else batch, remote)
+        return BatchState(now[0] if now else batch, remote)
 
-    async def cancel(self, batch: StoredBatch) -> State:
-        """Ask the provider to end a batch early; what it has done stays, and is billed."""
+    async def cancel(self, batch: StoredBatch) -> BatchState:
+        """Cancel a batch; completed requests are billed."""
         if batch.remote_id is None:
             raise InvalidInputError(
-                f"batch {batch.id.hex()} has no id at its provider yet; `testnuc batch resume` "
-                "looks whether it was created"
+                f"batch {batch.id.hex()} has no provider id yet; `testnuc batch resume` finds "
+                "out whether it was created"
             )
-        return State(batch, await self._courier(batch).api.cancel(batch.remote_id))
+        return BatchState(batch, await self._lifecycle(batch).api.cancel(batch.remote_id))
 
-    def _courier(self, batch: StoredBatch) -> BatchLifecycle:
+    def _lifecycle(self, batch: StoredBatch) -> BatchLifecycle:
         facts = batch.facts
         name, model, base_url = facts["provider"], facts["model"], facts["base_url"]
         known = (name, model, base_url, batch.scope)
-        if known not in self._couriers:
+        if known not in self._lifecycles:
             provider = providers.resolve(f"{name}/{model}", base_url=base_url)
             labels = LabelSet(facts["labels"], none_label=facts["none_label"])
-            # to read answers it takes no prompt
+            # decoding needs no prompt
             task = Task("", labels.names, confidence=facts["confidence"])
-            self._couriers[known] = BatchLifecycle(
+            self._lifecycles[known] = BatchLifecycle(
                 batch_api(provider, self._transport.auxiliary),
-                Reader(provider, task, labels),
+                ResponseReader(provider, task, labels),
                 self._store,
                 policy=self._policy,
                 price=Price.of(name, model, provider.url, batch=True),
                 sleep=self._sleep,
             )
-        return self._couriers[known]
+        return self._lifecycles[known]

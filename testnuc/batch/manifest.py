@@ -1,4 +1,4 @@
-"""What a store keeps of a batch, so that any process can read its answers."""
+"""The stored record of a batch: any process can decode its results."""
 
 from __future__ import annotations
 
@@ -14,75 +14,83 @@ if TYPE_CHECKING:
     from testnuc.protocols import StoredBatch, StoredPrediction, Task, WireProvider
     from testnuc.types import Prediction, Usage
 
-__all__ = ["BatchStore", "Item", "Wanted", "facts_of", "pack", "require_batches", "unpack"]
+__all__ = [
+    "BatchStore",
+    "Item",
+    "RequestedPrediction",
+    "facts_of",
+    "pack",
+    "require_batches",
+    "unpack",
+]
 
 _COUNT = struct.Struct("<I")
 _WANTED = struct.Struct("<16s16sI")
 
 
-class Wanted(NamedTuple):
-    """One prediction that a request is to bring."""
+class RequestedPrediction(NamedTuple):
+    """One prediction that a request asks for."""
 
     key: bytes
     text_hash: bytes
     sample: int
 
 
-#: What one request asks for: one prediction for each of its texts, in their order.
-Item = tuple[Wanted, ...]
+#: The predictions of one request, one for each of its texts, in order.
+Item = tuple[RequestedPrediction, ...]
 
 
 @runtime_checkable
 class BatchStore(Protocol):
-    """A store that remembers batches; all of testnuc's own do.
+    """A store that supports batches; all of testnuc's own do.
 
-    A batch is *open* until it has ended. An open batch without a remote id is held by whoever
-    creates it, or looks for it, and for so many seconds only.
+    A batch is *open* until it has ended. An open batch without a remote id is claimed by the
+    process that creates it, or searches it at the provider, for a limited time.
     """
 
     async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
-        """Note a batch that is about to be created, held by `owner`."""
+        """Store a batch that is about to be created, claimed by `owner`."""
 
     async def claim_batch(self, batch: bytes, owner: bytes, seconds: float) -> bool:
-        """Hold an open batch that nobody else holds; False: somebody does, or it has ended."""
+        """Claim an open batch; False if another owner has a claim, or the batch has ended."""
 
     async def note_batch(self, batch: bytes, remote_id: str) -> None:
-        """Note the provider's id of a batch."""
+        """Store the provider's id of a batch."""
 
     async def end_batch(self, batch: bytes, outcome: str, usage: Usage) -> bool:
-        """End a batch; False: it had ended already, and what is stored stays."""
+        """End a batch; False if it has ended already, which changes nothing."""
 
     async def batches(
         self, scope: bytes | None = None, *, ended: bool = False
     ) -> list[StoredBatch]:
-        """Return the open batches (of a scope), oldest first; `ended`: all there ever were."""
+        """Return the open batches (of a scope), oldest first; with `ended`, all batches."""
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
         """Return the stored prediction of each key."""
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
-        """Store predictions; the first one under a key wins."""
+        """Store predictions; the first one of a key wins."""
 
 
 def require_batches(store: object) -> BatchStore:
-    """Return the store, if it can remember batches.
+    """Return the store, if it supports batches.
 
     Raises
     ------
     InvalidInputError
-        It cannot.
+        It does not.
     """
     if isinstance(store, BatchStore):
         return store
     raise InvalidInputError(
-        f"lane='batch' needs a store that remembers batches, and {type(store).__name__} has no "
-        "put_batch, claim_batch, note_batch, end_batch and batches; give store='path.db' or "
+        f"lane='batch' needs a store with the methods put_batch, claim_batch, note_batch, "
+        f"end_batch and batches, which {type(store).__name__} lacks; use store='path.db' or "
         "'postgresql://..', or implement testnuc.batch.BatchStore"
     )
 
 
 def pack(items: Sequence[Item]) -> bytes:
-    """Return items as a store keeps them."""
+    """Encode items for the store."""
     parts = []
     for item in items:
         parts.append(_COUNT.pack(len(item)))
@@ -91,7 +99,7 @@ def pack(items: Sequence[Item]) -> bytes:
 
 
 def unpack(stored: bytes) -> tuple[Item, ...]:
-    """Return the items that were stored.
+    """Decode stored items.
 
     Raises
     ------
@@ -105,9 +113,11 @@ def unpack(stored: bytes) -> tuple[Item, ...]:
             (count,) = _COUNT.unpack_from(stored, at)
             at += _COUNT.size
             stop = at + count * _WANTED.size
-            items.append(tuple(map(Wanted._make, _WANTED.iter_unpack(stored[at:stop]))))
+            items.append(
+                tuple(map(RequestedPrediction._make, _WANTED.iter_unpack(stored[at:stop])))
+            )
             if len(items[-1]) != count:
-                raise StoreError("a stored batch is damaged: it is cut short")
+                raise StoreError("a stored batch is damaged: it is truncated")
             at = stop
     except struct.error as exc:
         raise StoreError(f"a stored batch is damaged: {exc}") from exc
@@ -115,7 +125,7 @@ def unpack(stored: bytes) -> tuple[Item, ...]:
 
 
 def facts_of(provider: WireProvider, labels: LabelSet, task: Task) -> Mapping[str, Any]:
-    """Return what it takes to read the answers of a batch without its client."""
+    """Return all that is needed to decode the results of a batch without its client."""
     return {
         "provider": provider.name,
         "model": provider.model,

@@ -1,7 +1,7 @@
-"""OpenAI's Batch API: a file of requests goes up, two files of results come down.
+"""OpenAI's Batch API: one uploaded file of requests, two downloaded files of results.
 
-Limits as documented: 50,000 requests and 200 MB in a file; how many tokens may be enqueued is of
-the account and told by the provider. A batch carries metadata, by which it is found again.
+Documented limits: 50,000 requests and 200 MB per file. The limit of enqueued tokens depends on the
+account; the error of a refused batch states it. A batch is found again by its metadata.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from testnuc.batch.base import Line, QueueFullError, RemoteBatch, poll_after
-from testnuc.errors import InvalidInputError, ProviderError, ServerError
+from testnuc.batch.base import BatchResultLine, QueueFullError, RemoteBatch, json_object, poll_after
+from testnuc.errors import InvalidInputError, ProviderError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from testnuc.batch.base import BatchProvider
     from testnuc.protocols import StoredBatch
-    from testnuc.providers.openai import OpenAI
     from testnuc.transport import AuxiliaryRequests
     from testnuc.transport.connections import HTTPAnswer
 
 __all__ = ["OpenAIBatches"]
 
 _ENDPOINT = "/v1/chat/completions"
-#: The key of our name in a batch's metadata.
+#: Key in a batch's metadata; the value is our id.
 _TAG = "testnuc"
 _ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 _PAGE = 100
-#: How many tokens may be enqueued, in the message that says that there are more.
+#: The limit of enqueued tokens, in the error of a batch that exceeds it.
 _LIMIT = re.compile(r"limit:\s*([\d,]*\d)", re.IGNORECASE)
-#: Codes of requests that a batch did not come to.
-_LEFT = frozenset({"batch_expired", "batch_cancelled"})
+#: Error codes of requests that were not executed.
+_NOT_EXECUTED = frozenset({"batch_expired", "batch_cancelled"})
 
 
 class OpenAIBatches:
-    """The Batch API of OpenAI, and of servers that speak it.
+    """The Batch API of OpenAI and compatible servers.
 
     Parameters
     ----------
-    provider : OpenAI
+    provider : BatchProvider
     exchanges : AuxiliaryRequests
     """
 
     max_requests = 50_000
     max_bytes = 200_000_000
 
-    def __init__(self, provider: OpenAI, exchanges: AuxiliaryRequests) -> None:
+    def __init__(self, provider: BatchProvider, exchanges: AuxiliaryRequests) -> None:
         if "/deployments/" in provider.identity:
             raise InvalidInputError(
                 "lane='batch' does not work under the URL of an Azure deployment; give "
@@ -65,7 +65,7 @@ class OpenAIBatches:
         )  # fmt: skip
 
     async def prepare(self, name: str, lines: Sequence[bytes]) -> bytes:
-        """Upload the requests as a file; returns its id."""
+        """Upload the requests as a file; return its id."""
         boundary = secrets.token_hex(16)
         form = b"".join(
             [
@@ -79,7 +79,7 @@ class OpenAIBatches:
         )
         kind = f"multipart/form-data; boundary={boundary}"
         answer = await self._send("POST", "/files", form, content_type=kind)
-        return str(self._read(answer)["id"]).encode()
+        return str(json_object(answer)["id"]).encode()
 
     async def create(self, name: str, prepared: bytes) -> RemoteBatch:
         """Create the batch of a file."""
@@ -92,11 +92,11 @@ class OpenAIBatches:
         return self._batch(await self._send("POST", "/batches", orjson.dumps(body), again=False))
 
     async def retrieve(self, remote_id: str) -> RemoteBatch:
-        """Ask for the state of a batch."""
+        """Return the state of a batch."""
         return self._batch(await self._send("GET", f"/batches/{quote(remote_id, safe='')}"))
 
     async def cancel(self, remote_id: str) -> RemoteBatch:
-        """Ask to end a batch early."""
+        """Cancel a batch."""
         return self._batch(await self._send("POST", f"/batches/{quote(remote_id, safe='')}/cancel"))
 
     async def find(
@@ -105,13 +105,13 @@ class OpenAIBatches:
         known: frozenset[str],  # noqa: ARG002 - the name in the metadata is enough
         wait: Callable[[float | None], Awaitable[None]],  # noqa: ARG002
     ) -> str | None:
-        """Look for the batch that carries our name in its metadata."""
+        """Find the batch with our id in its metadata."""
         name = batch.id.hex()
         query = {"limit": str(_PAGE)}
         while True:
-            # in which order they come is not documented: all are looked through
+            # the order is not documented: search all pages
             url = self._provider.at("/batches", urlencode(query))
-            page = self._read(await self._exchanges.send(self._provider, "GET", url))
+            page = json_object(await self._exchanges.send(self._provider, "GET", url))
             found: list[dict[str, Any]] = page.get("data") or []
             for one in found:
                 if (one.get("metadata") or {}).get(_TAG) == name:
@@ -120,7 +120,7 @@ class OpenAIBatches:
                 return None
             query["after"] = str(found[-1]["id"])
 
-    async def read(self, remote: RemoteBatch, take: Callable[[Line], None]) -> None:
+    async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
         """Download both files of results."""
 
         def each(content: bytes) -> None:
@@ -146,17 +146,8 @@ class OpenAIBatches:
             self._provider, method, url, body, content_type=content_type, again=again
         )
 
-    def _read(self, answer: HTTPAnswer) -> dict[str, Any]:
-        try:
-            found = orjson.loads(answer.data)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise ServerError("the batch API answered with something that is no JSON object")
-        return found
-
     def _batch(self, answer: HTTPAnswer) -> RemoteBatch:
-        found = self._read(answer)
+        found = json_object(answer)
         counts = found.get("request_counts") or {}
         files = (found.get("output_file_id"), found.get("error_file_id"))
         status = str(found.get("status"))
@@ -167,38 +158,40 @@ class OpenAIBatches:
             total=counts.get("total") or 0,
             done=(counts.get("completed") or 0) + (counts.get("failed") or 0),
             results=tuple(str(file) for file in files if file),
-            error=self._why(found) if status == "failed" else None,
+            error=self._error(found) if status == "failed" else None,
             poll_after=poll_after(answer.headers),
         )
 
-    def _why(self, found: dict[str, Any]) -> ProviderError:
+    def _error(self, found: dict[str, Any]) -> ProviderError:
         listed = (found.get("errors") or {}).get("data") or [{}]
         first = {"message": "the batch failed", **listed[0]}
         code = str(first.get("code") or "")
         if code == "token_limit_exceeded":
-            told = _LIMIT.search(str(first["message"]))
-            limit = int(told[1].replace(",", "")) if told else None
+            stated = _LIMIT.search(str(first["message"]))
+            limit = int(stated[1].replace(",", "")) if stated else None
             return QueueFullError(str(first["message"]), limit=limit)
-        # what the provider itself could not do is worth another try; what it refuses is not
+        # a failure of the provider is retried, a refusal is not
         status = 500 if not code or "server" in code else 400
         error = self._provider.error(status, {}, orjson.dumps({"error": first}))
         assert isinstance(error, ProviderError)
         return error
 
 
-def _line(content: bytes) -> Line | None:
-    """Read a line of results; None: it is none."""
+def _line(content: bytes) -> BatchResultLine | None:
+    """Parse a result line; None if it is malformed."""
     try:
         found = orjson.loads(content)
         custom_id, answer, error = found["custom_id"], found.get("response"), found.get("error")
         if not isinstance(custom_id, str):
             return None
         if answer and answer.get("body") is not None:
-            return Line(custom_id, int(answer["status_code"]), orjson.dumps(answer["body"]))
+            return BatchResultLine(
+                custom_id, int(answer["status_code"]), orjson.dumps(answer["body"])
+            )
         error = error or {}
         why = str(error.get("code") or "no response")
-        if why in _LEFT:
-            return Line(custom_id, 0, b"", why)
-        return Line(custom_id, 500, orjson.dumps({"error": error}), why)
+        if why in _NOT_EXECUTED:
+            return BatchResultLine(custom_id, 0, b"", why)
+        return BatchResultLine(custom_id, 500, orjson.dumps({"error": error}), why)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

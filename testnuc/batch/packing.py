@@ -1,4 +1,4 @@
-"""Asks to requests, and requests to batches that are within all limits."""
+"""Pack asks into requests, and requests into batches within all limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from testnuc.batch.decoding import custom_id
-from testnuc.batch.manifest import Item, Wanted
+from testnuc.batch.manifest import Item, RequestedPrediction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable, Iterator
@@ -19,35 +19,36 @@ if TYPE_CHECKING:
     from testnuc.limits import Price
     from testnuc.protocols import WireProvider
 
-__all__ = ["Filler", "Load", "Pack", "packs"]
+__all__ = ["BatchPacker", "Pack", "PendingBatch", "packs"]
 
-#: The asks of one request: about distinct texts.
+#: The asks of one request, about distinct texts.
 Pack = tuple["Ask", ...]
-#: The part of the provider's bytes that is used: a request may be written a little differently
-#: when it is sent, and some bytes are around it.
+#: Part of the provider's limit of bytes that is used: sizes are measured before the final encoding,
+#: and requests are wrapped.
 _FULL = 0.98
-#: Requests written between two turns of the event loop.
+#: Requests encoded between two turns of the event loop.
 _TURN = 500
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class PendingBatch:
     """The requests of one batch."""
 
     id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     packs: list[Pack] = field(default_factory=list)
     #: Bytes of the requests.
     size: int = 0
-    #: Estimated input tokens, most output tokens, and what they cost at most in 1e-12 US dollars.
+    #: Estimated input tokens, most output tokens, and their highest cost in 1e-12 US dollars.
     input_tokens: int = 0
     output_tokens: int = 0
     pico_usd: int = 0
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """What each request asks for."""
+        """The predictions of each request."""
         return tuple(
-            tuple(Wanted(ask.key, ask.text_hash, ask.sample) for ask in pack) for pack in self.packs
+            tuple(RequestedPrediction(ask.key, ask.text_hash, ask.sample) for ask in pack)
+            for pack in self.packs
         )
 
 
@@ -58,12 +59,12 @@ def packs(asks: Iterable[Ask], per_call: int, alone: Collection[bytes] = ()) -> 
     ----------
     asks : iterable of Ask
     per_call : int
-        Most texts in a request; those that are shown with examples have one of their own.
+        Most texts in a request; texts with few-shot examples have their own request.
     alone : collection of bytes
-        Keys of asks that get a request of their own.
+        Keys of asks that get their own request.
     """
     together: list[Ask] = []
-    # samples of one text come one after the other, and cannot share a request
+    # sorted: samples of one text cannot share a request
     for ask in sorted(asks, key=lambda ask: ask.sample) if per_call > 1 else asks:
         if per_call == 1 or ask.demonstrations or ask.key in alone:
             yield (ask,)
@@ -77,18 +78,18 @@ def packs(asks: Iterable[Ask], per_call: int, alone: Collection[bytes] = ()) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Filler:
-    """Puts requests together to batches, and writes them.
+class BatchPacker:
+    """Packs requests into batches, and encodes them.
 
-    They are written twice, to know their size and to be sent: what waits to be sent may be ten
-    times what can be held in memory.
+    Each request is encoded twice, for its size and for the upload: all pending requests together
+    may not fit into memory.
 
     Parameters
     ----------
     asker : Predictor
     provider : WireProvider
     api : BatchAPI
-        Whose limits are held.
+        Its limits apply.
     price : Price, optional
     most_requests : int, optional
         The user's own limit.
@@ -100,12 +101,14 @@ class Filler:
     price: Price | None
     most_requests: int | None
 
-    async def loads(self, requests: Iterable[Pack], most_tokens: int | None) -> AsyncIterator[Load]:
-        """Yield batches as full as the limits allow; a request beyond them has one for itself."""
+    async def loads(
+        self, requests: Iterable[Pack], most_tokens: int | None
+    ) -> AsyncIterator[PendingBatch]:
+        """Yield batches as full as the limits allow; a larger request gets its own batch."""
         api = self.api
         most = min(api.max_requests, self.most_requests or api.max_requests)
         most_bytes = int(_FULL * api.max_bytes)
-        load = Load()
+        load = PendingBatch()
         for done, pack in enumerate(requests, 1):
             request = self.asker.request(pack)
             sent, received = self.provider.reserve(request)
@@ -117,7 +120,7 @@ class Filler:
             )
             if full and load.packs:
                 yield load
-                load = Load()
+                load = PendingBatch()
             load.packs.append(pack)
             load.size += size
             load.input_tokens += sent
@@ -129,8 +132,8 @@ class Filler:
         if load.packs:
             yield load
 
-    async def lines(self, load: Load) -> list[bytes]:
-        """Return the requests of a batch as the provider takes them."""
+    async def lines(self, load: PendingBatch) -> list[bytes]:
+        """Return the encoded requests of a batch."""
         lines: list[bytes] = []
         for number, pack in enumerate(load.packs):
             lines.append(self._line(load, number, pack))
@@ -138,6 +141,6 @@ class Filler:
                 await asyncio.sleep(0)
         return lines
 
-    def _line(self, load: Load, number: int, pack: Pack) -> bytes:
+    def _line(self, load: PendingBatch, number: int, pack: Pack) -> bytes:
         body = self.provider.encode(self.asker.request(pack))
         return self.api.line(custom_id(load.id.hex(), number), body)

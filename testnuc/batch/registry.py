@@ -1,16 +1,25 @@
-"""Which batch API a provider has."""
+"""The batch API of a provider, by the format that it names in ``batch_format``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from testnuc.batch.anthropic import AnthropicBatches
+from testnuc.batch.openai import OpenAIBatches
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from testnuc.batch.base import BatchAPI
     from testnuc.transport import AuxiliaryRequests
 
 __all__ = ["batch_api", "has_batches"]
+
+_FORMATS: dict[object, Callable[[Any, AuxiliaryRequests], BatchAPI]] = {
+    "anthropic": AnthropicBatches,
+    "openai": OpenAIBatches,
+}
 
 
 def batch_api(provider: object, exchanges: AuxiliaryRequests) -> BatchAPI:
@@ -19,29 +28,18 @@ def batch_api(provider: object, exchanges: AuxiliaryRequests) -> BatchAPI:
     Raises
     ------
     InvalidInputError
-        It has none that we speak.
+        The provider has no supported batch API.
     """
-    from testnuc.providers.anthropic import Anthropic
-    from testnuc.providers.openai import OpenAI
-
-    if isinstance(provider, OpenAI):
-        from testnuc.batch.openai import OpenAIBatches
-
-        return OpenAIBatches(provider, exchanges)
-    if isinstance(provider, Anthropic):
-        from testnuc.batch.anthropic import AnthropicBatches
-
-        return AnthropicBatches(provider, exchanges)
-    name = getattr(provider, "name", type(provider).__name__)
-    raise InvalidInputError(
-        f"lane='batch' needs a provider with a batch API, and {name!r} has none that testnuc "
-        "speaks; use an openai/.. or anthropic/.. model, or lane='live'"
-    )
+    if not has_batches(provider):
+        name = getattr(provider, "name", type(provider).__name__)
+        raise InvalidInputError(
+            f"lane='batch' needs a provider with a batch API, and {name!r} names no supported "
+            "batch_format ('openai', 'anthropic'); use an openai/.. or anthropic/.. model, or "
+            "lane='live'"
+        )
+    return _FORMATS[provider.batch_format](provider, exchanges)  # type: ignore[attr-defined]
 
 
 def has_batches(provider: object) -> bool:
-    """Whether a provider has a batch API that we speak."""
-    from testnuc.providers.anthropic import Anthropic
-    from testnuc.providers.openai import OpenAI
-
-    return isinstance(provider, Anthropic | OpenAI)
+    """Whether a provider has a supported batch API."""
+    return getattr(provider, "batch_format", None) in _FORMATS

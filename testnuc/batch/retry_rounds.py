@@ -1,4 +1,4 @@
-"""What a round of batches left without an answer, and whether it is worth another."""
+"""Decide which failed requests go into another round of batches."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from testnuc.limits import BatchPolicy
     from testnuc.protocols import WireProvider
 
-__all__ = ["Rounds"]
+__all__ = ["RetryRounds"]
 
-#: How often the form of requests is changed because the provider refuses it.
+#: Most changes of the request format after refusals.
 _ADAPTATIONS = 4
-#: How often requests wait for room in the provider's queue.
+#: Most rounds in which requests wait for room in the provider's queue.
 _QUEUED = 50
 
 
-class Rounds:
-    """Decides which asks go into another batch.
+class RetryRounds:
+    """Selects the asks that go into another batch.
 
     Parameters
     ----------
     policy : BatchPolicy
     provider : WireProvider
-        Adapts the form of requests to what is refused.
+        Adapts the request format after refusals.
     """
 
     def __init__(self, policy: BatchPolicy, provider: WireProvider) -> None:
@@ -45,29 +45,31 @@ class Rounds:
         self._tries: Counter[bytes] = Counter()
         self._adaptations = 0
         self._dialect: object = None
-        #: Rounds in a row in which the provider had no room.
-        self.crowded = 0
-        #: Keys that have a request of their own: what failed in company gets one.
+        #: Consecutive rounds in which the provider's queue was full.
+        self.queue_full_rounds = 0
+        #: Keys with their own request: asks of a failed packed request are sent separately.
         self.alone: set[bytes] = set()
-        #: Asks that another lane may have an answer to, though this one has given up.
+        #: Asks to be called live after the last round.
         self.rest: list[Ask] = []
 
     def begin(self) -> None:
-        """Note how requests are written in this round."""
+        """Note the request format of this round."""
         self._dialect = getattr(self._provider, "dialect", None)
 
     def again(self, asks: Sequence[Ask], outcomes: Mapping[bytes, Outcome]) -> list[Ask]:
-        """Return the asks of a round that are to be sent again."""
+        """Return the asks of a round to send again."""
         failed = [ask for ask in asks if isinstance(outcomes.get(ask.key), Exception)]
         errors = [outcomes[ask.key] for ask in failed]
-        self.crowded = self.crowded + 1 if any(map(_is_crowd, errors)) else 0
+        self.queue_full_rounds = (
+            self.queue_full_rounds + 1 if any(map(_is_queue_full, errors)) else 0
+        )
         adapted = self._adapted(errors)
-        # what a batch was to bring that was never created has no outcome
+        # no outcome: their batch was never created
         again = [ask for ask in asks if ask.key not in outcomes]
         for ask in failed:
             error = outcomes[ask.key]
-            if _is_crowd(error):
-                if self.crowded < _QUEUED:
+            if _is_queue_full(error):
+                if self.queue_full_rounds < _QUEUED:
                     again.append(ask)
                 continue
             if adapted and _about_form(error):
@@ -81,14 +83,14 @@ class Rounds:
         return again
 
     def _may_help(self, ask: Ask, error: object) -> bool:
-        """Whether asking again can bring an answer: not all that was packed with a fault has it."""
+        """Whether a retry can succeed: one text may have failed a packed request."""
         if not isinstance(error, ProviderError):
             return False
         packed = ask.key not in self.alone
         return error.retryable or (packed and isinstance(error, (BadRequestError, ReplyError)))
 
     def _adapted(self, errors: Iterable[object]) -> bool:
-        """Whether requests are written differently now, so that what was refused is worth it."""
+        """Whether the request format has changed, so that refused requests can be retried."""
         kinds = {type(error): error for error in errors if _about_form(error)}
         if not kinds or self._adaptations >= _ADAPTATIONS:
             return False
@@ -101,7 +103,7 @@ class Rounds:
         return changed
 
 
-def _is_crowd(error: object) -> bool:
+def _is_queue_full(error: object) -> bool:
     return isinstance(error, QueueFullError)
 
 

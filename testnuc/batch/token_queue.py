@@ -1,4 +1,4 @@
-"""How many tokens may wait at the provider: as many as it has taken so far."""
+"""The limit of tokens enqueued at the provider, learned from its refusals."""
 
 from __future__ import annotations
 
@@ -8,39 +8,40 @@ __all__ = ["TokenQueue"]
 
 
 class TokenQueue:
-    """Lets batches in while their tokens together stay within a limit; one is let in in any case.
+    """Admits batches while their tokens stay within a limit; always admits one.
 
     Parameters
     ----------
     limit : int, optional
-        None: none is known yet.
+        None if unknown.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
         self.used = 0
-        self._left = asyncio.Event()
+        self._released = asyncio.Event()
 
-    async def enter(self, tokens: int) -> None:
+    async def acquire(self, tokens: int) -> None:
         """Wait until there is room."""
         while self.used and self.limit is not None and self.used + tokens > self.limit:
-            self._left.clear()
-            await self._left.wait()
+            self._released.clear()
+            await self._released.wait()
         self.used += tokens
 
-    def leave(self, tokens: int) -> None:
-        """Make room."""
+    def release(self, tokens: int) -> None:
+        """Release tokens."""
         self.used -= tokens
-        self._left.set()
+        self._released.set()
 
-    def refused(self, said: int | None) -> None:
-        """Lower the limit: what is in the queue was too much.
+    def refused(self, limit: int | None) -> None:
+        """Lower the limit after a refusal.
 
         Parameters
         ----------
-        said : int, optional
-            The provider's limit. Where less than that was too much, others use the queue, too.
+        limit : int, optional
+            The provider's limit, if stated. Fewer tokens than that were refused if other programs
+            use the queue, too.
         """
-        if said is None or self.used <= said:
-            said = max(1, self.used // 2)
-        self.limit = said if self.limit is None else min(self.limit, said)
+        if limit is None or self.used <= limit:
+            limit = max(1, self.used // 2)
+        self.limit = limit if self.limit is None else min(self.limit, limit)

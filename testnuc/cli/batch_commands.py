@@ -15,7 +15,7 @@ from testnuc.errors import InvalidInputError, TestNUCError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from testnuc.batch.manager import State, Tending
+    from testnuc.batch.manager import BatchManager, BatchState
     from testnuc.protocols import StoredBatch
 
 __all__ = ["LANE", "REST", "batch"]
@@ -55,9 +55,9 @@ def list_(
     """List the open batches, with their status at the provider."""
     from testnuc.cli.event_loop import run_to_end
 
-    async def look() -> list[State]:
-        async with _tending(store) as tending:
-            return await tending.states(ended=ended)
+    async def look() -> list[BatchState]:
+        async with _manager(store) as manager:
+            return await manager.states(ended=ended)
 
     states = run_to_end(look())
     for state in states:
@@ -71,11 +71,11 @@ def resume(store: str = _STORE, ids: list[str] | None = _IDS) -> None:
     """Wait for open batches (all, or those named), and store their answers."""
     from testnuc.cli.event_loop import run_to_end
 
-    async def work() -> list[State]:
-        async with _tending(store) as tending:
-            batches = await tending.pick(ids or [])
+    async def work() -> list[BatchState]:
+        async with _manager(store) as manager:
+            batches = await manager.pick(ids or [])
             _tell(f"waiting for {len(batches)} batches; Ctrl-C stops waiting, not the batches")
-            return await tending.resume(batches, lambda state: _print(_line(state)))
+            return await manager.resume(batches, lambda state: _print(_line(state)))
 
     states = run_to_end(work())
     calls = sum(s.batch.usage.calls for s in states if s.batch.usage is not None)
@@ -99,18 +99,18 @@ def cancel(
     if bool(ids) == everything:
         raise InvalidInputError("name the batches to cancel, or give --all")
 
-    async def work() -> list[State]:
-        async with _tending(store) as tending:
-            return [await cancelled(tending, batch) for batch in await tending.pick(ids or [])]
+    async def work() -> list[BatchState]:
+        async with _manager(store) as manager:
+            return [await cancelled(manager, batch) for batch in await manager.pick(ids or [])]
 
-    async def cancelled(tending: Tending, batch: StoredBatch) -> State:
+    async def cancelled(manager: BatchManager, batch: StoredBatch) -> BatchState:
         try:
-            return await tending.cancel(batch)
+            return await manager.cancel(batch)
         except TestNUCError as error:
-            from testnuc.batch.manager import State
+            from testnuc.batch.manager import BatchState
 
             # the others must be cancelled all the same
-            return State(batch, error=error)
+            return BatchState(batch, error=error)
 
     states = run_to_end(work())
     for state in states:
@@ -121,16 +121,16 @@ def cancel(
 
 
 @asynccontextmanager
-async def _tending(place: str) -> AsyncIterator[Tending]:
-    from testnuc.batch.manager import Tending
+async def _manager(place: str) -> AsyncIterator[BatchManager]:
+    from testnuc.batch.manager import BatchManager
     from testnuc.stores import resolve
 
     _require_file(place)
     store = resolve(place)
     await store.open()
     try:
-        async with Tending(store) as tending:
-            yield tending
+        async with BatchManager(store) as manager:
+            yield manager
     finally:
         await store.close()
 
@@ -140,7 +140,7 @@ def _require_file(place: str) -> None:
         raise InvalidInputError(f"there is no store {place}; check the path")
 
 
-def _line(state: State) -> str:
+def _line(state: BatchState) -> str:
     from testnuc.cli.classify import cost
 
     batch = state.batch
@@ -159,7 +159,7 @@ def _line(state: State) -> str:
     return "  ".join(parts)
 
 
-def _status(state: State) -> str:
+def _status(state: BatchState) -> str:
     if state.batch.outcome is not None:
         return state.batch.outcome
     if state.remote is not None:
@@ -171,7 +171,7 @@ def _intended(batch: StoredBatch) -> str:
     return "intended" if batch.remote_id is None else "open"
 
 
-def _progress(state: State) -> str:
+def _progress(state: BatchState) -> str:
     total = state.batch.requests
     if state.batch.usage is not None:
         return f"{state.batch.usage.calls:,} of {total:,}"

@@ -19,7 +19,7 @@ _MOST_INSIDE = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Drawing:
     """How the table of a study is drawn: lines over `x`, or bars where there is none."""
 
     y: str
@@ -32,32 +32,32 @@ class _Look:
 
 
 _LOOKS = {
-    "purity_over_k": _Look(
+    "purity_over_k": _Drawing(
         "purity", "purity (eq. 1)", "k", "neighbors", ("dataset",), "Neighborhood purity"
     ),
-    "gold_votes_over_k": _Look(
+    "gold_votes_over_k": _Drawing(
         "accuracy", "accuracy", "k", "neighbors", ("dataset", "vote"), "Votes over gold labels"
     ),
-    "accuracy_over_k": _Look(
+    "accuracy_over_k": _Drawing(
         "accuracy", "accuracy", "k", "neighbors", ("policy",), "Accuracy over k"
     ),
-    "accuracy_over_pool_size": _Look(
+    "accuracy_over_pool_size": _Drawing(
         "accuracy", "accuracy", "pool", "texts in the pool", ("k",), "Accuracy over pool size"
     ),
-    "accuracy_over_embedders": _Look(
+    "accuracy_over_embedders": _Drawing(
         "accuracy", "accuracy", "k", "neighbors", ("embedder",), "Accuracy over embedders"
     ),
-    "accuracy_over_policies": _Look(
+    "accuracy_over_policies": _Drawing(
         "accuracy", "accuracy", "threshold", "threshold", ("policy",), "Policies and thresholds"
     ),
-    "accuracy_with_foreign_texts": _Look(
+    "accuracy_with_foreign_texts": _Drawing(
         "accuracy", "accuracy", "k", "neighbors", ("share", "policy"), "Foreign texts in the pool"
     ),
-    "accuracy_of_the_choice": _Look(
+    "accuracy_of_the_choice": _Drawing(
         "accuracy", "accuracy", by=("seed",), title="k and policy chosen on held-out texts"
     ),
-    "consistency": _Look("inconsistency", "inconsistency ratio", by=("method",)),
-    "measure_costs": _Look("seconds", "seconds a text", by=("method", "way", "k")),
+    "consistency": _Drawing("inconsistency", "inconsistency ratio", by=("method",)),
+    "measure_costs": _Drawing("seconds", "seconds a text", by=("method", "way", "k")),
 }
 
 
@@ -93,7 +93,7 @@ def plot(table: pd.DataFrame, *, title: str | None = None) -> Figure:
     return figure
 
 
-def _lines(axes: Axes, table: pd.DataFrame, look: _Look) -> None:
+def _lines(axes: Axes, table: pd.DataFrame, look: _Drawing) -> None:
     assert look.x is not None
     # rows without an x (the policies that have no threshold) are lines across
     styles = (":", "-.", "--", (0, (5, 1, 1, 1, 1, 1)))
@@ -133,7 +133,7 @@ def _lines(axes: Axes, table: pd.DataFrame, look: _Look) -> None:
         axes.legend(fontsize=8)
 
 
-def _bars(axes: Axes, table: pd.DataFrame, look: _Look) -> None:
+def _bars(axes: Axes, table: pd.DataFrame, look: _Drawing) -> None:
     names = [_name(row, look.by) for _, row in table.iterrows()]
     places = range(len(names))
     axes.barh(list(places), table[look.y].astype(float))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from testnuc.index.rows import Rows
+    from testnuc.index.rows import RowArray
 
 __all__ = [
     "DamagedIndexError",
@@ -140,7 +140,7 @@ def _checked(
 
 
 def copy_rows(
-    folder: Path, before: SavedIndex | None, vectors: Rows, ranks: Rows, size: int
+    folder: Path, before: SavedIndex | None, vectors: RowArray, ranks: RowArray, size: int
 ) -> tuple[FileRows, FileRows]:
     """Return files with the first `size` rows: those of `before`, or new ones."""
     start = before.rows if before is not None else 0

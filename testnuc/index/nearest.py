@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from testnuc.index.rows import Rows
+    from testnuc.index.rows import RowArray
 
 __all__ = ["EXACT_BELOW", "NearestVectors"]
 
@@ -95,8 +95,8 @@ class NearestVectors:
         self._chunk = _ADD_CHUNK * (threads or os.cpu_count() or 1)
         self._lock = FairLock()
         self._size = 0
-        self._vectors: Rows = MemoryRows(np.float16, (dim,))
-        self._ranks: Rows = MemoryRows(np.uint64, ())
+        self._vectors: RowArray = MemoryRows(np.float16, (dim,))
+        self._ranks: RowArray = MemoryRows(np.uint64, ())
         self._alive = MemoryRows(np.bool_, ())
         # the rows outside the graph as float32, for the matrix product
         self._single = np.empty((0, dim), dtype=np.float32)

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["FileRows", "MemoryRows", "Rows"]
+__all__ = ["FileRows", "MemoryRows", "RowArray"]
 
 _LEAST = 1_024
 _LEAST_BYTES = 1 << 16
 
 
-class Rows(Protocol):
+class RowArray(Protocol):
     """Rows that can be appended and read."""
 
     #: [room, ..]: the rows, and room for more; replaced when it is full.

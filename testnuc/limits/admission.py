@@ -23,7 +23,7 @@ from testnuc.limits.server_quota import ServerQuota
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from testnuc.limits.rates import Entry
+    from testnuc.limits.rates import LogEntry
 
 __all__ = ["TICK", "Admission"]
 
@@ -45,8 +45,8 @@ class Permit:
         #: Expected input and output tokens.
         self.size = size
         #: Log entries of the request and of the tokens charged for it.
-        self.request: Entry | None = None
-        self.charged: Entry | None = None
+        self.request: LogEntry | None = None
+        self.charged: LogEntry | None = None
         self.charge = 0
 
 

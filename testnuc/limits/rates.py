@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["GUARD", "Entry", "Forecast", "SlidingWindow"]
+__all__ = ["GUARD", "Forecast", "LogEntry", "SlidingWindow"]
 
 #: Seconds by which two requests may be delayed differently on their way.
 GUARD = 1.0
@@ -26,7 +26,7 @@ _CELLS = 256
 _EPSILON = 1e-6
 
 
-class Entry:
+class LogEntry:
     """What was sent at about one moment; it leaves the window all at once."""
 
     __slots__ = ("amount", "last", "start")
@@ -69,7 +69,7 @@ class SlidingWindow:
         self._credit = self._burst
         self._credit_at = float("-inf")
         self._cell = window / _CELLS
-        self._log: deque[Entry] = deque()
+        self._log: deque[LogEntry] = deque()
         self._sum = 0.0
 
     @property
@@ -113,7 +113,7 @@ class SlidingWindow:
                     return max(wait, entry.last + self.window - now)
         return wait
 
-    def take(self, amount: float, now: float) -> Entry:
+    def take(self, amount: float, now: float) -> LogEntry:
         """Charge `amount` as sent now; to be called after `delay` returned 0.
 
         Parameters
@@ -125,7 +125,7 @@ class SlidingWindow:
 
         Returns
         -------
-        Entry
+        LogEntry
             To be handed to `settle`.
         """
         self._credit -= amount
@@ -137,16 +137,16 @@ class SlidingWindow:
                 entry.amount += amount
                 entry.last = now
                 return entry
-        entry = Entry(now, amount)
+        entry = LogEntry(now, amount)
         log.append(entry)
         return entry
 
-    def settle(self, entry: Entry, difference: float, now: float) -> None:
+    def settle(self, entry: LogEntry, difference: float, now: float) -> None:
         """Charge `difference` on top of what was taken, or give it back where it is negative.
 
         Parameters
         ----------
-        entry : Entry
+        entry : LogEntry
             What `take` returned.
         difference : float
             Actual minus reserved amount.

@@ -1,156 +1,31 @@
-"""A worker's line to the limits that it shares, and the transport's ends of it."""
+"""A worker's side of the limits that it shares: admission and budget of its transport."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from testnuc.errors import TestNUCError
 from testnuc.limits import Permit, Reservation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from testnuc.limits import Budget, Mark
-    from testnuc.ray.limits_actor import Granted, Message
+    from testnuc.ray.limits_actor import LimitsCall
 
-__all__ = ["Limits", "Line", "RemoteAccount", "RemoteAdmission"]
+__all__ = ["LimitsClient"]
 
-#: Headers by which providers tell of their limits.
-_GATES = ("x-ratelimit-", "anthropic-ratelimit-")
-
-
-class Limits(Protocol):
-    """The other end of a line: `SharedLimits`, or an actor that holds it."""
-
-    async def tell(self, worker: tuple[str, str], messages: list[Message], counts: Mark) -> None:
-        """See `SharedLimits.tell`."""
-
-    async def hear(self, worker: tuple[str, str]) -> list[Granted]:
-        """See `SharedLimits.hear`."""
-
-
-class Line:
-    """One worker's line to the limits that it shares; belongs to one event loop.
-
-    Parameters
-    ----------
-    limits : Limits
-    counts : callable
-        What the worker's meter counted so far.
-    actor : str
-        The actor that it lives in: the same one when that was started again.
-    """
-
-    def __init__(self, limits: Limits, counts: Callable[[], Mark], actor: str = "") -> None:
-        self._limits = limits
-        self._counts = counts
-        unique = uuid4().hex
-        self._worker = (actor or unique, unique)
-        self._numbers = count()
-        self._messages: list[Message] = []
-        self._news = asyncio.Event()
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._told = asyncio.Event()
-        #: Why the limits cannot be reached.
-        self.broken: Exception | None = None
-
-    def open(self) -> None:
-        """Begin to talk and to listen."""
-        self._tasks = [
-            asyncio.create_task(self._talk(), name="testnuc-talk"),
-            asyncio.create_task(self._listen(), name="testnuc-listen"),
-        ]
-
-    async def close(self) -> None:
-        """Hang up."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def say(self, *message: Any) -> None:
-        """Send a message with the next ones."""
-        self._messages.append(message)
-        self._news.set()
-
-    async def flush(self) -> None:
-        """Wait until all is told, the counts of the meter included."""
-        self._told.clear()
-        self._news.set()
-        while not self._told.is_set() and self.broken is None:
-            await self._told.wait()
-
-    async def ask(self, kind: str, *facts: Any) -> int:
-        """Wait until something is granted; returns its number."""
-        if self.broken is not None:
-            raise self.broken
-        number = next(self._numbers)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
-        self.say(kind, number, *facts)
-        try:
-            await future
-        except asyncio.CancelledError:
-            # granted or not by now: it goes back
-            self.say("cancel", number)
-            raise
-        finally:
-            self._waiting.pop(number, None)
-        return number
-
-    async def _talk(self) -> None:
-        with self._breaking():
-            while True:
-                await self._news.wait()
-                self._news.clear()
-                messages, self._messages = self._messages, []
-                await self._limits.tell(self._worker, messages, self._counts())
-                if not self._news.is_set():
-                    self._told.set()
-
-    async def _listen(self) -> None:
-        with self._breaking():
-            while True:
-                for number, refusal in await self._limits.hear(self._worker):
-                    future = self._waiting.get(number)
-                    if future is None or future.done():
-                        continue
-                    if refusal is None:
-                        future.set_result(None)
-                    else:
-                        future.set_exception(refusal)
-
-    def _breaking(self) -> _Breaking:
-        return _Breaking(self)
-
-    def end(self, error: Exception) -> None:
-        """Fail all who wait, and all who will ask."""
-        self.broken = TestNUCError(f"the limits that this job shares cannot be reached: {error}")
-        self.broken.__cause__ = error
-        self._told.set()
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(self.broken)
-
-
-class _Breaking:
-    """Ends a line where its body fails."""
-
-    def __init__(self, line: Line) -> None:
-        self._line = line
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if isinstance(error, Exception):
-            self._line.end(error)
-            return True
-        return False
+#: Headers with the limits of a provider.
+_LIMIT_HEADERS = ("x-ratelimit-", "anthropic-ratelimit-")
+#: Seconds between two calls of `settle` at most: the worker is alive.
+_HEARTBEAT = 5.0
+#: Calls of `acquire` under way: one waits, and one brings new requests.
+_MOST_POLLS = 2
 
 
 class _RemotePermit(Permit):
@@ -159,7 +34,7 @@ class _RemotePermit(Permit):
     def __init__(self, number: int, sent_at: float, size: tuple[int, int]) -> None:
         super().__init__(sent_at, size[0], size)
         self.number = number
-        #: What the answer's headers tell of the provider's limits.
+        #: Rate limit headers of the answer.
         self.headers: dict[str, str] | None = None
 
 
@@ -171,15 +46,79 @@ class _RemoteReservation(Reservation):
         self.number = number
 
 
-class RemoteAdmission:
-    """Admits the calls of one worker, as far as the limits at the other end of the line do."""
+class LimitsClient:
+    """Admits the calls of one worker, and reserves money for them, as `SharedLimits` grants it.
 
-    def __init__(self, line: Line, clock: Callable[[], float] = time.monotonic) -> None:
-        self._line = line
+    Is both an `AdmissionControl` and a `BudgetControl` of `testnuc.limits.protocols`; belongs to
+    one event loop.
+
+    Parameters
+    ----------
+    limits : SharedLimits or actor handle
+    counts : callable
+        Returns the counters of the worker's meter.
+    budget : Budget, optional
+        Of the job.
+    actor : str
+        The id of the Ray actor that it lives in; the same after a restart.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        limits: Any,
+        counts: Callable[[], Mark],
+        *,
+        budget: Budget | None = None,
+        actor: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        # methods of an actor are called by `.remote(..)`
+        self._acquire = getattr(limits.acquire, "remote", limits.acquire)
+        self._settle = getattr(limits.settle, "remote", limits.settle)
+        self._counts = counts
+        self._bounds_tokens = budget is not None and (
+            budget.usd is not None or budget.tokens is not None
+        )
+        unique = uuid4().hex
+        self._worker = (actor or unique, unique)
         self._clock = clock
+        self._numbers = count()
+        self._requests: list[LimitsCall] = []
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._polls = 0
+        self._settled: list[LimitsCall] = []
+        self._news = asyncio.Event()
+        self._sending = asyncio.Lock()
+        #: Why the limits cannot be reached.
+        self.broken: Exception | None = None
+
+    def open(self) -> None:
+        """Start to send settlements and heartbeats."""
+        self._start(self._send_settlements(), "testnuc-settle")
+
+    async def close(self) -> None:
+        """Cancel all calls of the actor."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def flush(self) -> None:
+        """Wait until all settlements and the counters of the meter have arrived."""
+        async with self._sending:
+            settled, self._settled = self._settled, []
+            try:
+                await self._settle(self._worker, settled, self._counts())
+            except Exception as error:  # noqa: BLE001 - raised where calls are admitted
+                self._break(error)
+
+    # -- admission -------------------------------------------------------------------------------
 
     def try_acquire(self, input_tokens: int = 0, max_output_tokens: int = 0) -> None:
-        """Return None: only `acquire` can ask."""
+        """Return None: every permit comes from the actor."""
         del input_tokens, max_output_tokens
 
     async def acquire(
@@ -187,13 +126,13 @@ class RemoteAdmission:
     ) -> Permit:
         """Wait until a call may be sent."""
         size = (input_tokens, max_output_tokens)
-        number = await self._line.ask("permit", size, again)
+        number = await self._request("acquire", *size, again=again)
         return _RemotePermit(number, self._clock(), size)
 
     def observe(self, permit: Permit, headers: Mapping[str, str]) -> None:
-        """Keep what is to be told when the permit goes back."""
+        """Keep the rate limit headers until the permit is returned."""
         assert isinstance(permit, _RemotePermit)
-        found = {k.lower(): v for k, v in headers.items() if k.lower().startswith(_GATES)}
+        found = {k.lower(): v for k, v in headers.items() if k.lower().startswith(_LIMIT_HEADERS)}
         if found:
             # the server's clock, to read the dates in the others
             permit.headers = found | {"Date": headers.get("Date", "")}
@@ -201,28 +140,22 @@ class RemoteAdmission:
     def answered(
         self, permit: Permit, input_tokens: int | None = None, output_tokens: int | None = None
     ) -> None:
-        """Give a permit back after an answer."""
-        self._give_back("answered", permit, input_tokens, output_tokens)
+        """Return a permit after an answer."""
+        self._return_permit(permit, "answered", input_tokens, output_tokens)
 
     def refused(self, permit: Permit, wait: float | None = None, *, load: bool = True) -> None:
-        """Give a permit back after the server refused the request."""
-        self._give_back("refused", permit, wait, load)
+        """Return a permit after the server refused the request."""
+        self._return_permit(permit, "refused", wait, load=load)
 
     def failed(self, permit: Permit) -> None:
-        """Give a permit back after any other failure."""
-        self._give_back("failed", permit)
+        """Return a permit after any other failure."""
+        self._return_permit(permit, "failed")
 
-    def _give_back(self, how: str, permit: Permit, *facts: Any) -> None:
+    def _return_permit(self, permit: Permit, method: str, *facts: Any, **options: Any) -> None:
         assert isinstance(permit, _RemotePermit)
-        self._line.say(how, permit.number, permit.headers, *facts)
+        self._send(permit.number, method, permit.headers, *facts, **options)
 
-
-class RemoteAccount:
-    """The budget at the other end of the line."""
-
-    def __init__(self, line: Line, budget: Budget) -> None:
-        self._line = line
-        self._bounds_tokens = budget.usd is not None or budget.tokens is not None
+    # -- budget ----------------------------------------------------------------------------------
 
     @property
     def bounds_tokens(self) -> bool:
@@ -230,28 +163,94 @@ class RemoteAccount:
         return self._bounds_tokens
 
     async def reserve(self, pico_usd: int, tokens: int, calls: int = 1) -> Reservation:
-        """Set the worst case of a call aside, once there is room for it."""
-        number = await self._line.ask("reserve", pico_usd, tokens, calls)
+        """Reserve the worst case of a call, once the budget has room for it."""
+        number = await self._request("reserve", pico_usd, tokens, calls)
         return _RemoteReservation(number, (pico_usd, tokens, calls))
 
     def settle(self, reservation: Reservation, pico_usd: int, tokens: int, calls: int = 1) -> None:
-        """Book what a call did cost."""
-        self._close("settle", reservation, pico_usd, tokens, calls)
+        """Book the actual cost of a call."""
+        self._close(reservation, "settle", pico_usd, tokens, calls)
 
     def book(self, pico_usd: int, tokens: int, calls: int) -> None:
-        """Book what was spent without a reservation."""
-        self._line.say("book", -1, pico_usd, tokens, calls)
+        """Book a cost that was not reserved."""
+        self._send(-1, "book", pico_usd, tokens, calls)
 
     def keep(self, reservation: Reservation) -> None:
         """Book the whole reservation."""
-        self._close("keep", reservation)
+        self._close(reservation, "keep")
 
     def release(self, reservation: Reservation) -> None:
         """Free a reservation."""
-        self._close("release", reservation)
+        self._close(reservation, "release")
 
-    def _close(self, how: str, reservation: Reservation, *facts: Any) -> None:
+    def _close(self, reservation: Reservation, method: str, *amounts: int) -> None:
         assert isinstance(reservation, _RemoteReservation)
         if reservation.open:
             reservation.open = False
-            self._line.say(how, reservation.number, *facts)
+            self._send(reservation.number, method, *amounts)
+
+    # -- calls of the actor ----------------------------------------------------------------------
+
+    def _send(self, number: int, method: str, *arguments: Any, **options: Any) -> None:
+        self._settled.append((number, method, arguments, options))
+        self._news.set()
+
+    async def _request(self, method: str, *arguments: Any, **options: Any) -> int:
+        """Wait until a permit or a reservation is granted; returns its number."""
+        if self.broken is not None:
+            raise self.broken
+        number = next(self._numbers)
+        granted = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._requests.append((number, method, arguments, options))
+        if self._polls < _MOST_POLLS:
+            self._polls += 1
+            self._start(self._poll(), "testnuc-acquire")
+        try:
+            await granted
+        except asyncio.CancelledError:
+            # granted or not by now: it is returned
+            self._send(number, "cancel")
+            raise
+        finally:
+            self._waiting.pop(number, None)
+        return number
+
+    async def _poll(self) -> None:
+        """Send requests, and resolve what is granted, for as long as one waits."""
+        while self.broken is None and (self._requests or (self._waiting and self._polls == 1)):
+            requests, self._requests = self._requests, []
+            try:
+                granted = await self._acquire(self._worker, requests)
+            except Exception as error:  # noqa: BLE001 - raised where calls are admitted
+                self._break(error)
+                break
+            for number, refusal in granted:
+                future = self._waiting.get(number)
+                if future is None or future.done():
+                    continue
+                if refusal is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(refusal)
+        self._polls -= 1
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_settlements(self) -> None:
+        while self.broken is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_HEARTBEAT):
+                    await self._news.wait()
+            self._news.clear()
+            await self.flush()
+
+    def _break(self, error: Exception) -> None:
+        """Fail all requests, those that wait and later ones."""
+        self.broken = TestNUCError(f"the shared limits of this job cannot be reached: {error}")
+        self.broken.__cause__ = error
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(self.broken)

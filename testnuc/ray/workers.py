@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from testnuc._engine.neighborhoods import Rows, placed
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.protocols import Matches, PoolText
-from testnuc.ray.limits_client import Line, RemoteAccount, RemoteAdmission
+from testnuc.ray.limits_client import LimitsClient
 from testnuc.stores import resolve
 from testnuc.stores.memory import MemoryStore
 from testnuc.stores.override import with_pool
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.limits import Budget, RateLimit
     from testnuc.protocols import Reply, Request
-    from testnuc.ray.limits_client import Limits
     from testnuc.ray.shards import Shards, Vectors
     from testnuc.trust import Decision, Diagnosis
     from testnuc.types import Prediction
@@ -42,10 +40,10 @@ _OF_VOTES = frozenset({"labels", "k", "policy", "min_trust", "none_label"})
 
 
 class Settings:
-    """What a job was called with, as every actor gets it.
+    """The arguments of a job, as every actor receives them.
 
-    Pickled as a whole: Ray would share the arrays of an embedder of the user's own between actors,
-    which makes them read-only.
+    Pickled as one object: Ray would share the arrays of a user's embedder between actors, which
+    makes them read-only.
 
     Parameters
     ----------
@@ -63,8 +61,8 @@ class Settings:
                 cloudpickle.dumps(value)
             except Exception as exc:
                 raise InvalidInputError(
-                    f"{name} is {value!r:.200}, which cannot be sent to the actors ({exc}); give "
-                    "its name where it has one, or an object that can be pickled"
+                    f"{name} is {value!r:.200}, which cannot be sent to the actors ({exc}); use "
+                    "its name, if it has one, or an object that can be pickled"
                 ) from exc
         self._pickled: bytes = cloudpickle.dumps(dict(client))
         self._limits = limits
@@ -86,8 +84,8 @@ class Settings:
         return ray.get_actor(self._limits, namespace=self._namespace)
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
-        """Tell the job of an error of ours: what Ray passes on of it is a text."""
+    def reporting_errors(self) -> Iterator[None]:
+        """Report an error of ours to the job: Ray passes on its text only."""
         import ray
 
         try:
@@ -106,7 +104,7 @@ class Asking(TestNUC):
     Parameters
     ----------
     settings : Settings
-    limits : Limits
+    limits : SharedLimits or actor handle
         What all workers share.
     vectors : Vectors
         Those of the texts at hand, for a labeler that works on them.
@@ -114,24 +112,22 @@ class Asking(TestNUC):
         The actor that it lives in.
     """
 
-    def __init__(
-        self, settings: Settings, limits: Limits, vectors: Vectors, actor: str = ""
-    ) -> None:
+    def __init__(self, settings: Settings, limits: Any, vectors: Vectors, actor: str = "") -> None:
         given = {name: v for name, v in settings.client.items() if name not in _SHARED}
         given["store"] = with_pool(resolve(given.get("store")), vectors)
         super().__init__(**given)
-        self._line = Line(limits, self._meter.mark, actor)
         rate: RateLimit | None = settings.client.get("rate_limit")
         budget: Budget | None = settings.client.get("budget")
+        self._shared_limits = LimitsClient(limits, self._meter.mark, budget=budget, actor=actor)
         self._transport.share(
-            RemoteAdmission(self._line, time.monotonic),
-            None if budget is None else RemoteAccount(self._line, budget),
+            self._shared_limits,
+            None if budget is None else self._shared_limits,
             by_tokens=rate is not None and rate.tokens_per_minute is not None,
         )
 
     async def _open(self) -> None:
         # nothing is voted on here, so that no kernel is needed
-        self._line.open()
+        self._shared_limits.open()
         await self._open_store()
 
     async def aclose(self) -> None:
@@ -139,7 +135,7 @@ class Asking(TestNUC):
         try:
             await super().aclose()
         finally:
-            await self._line.close()
+            await self._shared_limits.close()
 
     async def predict(self, entries: Sequence[PoolText]) -> list[Prediction | Exception]:
         """Return what is said of each of some distinct texts, or why nothing is."""
@@ -151,9 +147,9 @@ class Asking(TestNUC):
         try:
             await self._pipeline.predict_own(window)
         finally:
-            await self._line.flush()
-        if self._line.broken is not None:
-            raise self._line.broken
+            await self._shared_limits.flush()
+        if self._shared_limits.broken is not None:
+            raise self._shared_limits.broken
         outcomes: list[Prediction | Exception] = []
         for place in range(len(entries)):
             outcome = window.predictions[place] or window.errors.get(place)

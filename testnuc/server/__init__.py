@@ -1,7 +1,7 @@
-"""Labels over HTTP: one client behind ``POST /v1/classify``, for services that are not in Python.
+"""HTTP service: one client behind ``POST /v1/classify``, for callers in any language.
 
-`Service` answers requests, `page_of` makes the page at its ``/``, `serve` runs it until the process
-is told to end, `ServerSettings` says where and how much. ``testnuc serve`` does all four. See
+`Service` handles requests, `page_of` renders the page at ``/``, `serve` runs the service until a
+signal, `ServerSettings` has address and limits. ``testnuc serve`` combines them. See
 docs/service.md.
 """
 

@@ -1,4 +1,4 @@
-"""Who may ask: whoever has the token or, without one, programs of this machine."""
+"""Authentication: by token or, without one, from this machine only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import binascii
 import hmac
 from typing import TYPE_CHECKING
 
-from testnuc.server.errors import Refused
+from testnuc.server.errors import RequestError
 from testnuc.server.settings import is_loopback
 
 if TYPE_CHECKING:
@@ -17,43 +17,43 @@ if TYPE_CHECKING:
 
 __all__ = ["require_caller"]
 
-#: What a load balancer and a generator of clients ask, and tells nothing of anybody's texts.
+#: For load balancers and client generators; these responses contain no texts.
 _OPEN = frozenset({"/healthz", "/readyz", "/openapi.json"})
 
 
 def require_caller(request: web.Request, route: str, settings: ServerSettings) -> None:
-    """Let a request pass, or not.
+    """Authenticate a request.
 
     Raises
     ------
-    Refused
-        401: no token, or a wrong one. 421: without a token, the address that was asked for is none
-        of this machine.
+    RequestError
+        401: the token is missing or wrong. 421: the service has no token, and the Host header is
+        not a loopback address.
     """
     if route in _OPEN:
         return
     if settings.token is None:
         host = _name(request.host)
         if not is_loopback(host):
-            # a page from elsewhere whose name now leads here (DNS rebinding)
-            raise Refused(
+            # a foreign page whose name resolves to this machine (DNS rebinding)
+            raise RequestError(
                 421,
                 "wrong_host",
-                f"this service is asked as {host[:100]!r}; ask 127.0.0.1 or localhost, or give the "
-                "service a token",
+                f"the Host header is {host[:100]!r}; use 127.0.0.1 or localhost, or configure a "
+                "token",
             )
         return
     given = request.headers.get("Authorization", "")
     scheme, _, value = given.partition(" ")
     page = route == "/"
     if page and scheme.lower() == "basic":
-        # a browser asks its user for it: any name, the token as password
+        # a browser prompts for it: any name, the token as password
         scheme, value = "bearer", _password(value)
     token = value.strip().encode("utf-8", "surrogateescape")
     right = hmac.compare_digest(token, settings.token.encode())
     if scheme.lower() != "bearer" or not right:
-        problem = "holds another token" if given else "is missing"
-        raise Refused(
+        problem = "has a wrong token" if given else "is missing"
+        raise RequestError(
             401,
             "unauthorized",
             f"the Authorization header {problem}; send 'Authorization: Bearer TOKEN'",

@@ -1,4 +1,4 @@
-"""What is answered when there is no label: a status, a type to branch on, and what to do."""
+"""Error responses: an HTTP status, a type to branch on, and a message with the remedy."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from testnuc import errors
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Refused", "of_error", "told"]
+__all__ = ["RequestError", "error_fields", "request_error"]
 
-#: The most specific class of an error decides: its HTTP status and its type. A status of 4xx is the
-#: caller's to mend, so a key that *this service* has wrong is none.
-_ANSWERS: dict[type[Exception], tuple[int, str]] = {
+#: HTTP status and type, by the most specific class of an error. 4xx means that the caller can fix
+#: the request, so a wrong provider key of the service is not 4xx.
+_RESPONSES: dict[type[Exception], tuple[int, str]] = {
     errors.InvalidInputError: (422, "invalid_input"),
     errors.BudgetExceededError: (503, "budget_exceeded"),
     errors.AuthenticationError: (502, "provider_authentication"),
@@ -33,20 +33,20 @@ _ANSWERS: dict[type[Exception], tuple[int, str]] = {
 }
 
 
-class Refused(Exception):  # noqa: N818 - it is an answer, not a fault of ours
-    """A request that is answered with an error.
+class RequestError(Exception):
+    """A request that gets an error response.
 
     Parameters
     ----------
     status : int
-        Of HTTP.
+        HTTP status.
     kind : str
-        What programs branch on.
+        Machine-readable type.
     message : str
-        Names the value and the remedy.
+        With the value and the remedy.
     headers : mapping, optional
     close : bool
-        Whether the connection ends with it, because what follows on it cannot be trusted.
+        Whether to close the connection, because its remaining bytes are undefined.
     """
 
     def __init__(
@@ -65,30 +65,30 @@ class Refused(Exception):  # noqa: N818 - it is an answer, not a fault of ours
         self.close = close
 
     def body(self) -> dict[str, Any]:
-        """Return what is sent as JSON."""
+        """Return the JSON body."""
         return {"error": {"status": self.status, "type": self.kind, "message": str(self)}}
 
 
-def of_error(error: Exception) -> Refused:
-    """Return the answer to a request that failed."""
-    status, kind = _answer(error)
+def request_error(error: Exception) -> RequestError:
+    """Return the error response for an exception."""
+    status, kind = _status(error)
     if kind == "unexpected":
-        # what it says may quote a text or a path: it is in the log
-        return Refused(500, kind, "the service failed; its log says why")
+        # the message may contain texts or paths; it is in the log
+        return RequestError(500, kind, "internal error; see the log of the service")
     after = getattr(error, "retry_after", None)
     headers = {"Retry-After": str(max(1, math.ceil(after)))} if after is not None else {}
-    return Refused(status, kind, str(error), headers=headers)
+    return RequestError(status, kind, str(error), headers=headers)
 
 
-def told(error: Exception) -> dict[str, str]:
-    """Return what a result tells of the failure of its own call."""
-    _, kind = _answer(error)
+def error_fields(error: Exception) -> dict[str, str]:
+    """Return the error of a single text in a result."""
+    _, kind = _status(error)
     message = type(error).__name__ if kind == "unexpected" else str(error)
     return {"type": kind, "message": message}
 
 
-def _answer(error: Exception) -> tuple[int, str]:
+def _status(error: Exception) -> tuple[int, str]:
     for kind in type(error).__mro__:
-        if kind in _ANSWERS:
-            return _ANSWERS[kind]
+        if kind in _RESPONSES:
+            return _RESPONSES[kind]
     return 500, "unexpected"

@@ -1,4 +1,4 @@
-"""A service from its first to its last second."""
+"""Run a service: start, wait for a signal, drain, stop."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["serve"]
 
 _log = logging.getLogger("testnuc.server")
 
-#: Connections that wait to be accepted; the system may allow fewer.
+#: Length of the accept queue; the system may allow less.
 _BACKLOG = 1_024
-#: Seconds for answers that are made already to be sent.
+#: Seconds to send finished responses.
 _LAST_BYTES = 5.0
 
 
@@ -34,34 +34,34 @@ async def serve(
     prepare: Callable[[], Awaitable[object]] | None = None,
     listening: Callable[[str], object] | None = None,
 ) -> bool:
-    """Serve until SIGTERM or Ctrl-C, let requests under way finish, then return.
+    """Serve until SIGTERM or Ctrl-C, finish in-flight requests, then return.
 
-    While `prepare` runs, ``/healthz`` is answered and ``/readyz`` says 503. After the signal,
-    ``/readyz`` says 503 again; a second signal ends what is under way.
+    While `prepare` runs, and after the signal, ``/readyz`` returns 503. A second signal aborts
+    in-flight requests.
 
     Parameters
     ----------
     service : Service
     prepare : callable, optional
-        Makes the client ready: loads a model, fills the pool. What it raises ends the service.
+        Prepares the client: loads a model, fills the pool. Its exceptions stop the service.
     listening : callable, optional
-        Told the URL once there is one.
+        Called with the URL.
 
     Returns
     -------
     bool
-        Whether all requests under way were finished.
+        Whether all in-flight requests were finished.
 
     Raises
     ------
     ConfigurationError
-        The address cannot be listened on.
+        Cannot listen on the address.
     """
     settings = service.settings
     runner = web.AppRunner(
         service.app,
         access_log=None,
-        # a call that nobody waits for any more need not be sent
+        # a disconnected client cancels its calls
         handler_cancellation=True,
         keepalive_timeout=settings.idle_timeout,
         shutdown_timeout=_LAST_BYTES,
@@ -75,7 +75,7 @@ async def serve(
         except OSError as exc:
             raise ConfigurationError(
                 f"cannot listen on {settings.host}:{settings.port}: {exc.strerror or exc}; choose "
-                "another --port, or end what uses it"
+                "another --port, or stop the program that uses it"
             ) from exc
         if listening is not None:
             listening(_url(runner))
@@ -96,7 +96,7 @@ async def _until_signal(
     try:
         await asyncio.wait([stop, starting], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
-            # raises what preparing raised
+            # raises the exception of `prepare`
             await starting
             await stop
     finally:
@@ -113,9 +113,9 @@ async def _start(service: Service, prepare: Callable[[], Awaitable[object]] | No
 
 
 async def _drain(service: Service, signals: asyncio.Semaphore) -> bool:
-    """Let requests finish; returns whether all did."""
+    """Finish in-flight requests; return whether all did."""
     service.state = "draining"
-    _log.info("ending: %d texts under way", service.queue.pending)
+    _log.info("draining: %d texts pending", service.queue.pending)
     settings = service.settings
     again = asyncio.create_task(signals.acquire())
     try:
@@ -131,16 +131,16 @@ async def _drain(service: Service, signals: asyncio.Semaphore) -> bool:
         again.cancel()
     finished = not service.queue.pending
     if not finished:
-        _log.warning("ended with %d texts under way", service.queue.pending)
+        _log.warning("stopped with %d texts pending", service.queue.pending)
         service.abort()
     return finished
 
 
 async def _close_idle(service: Service, runner: web.AppRunner) -> None:
-    """Close connections that send no request, or do not take their answer.
+    """Close connections that send no request, or do not read their response.
 
-    aiohttp bounds the time between two requests, but neither that before the first one nor that of
-    a head or an answer that stands still.
+    aiohttp limits the time between two requests, but not that before the first one, nor that of
+    stalled headers or responses.
     """
     idle = service.settings.idle_timeout
     while True:
@@ -153,7 +153,7 @@ async def _close_idle(service: Service, runner: web.AppRunner) -> None:
         for connection in connections:
             since = service.used.setdefault(connection, now)
             if since is not None and now - since > idle and connection.transport is not None:
-                # not close(), which would wait for what is buffered to be sent
+                # not close(), which would wait until its buffer is sent
                 connection.transport.abort()
 
 
@@ -167,7 +167,7 @@ async def _cleaned(runner: web.AppRunner) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _signals() -> AsyncIterator[asyncio.Semaphore]:
-    """Count the signals that tell the process to end."""
+    """Count SIGINT and SIGTERM."""
     received = asyncio.Semaphore(0)
     loop = asyncio.get_running_loop()
     handled = []

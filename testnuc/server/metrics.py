@@ -1,29 +1,43 @@
-"""What a service tells Prometheus; needs prometheus-client."""
+"""Prometheus metrics of a service; needs prometheus-client."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import MissingDependencyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from testnuc.server.service import Service
-    from testnuc.types import Classification
+    from testnuc.types import Classification, Usage
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "ServiceState"]
 
-#: Upper ends in seconds: from an answer of the store to a call that is tried again.
+#: Upper bounds in seconds, from a stored prediction to a call that is retried.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """The state of a service, read when its metrics are collected."""
+
+    usage: Usage
+    #: Texts being labeled or waiting, and the most there may be.
+    pending: int
+    limit: int
+    #: Texts in the pool.
+    pool: int
+    ready: bool
+
+
 class Metrics:
-    """Counts of one service, in a registry of its own.
+    """The metrics of one service, in their own registry.
 
     Parameters
     ----------
-    service : Service
+    state : callable
+        Returns the present state of the service.
 
     Raises
     ------
@@ -31,7 +45,7 @@ class Metrics:
         prometheus-client is not installed.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, state: Callable[[], ServiceState]) -> None:
         try:
             import prometheus_client
         except ImportError as exc:
@@ -44,25 +58,24 @@ class Metrics:
         prometheus_client.ProcessCollector(registry=self._registry)
         self._requests = prometheus_client.Counter(
             "testnuc_http_requests",
-            "Requests that were answered.",
+            "HTTP requests answered.",
             ["route", "status"],
             registry=self._registry,
         )
         self._seconds = prometheus_client.Histogram(
             "testnuc_http_request_seconds",
-            "From the head of a request to the end of its answer.",
+            "Duration of a request, from its headers to the end of the response.",
             ["route"],
             buckets=_BUCKETS,
             registry=self._registry,
         )
         self._texts = prometheus_client.Counter(
             "testnuc_texts",
-            "Texts by outcome: labeled, unlabeled (nobody could say), or failed (no label and an "
-            "error).",
+            "Texts by outcome: labeled, unlabeled (no vote), or failed (error and no label).",
             ["outcome"],
             registry=self._registry,
         )
-        self._registry.register(_OfService(service))
+        self._registry.register(_StateCollector(state))
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count a request."""
@@ -77,45 +90,49 @@ class Metrics:
         self._texts.labels(outcome).inc()
 
     def text_failed(self) -> None:
-        """Count a text whose request failed as a whole."""
+        """Count a text whose whole request failed."""
         self._texts.labels("failed").inc()
 
     def page(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in the Prometheus text format."""
         page: bytes = self._generate(self._registry)
         return page
 
 
-class _OfService:
-    """What a service counts itself, read when it is asked for."""
+class _StateCollector:
+    """Exports the counters that the service itself keeps."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, state: Callable[[], ServiceState]) -> None:
+        self._state = state
 
     def collect(self) -> Iterator[Any]:
-        """Yield one family of metrics after the other; what is unknown is left out."""
+        """Yield the metric families; unknown values are left out."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        service = self._service
-        usage, queue = service.nuc.usage, service.queue
-        for name, told, value in (
-            ("testnuc_llm_calls", "Calls that the provider answered.", usage.calls),
-            ("testnuc_retries", "Calls that were sent again after a failure.", usage.retries),
-            ("testnuc_store_hits", "Predictions that were stored already.", usage.store_hits),
-            ("testnuc_coalesced", "Predictions that another request asked for.", usage.coalesced),
-            ("testnuc_cost_usd", "US dollars by the price list.", usage.usd),
+        state = self._state()
+        usage = state.usage
+        for name, description, value in (
+            ("testnuc_llm_calls", "Calls answered by the provider.", usage.calls),
+            ("testnuc_retries", "Retries after a failed call.", usage.retries),
+            ("testnuc_store_hits", "Predictions read from the store.", usage.store_hits),
+            (
+                "testnuc_coalesced",
+                "Predictions shared with another request in flight.",
+                usage.coalesced,
+            ),
+            ("testnuc_cost_usd", "Cost in US dollars, by list price.", usage.usd),
         ):
             if value is not None:
-                yield CounterMetricFamily(name, told, value=value)
+                yield CounterMetricFamily(name, description, value=value)
         if usage.input_tokens is not None and usage.output_tokens is not None:
             tokens = CounterMetricFamily("testnuc_llm_tokens", "Tokens.", labels=["direction"])
             tokens.add_metric(["input"], usage.input_tokens)
             tokens.add_metric(["output"], usage.output_tokens)
             yield tokens
-        for name, told, value in (
-            ("testnuc_pending_texts", "Texts being labeled or waiting for it.", queue.pending),
-            ("testnuc_pending_texts_limit", "Most of them.", queue.limit),
-            ("testnuc_pool_texts", "Texts that neighbors come from.", len(service.nuc)),
-            ("testnuc_ready", "1 while requests are taken.", int(service.state == "ready")),
+        for name, description, value in (
+            ("testnuc_pending_texts", "Texts being labeled or waiting.", state.pending),
+            ("testnuc_pending_texts_limit", "Limit of pending texts.", state.limit),
+            ("testnuc_pool_texts", "Texts in the pool.", state.pool),
+            ("testnuc_ready", "1 while requests are accepted.", int(state.ready)),
         ):
-            yield GaugeMetricFamily(name, told, value=value)
+            yield GaugeMetricFamily(name, description, value=value)

@@ -1,4 +1,4 @@
-"""The service described for generators of clients: OpenAPI 3.1."""
+"""The OpenAPI 3.1 document of a service, for client generators."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["document"]
 
 _SHARE = {"type": "number", "minimum": 0, "maximum": 1}
 _MAYBE_SHARE = {"type": ["number", "null"], "minimum": 0, "maximum": 1}
-_REFUSALS = {
+_ERRORS = {
     "400": "The body is not JSON.",
     "401": "The token is missing or wrong.",
-    "408": "The body did not arrive in time.",
+    "408": "Timeout while receiving the body.",
     "413": "The body is too large.",
-    "415": "The body is not declared as JSON, or is compressed.",
-    "421": "Without a token, only 127.0.0.1 and localhost are answered.",
-    "422": "The body is not what is asked for, or beyond a limit.",
-    "429": "Too many texts are waiting; Retry-After says when to come back.",
-    "500": "The service failed; its log says why.",
+    "415": "The content type is not JSON, or the body is compressed.",
+    "421": "Without a token, the Host must be 127.0.0.1 or localhost.",
+    "422": "The body is invalid, or over a limit.",
+    "429": "Too many texts are pending; see Retry-After.",
+    "500": "Internal error; see the log of the service.",
     "502": "The LLM provider or the embedder failed.",
-    "503": "Not ready, about to end, out of budget, or limited by the provider.",
-    "504": "No answer in time.",
+    "503": "Not ready, shutting down, out of budget, or rate-limited by the provider.",
+    "504": "Timeout.",
 }
 
 
@@ -38,17 +38,16 @@ def document(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
         "info": {
             "title": "testnuc",
             "version": __version__,
-            "description": "Labels texts with an LLM; each label is voted on by the text's nearest "
-            "unlabeled neighbors.",
+            "description": "Labels texts with an LLM and a vote of their nearest neighbors.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": {
             "/v1/classify": {"post": _classify()},
-            "/healthz": {"get": _probe("Whether the process is alive.", {"200": "It is."})},
+            "/healthz": {"get": _probe("Liveness.", {"200": "The process is alive."})},
             "/readyz": {
                 "get": _probe(
-                    "Whether requests are taken.",
-                    {"200": "They are.", "503": "It starts, or is about to end."},
+                    "Readiness.",
+                    {"200": "Requests are accepted.", "503": "Starting or shutting down."},
                 )
             },
             "/metrics": {
@@ -57,7 +56,7 @@ def document(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
                     "summary": "Metrics for Prometheus.",
                     "responses": {
                         "200": {
-                            "description": "Prometheus' text format.",
+                            "description": "Prometheus text format.",
                             "content": {"text/plain": {"schema": {"type": "string"}}},
                         }
                     },
@@ -75,13 +74,13 @@ def document(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
 
 
 def _classify() -> dict[str, Any]:
-    refused = {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
+    error_content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {
         "operationId": "classify",
-        "summary": "Label one text, or many that vote on each other.",
+        "summary": "Label one text, or many texts that vote on each other.",
         "description": "With `stream`, or `Accept: application/x-ndjson`, the results of `texts` "
-        "come as lines of JSON in the order they finish, each a `Result` with its `index`; should "
-        "all that is left fail, a last line is a `Refusal`.",
+        "are JSON lines in order of completion, each a `Result` with its `index`. If the remaining "
+        "texts fail as a whole, the last line is an `Error`.",
         "requestBody": {
             "required": True,
             "content": {
@@ -111,8 +110,8 @@ def _classify() -> dict[str, Any]:
                 },
             },
             **{
-                status: {"description": told, "content": refused}
-                for status, told in _REFUSALS.items()
+                status: {"description": description, "content": error_content}
+                for status, description in _ERRORS.items()
             },
         },
     }
@@ -123,7 +122,8 @@ def _probe(summary: str, answers: dict[str, str]) -> dict[str, Any]:
     return {
         "summary": summary,
         "responses": {
-            status: {"description": told, "content": content} for status, told in answers.items()
+            status: {"description": description, "content": content}
+            for status, description in answers.items()
         },
     }
 
@@ -134,7 +134,7 @@ def _schemas(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
     explain = {
         "type": "boolean",
         "default": False,
-        "description": "Tell votes and neighbors; these are texts that others sent.",
+        "description": "Include votes and neighbors, which are texts of other requests.",
     }
     error = _object(type={"type": "string"}, message={"type": "string"})
     neighbor = _object(
@@ -142,24 +142,30 @@ def _schemas(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
         confidence=_MAYBE_SHARE,
     )  # fmt: skip
     result = _object(
-        label={**label, "description": "null: nobody could say, or it is withheld."},
-        trust={**_MAYBE_SHARE, "description": "How far to trust the label; null: unknown."},
-        share={**_SHARE, "description": "The label's part of the vote."},
-        margin={**_SHARE, "description": "Its lead over the runner-up."},
+        label={**label, "description": "null: no label, or withheld."},
+        trust={
+            **_MAYBE_SHARE,
+            "description": "Estimated chance that the label is right; null: unknown.",
+        },
+        share={**_SHARE, "description": "Winner's part of the vote's weight."},
+        margin={**_SHARE, "description": "Winner minus runner-up, as share."},
         voters={"type": "integer", "minimum": 0},
-        complete={"type": "boolean", "description": "False: certain before all were asked."},
+        complete={
+            "type": "boolean",
+            "description": "False if the vote was decided before all neighbors were asked.",
+        },
         own={
-            "description": "What the LLM said of this text alone.",
+            "description": "The LLM's own prediction of this text.",
             "oneOf": [_object(label=label, confidence=_MAYBE_SHARE), {"type": "null"}],
         },
         reason={"type": ["string", "null"]},
         error={
-            "description": "Why the text's own call failed.",
+            "description": "Error of the text's own call.",
             "oneOf": [error, {"type": "null"}],
         },
     )
     result["properties"] |= {
-        "index": {"type": "integer", "minimum": 0, "description": "Which of `texts` it is."},
+        "index": {"type": "integer", "minimum": 0, "description": "Index in `texts`."},
         "votes": {"type": "object", "additionalProperties": {"type": "number"}},
         "neighbors": {"type": "array", "items": neighbor},
     }
@@ -181,7 +187,7 @@ def _schemas(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
         "Results": _object(
             results={"type": "array", "items": {"$ref": "#/components/schemas/Result"}}
         ),
-        "Refusal": _object(
+        "Error": _object(
             error=_object(
                 status={"type": "integer"}, type={"type": "string"}, message={"type": "string"}
             )

@@ -18,7 +18,7 @@ __all__ = ["page_of"]
 
 
 def page_of(nuc: TestNUC) -> Callable[[Sequence[Classification]], Awaitable[str]]:
-    """Return what makes the page of `Service`: the latest results, and what all of them cost.
+    """Return the page function of a `Service`: the latest results, and the total usage.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def page_of(nuc: TestNUC) -> Callable[[Sequence[Classification]], Awaitable[str]
 
     def made(results: Sequence[Classification]) -> str:
         return render(
-            # each request counts from 0
+            # the indices of each request start at 0
             [replace(result, index=at) for at, result in enumerate(results)],
             usage=nuc.usage,
             model=nuc.model,
@@ -42,7 +42,7 @@ def page_of(nuc: TestNUC) -> Callable[[Sequence[Classification]], Awaitable[str]
     one = asyncio.Lock()
 
     async def page(results: Sequence[Classification]) -> str:
-        # a thousand results take a part of a second, which labels have more need of
+        # rendering takes a fraction of a second: one page at a time, off the event loop
         async with one:
             return await asyncio.to_thread(made, results)
 

@@ -1,4 +1,4 @@
-"""How many texts are taken at a time, and when to come back."""
+"""Load shedding: a limit of pending texts, and the Retry-After of rejected requests."""
 
 from __future__ import annotations
 
@@ -7,34 +7,32 @@ import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from testnuc.server.errors import Refused
+from testnuc.server.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = ["Place", "Queue"]
 
-#: Seconds over which the pace is averaged.
+#: Seconds over which throughput is averaged.
 _MEMORY = 10.0
 _LONGEST = 60
 
 
 class Queue:
-    """Counts the texts that are being labeled or wait for it; refuses what is beyond a limit.
-
-    What is refused has cost nothing yet but the reading of its body.
+    """Counts pending texts, and rejects requests over a limit.
 
     Parameters
     ----------
     limit : int
-        Texts.
+        Most pending texts.
     clock : callable
-        Seconds that only grow.
+        Monotonic seconds.
     """
 
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
         self.limit = limit
-        #: Texts in it.
+        #: Texts being labeled or waiting.
         self.pending = 0
         self._clock = clock
         self._done = 0.0
@@ -44,20 +42,19 @@ class Queue:
 
     @contextmanager
     def admit(self, texts: int) -> Iterator[Place]:
-        """Take so many texts in while the context lasts.
+        """Count texts as pending until the context ends.
 
         Raises
         ------
-        Refused
-            429: there is no room.
+        RequestError
+            429: over the limit.
         """
         if self.pending + texts > self.limit:
             after = self.retry_after(texts)
-            raise Refused(
+            raise RequestError(
                 429,
                 "queue_full",
-                f"{self.pending} texts are waiting already, of which at most {self.limit} may; "
-                f"send this again in {after} s",
+                f"{self.pending} texts are pending, of at most {self.limit}; retry in {after} s",
                 headers={"Retry-After": str(after)},
             )
         place = Place(self, texts)
@@ -69,19 +66,19 @@ class Queue:
             place.leave(place.texts)
 
     def retry_after(self, texts: int) -> int:
-        """Return in how many whole seconds so many texts will find room at the present pace."""
-        pace = self._recent(self._clock()) / _MEMORY
+        """Return the whole seconds until there is room, at the present throughput."""
+        throughput = self._recent(self._clock()) / _MEMORY
         wanted = self.pending + texts - self.limit
-        if pace <= 0:
+        if throughput <= 0:
             return 1
-        return min(max(1, math.ceil(wanted / pace)), _LONGEST)
+        return min(max(1, math.ceil(wanted / throughput)), _LONGEST)
 
     async def empty(self) -> None:
-        """Wait until nobody is in it."""
+        """Wait until no text is pending."""
         await self._empty.wait()
 
     def leave(self, texts: int) -> None:
-        """Count texts that are done."""
+        """Remove texts that are done."""
         now = self._clock()
         self._done = self._recent(now) + texts
         self._since = now
@@ -100,10 +97,10 @@ class Place:
 
     def __init__(self, queue: Queue, texts: int) -> None:
         self._queue = queue
-        #: Texts that are still in the queue.
+        #: Texts that are still pending.
         self.texts = texts
 
     def leave(self, texts: int = 1) -> None:
-        """Make room for others before the request is over."""
+        """Remove texts before the request ends."""
         self.texts -= texts
         self._queue.leave(texts)

@@ -1,4 +1,4 @@
-"""The routes of a service, and what guards them."""
+"""The routes of a service, with authentication, limits and error responses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from aiohttp import web
 
 from testnuc.errors import TestNUCError
 from testnuc.server.auth import require_caller
-from testnuc.server.errors import Refused, of_error
-from testnuc.server.metrics import Metrics
+from testnuc.server.errors import RequestError, request_error
+from testnuc.server.metrics import Metrics, ServiceState
 from testnuc.server.openapi import document
 from testnuc.server.queue import Place, Queue
-from testnuc.server.schemas import Asked, read, record
+from testnuc.server.schemas import ClassifyRequest, read, record
 from testnuc.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from testnuc.client import TestNUC
     from testnuc.types import Classification
 
-    #: Makes the HTML at ``/`` of the results that the service remembers.
+    #: Renders the HTML at ``/`` from the latest results.
     Page: TypeAlias = "Callable[[Sequence[Classification]], str | Awaitable[str]]"
 
 __all__ = ["Service"]
 
 _log = logging.getLogger("testnuc.server")
 
-#: Results that are kept for the page.
-_REMEMBERED = 1_000
+#: Results kept for the page.
+_RECENT = 1_000
 _NDJSON = "application/x-ndjson"
-#: The page may use what is in it, and nothing else from anywhere.
+#: The page is self-contained.
 _PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -51,24 +51,24 @@ _PAGE_HEADERS = {
 
 
 class Service:
-    """Answers HTTP requests with the labels of one client.
+    """Classifies texts over HTTP with one client.
 
     Parameters
     ----------
     nuc : TestNUC
-        Shared by all requests: they are embedded together, and no two ask the same. Opening and
-        closing it is the caller's matter.
+        Shared by all requests, which are embedded together and share in-flight calls. The caller
+        opens and closes it.
     settings : ServerSettings, optional
     page : callable, optional
-        Makes the HTML at ``/`` of the results that are remembered, the latest last; may be a
-        coroutine function. Default: ``/`` lists the routes.
+        Renders the HTML at ``/`` from the latest results, newest last; may be a coroutine
+        function. Default: ``/`` lists the routes.
 
     Attributes
     ----------
     app : aiohttp.web.Application
-        Serves all routes; for a runner of your own.
+        Serves all routes, for your own runner.
     state : {"starting", "ready", "draining"}
-        What ``/readyz`` tells. Set it to "ready" when the client can be used.
+        Returned by ``/readyz``. Set it to "ready" when the client can be used.
     recent : deque of Classification
         The latest results.
     """
@@ -79,14 +79,14 @@ class Service:
         self.nuc = nuc
         self.settings = settings or ServerSettings()
         self.state: Literal["starting", "ready", "draining"] = "starting"
-        #: Whether requests are refused because the service is about to end.
+        #: Whether requests are rejected because the service is shutting down.
         self.closing = False
         self.queue = Queue(self.settings.max_pending, time.monotonic)
-        self.recent: deque[Classification] = deque(maxlen=_REMEMBERED)
-        #: When a connection was last of use, by its protocol; None while it is.
+        self.recent: deque[Classification] = deque(maxlen=_RECENT)
+        #: Last use of a connection, by its protocol; None while in use.
         self.used: dict[asyncio.BaseProtocol, float | None] = {}
-        self._under_way: set[asyncio.Task[Any]] = set()
-        self._metrics = Metrics(self)
+        self._in_flight: set[asyncio.Task[Any]] = set()
+        self._metrics = Metrics(self._metrics_state)
         self._page = page
         self._document = orjson.dumps(document(nuc.labels.names, self.settings))
         self.app = web.Application(
@@ -108,12 +108,12 @@ class Service:
     async def _classify(self, request: web.Request) -> web.StreamResponse:
         self._refuse_if_closing()
         if self.state == "starting":
-            raise Refused(
-                503, "starting", "the service is not ready yet; send this again in 1 s",
+            raise RequestError(
+                503, "starting", "the service is starting; retry in 1 s",
                 headers={"Retry-After": "1"},
             )  # fmt: skip
         asked = read(await self._body(request), self.settings)
-        # while the body came in, the end may have begun, which waits only for what was admitted
+        # shutdown may have begun while the body arrived; it waits for admitted requests only
         self._refuse_if_closing()
         with self.queue.admit(len(asked.texts)) as place:
             if asked.many and (asked.stream or _NDJSON in request.headers.get("Accept", "")):
@@ -130,12 +130,12 @@ class Service:
 
     def _refuse_if_closing(self) -> None:
         if self.closing:
-            raise Refused(
-                503, "closing", "the service is about to end; send this again in 5 s",
+            raise RequestError(
+                503, "closing", "the service is shutting down; retry in 5 s",
                 headers={"Retry-After": "5"}, close=True,
             )  # fmt: skip
 
-    async def _whole(self, asked: Asked) -> web.Response:
+    async def _whole(self, asked: ClassifyRequest) -> web.Response:
         if not asked.many:
             result = await self.nuc.classify(asked.texts[0])
             self._note(result)
@@ -145,15 +145,17 @@ class Service:
             self._note(result)
             results.append(record(result, explain=asked.explain, index=True))
             if len(results) % 64 == 0:
-                # a record takes a good part of a millisecond: others have their turn
+                # a record takes a fraction of a millisecond: yield to other requests
                 await asyncio.sleep(0)
         return _json({"results": results})
 
-    async def _stream(self, request: web.Request, asked: Asked, place: Place) -> web.StreamResponse:
-        """Send a line for each text as soon as it has its label.
+    async def _stream(
+        self, request: web.Request, asked: ClassifyRequest, place: Place
+    ) -> web.StreamResponse:
+        """Send each result as a line, as soon as it is ready.
 
-        The head waits for the first line, so that what fails at once still has its status; what
-        fails later is a line of its own, the last one.
+        The headers wait for the first line, so that an immediate failure has its HTTP status. A
+        later failure is sent as the last line.
         """
         response: web.StreamResponse | None = None
         lines = self._lines(asked, place)
@@ -167,9 +169,9 @@ class Service:
         await response.write_eof()
         return response
 
-    async def _lines(self, asked: Asked, place: Place) -> AsyncGenerator[bytes, None]:
+    async def _lines(self, asked: ClassifyRequest, place: Place) -> AsyncGenerator[bytes, None]:
         first = True
-        # the failure of one text may be that of all, which is told once, and by the status
+        # a fatal error of one text may be that of all, which is sent once, as HTTP status
         held: list[bytes] = []
         try:
             async with aclosing(self._results(asked)) as results:
@@ -190,13 +192,13 @@ class Service:
                 self._metrics.text_failed()
             if first:
                 raise
-            # the head is sent: there is no other way left to tell
-            _log.warning("a stream ended early", exc_info=exc)
-            refused = exc if isinstance(exc, Refused) else of_error(exc)
+            # the headers are sent already
+            _log.warning("a stream failed", exc_info=exc)
+            refused = exc if isinstance(exc, RequestError) else request_error(exc)
             yield _line(refused.body())
 
-    async def _results(self, asked: Asked) -> AsyncGenerator[Classification, None]:
-        """Yield results; each has the time of a request to come."""
+    async def _results(self, asked: ClassifyRequest) -> AsyncGenerator[Classification, None]:
+        """Yield results; each may take as long as a request."""
         async with aclosing(self.nuc.stream(asked.texts, window=len(asked.texts))) as results:
             while True:
                 try:
@@ -213,10 +215,10 @@ class Service:
             async with asyncio.timeout(self.settings.idle_timeout):
                 await response.write(line)
         except TimeoutError as exc:
-            # it reads nothing: what is buffered for it would never be sent
+            # the client does not read: its buffer would never be sent
             if request.transport is not None:
                 request.transport.abort()
-            raise ConnectionResetError("the client does not take its answer") from exc
+            raise ConnectionResetError("the client does not read its response") from exc
 
     async def _root(self, _: web.Request) -> web.Response:
         if self._page is None:
@@ -233,21 +235,30 @@ class Service:
 
     async def _metrics_page(self, _: web.Request) -> web.Response:
         headers = {"Content-Type": self._metrics.content_type}
-        # what it tells of the process is read from files
+        # process metrics are read from files
         return web.Response(body=await asyncio.to_thread(self._metrics.page), headers=headers)
 
     async def _openapi(self, _: web.Request) -> web.Response:
         return web.Response(body=self._document, content_type="application/json")
 
-    # -- what they have in common ------------------------------------------------------------------
+    def _metrics_state(self) -> ServiceState:
+        return ServiceState(
+            usage=self.nuc.usage,
+            pending=self.queue.pending,
+            limit=self.queue.limit,
+            pool=len(self.nuc),
+            ready=self.state == "ready",
+        )
+
+    # -- common to all routes ------------------------------------------------------------------
 
     def routes(self) -> set[str]:
-        """Return the paths that are served."""
+        """Return all paths."""
         return {r.resource.canonical for r in self.app.router.routes() if r.resource is not None}
 
     def abort(self) -> None:
-        """Give up all requests under way."""
-        for task in self._under_way:
+        """Cancel all in-flight requests."""
+        for task in self._in_flight:
             task.cancel()
 
     @web.middleware
@@ -262,16 +273,16 @@ class Service:
         self.used[request.protocol] = None
         task = asyncio.current_task()
         assert task is not None
-        self._under_way.add(task)
+        self._in_flight.add(task)
         status = 499
         try:
             response = await self._answer(request, route, handler)
             status = response.status
         finally:
-            # 499: whoever asked has gone
+            # 499: the client has disconnected
             self._metrics.request(route, status, time.perf_counter() - started)
             self.used[request.protocol] = time.monotonic()
-            self._under_way.discard(task)
+            self._in_flight.discard(task)
         return response
 
     async def _answer(
@@ -283,21 +294,21 @@ class Service:
         try:
             require_caller(request, route, self.settings)
             return await handler(request)
-        except Refused as exc:
+        except RequestError as exc:
             refused = exc
         except web.HTTPException as exc:
             allowed = {"Allow": exc.headers["Allow"]} if "Allow" in exc.headers else {}
             hint = f"the routes are {', '.join(sorted(self.routes()))}"
             message = f"{request.method} {request.path[:100]}: {exc.reason}; {hint}"
-            refused = Refused(exc.status, "no_such_route", message, headers=allowed)
+            refused = RequestError(exc.status, "no_such_route", message, headers=allowed)
         except TestNUCError as exc:
-            refused = of_error(exc)
-            _log.warning("%s answered with %d: %s", route, refused.status, exc)
+            refused = request_error(exc)
+            _log.warning("%s returned %d: %s", route, refused.status, exc)
         except ConnectionError:
-            _log.debug("%s: whoever asked has gone", route)
+            _log.debug("%s: the client has disconnected", route)
             raise
-        except Exception as exc:  # noqa: BLE001 - logged whole, and answered with 500
-            refused = of_error(exc)
+        except Exception as exc:  # noqa: BLE001 - logged, and returned as 500
+            refused = request_error(exc)
             _log.exception("%s failed", route)
         response = _json(refused.body(), refused.status, refused.headers)
         if refused.close:
@@ -306,21 +317,21 @@ class Service:
 
     async def _body(self, request: web.Request) -> bytes:
         if request.content_type != "application/json":
-            # also what keeps a page in a browser of this machine from asking: it would need leave
-            raise Refused(
+            # also protects from pages in a local browser, which would need a CORS preflight
+            raise RequestError(
                 415, "unsupported_media_type",
                 f"Content-Type is {request.content_type!r}; send JSON with "
                 "'Content-Type: application/json'", close=True,
             )  # fmt: skip
         if "Content-Encoding" in request.headers:
-            raise Refused(
+            raise RequestError(
                 415, "unsupported_media_type",
                 "the body is compressed; send it without Content-Encoding", close=True,
             )  # fmt: skip
         most = self.settings.max_body
-        too_large = Refused(
+        too_large = RequestError(
             413, "body_too_large",
-            f"the body has more than {most:,} bytes; send fewer texts at a time", close=True,
+            f"the body has more than {most:,} bytes; send fewer texts per request", close=True,
         )  # fmt: skip
         if request.content_length is not None and request.content_length > most:
             raise too_large
@@ -330,17 +341,17 @@ class Service:
         except web.HTTPRequestEntityTooLarge as exc:
             raise too_large from exc
         except TimeoutError as exc:
-            raise Refused(
+            raise RequestError(
                 408, "slow_body",
-                f"the body did not arrive within {self.settings.body_timeout:g} s; send it at once",
+                f"the body did not arrive within {self.settings.body_timeout:g} s",
                 close=True,
             ) from exc  # fmt: skip
 
-    def _late(self) -> Refused:
-        return Refused(
+    def _late(self) -> RequestError:
+        return RequestError(
             504, "timeout",
-            f"no answer within {self.settings.request_timeout:g} s; send it again: what the LLM "
-            "answers meanwhile is stored", headers={"Retry-After": "5"},
+            f"no result within {self.settings.request_timeout:g} s; retry: LLM responses that "
+            "arrive meanwhile are stored", headers={"Retry-After": "5"},
         )  # fmt: skip
 
     def _note(self, result: Classification) -> None:

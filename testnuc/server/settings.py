@@ -1,4 +1,4 @@
-"""Where a service listens, who may call it, and how much it takes."""
+"""Address, token and limits of a service."""
 
 from __future__ import annotations
 
@@ -17,37 +17,34 @@ _SECONDS = ("body_timeout", "idle_timeout", "request_timeout", "drain_timeout")
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Settings of a `Service`; checked when they are made.
+    """Settings of a `Service`; validated on creation.
 
     Parameters
     ----------
     host, port
-        Where to listen; port 0 takes a free one.
+        Listen address; port 0 chooses a free port.
     token : str, optional
-        What callers must send as ``Authorization: Bearer ..``. An address that other machines can
-        reach needs one.
+        Required as ``Authorization: Bearer ..``. Non-loopback addresses require one.
     max_body : int
-        Bytes of one request.
+        Most bytes of a request.
     max_texts : int
-        Texts of one request.
+        Most texts of a request.
     max_text_chars : int
-        Characters of one text.
+        Most characters of a text.
     max_pending : int
-        Texts that are being labeled or wait for it, of all requests together; more are refused
-        with 429.
+        Most texts being labeled or waiting, of all requests; requests beyond it get 429.
     body_timeout : float
-        Seconds that a request may take to arrive.
+        Seconds to receive a body.
     idle_timeout : float
-        Seconds after which a connection without a request, or one that does not take its answer,
-        is closed.
+        Seconds after which a connection that sends no request, or does not read its response, is
+        closed.
     request_timeout : float
-        Seconds after which a request is answered with 504; answers of the LLM that come in later
-        are stored all the same.
+        Seconds after which a request gets 504; later LLM responses are still stored.
     grace : float
-        Seconds after SIGTERM in which requests are still taken, while ``/readyz`` already says 503:
-        as long as a load balancer needs to notice.
+        Seconds after SIGTERM in which requests are still accepted while ``/readyz`` returns 503,
+        so that a load balancer notices.
     drain_timeout : float
-        Seconds that requests under way then have.
+        Seconds to finish in-flight requests after that.
     """
 
     host: str = "127.0.0.1"
@@ -73,37 +70,37 @@ class ServerSettings:
             raise InvalidInputError(f"host is {self.host!r}; give an address such as 127.0.0.1")
         if self.max_texts > self.max_pending:
             raise InvalidInputError(
-                f"max_texts is {self.max_texts}, but only max_pending={self.max_pending} texts are "
-                "taken at a time: such a request could never be; raise the one or lower the other"
+                f"max_texts is {self.max_texts}, which exceeds max_pending={self.max_pending}; "
+                "raise max_pending or lower max_texts"
             )
         if self.token is not None:
             self._check_token(self.token)
         elif not is_loopback(self.host):
             raise ConfigurationError(
-                f"host {self.host} can be reached from other machines, and who reaches it spends "
-                "your money: set a token (TESTNUC_TOKEN or --token-file), or listen on 127.0.0.1"
+                f"host is {self.host}: non-loopback addresses require a token; set one "
+                "(TESTNUC_TOKEN or --token-file), or listen on 127.0.0.1"
             )
 
     @staticmethod
     def _check_token(token: str) -> None:
-        # the token itself is in no message
+        # messages must not contain the token
         if not isinstance(token, str) or len(token) < _LEAST_TOKEN:
             raise ConfigurationError(
-                f"the token has fewer than {_LEAST_TOKEN} characters and could be guessed; make "
+                f"the token has fewer than {_LEAST_TOKEN} characters and can be guessed; create "
                 "one with: openssl rand -hex 32"
             )
         if not token.isascii() or not token.isprintable() or " " in token:
             raise ConfigurationError(
-                "the token holds characters that a header cannot carry; use letters and digits"
+                "the token has characters that are invalid in a header; use letters and digits"
             )
 
     def limits(self) -> dict[str, int]:
-        """Return what is refused beyond, by name."""
+        """Return the limits by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name in _COUNTS}
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Whether an address is reachable from this machine only."""
     if host.lower() == "localhost":
         return True
     try:

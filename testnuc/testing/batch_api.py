@@ -15,13 +15,13 @@ from urllib.parse import parse_qs
 import orjson
 
 from testnuc.testing.formats import ANTHROPIC, OPENAI, count_tokens
-from testnuc.testing.http_connection import Call, Response, header
+from testnuc.testing.http_connection import ReceivedRequest, Response, header
 from testnuc.testing.request_checks import Problem
 
 if TYPE_CHECKING:
     from testnuc.testing.batch_options import Batches
-    from testnuc.testing.formats import Wire
-    from testnuc.testing.request_checks import Gate
+    from testnuc.testing.formats import ApiFormat
+    from testnuc.testing.request_checks import RequestChecks
 
 __all__ = ["BatchDesk"]
 
@@ -61,7 +61,7 @@ def anthropic_line(name: str, item: Item) -> bytes:
     )  # fmt: skip
 
 
-def left_line(wire: Wire, name: str, kind: str) -> bytes:
+def left_line(wire: ApiFormat, name: str, kind: str) -> bytes:
     """Write the line of a request that was not executed."""
     if wire is ANTHROPIC:
         return orjson.dumps({"custom_id": name, "result": {"type": kind}})
@@ -71,7 +71,7 @@ def left_line(wire: Wire, name: str, kind: str) -> bytes:
                          "error": error})  # fmt: skip
 
 
-def form_of(call: Call) -> dict[str, bytes]:
+def form_of(call: ReceivedRequest) -> dict[str, bytes]:
     """Return the parts of a form by name."""
     kind = (header(call.head, b"content-type") or b"").decode("latin-1")
     boundary = re.search(r'boundary="?([^";]+)', kind)
@@ -91,7 +91,7 @@ def form_of(call: Call) -> dict[str, bytes]:
 @dataclass(slots=True)
 class _Batch:
     id: str
-    wire: Wire
+    wire: ApiFormat
     #: custom_id and the request's own body.
     requests: list[tuple[str, dict[str, Any]]]
     #: OpenAI's endpoint, input file and metadata.
@@ -119,7 +119,7 @@ class BatchDesk:
     Parameters
     ----------
     options : Batches
-    gate : Gate
+    gate : RequestChecks
         Refuses wrong keys.
     answer : callable
         Answers one request: wire, header lines, path and body to an `Item`.
@@ -128,8 +128,8 @@ class BatchDesk:
     def __init__(
         self,
         options: Batches,
-        gate: Gate,
-        answer: Callable[[Wire, Call], Item],
+        gate: RequestChecks,
+        answer: Callable[[ApiFormat, ReceivedRequest], Item],
     ) -> None:
         self.options = options
         self._gate = gate
@@ -146,11 +146,11 @@ class BatchDesk:
         self._refused = 0
         self._chance = random.Random(7)  # noqa: S311 - no secret
 
-    def respond(self, call: Call) -> Response | None:
+    def respond(self, call: ReceivedRequest) -> Response | None:
         """Answer a request for one of the two APIs; None: it is for neither."""
         path = call.path
         found = _ANTHROPIC.fullmatch(path)
-        wire: Wire = ANTHROPIC if found else OPENAI
+        wire: ApiFormat = ANTHROPIC if found else OPENAI
         found = found or _OPENAI.fullmatch(path)
         if found is None:
             return None
@@ -167,7 +167,9 @@ class BatchDesk:
 
     # -- OpenAI ----------------------------------------------------------------------------------
 
-    def _openai(self, call: Call, kind: str, name: str | None, verb: str | None) -> Response:
+    def _openai(
+        self, call: ReceivedRequest, kind: str, name: str | None, verb: str | None
+    ) -> Response:
         match call.method, kind, verb:
             case "POST", "files", None if name is None:
                 return self._upload(call)
@@ -187,7 +189,7 @@ class BatchDesk:
                 return self._cancel(name, self._openai_batch)
         raise Problem(404, f"No such object: {name}", code="not_found")
 
-    def _upload(self, call: Call) -> Response:
+    def _upload(self, call: ReceivedRequest) -> Response:
         self.options.told("upload")
         parts = form_of(call)
         if parts.get("purpose") != b"batch":
@@ -206,7 +208,7 @@ class BatchDesk:
             }
         )
 
-    def _create_openai(self, call: Call) -> Response:
+    def _create_openai(self, call: ReceivedRequest) -> Response:
         self._refuse()
         given = orjson.loads(call.body)
         content = self.files.get(given.get("input_file_id", ""))
@@ -280,7 +282,7 @@ class BatchDesk:
 
     # -- Anthropic -------------------------------------------------------------------------------
 
-    def _anthropic(self, call: Call, name: str | None, verb: str | None) -> Response:
+    def _anthropic(self, call: ReceivedRequest, name: str | None, verb: str | None) -> Response:
         if name is None and call.method == "POST":
             return self._create_anthropic(call)
         if name is None:
@@ -296,7 +298,7 @@ class BatchDesk:
             return self._download(b"\n".join(batch.output + batch.errors) + b"\n")
         return self._retrieve(name, self._anthropic_batch)
 
-    def _create_anthropic(self, call: Call) -> Response:
+    def _create_anthropic(self, call: ReceivedRequest) -> Response:
         self._refuse()
         most, size = _ANTHROPIC_LIMITS
         given = orjson.loads(call.body)
@@ -338,7 +340,7 @@ class BatchDesk:
             raise Problem(429, "Too many batches.", headers=b"retry-after-ms: 1\r\n")
 
     def _new(
-        self, kind: str, wire: Wire, requests: list[tuple[str, dict[str, Any]]], facts: Any
+        self, kind: str, wire: ApiFormat, requests: list[tuple[str, dict[str, Any]]], facts: Any
     ) -> _Batch:
         number, ends = len(self.batches), self.options.outcomes
         outcome = ends[number] if number < len(ends) else None
@@ -353,7 +355,9 @@ class BatchDesk:
             response.delivery = "reset-before"
         return response
 
-    def _list(self, call: Call, cursor: str, shown: Callable[[_Batch], dict[str, Any]]) -> Response:
+    def _list(
+        self, call: ReceivedRequest, cursor: str, shown: Callable[[_Batch], dict[str, Any]]
+    ) -> Response:
         """Return a page of batches, the newest first."""
         self.options.told("list")
         query = {name: values[0] for name, values in parse_qs(call.query).items()}
@@ -425,7 +429,7 @@ class BatchDesk:
         for name, body in requests:
             if self.options.missing and self._chance.random() < self.options.missing:
                 continue
-            item = self._answer(batch.wire, Call("POST", path, head, orjson.dumps(body)))
+            item = self._answer(batch.wire, ReceivedRequest("POST", path, head, orjson.dumps(body)))
             if item.delivered is not None:
                 item.delivered()
             kind = "succeeded" if item.status == 200 else "errored"

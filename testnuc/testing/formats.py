@@ -13,7 +13,7 @@ import orjson
 if TYPE_CHECKING:
     from testnuc.testing.content import Content
 
-__all__ = ["ANTHROPIC", "OPENAI", "Prompt", "Quota", "Tokens", "Wire", "count_tokens"]
+__all__ = ["ANTHROPIC", "OPENAI", "ApiFormat", "Prompt", "Quota", "Tokens", "count_tokens"]
 
 _PIECE = re.compile(r"\s+|\w+|[^\w\s]")
 _CHARS_PER_TOKEN = 4
@@ -69,7 +69,7 @@ class Quota:
     reset: float
 
 
-class Wire(Protocol):
+class ApiFormat(Protocol):
     """A provider's wire format."""
 
     #: Name of the header with the request's id.
@@ -280,8 +280,8 @@ class _Anthropic:
         return b"retry-after: %d\r\n" % math.ceil(seconds)
 
 
-OPENAI: Wire = _OpenAI()
-ANTHROPIC: Wire = _Anthropic()
+OPENAI: ApiFormat = _OpenAI()
+ANTHROPIC: ApiFormat = _Anthropic()
 
 
 def _invalid_messages(body: dict[str, Any]) -> str | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Call", "Connection", "Delivery", "Response", "Site", "header"]
+__all__ = ["Connection", "Delivery", "ReceivedRequest", "Response", "Site", "header"]
 
 #: How a response reaches the client; all but ``whole``, ``slow`` and ``reset-after`` lose it.
 Delivery = Literal["whole", "slow", "stalled", "reset-before", "reset-within", "reset-after"]
@@ -28,7 +28,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class ReceivedRequest:
     """A request as received."""
 
     method: str
@@ -62,7 +62,7 @@ class Response:
 class Site(Protocol):
     """What a connection asks for its responses."""
 
-    def respond(self, call: Call) -> Response:
+    def respond(self, call: ReceivedRequest) -> Response:
         """Answer a request."""
 
     def opened(self, connection: Connection) -> None:
@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
         self.busy = True
         self._site.entered()
         path, _, query = target.partition("?")
-        response = self._site.respond(Call(method, path, head, body, query))
+        response = self._site.respond(ReceivedRequest(method, path, head, body, query))
         if response.delay > 0:
             self._later(response.delay, self._send, response)
         else:

@@ -13,7 +13,7 @@ from testnuc.testing.http_connection import Connection
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from testnuc.testing.http_connection import Call, Response
+    from testnuc.testing.http_connection import ReceivedRequest, Response
 
 __all__ = ["Listener"]
 
@@ -37,7 +37,7 @@ class Listener:
         0 takes a free one at the first start and keeps it over restarts.
     """
 
-    def __init__(self, respond: Callable[[Call], Response], port: int = 0) -> None:
+    def __init__(self, respond: Callable[[ReceivedRequest], Response], port: int = 0) -> None:
         self.respond = respond
         self.port = port
         self.in_flight = 0

@@ -18,11 +18,17 @@ from testnuc.testing.batch_api import BatchDesk, Item
 from testnuc.testing.batch_options import Batches
 from testnuc.testing.content import Content, compose
 from testnuc.testing.faults import LOST_KINDS, Faults
-from testnuc.testing.formats import ANTHROPIC, OPENAI, Prompt, Tokens, Wire, count_tokens
-from testnuc.testing.http_connection import Call, Delivery, Response
+from testnuc.testing.formats import ANTHROPIC, OPENAI, ApiFormat, Prompt, Tokens, count_tokens
+from testnuc.testing.http_connection import Delivery, ReceivedRequest, Response
 from testnuc.testing.listener import HOST, Listener
-from testnuc.testing.rate_limit import SlidingWindow, Violation
-from testnuc.testing.request_checks import Gate, Problem, limit_problem, problem_of, quota_headers
+from testnuc.testing.rate_limit import RateLimitWindow, Violation
+from testnuc.testing.request_checks import (
+    Problem,
+    RequestChecks,
+    limit_problem,
+    problem_of,
+    quota_headers,
+)
 
 __all__ = ["LoopbackLLM"]
 
@@ -107,8 +113,8 @@ class LoopbackLLM:
         self._ask, self._counts_asks = asker(answer)
         self._delay = delays(latency, seed)
         self._faults = faults
-        self._window = None if rate_limit is None else SlidingWindow(rate_limit)
-        self._gate = Gate(api_key, model, structured, rejects)
+        self._window = None if rate_limit is None else RateLimitWindow(rate_limit)
+        self._gate = RequestChecks(api_key, model, structured, rejects)
         self._model = model
         self._prose = structured == "ignore"
         self._usage = usage
@@ -225,7 +231,7 @@ class LoopbackLLM:
 
     # -- answering -------------------------------------------------------------------------------
 
-    def _respond(self, call: Call) -> Response:
+    def _respond(self, call: ReceivedRequest) -> Response:
         if call.path.endswith("/chat/completions"):
             wire = OPENAI
         elif call.path.endswith("/messages"):
@@ -243,7 +249,7 @@ class LoopbackLLM:
         response.headers += request_id
         return response
 
-    def _respond_else(self, call: Call) -> Response:
+    def _respond_else(self, call: ReceivedRequest) -> Response:
         batch = self._desk.respond(call)
         if batch is not None:
             return batch
@@ -261,7 +267,7 @@ class LoopbackLLM:
         message = f"LoopbackLLM serves nothing at {call.path!r}"
         return Response(404, OPENAI.error(404, message, "unknown_url", None))
 
-    def _item(self, wire: Wire, call: Call) -> Item:
+    def _item(self, wire: ApiFormat, call: ReceivedRequest) -> Item:
         """Answer one request of a batch."""
         self.requests += 1
         try:
@@ -274,7 +280,7 @@ class LoopbackLLM:
             return Item(500, wire.error(500, "The server had an error.", None, None))
         return Item(200, response.body, response.delivered)
 
-    def _answer(self, wire: Wire, call: Call, *, limited: bool = True) -> Response:
+    def _answer(self, wire: ApiFormat, call: ReceivedRequest, *, limited: bool = True) -> Response:
         prompt, texts = self._texts(wire, call)
         told = self._told(texts)
         said = compose(told, confidence=prompt.confidence, prose=self._prose)
@@ -339,7 +345,7 @@ class LoopbackLLM:
             self.output_tokens += tokens.output
             self.cached_tokens += tokens.cached
 
-    def _texts(self, wire: Wire, call: Call) -> tuple[Prompt, list[str]]:
+    def _texts(self, wire: ApiFormat, call: ReceivedRequest) -> tuple[Prompt, list[str]]:
         """Read the request, and find the texts it asks about."""
         body = self._gate.body(call)
         if self._record:
@@ -377,7 +383,7 @@ class LoopbackLLM:
                 raise Problem(400, f"LoopbackLLM was given no answer for the text {_cut(text)}")
         return told
 
-    def _admit(self, wire: Wire, tokens: int) -> bytes:
+    def _admit(self, wire: ApiFormat, tokens: int) -> bytes:
         """Hold the request against the rate limit; return the headers that tell its state."""
         if self._window is None:
             return b""

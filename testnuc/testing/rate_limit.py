@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["SlidingWindow", "Violation"]
+__all__ = ["RateLimitWindow", "Violation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Violation:
     limit: int
 
 
-class SlidingWindow:
+class RateLimitWindow:
     """Requests and tokens of the last minute, and whether one more request fits.
 
     Parameters

@@ -16,11 +16,11 @@ from testnuc.testing.http_connection import header
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from testnuc.testing.formats import Prompt, Wire
-    from testnuc.testing.http_connection import Call
-    from testnuc.testing.rate_limit import SlidingWindow, Violation
+    from testnuc.testing.formats import ApiFormat, Prompt
+    from testnuc.testing.http_connection import ReceivedRequest
+    from testnuc.testing.rate_limit import RateLimitWindow, Violation
 
-__all__ = ["Gate", "Problem", "limit_problem", "problem_of", "quota_headers"]
+__all__ = ["Problem", "RequestChecks", "limit_problem", "problem_of", "quota_headers"]
 
 _MESSAGES = {
     429: "Rate limit reached for requests. Please try again later.",
@@ -74,7 +74,7 @@ _FILTERED = (
 )
 
 
-class Gate:
+class RequestChecks:
     """Reads requests and refuses those that a provider would.
 
     Parameters
@@ -99,7 +99,7 @@ class Gate:
         self._structured = structured
         self._rejects = tuple(rejects)
 
-    def admit(self, call: Call) -> None:
+    def admit(self, call: ReceivedRequest) -> None:
         """Refuse a request that does not carry the right key."""
         if self._api_key is not None:
             bearer = header(call.head, b"authorization")
@@ -107,7 +107,7 @@ class Gate:
             if bearer != b"Bearer " + self._api_key and self._api_key not in keys:
                 raise Problem(401, "Incorrect API key provided.")
 
-    def body(self, call: Call) -> dict[str, Any]:
+    def body(self, call: ReceivedRequest) -> dict[str, Any]:
         """Return the body of a request."""
         try:
             body = orjson.loads(call.body)
@@ -117,7 +117,7 @@ class Gate:
             raise Problem(400, "the body is not a JSON object")
         return body
 
-    def prompt(self, wire: Wire, call: Call, body: dict[str, Any]) -> Prompt:
+    def prompt(self, wire: ApiFormat, call: ReceivedRequest, body: dict[str, Any]) -> Prompt:
         """Return what an acceptable request asks."""
         version = header(call.head, b"anthropic-version") if wire is ANTHROPIC else None
         try:
@@ -142,14 +142,14 @@ class Gate:
         return prompt
 
 
-def problem_of(kind: str, wire: Wire, retry_after: float) -> Problem | None:
+def problem_of(kind: str, wire: ApiFormat, retry_after: float) -> Problem | None:
     """Return the error response that a fault is, or None where it is another kind of fault.
 
     Parameters
     ----------
     kind : str
         See `Faults`.
-    wire : Wire
+    wire : ApiFormat
         The providers word some problems differently.
     retry_after : float
         Seconds the client is told to wait.
@@ -171,7 +171,7 @@ def problem_of(kind: str, wire: Wire, retry_after: float) -> Problem | None:
     return Problem(status, _MESSAGES.get(status, "The server had an error. Sorry about that!"))
 
 
-def quota_headers(wire: Wire, window: SlidingWindow) -> bytes:
+def quota_headers(wire: ApiFormat, window: RateLimitWindow) -> bytes:
     """Tell the state of the rate limit, as header lines."""
     reset = window.reset()
     limits = (
@@ -187,7 +187,9 @@ def quota_headers(wire: Wire, window: SlidingWindow) -> bytes:
     )
 
 
-def limit_problem(wire: Wire, window: SlidingWindow, violation: Violation, tokens: int) -> Problem:
+def limit_problem(
+    wire: ApiFormat, window: RateLimitWindow, violation: Violation, tokens: int
+) -> Problem:
     """Return the response to a request that exceeds the rate limit."""
     return Problem(
         429,

@@ -20,7 +20,6 @@ from typing import Any
 
 import orjson
 
-import testnuc
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.testing.answers import by_hash
 from testnuc.testing.batch_options import Batches
@@ -101,7 +100,7 @@ def serve_in_process(
         config = orjson.dumps(source | options)
     except TypeError as exc:
         raise InvalidInputError(f"cannot be passed to another process: {exc}") from exc
-    package = os.fspath(Path(testnuc.__file__).parents[1])
+    package = os.fspath(Path(__file__).parents[2])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(
         [sys.executable, "-m", "testnuc.testing", "--stdin"],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
 from testnuc.trust.calibration import Calibration, calibrate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
-from testnuc.trust.evidence import Estimate
+from testnuc.trust.evidence import GainEstimate
 from testnuc.trust.prior import correct, factors
 from testnuc.trust.review import Review, review_queue
 from testnuc.trust.tuning import Tuning, tune_votes
@@ -23,7 +23,7 @@ __all__ = [
     "Candidate",
     "Decision",
     "Diagnosis",
-    "Estimate",
+    "GainEstimate",
     "Review",
     "Tuning",
     "VoteSettings",

@@ -29,7 +29,7 @@ import numpy as np
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
 from testnuc.trust.evidence import (
     JUDGES,
-    Estimate,
+    GainEstimate,
     at_similarity_one,
     chance,
     corrected,
@@ -267,7 +267,7 @@ def _candidates(votes: _Votes) -> tuple[Candidate, ...]:
                     changed=float((votes.full[p, q] != votes.own).mean()),
                     gain=at_similarity_one(votes.similarity, votes.sides(p, q), votes.row)
                     if changes.sum() >= _MIN_CHANGED
-                    else Estimate(0.0, 0.0),
+                    else GainEstimate(0.0, 0.0),
                     overruled=at_similarity_one(votes.similarity, changed, votes.row).value,
                 )
             )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import MissingDependencyError
-from testnuc.trust.evidence import Estimate
+from testnuc.trust.evidence import GainEstimate
 
 if TYPE_CHECKING:
     from testnuc.voting import VotePolicy
@@ -26,7 +26,7 @@ class Candidate:
     changed: float
     #: How much more often a near neighbor sides with the vote than with the text's own label,
     #: over all texts, extrapolated to similarity 1: the expected gain in accuracy there.
-    gain: Estimate
+    gain: GainEstimate
     #: Share of the labels it changes, extrapolated to similarity 1.
     overruled: float
 
@@ -66,7 +66,7 @@ class Diagnosis:
     warnings: tuple[str, ...]
 
     @property
-    def expected_gain(self) -> Estimate:
+    def expected_gain(self) -> GainEstimate:
         """The expected effect on accuracy of what was decided; 0 without a vote."""
         chosen = self.decision
         for candidate in self.candidates:
@@ -75,7 +75,7 @@ class Diagnosis:
                 chosen.policy.own_weight,
             ):
                 return candidate.gain
-        return Estimate(0.0, 0.0)
+        return GainEstimate(0.0, 0.0)
 
     def __str__(self) -> str:
         lines = [f"{self.predictions} predictions"]

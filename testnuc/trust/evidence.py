@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JUDGES",
-    "Estimate",
+    "GainEstimate",
     "Pairs",
     "at_similarity_one",
     "chance",
@@ -29,7 +29,7 @@ JUDGES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class GainEstimate:
     """A value and its standard error."""
 
     value: float
@@ -117,7 +117,7 @@ def at_similarity_one(
     similarity: NDArray[np.float64],
     value: NDArray[np.float64],
     row: NDArray[np.int64],
-) -> Estimate:
+) -> GainEstimate:
     """Return the mean of `value` extrapolated to similarity 1.
 
     A straight line by least squares; the standard error allows any dependence among the values of
@@ -125,7 +125,7 @@ def at_similarity_one(
     is: that is what makes the estimate honest for pools without near copies.
     """
     if len(value) < 3:
-        return Estimate(0.0, np.inf)
+        return GainEstimate(0.0, np.inf)
     x = np.stack([np.ones_like(similarity), similarity - 1], axis=1)
     inverse = np.linalg.inv(x.T @ x + 1e-9 * np.eye(2))
     line = inverse @ (x.T @ value)
@@ -133,4 +133,4 @@ def at_similarity_one(
     scores = np.zeros((int(group.max()) + 1, 2))
     np.add.at(scores, group, x * (value - x @ line)[:, None])
     variance = inverse @ (scores.T @ scores) @ inverse
-    return Estimate(float(line[0]), float(np.sqrt(max(variance[0, 0], 0.0))))
+    return GainEstimate(float(line[0]), float(np.sqrt(max(variance[0, 0], 0.0))))

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testnuc.batch.anthropic import _line as anthropic_line
-from testnuc.batch.base import Line
-from testnuc.batch.decoding import Joined, Reader, custom_id
-from testnuc.batch.manifest import Wanted, pack, unpack
+from testnuc.batch.base import BatchResultLine
+from testnuc.batch.decoding import BatchOutcomes, ResponseReader, custom_id
+from testnuc.batch.manifest import RequestedPrediction, pack, unpack
 from testnuc.batch.openai import _line as openai_line
 from testnuc.errors import ContentRefusedError, NotAnsweredError, ServerError, StoreError
 from testnuc.labels import LabelSet
@@ -21,7 +21,7 @@ from testnuc.types import Prediction
 
 LABELS = LabelSet(["refund", "delivery", "login"])
 TASK = Task(system_prompt(LABELS), LABELS.names)
-READER = Reader(OpenAI("m", base_url="http://localhost/v1"), TASK, LABELS)
+READER = ResponseReader(OpenAI("m", base_url="http://localhost/v1"), TASK, LABELS)
 NAME = "ab" * 16
 
 #: What becomes of each request: a label, an error, or that it was never executed.
@@ -37,16 +37,16 @@ def chat(label):
 def line(number, fate):
     name = custom_id(NAME, number)
     if fate == "error":
-        return Line(name, 500, b'{"error":{"message":"failed"}}')
+        return BatchResultLine(name, 500, b'{"error":{"message":"failed"}}')
     if fate == "filtered":
-        return Line(name, 400, b'{"error":{"message":"no","code":"content_filter"}}')
+        return BatchResultLine(name, 400, b'{"error":{"message":"no","code":"content_filter"}}')
     if fate == "left":
-        return Line(name, 0, b"", "batch_expired")
-    return Line(name, 200, chat(fate))
+        return BatchResultLine(name, 0, b"", "batch_expired")
+    return BatchResultLine(name, 200, chat(fate))
 
 
 def items(n):
-    return [(Wanted(bytes([i]) * 16, bytes([i + 1]) * 16, i),) for i in range(n)]
+    return [(RequestedPrediction(bytes([i]) * 16, bytes([i + 1]) * 16, i),) for i in range(n)]
 
 
 def outcome(found):
@@ -54,7 +54,7 @@ def outcome(found):
 
 
 def joined(fates, lines):
-    found = Joined(NAME, items(len(fates)), READER)
+    found = BatchOutcomes(NAME, items(len(fates)), READER)
     for each in lines:
         found.take(each)
     return found
@@ -70,10 +70,10 @@ def test_order_and_repetition_change_nothing(fates, data):
     mixed = data.draw(st.permutations(whole + again))
     # lines of others, and lines that nobody can read
     noise = [
-        Line(custom_id("cd" * 16, 0), 200, chat("login")),
-        Line(custom_id(NAME, len(fates)), 200, chat("login")),
-        Line(f"{NAME}-x", 200, chat("login")),
-        Line("", 200, b""),
+        BatchResultLine(custom_id("cd" * 16, 0), 200, chat("login")),
+        BatchResultLine(custom_id(NAME, len(fates)), 200, chat("login")),
+        BatchResultLine(f"{NAME}-x", 200, chat("login")),
+        BatchResultLine("", 200, b""),
     ]
     mixed += data.draw(st.lists(st.sampled_from(noise)))
     found = joined(fates, mixed)
@@ -106,7 +106,7 @@ def test_an_answer_stands_above_an_error_of_the_same_request(fates):
 
 
 WANTED = st.builds(
-    Wanted,
+    RequestedPrediction,
     st.binary(min_size=16, max_size=16),
     st.binary(min_size=16, max_size=16),
     st.integers(0, 2**32 - 1),

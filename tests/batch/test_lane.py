@@ -12,7 +12,7 @@ import pytest
 import testnuc
 from testnuc import BatchPolicy, Budget, SelfConsistency, TestNUC, TopKICLP
 from testnuc.batch.anthropic import AnthropicBatches
-from testnuc.batch.manifest import Wanted, pack
+from testnuc.batch.manifest import RequestedPrediction, pack
 from testnuc.batch.openai import OpenAIBatches
 from testnuc.errors import (
     AuthenticationError,
@@ -23,6 +23,7 @@ from testnuc.errors import (
     QuotaExceededError,
 )
 from testnuc.protocols import Answer, Reply
+from testnuc.providers.openai import OpenAI
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import Batches, Faults, HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
@@ -425,6 +426,36 @@ async def test_two_processes_follow_one_batch_and_one_counts_it(model, lane):
         assert sorted((first.usage.calls, second.usage.calls)) == [0, 80]
 
 
+class Subclass(OpenAI):
+    """A provider of ours, changed by its user."""
+
+    name = "mine"
+
+
+class Wrapper:
+    """A provider of a user's own, which leaves all but its name to another one."""
+
+    name = "mine"
+
+    def __init__(self, model, **where):
+        self._provider = OpenAI(model, **where)
+
+    def __getattr__(self, name):
+        return getattr(self._provider, name)
+
+
+@pytest.mark.parametrize("kind", [Subclass, Wrapper])
+async def test_a_provider_of_a_users_own_names_its_batch_format(client_of, kind):
+    async with LoopbackLLM(confident) as llm:
+        provider = kind("test", base_url=llm.base_url, api_key="key")
+        policy = BatchPolicy(first_poll=0.001, longest_poll=0.002)
+        async with TestNUC(**client_of(llm, model=provider, batches=policy)) as nuc:
+            results = await nuc.classify_many(messages(20), lane="batch")
+            assert [r.prediction.label for r in results] == [gold(t) for t in messages(20)]
+            assert agree(results.usage, llm)
+        assert (llm.batches, llm.calls) == (1, 20)
+
+
 async def test_bad_arguments_are_refused_before_anything_is_sent(client_of):
     class Rule:
         name, model, identity = "rule", "length", "1"
@@ -437,7 +468,7 @@ async def test_bad_arguments_are_refused_before_anything_is_sent(client_of):
             with pytest.raises(InvalidInputError, match="lane is 'fast'"):
                 await nuc.classify_many(messages(3), lane="fast")
         async with TestNUC(**client_of(llm) | {"model": Rule()}) as nuc:
-            with pytest.raises(InvalidInputError, match="'rule' has none"):
+            with pytest.raises(InvalidInputError, match="'rule' names no supported batch_format"):
                 await nuc.classify_many(messages(3), lane="batch")
 
         class Lacking:
@@ -450,7 +481,7 @@ async def test_bad_arguments_are_refused_before_anything_is_sent(client_of):
                 return getattr(self._store, name)
 
         async with TestNUC(**client_of(llm, store=Lacking())) as nuc:
-            with pytest.raises(InvalidInputError, match="remembers batches"):
+            with pytest.raises(InvalidInputError, match="needs a store with the methods"):
                 await nuc.classify_many(messages(3), lane="batch")
         assert llm.requests == 0
     for wrong in ({"rest": "soon"}, {"attempts": 0}, {"in_flight": None}, {"grace": -1}):
@@ -491,7 +522,9 @@ async def test_what_another_process_has_stored_meanwhile_is_not_sent(model, lane
         async with lane(llm, model=model, store=full) as nuc:
             await nuc.classify_many(texts, lane="batch")
         (batch,) = await full.batches(ended=True)
-        items = pack([(Wanted(r.key, r.text_hash, r.sample),) for r in full._rows.values()])
+        items = pack(
+            [(RequestedPrediction(r.key, r.text_hash, r.sample),) for r in full._rows.values()]
+        )
         open_ = replace(batch, items=items, remote_id=None, outcome=None, usage=None)
         await store.put_batch(open_, b"another", 60)
         async with lane(llm, model=model, store=store) as nuc:

@@ -7,10 +7,10 @@ import asyncio
 import orjson
 import pytest
 
-from testnuc.batch.base import Line, QueueFullError, RemoteBatch
-from testnuc.batch.decoding import Reader, custom_id
-from testnuc.batch.lifecycle import BatchLifecycle, UntoldError
-from testnuc.batch.manifest import Wanted, pack
+from testnuc.batch.base import BatchResultLine, QueueFullError, RemoteBatch
+from testnuc.batch.decoding import ResponseReader, custom_id
+from testnuc.batch.lifecycle import BatchLifecycle, UnknownOutcomeError
+from testnuc.batch.manifest import RequestedPrediction, pack
 from testnuc.batch.token_queue import TokenQueue
 from testnuc.errors import (
     AuthenticationError,
@@ -29,7 +29,9 @@ from testnuc.types import Prediction
 from tests import virtual
 
 LABELS = LabelSet(["refund", "delivery"])
-BATCH = StoredBatch(b"b" * 16, b"s" * 16, {}, 1, 0.0, pack([(Wanted(b"k" * 16, b"t" * 16, 0),)]))
+BATCH = StoredBatch(
+    b"b" * 16, b"s" * 16, {}, 1, 0.0, pack([(RequestedPrediction(b"k" * 16, b"t" * 16, 0),)])
+)
 BODY = orjson.dumps(
     {
         "choices": [{"message": {"content": '{"label": "refund"}'}}],
@@ -64,7 +66,7 @@ class Script:
         return self.found
 
     async def read(self, remote, take):
-        take(Line(custom_id(BATCH.id.hex(), 0), 200, BODY))
+        take(BatchResultLine(custom_id(BATCH.id.hex(), 0), 200, BODY))
 
     def _next(self, entry):
         if isinstance(entry, Exception):
@@ -74,7 +76,7 @@ class Script:
 
 def courier(api, store, **policy):
     provider = OpenAI("m", base_url="http://localhost/v1")
-    reader = Reader(provider, Task("", LABELS.names), LABELS)
+    reader = ResponseReader(provider, Task("", LABELS.names), LABELS)
     price = Price.per_million(1, 2)
     return BatchLifecycle(api, reader, store, policy=BatchPolicy(**policy), price=price)
 
@@ -145,7 +147,7 @@ def test_a_creation_is_repeated_only_where_it_was_refused():
             api = Script(loop, creates=[error], found="remote-2")
             one = courier(api, store)
             await one.intend(BATCH)
-            with pytest.raises(UntoldError):
+            with pytest.raises(UnknownOutcomeError):
                 await one.create(BATCH, [b"x"], lambda: False)
             # it stays open, and is looked for
             (batch,) = await store.batches()
@@ -175,11 +177,11 @@ def test_a_creation_is_repeated_only_where_it_was_refused():
 def test_tokens_wait_for_room():
     async def main(loop):
         queue = TokenQueue(100)
-        await queue.enter(60)
-        entering = asyncio.create_task(queue.enter(50))
+        await queue.acquire(60)
+        entering = asyncio.create_task(queue.acquire(50))
         await asyncio.sleep(1)
         assert not entering.done()
-        queue.leave(60)
+        queue.release(60)
         await entering
         assert queue.used == 50
         # the provider's word, and less than that where it was too much already
@@ -187,9 +189,9 @@ def test_tokens_wait_for_room():
         assert queue.limit == 25
         queue.refused(None)
         assert queue.limit == 25
-        queue.leave(50)
+        queue.release(50)
         # one is let in in any case
-        await queue.enter(1_000)
+        await queue.acquire(1_000)
         queue.refused(500)
         assert queue.limit == 25
         fresh = TokenQueue()

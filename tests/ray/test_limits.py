@@ -1,4 +1,4 @@
-"""Many workers, one limit: the actor's side and the workers' lines, in virtual time."""
+"""Many workers, one limit: the actor's side and the workers' clients, in virtual time."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from testnuc.errors import BudgetExceededError, InvalidInputError, TestNUCError
 from testnuc.limits import Budget, RateLimit
 from testnuc.limits.meter import Meter
 from testnuc.ray.limits_actor import SILENCE, SharedLimits
-from testnuc.ray.limits_client import Line, RemoteAccount, RemoteAdmission
-from testnuc.testing.rate_limit import SlidingWindow
+from testnuc.ray.limits_client import LimitsClient
+from testnuc.testing.rate_limit import RateLimitWindow
 from tests import virtual
 
 
 def joined(limits, meter=None, actor=""):
-    line = Line(limits, (meter or Meter()).mark, actor)
-    line.open()
-    return line
+    clock = asyncio.get_running_loop().time
+    budget = Budget(calls=7)
+    client = LimitsClient(limits, (meter or Meter()).mark, budget=budget, actor=actor, clock=clock)
+    client.open()
+    return client
 
 
 def test_two_workers_never_exceed_the_limit_together():
     async def main(loop):
         rate = RateLimit(requests_per_minute=60)
         limits = SharedLimits(rate, 64, None, None, clock=loop.time)
-        server = SlidingWindow(rate, clock=loop.time)
+        server = RateLimitWindow(rate, clock=loop.time)
         violations = []
 
-        async def work(line, n):
-            admission = RemoteAdmission(line, loop.time)
+        async def work(client, n):
             for _ in range(n):
-                permit = await admission.acquire()
+                permit = await client.acquire()
                 violations.append(server.admit(0))
-                admission.answered(permit, 1, 1)
+                client.answered(permit, 1, 1)
 
-        lines = [joined(limits) for _ in range(2)]
+        clients = [joined(limits) for _ in range(2)]
         async with asyncio.TaskGroup() as tasks:
-            for line in lines:
+            for client in clients:
                 for _ in range(10):
-                    tasks.create_task(work(line, 10))
-        for line in lines:
-            await line.flush()
-            await line.close()
+                    tasks.create_task(work(client, 10))
+        for client in clients:
+            await client.flush()
+            await client.close()
         assert violations == [None] * 200
         # 200 at 60 a minute, a second's worth at once
         assert loop.now - 1_000 > 195
@@ -55,26 +56,25 @@ def test_what_two_workers_spend_stays_within_the_budget():
     async def main(loop):
         limits = SharedLimits(None, 64, None, Budget(calls=7, tokens=1_000), clock=loop.time)
         meters = [Meter(), Meter()]
-        lines = [joined(limits, meter) for meter in meters]
+        clients = [joined(limits, meter) for meter in meters]
         refused = 0
 
-        async def call(line, meter):
+        async def call(client, meter):
             nonlocal refused
-            account = RemoteAccount(line, Budget(calls=7))
             try:
-                reservation = await account.reserve(0, 10)
+                reservation = await client.reserve(0, 10)
             except BudgetExceededError:
                 refused += 1
                 return
             await asyncio.sleep(0.1)
             meter.add(None)
-            account.settle(reservation, 0, 10)
+            client.settle(reservation, 0, 10)
 
-        calls = [call(*pair) for pair in zip(lines, meters, strict=True) for _ in range(10)]
+        calls = [call(*pair) for pair in zip(clients, meters, strict=True) for _ in range(10)]
         await asyncio.gather(*calls)
-        for line in lines:
-            await line.flush()
-            await line.close()
+        for client in clients:
+            await client.flush()
+            await client.close()
         assert refused == 13
         assert (await limits.usage()).calls == 7
 
@@ -86,22 +86,21 @@ def test_permits_of_a_dead_worker_are_free_again(again):
     async def main(loop):
         limits = SharedLimits(None, 1, None, Budget(calls=2), clock=loop.time)
         dead = joined(limits, actor="actor 1")
-        await RemoteAccount(dead, Budget(calls=2)).reserve(0, 0)
-        await RemoteAdmission(dead, loop.time).acquire()
+        await dead.reserve(0, 0)
+        await dead.acquire()
         await dead.close()
 
         # its actor is started again, or another one goes on
-        line = joined(limits, actor="actor 1" if again else "actor 2")
-        account = RemoteAccount(line, Budget(calls=2))
+        client = joined(limits, actor="actor 1" if again else "actor 2")
         started = loop.now
-        await RemoteAdmission(line, loop.time).acquire()
+        await client.acquire()
         waited = loop.now - started
         assert waited < 1 if again else SILENCE <= waited < SILENCE + 10
         # what it had reserved may have been spent: one call is left
-        account.settle(await account.reserve(0, 0), 0, 0)
+        client.settle(await client.reserve(0, 0), 0, 0)
         with pytest.raises(BudgetExceededError):
-            await account.reserve(0, 0)
-        await line.close()
+            await client.reserve(0, 0)
+        await client.close()
 
     virtual.run(main)
 
@@ -109,17 +108,16 @@ def test_permits_of_a_dead_worker_are_free_again(again):
 def test_who_is_cancelled_gives_back_what_was_granted():
     async def main(loop):
         limits = SharedLimits(None, 1, None, None, clock=loop.time)
-        line = joined(limits)
-        admission = RemoteAdmission(line, loop.time)
-        held = await admission.acquire()
-        waiting = asyncio.create_task(admission.acquire())
+        client = joined(limits)
+        held = await client.acquire()
+        waiting = asyncio.create_task(client.acquire())
         await asyncio.sleep(0.1)
-        admission.answered(held)
+        client.answered(held)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         async with asyncio.timeout(1):
-            await admission.acquire()
-        await line.close()
+            await client.acquire()
+        await client.close()
 
     virtual.run(main)
 
@@ -127,7 +125,7 @@ def test_who_is_cancelled_gives_back_what_was_granted():
 def test_a_refusal_pauses_all_workers_and_headers_are_heeded():
     async def main(loop):
         limits = SharedLimits(None, 8, None, None, clock=loop.time)
-        first, second = (RemoteAdmission(joined(limits), loop.time) for _ in range(2))
+        first, second = (joined(limits) for _ in range(2))
         permit = await first.acquire()
         first.refused(permit, 30.0)
         await asyncio.sleep(0.1)
@@ -151,22 +149,61 @@ def test_a_refusal_pauses_all_workers_and_headers_are_heeded():
 
 def test_what_can_never_fit_and_limits_that_are_gone_are_told():
     class Gone:
-        async def tell(self, *_):
+        async def acquire(self, *_):
             raise OSError("no route")
 
-        async def hear(self, *_):
+        async def settle(self, *_):
             await asyncio.sleep(1_000)
 
     async def main(loop):
         limits = SharedLimits(RateLimit(tokens_per_minute=10), 8, None, None, clock=loop.time)
         with pytest.raises(InvalidInputError, match="10 tokens per minute"):
-            await RemoteAdmission(joined(limits), loop.time).acquire(11, 0)
-        line = joined(Gone())
-        admission = RemoteAdmission(line, loop.time)
+            await joined(limits).acquire(11, 0)
+        client = joined(Gone())
         for _ in range(2):
             with pytest.raises(TestNUCError, match="no route"):
-                await admission.acquire()
-        await line.flush()
-        await line.close()
+                await client.acquire()
+        await client.flush()
+        await client.close()
+
+    virtual.run(main)
+
+
+def test_a_worker_that_was_silent_for_too_long_raises_and_goes_on():
+    class Slow:
+        """Limits that a process does not reach while it is halted."""
+
+        def __init__(self, limits):
+            self.limits = limits
+            self.runs = asyncio.Event()
+            self.acquire = limits.acquire
+
+        async def settle(self, *arguments):
+            await self.runs.wait()
+            await self.limits.settle(*arguments)
+
+    async def main(loop):
+        limits = SharedLimits(None, 1, None, None, clock=loop.time)
+        halted = Slow(limits)
+        busy, slow = joined(limits), joined(halted)
+        held = await busy.acquire()
+        with pytest.raises(TestNUCError, match="silent"):
+            await slow.acquire()
+        halted.runs.set()
+        busy.answered(held, 1, 1)
+        slow.answered(await slow.acquire(), 1, 1)
+        await asyncio.gather(slow.flush(), busy.flush())
+        assert await limits.in_flight() == 0
+
+    virtual.run(main)
+
+
+def test_a_cancellation_that_overtakes_its_request_takes_no_permit():
+    async def main(loop):
+        limits = SharedLimits(None, 1, None, None, clock=loop.time)
+        worker = ("actor", "process")
+        await limits.settle(worker, [(0, "cancel", (), {})], Meter().mark())
+        requests = [(n, "acquire", (0, 0), {}) for n in range(2)]
+        assert await limits.acquire(worker, requests) == [(1, None)]
 
     virtual.run(main)

@@ -349,6 +349,6 @@ async def test_the_openapi_document_is_valid_and_true(client_of):
         assert len(fitting) == (status == 200), body
         expected = {"OneText": "Result", "ManyTexts": "Results"}.get(*fitting) if (
             fitting
-        ) else "Refusal"  # fmt: skip
+        ) else "Error"  # fmt: skip
         assert fits(expected, answer), answer
     assert all(fits("Status", state) for state in states)

@@ -17,7 +17,7 @@ from testnuc.testing.answers import asker, delays
 from testnuc.testing.content import WRONG_LABEL, compose
 from testnuc.testing.faults import LOST_KINDS, PACKED_KINDS
 from testnuc.testing.formats import ANTHROPIC, OPENAI, Quota
-from testnuc.testing.rate_limit import SlidingWindow
+from testnuc.testing.rate_limit import RateLimitWindow
 
 TEXTS = [f"where is my order number {i}?" for i in range(2000)]
 
@@ -180,7 +180,7 @@ class Clock:
 
 def test_no_sliding_minute_holds_more_than_the_limit():
     clock = Clock()
-    window = SlidingWindow({"requests_per_minute": 3}, clock=clock)
+    window = RateLimitWindow({"requests_per_minute": 3}, clock=clock)
     for second in (0, 30, 59):
         clock.now = 1000.0 + second
         assert window.admit(1) is None
@@ -198,7 +198,7 @@ def test_no_sliding_minute_holds_more_than_the_limit():
 
 def test_tokens_are_limited_too():
     clock = Clock()
-    window = SlidingWindow({"requests_per_minute": 10, "tokens_per_minute": 100}, clock=clock)
+    window = RateLimitWindow({"requests_per_minute": 10, "tokens_per_minute": 100}, clock=clock)
     assert window.admit(60) is None
     clock.now += 10
     assert window.admit(40) is None

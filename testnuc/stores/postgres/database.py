@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from testnuc.stores.postgres.address import Address
 
-__all__ = ["Database"]
+__all__ = ["PostgresDatabase"]
 
 _T = TypeVar("_T")
 _log = logging.getLogger("testnuc")
@@ -35,7 +35,7 @@ _BACKOFF = (0.05, 2.0)
 _CLOSING = 10.0
 
 
-class Database:
+class PostgresDatabase:
     """Runs work on connections; opened by the first work, and again after `close`.
 
     Parameters

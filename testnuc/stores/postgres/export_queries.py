@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from testnuc.stores.postgres.queries import Embedder
+    from testnuc.stores.postgres.queries import EmbedderRow
 
 __all__ = ["all_embedders", "all_scopes", "page_of_predictions", "page_of_vectors"]
 
@@ -49,7 +49,7 @@ async def page_of_predictions(connection: Any, after: bytes, count: int) -> list
 
 
 async def page_of_vectors(
-    connection: Any, embedder: Embedder, after: bytes, count: int
+    connection: Any, embedder: EmbedderRow, after: bytes, count: int
 ) -> list[tuple[bytes, NDArray[np.float16]]]:
     """Return the next vectors of an embedder in the order of their texts' hashes."""
     rows = await connection.fetch(

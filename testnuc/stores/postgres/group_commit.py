@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from testnuc.protocols import StoredPrediction
-    from testnuc.stores.postgres.database import Database
+    from testnuc.stores.postgres.database import PostgresDatabase
     from testnuc.types import Prediction
 
 __all__ = ["Writer"]
@@ -33,10 +33,10 @@ class Writer:
 
     Parameters
     ----------
-    database : Database
+    database : PostgresDatabase
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
         self._waiting: deque[
             tuple[Sequence[StoredPrediction], asyncio.Future[list[Prediction]]]

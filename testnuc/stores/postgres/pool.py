@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.protocols import PoolText
-    from testnuc.stores.postgres.database import Database
-    from testnuc.stores.postgres.queries import Embedder
+    from testnuc.stores.postgres.database import PostgresDatabase
+    from testnuc.stores.postgres.queries import EmbedderRow
 
 __all__ = ["Owner", "PostgresPool"]
 
@@ -53,10 +53,10 @@ _SLACK = 1e-4
 class Owner(Protocol):
     """The store, as far as its pools know it."""
 
-    async def embedder(self, name: str) -> Embedder | None:
+    async def embedder(self, name: str) -> EmbedderRow | None:
         """Return what is known of an embedder."""
 
-    async def require_embedder(self, name: str, dim: int) -> Embedder:
+    async def require_embedder(self, name: str, dim: int) -> EmbedderRow:
         """Return an embedder, whose tables are made where it is new."""
 
     async def finish(self, work: Coroutine[Any, Any, int]) -> int:
@@ -71,7 +71,7 @@ class PostgresPool:
     Parameters
     ----------
     store : Owner
-    database : Database
+    database : PostgresDatabase
     embedder : str
         Name of the embedder.
     exact_below : int
@@ -79,7 +79,7 @@ class PostgresPool:
     """
 
     def __init__(
-        self, store: Owner, database: Database, embedder: str, *, exact_below: int
+        self, store: Owner, database: PostgresDatabase, embedder: str, *, exact_below: int
     ) -> None:
         self._store = store
         self._database = database
@@ -230,14 +230,14 @@ class PostgresPool:
             )
         return found
 
-    async def _now(self) -> Embedder | None:
+    async def _now(self) -> EmbedderRow | None:
         """Return how far the pool has come."""
         now = await self._database.run(partial(select_embedder, name=self._name))
         self._count = 0 if now is None else now.size - now.removals
         return now
 
     async def _add(
-        self, embedder: Embedder, texts: Sequence[PoolText], vectors: NDArray[np.float16]
+        self, embedder: EmbedderRow, texts: Sequence[PoolText], vectors: NDArray[np.float16]
     ) -> int:
         size = 0
         for start in range(0, len(texts), _ADDED):
@@ -249,7 +249,7 @@ class PostgresPool:
             )
         return size
 
-    async def _graph(self, now: Embedder, *, wait: bool) -> bool:
+    async def _graph(self, now: EmbedderRow, *, wait: bool) -> bool:
         """Return whether there is a graph; if there is none, it is built.
 
         It is made for the first search that needs it, not while texts are added: to build one is
@@ -263,7 +263,7 @@ class PostgresPool:
                 await asyncio.shield(self._building)
         return self._indexed
 
-    async def _build(self, now: Embedder) -> None:
+    async def _build(self, now: EmbedderRow) -> None:
         build = partial(index_texts, number=now.id, dim=now.dim)
         while not await self._database.run(build):  # noqa: ASYNC110 - another process builds it
             await asyncio.sleep(_BUILDING)
@@ -272,7 +272,7 @@ class PostgresPool:
     async def _compare_here(
         self,
         matches: Matches,
-        now: Embedder,
+        now: EmbedderRow,
         vectors: NDArray[np.float16],
         own: Sequence[bytes],
         limit: int,
@@ -308,7 +308,7 @@ class PostgresPool:
         self,
         matches: Matches,
         part: slice,
-        now: Embedder,
+        now: EmbedderRow,
         vectors: NDArray[np.float16],
         own: Sequence[bytes],
         limit: int,
@@ -345,7 +345,7 @@ class PostgresPool:
 
     async def _candidates(
         self,
-        now: Embedder,
+        now: EmbedderRow,
         queries: Sequence[bytes],
         own: Sequence[bytes],
         k: int,
@@ -378,7 +378,7 @@ class PostgresPool:
         return found
 
     async def _ask(
-        self, how: Any, now: Embedder, queries: Sequence[bytes], count: int, limit: int
+        self, how: Any, now: EmbedderRow, queries: Sequence[bytes], count: int, limit: int
     ) -> sql.Nearest:
         found: sql.Nearest = await self._database.run(
             partial(how, embedder=now, queries=queries, count=count, limit=limit)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from testnuc.stores.postgres.queries import Embedder
+    from testnuc.stores.postgres.queries import EmbedderRow
 
 __all__ = [
     "Nearest",
@@ -44,7 +44,7 @@ _BIT_FACTOR = 20
 
 async def insert_texts(
     connection: Any,
-    embedder: Embedder,
+    embedder: EmbedderRow,
     texts: Sequence[PoolText],
     vectors: NDArray[np.float16],
 ) -> int:
@@ -111,7 +111,7 @@ async def _size(connection: Any, embedder: int, lock: str = "") -> int:
     return int(await connection.fetchval(query, embedder))
 
 
-async def remove_texts(connection: Any, embedder: Embedder, hashes: Sequence[bytes]) -> int:
+async def remove_texts(connection: Any, embedder: EmbedderRow, hashes: Sequence[bytes]) -> int:
     """Take texts out of the pool; returns how many were in it.
 
     Their vectors stay, and so does what a search that is under way must be able to fetch.
@@ -136,7 +136,7 @@ async def remove_texts(connection: Any, embedder: Embedder, hashes: Sequence[byt
 
 
 async def labels_of(
-    connection: Any, embedder: Embedder, hashes: Sequence[bytes]
+    connection: Any, embedder: EmbedderRow, hashes: Sequence[bytes]
 ) -> list[str | None]:
     """Return the label that a person gave each text."""
     rows = await connection.fetch(
@@ -148,7 +148,9 @@ async def labels_of(
     return [found.get(h) for h in hashes]
 
 
-async def texts_of(connection: Any, embedder: Embedder, numbers: Sequence[int]) -> list[PoolText]:
+async def texts_of(
+    connection: Any, embedder: EmbedderRow, numbers: Sequence[int]
+) -> list[PoolText]:
     """Return the texts with these numbers, removed ones included."""
     table = f"texts_{embedder.id}"
     rows = await connection.fetch(
@@ -169,7 +171,7 @@ async def texts_of(connection: Any, embedder: Embedder, numbers: Sequence[int]) 
 
 
 async def texts_between(
-    connection: Any, embedder: Embedder, start: int, end: int
+    connection: Any, embedder: EmbedderRow, start: int, end: int
 ) -> list[PoolText]:
     """Return the texts of the pool that have these numbers."""
     rows = await connection.fetch(
@@ -182,7 +184,7 @@ async def texts_between(
 
 
 async def rows_between(
-    connection: Any, embedder: Embedder, start: int, end: int
+    connection: Any, embedder: EmbedderRow, start: int, end: int
 ) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.float16]]:
     """Return hash, number and vector of the texts of the pool that have these numbers."""
     rows = await connection.fetch(
@@ -199,7 +201,7 @@ async def rows_between(
 
 
 async def vectors_of(
-    connection: Any, embedder: Embedder, hashes: Sequence[bytes]
+    connection: Any, embedder: EmbedderRow, hashes: Sequence[bytes]
 ) -> dict[bytes, bytes]:
     """Return the vectors of texts, by hash, as the server sends them."""
     rows = await connection.fetch(
@@ -210,7 +212,7 @@ async def vectors_of(
 
 
 async def nearest_by_scan(
-    connection: Any, embedder: Embedder, queries: Sequence[bytes], count: int, limit: int
+    connection: Any, embedder: EmbedderRow, queries: Sequence[bytes], count: int, limit: int
 ) -> Nearest:
     """Compare each query with every text numbered below `limit`; return the best `count`."""
     return await _nearest(
@@ -228,7 +230,7 @@ async def nearest_by_scan(
 
 
 async def nearest_by_graph(
-    connection: Any, embedder: Embedder, queries: Sequence[bytes], count: int, limit: int
+    connection: Any, embedder: EmbedderRow, queries: Sequence[bytes], count: int, limit: int
 ) -> Nearest:
     """Search the graph for texts numbered below `limit`; it may miss some of the best `count`.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from testnuc.protocols import StoredPrediction
 
 __all__ = [
-    "Embedder",
+    "EmbedderRow",
     "count",
     "describe",
     "forget",
@@ -40,7 +40,7 @@ _ESCAPE = "\x1a"
 
 
 @dataclass(frozen=True, slots=True)
-class Embedder:
+class EmbedderRow:
     """One embedder's row."""
 
     id: int
@@ -177,12 +177,12 @@ async def select_predictions(connection: Any, keys: Sequence[bytes]) -> dict[byt
     }
 
 
-async def select_embedder(connection: Any, name: str) -> Embedder | None:
+async def select_embedder(connection: Any, name: str) -> EmbedderRow | None:
     """Return what is known of an embedder."""
     found = await connection.fetchrow(
         "SELECT id, name, dim, size, removals FROM embedders WHERE name = $1", name
     )
-    return None if found is None else Embedder(*found)
+    return None if found is None else EmbedderRow(*found)
 
 
 async def insert_vectors(
@@ -208,7 +208,7 @@ async def insert_vectors(
 
 
 async def select_vectors(
-    connection: Any, embedder: Embedder, hashes: Sequence[bytes], *, pooled: bool = False
+    connection: Any, embedder: EmbedderRow, hashes: Sequence[bytes], *, pooled: bool = False
 ) -> list[NDArray[np.float16] | None]:
     """Return the stored vector of each text; with `pooled`, of those that are in the pool."""
     where = "AND number IS NOT NULL" if pooled else ""

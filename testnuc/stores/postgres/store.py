@@ -16,7 +16,7 @@ from testnuc.stores.postgres import export_queries as paging
 from testnuc.stores.postgres import lease_queries as leasing
 from testnuc.stores.postgres import queries as sql
 from testnuc.stores.postgres.address import Address
-from testnuc.stores.postgres.database import Database
+from testnuc.stores.postgres.database import PostgresDatabase
 from testnuc.stores.postgres.group_commit import Writer
 from testnuc.stores.postgres.pool import PostgresPool
 from testnuc.stores.postgres.schema import MAX_DIM, create_texts
@@ -88,10 +88,10 @@ class PostgresStore:
             raise InvalidInputError(f"lease_seconds is {lease_seconds}; give a positive number")
         self.lease_seconds = lease_seconds
         self._address = Address(url)
-        self._database = Database(self._address, connections=connections, patience=patience)
+        self._database = PostgresDatabase(self._address, connections=connections, patience=patience)
         self._writer = Writer(self._database)
         self._exact_below = exact_below
-        self._embedders: dict[str, sql.Embedder] = {}
+        self._embedders: dict[str, sql.EmbedderRow] = {}
         # leases are of this object: two clients that share it do not share their leases
         self._owner = secrets.token_bytes(16)
         self._calls = count()
@@ -269,7 +269,7 @@ class PostgresStore:
         """End leases without an answer; `put_predictions` ends those that have one."""
         await self._database.run(partial(leasing.release, keys=keys, owner=self._owner))
 
-    async def embedder(self, name: str) -> sql.Embedder | None:
+    async def embedder(self, name: str) -> sql.EmbedderRow | None:
         """Return what is known of an embedder; its counts may be old."""
         known = self._embedders.get(name)
         if known is None:
@@ -278,7 +278,7 @@ class PostgresStore:
                 self._embedders[name] = known
         return known
 
-    async def require_embedder(self, name: str, dim: int) -> sql.Embedder:
+    async def require_embedder(self, name: str, dim: int) -> sql.EmbedderRow:
         """Return an embedder, whose tables are made where it is new.
 
         Raises

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-__all__ = ["Database"]
+__all__ = ["SQLiteDatabase"]
 
 _T = TypeVar("_T")
 
@@ -44,7 +44,7 @@ class _Job:
     loop: asyncio.AbstractEventLoop
 
 
-class Database:
+class SQLiteDatabase:
     """Runs work on connections in threads; opened by the first work, and again after `close`.
 
     Parameters
@@ -211,7 +211,7 @@ class Database:
 class _Readers:
     """Threads with a connection each."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SQLiteDatabase) -> None:
         self._database = database
         self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix="testnuc-read")
         self._local = threading.local()

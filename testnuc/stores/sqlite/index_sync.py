@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from testnuc.index import SavedIndex
-    from testnuc.stores.sqlite.database import Database
+    from testnuc.stores.sqlite.database import SQLiteDatabase
 
 __all__ = ["Keeper"]
 
@@ -47,7 +47,7 @@ class Keeper:
 
     Parameters
     ----------
-    database : Database
+    database : SQLiteDatabase
     embedder : str
         Whose pool.
     folder : Path
@@ -61,7 +61,7 @@ class Keeper:
     """
 
     def __init__(
-        self, database: Database, embedder: str, folder: Path, *, exact_below: int
+        self, database: SQLiteDatabase, embedder: str, folder: Path, *, exact_below: int
     ) -> None:
         self._database = database
         self._embedder = embedder
@@ -153,7 +153,7 @@ class Keeper:
         except (OSError, sqlite3.Error, StoreError) as exc:
             _log.warning("the index in %s could not be saved: %s", self._folder, exc)
 
-    def _opened(self, now: sql.State) -> tuple[NearestVectors, SavedIndex]:
+    def _opened(self, now: sql.PoolState) -> tuple[NearestVectors, SavedIndex]:
         assert self._connection is not None
         saved = now.index()
         assert saved is not None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.protocols import PoolText
-    from testnuc.stores.sqlite.database import Database
+    from testnuc.stores.sqlite.database import SQLiteDatabase
 
 __all__ = ["SqlitePool"]
 
@@ -40,7 +40,7 @@ class SqlitePool:
 
     Parameters
     ----------
-    database : Database
+    database : SQLiteDatabase
     embedder : str
         Name of the embedder.
     folder : Path
@@ -50,7 +50,12 @@ class SqlitePool:
     """
 
     def __init__(
-        self, database: Database, embedder: str, folder: Path, *, exact_below: int = EXACT_BELOW
+        self,
+        database: SQLiteDatabase,
+        embedder: str,
+        folder: Path,
+        *,
+        exact_below: int = EXACT_BELOW,
     ) -> None:
         self._database = database
         self._embedder = embedder
@@ -125,7 +130,7 @@ class SqlitePool:
         """Find the k nearest texts of each vector; see `testnuc.protocols.Index.search`."""
         await self.open()
 
-        def look(c: sqlite3.Connection) -> tuple[sql.State | None, NDArray[np.int64] | None]:
+        def look(c: sqlite3.Connection) -> tuple[sql.PoolState | None, NDArray[np.int64] | None]:
             now = sql.state(c, self._embedder)
             if now is None or exclude is None:
                 return now, None
@@ -202,7 +207,7 @@ class SqlitePool:
         except KeyError as exc:
             raise StoreError(f"there is no text {exc} in the pool of {self._embedder!r}") from exc
 
-    def _behind(self, now: sql.State, upto: int | None) -> bool:
+    def _behind(self, now: sql.PoolState, upto: int | None) -> bool:
         """Whether a search has to wait for what another process did."""
         if self._changing:
             # an addition is under way: a search sees what is there, as it does in memory

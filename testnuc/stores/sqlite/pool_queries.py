@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "State",
+    "PoolState",
     "insert_texts",
     "labels_of",
     "numbers",
@@ -36,7 +36,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class PoolState:
     """How far a pool has come."""
 
     #: The embedder's id.
@@ -59,12 +59,12 @@ class State:
         return SavedIndex.of(facts)
 
 
-def state(connection: sqlite3.Connection, embedder: str) -> State | None:
+def state(connection: sqlite3.Connection, embedder: str) -> PoolState | None:
     """Return how far the pool has come; None: nothing was ever added."""
     row = connection.execute(
         "SELECT id, dim, size, removals, saved FROM embedders WHERE name = ?", (embedder,)
     ).fetchone()
-    return None if row is None else State(*row)
+    return None if row is None else PoolState(*row)
 
 
 def insert_texts(
@@ -171,7 +171,7 @@ def numbers_removed(connection: sqlite3.Connection, embedder: int, after: int) -
 
 
 def rows_from(
-    connection: sqlite3.Connection, now: State, start: int, count: int
+    connection: sqlite3.Connection, now: PoolState, start: int, count: int
 ) -> tuple[NDArray[np.float16], NDArray[np.uint64]]:
     """Return vectors and ranks of the numbers from `start`, removed ones included.
 

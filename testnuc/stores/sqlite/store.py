@@ -12,7 +12,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.stores.sqlite import batch_queries as batches
 from testnuc.stores.sqlite import export_queries as paging
 from testnuc.stores.sqlite import queries as sql
-from testnuc.stores.sqlite.database import Database
+from testnuc.stores.sqlite.database import SQLiteDatabase
 from testnuc.stores.sqlite.pool import SqlitePool
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class SqliteStore:
             raise InvalidInputError(f"synchronous is {synchronous!r}; choose from normal, full")
         #: The file, wherever the process may go.
         self.path = Path(given).absolute()
-        self._database = Database(str(self.path), synchronous=synchronous)
+        self._database = SQLiteDatabase(str(self.path), synchronous=synchronous)
 
     def __repr__(self) -> str:
         return f"SqliteStore({str(self.path)!r})"
