@@ -1,7 +1,7 @@
-"""What users may bring their own of, and the records that pass between the layers.
+"""Interfaces that users may implement, and the records that pass between the layers.
 
 A `Provider` answers requests, an `Embedder` turns texts into vectors, an `Index` finds the nearest
-of them, a `Store` remembers what was paid for, a `Method` makes one prediction out of samples.
+ones, a `Store` stores predictions and embeddings, a `Method` reduces samples to one prediction.
 """
 
 from __future__ import annotations
@@ -38,69 +38,69 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """All that the calls of one client have in common: what stays the same from text to text.
+    """The common part of all calls of a client: the same for every text.
 
-    Compared by identity: a provider may keep what it prepared for a task.
+    Compared by identity, so that a provider may cache per task.
     """
 
     #: The system message: instruction, guidelines, label options, output format.
     system: str
-    #: The label names a reply may use, in order.
+    #: The label names, in order.
     labels: tuple[str, ...]
     temperature: float | None = 0.7
     top_p: float | None = 1.0
-    #: Where the confidence comes from: the model's own words, or token log-probabilities.
+    #: Source of the confidence: verbalized by the model, or token log-probabilities.
     confidence: Literal["verbalized", "logprobs"] = "verbalized"
-    #: Passed to the provider as they are (``max_tokens``, ``reasoning_effort``, ..).
+    #: Passed to the provider unchanged (``max_tokens``, ``reasoning_effort``, ..).
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call: the texts it asks about and the message that holds them."""
+    """One call: its texts, and the message with them."""
 
     task: Task
-    #: The user message: demonstrations, then the numbered samples.
+    #: The user message: few-shot examples, then the numbered texts.
     user: str
-    #: The texts asked about; text ``i`` has the id ``i + 1`` in the message.
+    #: Text ``i`` has the id ``i + 1`` in the message.
     texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model said of one text, before it is matched to the label set."""
+    """The model's answer for one text, before it is matched to the label set."""
 
     label: str
-    #: 0..1, or None where the model gave none.
+    #: 0..1, or None if the model gave none.
     confidence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens of one call, as the provider counted them."""
+    """Tokens of one call, as counted by the provider."""
 
     #: All input tokens, cached ones included.
     input_tokens: int
     output_tokens: int
     #: Input tokens the provider served from its prompt cache.
     cached_tokens: int = 0
-    #: Input tokens the provider wrote to its prompt cache (Anthropic bills them apart).
+    #: Input tokens the provider wrote to its prompt cache (Anthropic bills them separately).
     cache_write_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answers of one call, one for each text of the request, in its order."""
+    """The answers of one call, one for each text of the request, in order."""
 
     answers: tuple[Answer | ReplyError, ...]
-    #: None where the provider did not say.
+    #: None if the provider did not return it.
     usage: TokenUsage | None = None
     request_id: str | None = None
 
 
 @runtime_checkable
 class Provider(Protocol):
-    """Answers requests in whatever way it likes: a local model, another SDK, a rule."""
+    """Answers requests in any way: a local model, another SDK, a rule."""
 
     @property
     def name(self) -> str:
@@ -108,11 +108,11 @@ class Provider(Protocol):
 
     @property
     def model(self) -> str:
-        """Name of the model, as its users call it."""
+        """Name of the model."""
 
     @property
     def identity(self) -> str:
-        """All else that can change an answer (an endpoint, a version); part of every key."""
+        """Everything else that affects answers (endpoint, version); part of every key."""
 
     async def answer(self, request: Request) -> Reply:
         """Answer all texts of the request, or raise a `ProviderError`."""
@@ -120,7 +120,11 @@ class Provider(Protocol):
 
 @runtime_checkable
 class WireProvider(Protocol):
-    """A provider spoken to over HTTP: pure encoding and decoding, the transport does the rest."""
+    """A provider over HTTP: pure encoding and decoding; the transport sends requests.
+
+    With an attribute ``batch_format`` and a method ``at``, it also has a batch lane; see
+    `testnuc.batch.base.BatchProvider`.
+    """
 
     @property
     def name(self) -> str:
@@ -128,42 +132,42 @@ class WireProvider(Protocol):
 
     @property
     def model(self) -> str:
-        """Name of the model, as its users call it."""
+        """Name of the model."""
 
     @property
     def identity(self) -> str:
-        """All else that can change an answer (an endpoint, a version); part of every key."""
+        """Everything else that affects answers (endpoint, version); part of every key."""
 
     @property
     def url(self) -> str:
-        """Absolute URL that calls are POSTed to."""
+        """Absolute URL of calls, for POST."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Headers of every call, the secret ones included; never shown."""
+        """Headers of every call, with secrets; never shown."""
 
     def encode(self, request: Request) -> bytes:
-        """Body of the call."""
+        """Return the body of a call."""
 
     def decode(self, request: Request, body: bytes) -> Reply:
-        """Read a 200 answer; raises `ReplyError` (with nothing else) where it holds none."""
+        """Decode a 200 response; raises only `ReplyError`, if it has no answer."""
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
-        """Turn a non-200 answer into a `ProviderError`."""
+        """Return the `ProviderError` of a non-200 response."""
 
     def adapt(self, error: Exception) -> bool:
-        """Change how requests are encoded because of `error`; True: send the call again at once."""
+        """Adapt the encoding after `error`; True if the call should be retried at once."""
 
     def reserve(self, request: Request) -> tuple[int, int]:
-        """Estimated input tokens and the most output tokens of a call."""
+        """Return the estimated input tokens and the most output tokens of a call."""
 
 
 @runtime_checkable
 class Embedder(Protocol):
     """Turns texts into unit vectors.
 
-    May carry ``name: str``, its identity in stores; without one it is known by its qualified class
-    name and dimension.
+    May have ``name: str``, its identity in stores; default: its qualified class name and
+    dimension.
     """
 
     @property
@@ -176,77 +180,77 @@ class Embedder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredPrediction:
-    """One prediction as a store keeps it."""
+    """A stored prediction."""
 
-    #: 16 bytes: the hash of all that can change the prediction.
+    #: 16 bytes: hash of everything that affects the prediction.
     key: bytes
-    #: 16 bytes: the hash of all that the predictions of one client have in common.
+    #: 16 bytes: hash of the common part of a client's predictions.
     scope: bytes
     #: 16 bytes: the hash of the text.
     text_hash: bytes
-    #: How-manieth answer to the same prompt, from 0.
+    #: Zero-based sample index.
     sample: int
     prediction: Prediction
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch of requests at a provider, as a store keeps it."""
+    """A stored batch job."""
 
-    #: 16 bytes, our own: known before the provider has the batch.
+    #: 16 bytes; our own id, known before the batch is created.
     id: bytes
-    #: The scope of the predictions that it is for.
+    #: Of its predictions.
     scope: bytes
-    #: What it takes to read its answers: provider, base_url, model, labels, ..
+    #: Needed to decode its results: provider, base_url, model, labels, ..
     facts: Mapping[str, Any]
-    #: How many requests it has.
+    #: Number of requests.
     requests: int
-    #: When it was decided on, in seconds since the epoch.
+    #: Seconds since the epoch.
     created: float
-    #: What each request asks for; see `testnuc.batch.manifest`. Empty once the batch has ended.
+    #: The predictions of each request; see `testnuc.batch.manifest`. Empty once it has ended.
     items: bytes
-    #: The provider's id; None: it is not known whether the provider has the batch.
+    #: The provider's id; None if unknown: the batch may not exist.
     remote_id: str | None = None
-    #: How it ended; None: it has not.
+    #: How it ended; None while open.
     outcome: str | None = None
-    #: What its answers used; None: it has not ended.
+    #: Of its results; None while open.
     usage: Usage | None = None
 
 
 @runtime_checkable
 class Store(Protocol):
-    """Remembers predictions and embeddings, so that nothing is paid for twice.
+    """Stores predictions and embeddings.
 
     All methods may be called concurrently from one event loop. Hashes and keys are 16 bytes.
     """
 
     @property
     def durable(self) -> bool:
-        """Whether what is put outlives the process."""
+        """Whether data outlives the process."""
 
     async def open(self) -> None:
-        """Make ready; raises `StoreError` where the store cannot be used."""
+        """Open the store; raises `StoreError` if it cannot be used."""
 
     async def close(self) -> None:
-        """Write what is not written and let go of files and connections."""
+        """Flush writes; close files and connections."""
 
     def pool(self, embedder: str) -> Index | None:
-        """Return the pool that lives in this store; None: the client keeps one in memory."""
+        """Return the pool in this store; None if the pool is in the client's memory."""
 
     async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
-        """Note what a scope is: ``model``, ``labels``, ..; once is enough."""
+        """Store the facts of a scope: ``model``, ``labels``, ..; idempotent."""
 
     async def count(self, scope: bytes) -> int:
-        """Return how many texts have a prediction of this scope."""
+        """Return the number of texts with a prediction in this scope."""
 
     async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
-        """Drop the predictions of a model, or of a scope; returns how many."""
+        """Delete the predictions of a model or scope; return their number."""
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
         """Return the stored prediction of each key."""
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
-        """Store predictions; return what stands: the first one stored under a key wins."""
+        """Store predictions; return the stored ones: the first one of a key wins."""
 
     async def get_vectors(
         self, embedder: str, hashes: Sequence[bytes]
@@ -261,21 +265,21 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PoolText:
-    """One text of the pool."""
+    """A text of the pool."""
 
     text: str
     hash: bytes
-    #: The label that a person said is right; such a text is never asked about.
+    #: Human label; such a text needs no prediction.
     label: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """The nearest pool texts of B queries, most similar first, equal ones by content hash."""
+    """The nearest pool texts of B queries, most similar first, ties by content hash."""
 
-    #: int64[B, K]: the pool's own numbers of the texts; -1 where fewer than K were found.
+    #: int64[B, K]: ids in the pool; -1 if fewer than K were found.
     ids: NDArray[np.int64]
-    #: float32[B, K]: cosines, at most 1; 0 where there is no neighbor.
+    #: float32[B, K]: cosines, at most 1; 0 without a neighbor.
     similarities: NDArray[np.float32]
 
 
@@ -286,10 +290,10 @@ class Index(Protocol):
     def __len__(self) -> int: ...
 
     async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
-        """Add the texts that are not there yet, with their vectors float16[len(texts), dim].
+        """Add new texts with their vectors, float16[len(texts), dim].
 
-        A label given for a text that is there already is kept. Returns the snapshot: what to give
-        `search` as `upto`, so that it finds no text that was added later.
+        Updates the label of known texts, if one is given. Returns the snapshot, which `search`
+        takes as `upto` to ignore texts that were added later.
         """
 
     async def search(
@@ -302,46 +306,46 @@ class Index(Protocol):
     ) -> Matches:
         """Find the k nearest texts of each vector, float16[B, dim].
 
-        The text whose hash is ``exclude[i]`` is no neighbor of query ``i``.
+        The text with hash ``exclude[i]`` is not a neighbor of query ``i``.
         """
 
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
-        """Return at most `count` texts numbered from `start`, and where to go on; None: no more."""
+        """Return at most `count` texts from id `start`, and the next `start`; None at the end."""
 
     async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
-        """Return the label that a person gave each text; None: none, or not in the pool."""
+        """Return the human label of each text; None without one, or if not in the pool."""
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
-        """Return the vector of each text that is in the pool, float16[dim]."""
+        """Return the vector of each text of the pool, float16[dim]."""
 
     async def close(self) -> None:
-        """Let go of threads and connections."""
+        """Release threads and connections."""
 
     async def remove(self, hashes: Sequence[bytes]) -> int:
-        """Take texts out of the pool; returns how many were in it."""
+        """Remove texts from the pool; return the number removed."""
 
     async def open(self) -> None:
-        """Make ready: load or mend what is kept outside this process."""
+        """Load or repair data outside this process."""
 
     async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
-        """Return the texts with these numbers, int64[n], none of them -1."""
+        """Return the texts with these ids, int64[n], none of them -1."""
 
 
 @runtime_checkable
 class Method(Protocol):
-    """How one text gets its own prediction: which samples are asked for, and what they come to."""
+    """How a text gets its own prediction: the samples it needs, and their reduction."""
 
     @property
     def samples(self) -> int:
-        """How many answers of the LLM one prediction takes."""
+        """Number of LLM samples of a prediction."""
 
     @property
     def context(self) -> int:
-        """How many neighbors are shown to the LLM as examples."""
+        """Number of neighbors in the prompt as few-shot examples."""
 
     @property
     def labeled(self) -> bool:
-        """Whether the examples carry their own predictions as labels."""
+        """Whether the examples have their predictions as labels."""
 
     def reduce(self, samples: Sequence[Prediction]) -> Prediction:
-        """Make one prediction of all samples that were answered, in the order of their numbers."""
+        """Reduce all successful samples, in order, to one prediction."""

@@ -1,4 +1,4 @@
-"""What a transport needs of limits, so that many of them can share one."""
+"""Interfaces of the limits of a transport: for one process, or shared by many."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Accounting", "Admitting"]
 
 
 class Admitting(Protocol):
-    """Admits calls; see `testnuc.limits.Admission`, which does so for one process."""
+    """Admits calls; `testnuc.limits.Admission` does so for one process."""
 
     def try_acquire(self, input_tokens: int = 0, max_output_tokens: int = 0) -> Permit | None:
-        """Admit a call at once, or return None where it must wait."""
+        """Admit a call at once, or return None if it must wait."""
 
     async def acquire(
         self, input_tokens: int = 0, max_output_tokens: int = 0, *, again: bool = False
@@ -27,33 +27,33 @@ class Admitting(Protocol):
     def answered(
         self, permit: Permit, input_tokens: int | None = None, output_tokens: int | None = None
     ) -> None:
-        """Give a permit back after an answer."""
+        """Return a permit after an answer."""
 
     def refused(self, permit: Permit, wait: float | None = None, *, load: bool = True) -> None:
-        """Give a permit back after the server refused the request."""
+        """Return a permit after the server refused the request."""
 
     def failed(self, permit: Permit) -> None:
-        """Give a permit back after any other failure."""
+        """Return a permit after any other failure."""
 
     def observe(self, permit: Permit, headers: Mapping[str, str]) -> None:
-        """Learn from an answer's headers, before its permit is given back."""
+        """Learn from an answer's headers, before its permit is returned."""
 
 
 class Accounting(Protocol):
-    """Sets money aside; see `testnuc.limits.BudgetAccount`, which does so for one process."""
+    """Reserves money; `testnuc.limits.BudgetAccount` does so for one process."""
 
     @property
     def bounds_tokens(self) -> bool:
         """Whether tokens, or the money they cost, are bounded."""
 
     async def reserve(self, pico_usd: int, tokens: int, calls: int = 1) -> Reservation:
-        """Set the worst case of a call aside, once there is room for it."""
+        """Reserve the worst case of a call, once the budget has room for it."""
 
     def settle(self, reservation: Reservation, pico_usd: int, tokens: int, calls: int = 1) -> None:
-        """Book what a call did cost."""
+        """Book the actual cost of a call."""
 
     def book(self, pico_usd: int, tokens: int, calls: int) -> None:
-        """Book what was spent without a reservation."""
+        """Book a cost that was not reserved."""
 
     def keep(self, reservation: Reservation) -> None:
         """Book the whole reservation."""

@@ -1,4 +1,4 @@
-"""LLM providers by name; each one is imported only when it is used."""
+"""LLM providers by name, imported on first use."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ __all__ = ["resolve"]
 
 
 def resolve(model: str, *, base_url: str | None = None, api_key: str | None = None) -> WireProvider:
-    """Return the provider that a model's name stands for.
+    """Return the provider of a model name.
 
     Parameters
     ----------
     model : str
-        ``"openai/.."`` (any OpenAI-compatible server too) or ``"anthropic/.."``. The client itself
-        resolves ``"local/zero-shot"``, which needs its embedder.
+        ``"openai/.."`` (any OpenAI-compatible server too) or ``"anthropic/.."``. The engine itself
+        resolves ``"local/zero-shot"``, which needs the embedder.
     base_url, api_key : str, optional
         Default: the provider's own environment variables.
 
     Raises
     ------
     InvalidInputError
-        No provider has that name.
+        Unknown provider.
     ConfigurationError
-        The key is missing or malformed.
+        The API key is missing or malformed.
     """
     if isinstance(model, str):
         kind, _, name = model.partition("/")
@@ -42,6 +42,6 @@ def resolve(model: str, *, base_url: str | None = None, api_key: str | None = No
 
                 return Anthropic(name, base_url=base_url, api_key=api_key)
     raise InvalidInputError(
-        f'model {model!r:.120} names no provider; give "openai/<model>" (any OpenAI-compatible '
+        f'model {model!r:.120} has no known provider; use "openai/<model>" (any OpenAI-compatible '
         'server with base_url=..), "anthropic/<model>", "local/zero-shot", or a provider object.'
     )

@@ -1,4 +1,4 @@
-"""The form of an answer: its JSON schema, the tokens it can take, and the tokens it took."""
+"""JSON schema, output limit and token counts of answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["answer_schema", "count", "enum_fits", "output_limit"]
 
-#: The limits that OpenAI documented first and other servers copied; its own are wider by now.
+#: Limits of enums, as first documented by OpenAI and copied by other servers.
 MAX_ENUM = 500
 MAX_ENUM_CHARACTERS = 15_000
 
@@ -24,9 +24,9 @@ def answer_schema(task: Task, n: int, structure: Structure) -> dict[str, Any]:
     Parameters
     ----------
     task : Task
-        Its labels go into the schema where `structure` says so and they are few enough.
+        Its labels go into the schema if `structure` is `ENUM` and they fit.
     n : int
-        How many texts are asked about.
+        Number of texts.
     structure : Structure
         `ENUM` or `SCHEMA`.
     """
@@ -52,29 +52,29 @@ def _object(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def enum_fits(labels: tuple[str, ...]) -> bool:
-    """Whether providers take these labels as an enum of a schema."""
+    """Whether these labels are within the enum limits of providers."""
     return len(labels) <= MAX_ENUM and sum(map(len, labels)) <= MAX_ENUM_CHARACTERS
 
 
 def output_limit(task: Task, n: int, structure: Structure) -> int:
-    """Return an output limit that no well-formed answer to `n` texts reaches.
+    """Return an output limit above any well-formed answer to `n` texts.
 
-    A token is at least a byte, so the bytes of the longest label suffice for it; the rest is room
-    for the JSON around it, and for a sentence or a code fence where nothing enforces the form.
+    A token has at least one byte, so a label needs at most as many tokens as the longest label has
+    bytes. The rest is for the JSON syntax, and for prose or a code fence if no schema is enforced.
 
     Parameters
     ----------
     task : Task
-        Its labels are what an answer can hold.
+        Its labels are the possible answers.
     n : int
-        How many texts are asked about.
+        Number of texts.
     structure : Structure
-        What enforces the form.
+        How the form is enforced.
     """
     longest = max((len(orjson.dumps(label)) for label in task.labels), default=0)
     return n * (longest + 48) + (64 if structure < Structure.OBJECT else 320)
 
 
 def count(value: Any) -> int | None:
-    """Return a number of tokens, or None where a provider gives none."""
+    """Return a valid number of tokens, else None."""
     return value if type(value) is int and value >= 0 else None

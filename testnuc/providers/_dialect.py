@@ -1,4 +1,4 @@
-"""How a server wants to be spoken to, and what to change when it refuses something."""
+"""The request format that a server accepts, and its changes after a refusal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STRUCTURE = re.compile(
     r"|json[_ ]mode|guided|grammar|\benum\b"
 )
 _SCHEMA = re.compile(r"schema|grammar|guided|\benum\b|structured[_ ]?output")
-#: The schema is refused for what it holds, not for being one.
+#: The schema is refused for its content, not as such.
 _ENUM = re.compile(r"\benum|too (complex|large|many|long|big)|complexity|timed? ?out")
 
 
@@ -44,74 +44,74 @@ class Structure(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a server wants to be spoken to, as far as it is known."""
+    """The request format that a server accepts, as far as known."""
 
     structure: Structure = Structure.ENUM
-    #: Parameters that the server refuses.
+    #: Parameters that the server rejects.
     dropped: frozenset[str] = frozenset()
     #: Its name of the output limit.
     limit: str = "max_tokens"
-    #: Whether our own output limit has room for the answer alone, or for thoughts before it.
+    #: Whether our output limit has room for the answer only, not for reasoning.
     tight: bool = True
-    #: Whether there may be a system message; else its text goes before the user's.
+    #: Whether system messages are accepted; else their text precedes the user's.
     system_role: bool = True
 
 
 def after_refusal(  # noqa: PLR0911 - one return for each thing refused
-    dialect: Dialect, said: str, known: Collection[Structure], users: Collection[str]
+    dialect: Dialect, message: str, known: Collection[Structure], users: Collection[str]
 ) -> Dialect | None:
-    """Return the dialect that avoids what a server refused.
+    """Return the dialect without what a server refused.
 
     Parameters
     ----------
     dialect : Dialect
         The present one.
-    said : str
-        The server's message with its codes.
+    message : str
+        The server's message and codes.
     known : Collection[Structure]
-        The structures that the protocol has.
+        The structures of the protocol.
     users : Collection[str]
-        Options that the user set; what they say about structure is the user's.
+        Options set by the user; they override structure.
 
     Returns
     -------
     Dialect or None
-        The same one where what was refused is not sent any more: the call was under way while the
-        dialect changed. None where nothing that can be changed was refused.
+        The same one if the refused feature is not sent any more: the call was in flight while the
+        dialect changed. None if the refusal cannot be avoided.
     """
-    said = said.lower()
-    if _REFUSED.search(said):
-        if named := _LIMIT.search(said):
-            use = _USE_LIMIT.search(said)
+    message = message.lower()
+    if _REFUSED.search(message):
+        if named := _LIMIT.search(message):
+            use = _USE_LIMIT.search(message)
             return replace(dialect, limit=use[1] if use else _other(named[1]))
-        if "cannot both" in said and "top_p" in said:
+        if "cannot both" in message and "top_p" in message:
             return replace(dialect, dropped=dialect.dropped | {"top_p"})
-        if _SAMPLING.search(said):
+        if _SAMPLING.search(message):
             return replace(dialect, dropped=dialect.dropped | {"temperature", "top_p"})
-        if "cache_control" in said:
+        if "cache_control" in message:
             return replace(dialect, dropped=dialect.dropped | {"cache_control"})
-        if _SYSTEM.search(said):
+        if _SYSTEM.search(message):
             return replace(dialect, system_role=False)
-    if _STRUCTURE.search(said) and "response_format" not in users:
-        if dialect.structure >= Structure.OBJECT and _SCHEMA.search(said):
+    if _STRUCTURE.search(message) and "response_format" not in users:
+        if dialect.structure >= Structure.OBJECT and _SCHEMA.search(message):
             return dialect
-        return less_structure(dialect, known, labels_only=_ENUM.search(said) is not None)
+        return less_structure(dialect, known, labels_only=_ENUM.search(message) is not None)
     return None
 
 
 def less_structure(
     dialect: Dialect, known: Collection[Structure], *, labels_only: bool = False
 ) -> Dialect | None:
-    """Return the dialect that enforces less of the answer's form; None: there is nothing less.
+    """Return the dialect with the next weaker structure; None if there is none.
 
     Parameters
     ----------
     dialect : Dialect
         The present one.
     known : Collection[Structure]
-        The structures that the protocol has.
+        The structures of the protocol.
     labels_only : bool
-        Whether a schema without labels is worth trying.
+        Whether to try a schema without labels next.
     """
     least = Structure.SCHEMA if labels_only else Structure.OBJECT
     below = [s for s in known if s > dialect.structure and s >= least]

@@ -1,9 +1,9 @@
-"""What the wire providers have in common: prepared bodies, adapting, and reading answers.
+"""Base class of the HTTP providers: encoding, adaptation and decoding.
 
-A body is prepared once per task and number of texts; encoding a call is putting its user message
-between two byte strings. How a server wants to be spoken to is a `Dialect`, a frozen value that
-`adapt` replaces when the server refuses something. Encoding is a pure function of the request and
-the dialect, so whether a refused body was out of date already can be seen by encoding it again.
+A body is prepared once per task and number of texts; encoding a call joins its user message with
+two byte strings. The request format is a `Dialect`, a frozen value that `adapt` replaces after a
+refusal. Encoding is a pure function of request and dialect, so a refused body was outdated if
+encoding its request again gives another one.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
 
     from testnuc.transport.endpoint import Endpoint
 
-__all__ = ["Body", "HTTPProvider", "Said"]
+__all__ = ["Body", "HTTPProvider", "Message"]
 
 _log = logging.getLogger("testnuc.providers")
 
-#: Bytes of UTF-8 per token; low, so that the estimate is rather too high.
+#: Bytes of UTF-8 per token; low, so that estimates are rather too high.
 BYTES_PER_TOKEN = 3.2
-#: Tokens around the messages that no text accounts for.
+#: Tokens of the message format.
 OVERHEAD_TOKENS = 12
-#: Reserved for an answer without a limit: there is no worst case, but this is much for a label.
+#: Reserved for a call without an output limit; ample for a label.
 UNLIMITED_OUTPUT = 16_384
 
-#: So many prepared bodies are kept; a client has a few tasks and sizes of packs.
+#: Size of the cache of prepared bodies; a client has few tasks and pack sizes.
 _PREPARED = 64
-#: So many calls that were refused for what is not sent any more are sent again; then it is a loop.
+#: Most retries of outdated bodies; more would be a loop.
 _STALE = 1024
 
 
@@ -66,20 +66,20 @@ class Body:
     opening: bytes
     #: JSON from its closing quote up to the end of the messages.
     closing: bytes
-    #: What follows the messages.
+    #: After the messages.
     parameters: dict[str, Any]
-    #: The most tokens an answer can have; None: no limit is sent.
+    #: Output limit; None if none is sent.
     output_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a 200 answer holds, whatever the protocol."""
+class Message:
+    """The content of a 200 response, in any protocol."""
 
     content: str
     usage: TokenUsage | None
     request_id: str | None
-    #: The model's own words of refusal, "" where it gave none; None: it did not refuse.
+    #: The model's refusal, "" if it has no text; None if it did not refuse.
     refusal: str | None = None
     truncated: bool = False
 
@@ -93,14 +93,14 @@ class _Prepared:
 
 
 class HTTPProvider(ABC):
-    """Base of the wire providers; see `testnuc.protocols.WireProvider`."""
+    """Base class of the HTTP providers; see `testnuc.protocols.WireProvider`."""
 
     name: str
     #: Format of the provider's batch API, a key of `testnuc.batch.registry`; None: not supported.
     batch_format: ClassVar[str | None] = None
-    #: The structures that the protocol has.
+    #: The structures of the protocol.
     structures: ClassVar[tuple[Structure, ...]] = tuple(Structure)
-    #: Options that would make it another request, or its answer unreadable.
+    #: Options that users must not set: they would change the meaning of the response.
     reserved: ClassVar[frozenset[str]] = frozenset({"messages", "model", "n", "stream", "system"})
 
     def __init__(
@@ -116,7 +116,7 @@ class HTTPProvider(ABC):
         dialect: Dialect,
     ) -> None:
         if not isinstance(model, str) or not model.strip():
-            raise InvalidInputError(f"the model's name is {model!r}; give one.")
+            raise InvalidInputError(f"the model name is {model!r}; give a non-empty string.")
         self.model = model
         self.identity = endpoint.at(base_path)
         self.url = endpoint.at(base_path + call_path)
@@ -141,9 +141,9 @@ class HTTPProvider(ABC):
         Parameters
         ----------
         path : str
-            Behind the base path, such as ``/batches``.
+            After the base path, such as ``/batches``.
         query : str
-            Parameters of this request, such as ``limit=100``.
+            Such as ``limit=100``.
         """
         url = self._endpoint.at(self._base_path + path)
         return f"{url}{'&' if '?' in url else '?'}{query}" if query else url
@@ -156,7 +156,7 @@ class HTTPProvider(ABC):
         Parameters
         ----------
         request : Request
-            What to ask.
+            The request.
         """
         prepared = self._prepared.get((request.task, len(request.texts))) or self._prepare(request)
         try:
@@ -168,12 +168,12 @@ class HTTPProvider(ABC):
     def reserve(self, request: Request) -> tuple[int, int]:
         """Return the estimated input tokens and the most output tokens of a call.
 
-        Where no output limit is sent (reasoning models), 16,384 stands for it.
+        Without an output limit (reasoning models), the latter are 16,384.
 
         Parameters
         ----------
         request : Request
-            What to ask.
+            The request.
         """
         prepared = self._prepared.get((request.task, len(request.texts))) or self._prepare(request)
         user = request.user
@@ -181,19 +181,19 @@ class HTTPProvider(ABC):
         return prepared.static_tokens + int(size / BYTES_PER_TOKEN), prepared.output_tokens
 
     def validate(self, task: Task) -> None:
-        """Refuse a task that this provider cannot serve; nothing is sent.
+        """Check that this provider supports a task; sends nothing.
 
         Parameters
         ----------
         task : Task
-            What the calls have in common.
+            The common part of the calls.
 
         Raises
         ------
         InvalidInputError
-            An option that testnuc sets itself, or what cannot be sent as JSON.
+            A reserved option, or values that are not JSON.
         ConfigurationError
-            The provider cannot do what is asked for.
+            The provider does not support the task.
         """
         wrong = sorted(self.reserved & task.options.keys())
         if wrong:
@@ -234,18 +234,17 @@ class HTTPProvider(ABC):
     def adapt(self, error: Exception) -> bool:
         """Change how requests are encoded because of `error`; True: send the call again at once.
 
-        Sampling parameters that are refused are left out from then on; the output limit is
-        renamed; structured output is stepped down (labels in the schema, the schema alone, any
-        JSON object, the prompt alone); an output limit of ours that cut an answer off is widened.
+        Refused sampling parameters are omitted from then on; the output limit is renamed;
+        structured output is weakened (labels in the schema, the schema alone, any JSON object, the
+        prompt alone); our output limit is raised if it truncated an answer.
 
-        Calls under way while that happens are refused for what is not sent any more; they too are
-        worth sending again. Whoever has the refused body at hand sees that without asking, by
-        ``provider.encode(request) != body``, and asks only otherwise.
+        Calls in flight at that time may be refused for the same reason, and should be sent again.
+        A caller that has the refused body checks ``provider.encode(request) != body`` first.
 
         Parameters
         ----------
         error : Exception
-            Why a call failed.
+            Of the failed call.
         """
         before = self.dialect
         after: Dialect | None = None
@@ -264,9 +263,9 @@ class HTTPProvider(ABC):
             return self._stale <= _STALE
         if after.dropped != before.dropped:
             lost = ", ".join(sorted(after.dropped - before.dropped))
-            _log.warning("%s takes no %s: left out from now on", self._where, lost)
+            _log.warning("%s does not accept %s; omitted from now on", self._where, lost)
         else:
-            _log.info("%s is spoken to differently from now on: %s", self._where, after)
+            _log.info("%s: request format changed to %s", self._where, after)
         self.dialect = after
         self._readable = False
         self._prepared.clear()
@@ -275,62 +274,64 @@ class HTTPProvider(ABC):
     # --- decoding -----------------------------------------------------------------------------
 
     @abstractmethod
-    def said(self, answer: dict[str, Any]) -> Said:
-        """Return what a 200 answer holds; raises EmptyReplyError where it has no message."""
+    def parse(self, answer: dict[str, Any]) -> Message:
+        """Return the content of a 200 response; raises EmptyReplyError if it has none."""
 
     def decode(self, request: Request, body: bytes) -> Reply:
-        """Read a 200 answer.
+        """Decode a 200 response.
 
         Parameters
         ----------
         request : Request
-            What was asked.
+            The request.
         body : bytes
-            The answer.
+            Of the response.
 
         Raises
         ------
         ReplyError
-            It answers none of the texts; the tokens it took are the error's `usage`.
+            It has no valid answer; the error has its tokens as `usage`.
         ProviderError
-            It is an error that came as a 200.
+            It is an error with status 200.
         """
-        return self._read(request, self._said(body))
+        return self._read(request, self._parse(body))
 
-    def _said(self, body: bytes) -> Said:
+    def _parse(self, body: bytes) -> Message:
         try:
             answer = orjson.loads(body)
         except ValueError as problem:
             raise UnreadableReplyError(
-                f"{self._where}: the answer is not JSON, or not all of it ({problem})",
+                f"{self._where}: the response is not valid JSON ({problem})",
                 status_code=200,
             ) from problem
         if not isinstance(answer, dict):
-            raise UnreadableReplyError(f"{self._where}: the answer is no object", status_code=200)
+            raise UnreadableReplyError(
+                f"{self._where}: the response is not a JSON object", status_code=200
+            )
         if answer.get("error"):
             raise self.error(200, {}, body)
-        return self.said(answer)
+        return self.parse(answer)
 
-    def _read(self, request: Request, said: Said) -> Reply:
-        content = said.content
+    def _read(self, request: Request, message: Message) -> Reply:
+        content = message.content
         answers = parse_reply(content, len(request.texts)) if content.strip() else ()
-        if said.refusal is None and any(isinstance(answer, Answer) for answer in answers):
+        if message.refusal is None and any(isinstance(answer, Answer) for answer in answers):
             self._readable = True
-            return Reply(answers, said.usage, said.request_id)
+            return Reply(answers, message.usage, message.request_id)
         facts: dict[str, Any] = {
             "content": content[:2000],
-            "usage": said.usage,
-            "request_id": said.request_id,
+            "usage": message.usage,
+            "request_id": message.request_id,
             "status_code": 200,
         }
-        if said.refusal is not None:
-            words = said.refusal or content
+        if message.refusal is not None:
+            words = message.refusal or content
             facts["content"] = words[:2000]
-            why = words[:200] or "its provider's filter stopped it"
+            why = words[:200] or "stopped by the provider's content filter"
             raise RefusalError(f"{self._where} declined to answer: {why}", **facts)
-        if said.truncated:
+        if message.truncated:
             raise TruncatedReplyError(
-                f"{self._where}: the answer was cut off by the output limit; give a larger one, "
+                f"{self._where}: the answer was truncated by the output limit; set a larger one, "
                 f'such as request_options={{"{self.dialect.limit}": 4096}}',
                 **facts,
             )
@@ -341,15 +342,15 @@ class HTTPProvider(ABC):
         raise type(error)(f"{self._where}: {error}", **facts)
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
-        """Turn a non-200 answer into a `ProviderError`.
+        """Return the error of a non-200 response.
 
         Parameters
         ----------
         status : int
             HTTP status.
         headers : Mapping[str, str]
-            Headers of the answer.
+            Of the response.
         body : bytes
-            Its body.
+            Of the response.
         """
         return as_error(status, headers, body, where=self._where, key=self._key, hint=self._hint)

@@ -1,4 +1,4 @@
-"""Confidence from token log-probabilities: how probable the tokens of a label were."""
+"""Confidence from token log-probabilities: the probability of a label's tokens."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def with_logprobs(
     Parameters
     ----------
     answers : tuple[Answer or ReplyError, ...]
-        As they were read from `content`.
+        Parsed from `content`.
     content : str
-        What the model said.
+        The model's output.
     logprobs : Any
-        The ``logprobs`` of its choice, as the server gave them.
+        The ``logprobs`` of its choice, unvalidated.
 
     Returns
     -------
     tuple[Answer or ReplyError, ...]
-        The same labels; the confidence is None where the label's tokens cannot be told.
+        The same labels; the confidence is None if the label's tokens cannot be located.
     """
     tokens = _tokens(logprobs)
     start = b"".join(token for token, _ in tokens).find(_utf8(content))
@@ -52,7 +52,7 @@ def _utf8(text: str) -> bytes:
 
 
 def _tokens(logprobs: Any) -> list[tuple[bytes, float]]:
-    """Return the tokens as bytes with their log-probabilities; none where one of them is odd."""
+    """Return the tokens as bytes with their log-probabilities; none if one is malformed."""
     listed = logprobs.get("content") if isinstance(logprobs, dict) else None
     tokens: list[tuple[bytes, float]] = []
     for token in listed if isinstance(listed, list) else ():

@@ -1,4 +1,4 @@
-"""Messages: Anthropic, and every server that speaks the same protocol."""
+"""Messages: Anthropic and compatible servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testnuc.errors import ConfigurationError, EmptyReplyError
 from testnuc.protocols import Task, TokenUsage
 from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
-from testnuc.providers._http import Body, HTTPProvider, Said
+from testnuc.providers._http import Body, HTTPProvider, Message
 from testnuc.transport.endpoint import Endpoint, checked_key, missing_key
 
 __all__ = ["Anthropic"]
@@ -20,20 +20,20 @@ __all__ = ["Anthropic"]
 _DEFAULT = "https://api.anthropic.com"
 _VERSION = "2023-06-01"
 
-#: Room for thoughts before the answer; every model since Claude 3.5 can say as much.
-_THOUGHTS = 8_192
+#: Output tokens for reasoning; supported by all models since Claude 3.5.
+_REASONING_TOKENS = 8_192
 
-#: ``claude-<family>-<major>-<minor>``; a date is no minor version.
+#: ``claude-<family>-<major>-<minor>``; a date is not a minor version.
 _MODEL = re.compile(r"claude-[a-z]+-(\d{1,2})(?:[-.](\d{1,2})(?!\d))?(?!\d)", re.IGNORECASE)
-#: From this version on models take no temperature.
+#: First version without a temperature.
 _NO_SAMPLING = (4, 7)
 
 
 class Anthropic(HTTPProvider):
     """A model behind a Messages endpoint.
 
-    Anthropic refuses ``temperature`` together with ``top_p``, so a `top_p` of 1, its default, is
-    not sent; models from Claude 4.7 on take neither.
+    Anthropic rejects ``temperature`` together with ``top_p``, so the default `top_p` of 1 is not
+    sent. Models since Claude 4.7 accept neither.
 
     Parameters
     ----------
@@ -47,9 +47,9 @@ class Anthropic(HTTPProvider):
     Raises
     ------
     ConfigurationError
-        No key, or one that cannot be sent.
+        The API key is missing or malformed.
     InvalidInputError
-        No usable URL or model.
+        Invalid URL or model.
     """
 
     name = "anthropic"
@@ -86,11 +86,11 @@ class Anthropic(HTTPProvider):
         self._samples = version is None or ((int(version[1]), int(version[2] or 0)) < _NO_SAMPLING)
 
     def validate(self, task: Task) -> None:
-        """Refuse a task that this provider cannot serve; see `HTTPProvider.validate`."""
+        """Check that this provider supports a task; see `HTTPProvider.validate`."""
         super().validate(task)
         if task.confidence == "logprobs":
             raise ConfigurationError(
-                "Anthropic gives no token log-probabilities; use the verbalized confidence."
+                "Anthropic does not return token log-probabilities; use the verbalized confidence."
             )
 
     def body(self, task: Task, n: int, dialect: Dialect) -> Body:
@@ -99,11 +99,11 @@ class Anthropic(HTTPProvider):
         Parameters
         ----------
         task : Task
-            What the calls have in common.
+            The common part of the calls.
         n : int
-            How many texts are asked about.
+            Number of texts.
         dialect : Dialect
-            How the server wants to be spoken to.
+            The request format.
         """
         options = dict(task.options)
         thinking = options.get("thinking")
@@ -119,9 +119,9 @@ class Anthropic(HTTPProvider):
             limit = output_limit(task, n, dialect.structure)
             if thinks:
                 assert isinstance(thinking, dict)
-                limit += count(thinking.get("budget_tokens")) or _THOUGHTS
+                limit += count(thinking.get("budget_tokens")) or _REASONING_TOKENS
             elif not dialect.tight:
-                limit += _THOUGHTS
+                limit += _REASONING_TOKENS
         parameters["max_tokens"] = limit
         config = options.pop("output_config", None)
         config = dict(config) if isinstance(config, dict) else {}
@@ -142,8 +142,8 @@ class Anthropic(HTTPProvider):
             limit if type(limit) is int else None,
         )
 
-    def said(self, answer: dict[str, Any]) -> Said:
-        """Return what a message holds.
+    def parse(self, answer: dict[str, Any]) -> Message:
+        """Return the content of a message.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class Anthropic(HTTPProvider):
         reason, blocks = answer.get("stop_reason"), answer.get("content")
         if not isinstance(blocks, list):
             raise EmptyReplyError(
-                f"{self._where}: the answer has no content",
+                f"{self._where}: the response has no content",
                 usage=usage,
                 request_id=request_id,
                 status_code=200,
@@ -167,7 +167,7 @@ class Anthropic(HTTPProvider):
             and block.get("type") == "text"
             and isinstance(block.get("text"), str)
         ]
-        return Said(
+        return Message(
             "".join(texts),
             usage,
             request_id,
@@ -177,7 +177,7 @@ class Anthropic(HTTPProvider):
 
 
 def _usage(value: Any) -> TokenUsage | None:
-    """Tokens of a message; its ``input_tokens`` leave out what went through the cache."""
+    """Return the tokens of a message; its ``input_tokens`` exclude cached ones."""
     if not isinstance(value, dict):
         return None
     sent, received = count(value.get("input_tokens")), count(value.get("output_tokens"))

@@ -1,9 +1,8 @@
-"""``local/zero-shot``: a labeler inside the process, without network or key.
+"""``local/zero-shot``: a local labeler, without network or API key.
 
-It compares the embedding of a text with the embedding of each label (or of its description) and
-takes the nearest; the confidence is the softmax of the cosines at temperature 0.05. It is a real
-classifier of moderate accuracy: right for trying testnuc out, for tests, and where no text may
-leave the machine; an LLM is a better labeler wherever one may be asked.
+It predicts the label whose embedding (or whose description's) is nearest to that of the text; the
+confidence is the softmax of the cosines at temperature 0.05. Its accuracy is moderate: use it for
+demos, for tests, and where texts must stay on the machine. An LLM is more accurate.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class ZeroShot:
     Parameters
     ----------
     embedder : Embedder
-        The one that embeds the texts, too; its ``name`` is part of the identity.
+        Also embeds the texts; its ``name`` is part of the identity.
     labels : LabelSet
-        A label's description is embedded where there is one, else its name.
+        A label's description is embedded if there is one, else its name.
     """
 
     name = "local"
@@ -56,7 +55,7 @@ class ZeroShot:
         return [given.get(name) or name for name in self._labels.names]
 
     async def answer(self, request: Request) -> Reply:
-        """Label all texts of the request; makes no call and uses no tokens."""
+        """Label all texts of the request, without calls or tokens."""
         import numpy as np
 
         from testnuc.protocols import TokenUsage
@@ -66,7 +65,7 @@ class ZeroShot:
         vectors = await self._embedder.embed(request.texts)
         answers = []
         for vector in vectors:
-            # one text at a time: a matrix product over many could round otherwise
+            # one text at a time: a matrix product over many could round differently
             cosines = (self._prototypes @ vector).astype(np.float64)
             weights = np.exp((cosines - cosines.max()) / _TEMPERATURE)
             best = int(cosines.argmax())

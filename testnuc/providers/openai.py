@@ -1,4 +1,4 @@
-"""Chat completions: OpenAI, Azure OpenAI, and every server that speaks the same protocol."""
+"""Chat completions: OpenAI, Azure OpenAI and compatible servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testnuc.errors import EmptyReplyError, InvalidInputError
 from testnuc.protocols import Reply, Request, Task, TokenUsage
 from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
-from testnuc.providers._http import Body, HTTPProvider, Said
+from testnuc.providers._http import Body, HTTPProvider, Message
 from testnuc.providers._logprobs import with_logprobs
 from testnuc.transport.endpoint import Endpoint, checked_key, missing_key
 
@@ -27,9 +27,9 @@ _AZURE = (
     ".services.ai.azure.com",
 )
 
-#: Models that think before they answer, and take no temperature while they do.
+#: Reasoning models without a temperature.
 _REASONING = re.compile(r"(o\d|gpt-([5-9]|\d\d)|codex)(?!.*-chat)", re.IGNORECASE)
-#: Models that think before they answer, but take a temperature.
+#: Reasoning models with a temperature.
 _THINKING = re.compile(r"gpt-oss|deepseek-?r\d|reason|think|qwq|magistral", re.IGNORECASE)
 
 
@@ -39,7 +39,7 @@ class OpenAI(HTTPProvider):
     Parameters
     ----------
     model : str
-        The provider's name of it; on Azure the name of the deployment.
+        The model's name; on Azure, the deployment's name.
     base_url : str, optional
         Such as ``http://localhost:8000/v1``. Default: ``OPENAI_BASE_URL``, or OpenAI's own. A URL
         without a path gets ``/v1``; Azure's query (``?api-version=..``) is kept.
@@ -50,9 +50,9 @@ class OpenAI(HTTPProvider):
     Raises
     ------
     ConfigurationError
-        No key, or one that cannot be sent.
+        The API key is missing or malformed.
     InvalidInputError
-        No usable URL or model.
+        Invalid URL or model.
     """
 
     name = "openai"
@@ -94,11 +94,11 @@ class OpenAI(HTTPProvider):
         Parameters
         ----------
         task : Task
-            What the calls have in common.
+            The common part of the calls.
         n : int
-            How many texts are asked about.
+            Number of texts.
         dialect : Dialect
-            How the server wants to be spoken to.
+            The request format.
         """
         options = dict(task.options)
         thinks = options.get("reasoning_effort") != "none"
@@ -129,7 +129,7 @@ class OpenAI(HTTPProvider):
         return Body(opening, b'"}]', parameters, limit if type(limit) is int else None)
 
     def decode(self, request: Request, body: bytes) -> Reply:
-        """Read a 200 answer; see `HTTPProvider.decode`."""
+        """Decode a 200 response; see `HTTPProvider.decode`."""
         reply = super().decode(request, body)
         if request.task.confidence == "logprobs":
             choice = orjson.loads(body)["choices"][0]
@@ -138,8 +138,8 @@ class OpenAI(HTTPProvider):
             return replace(reply, answers=answers)
         return reply
 
-    def said(self, answer: dict[str, Any]) -> Said:
-        """Return what an answer's first choice holds.
+    def parse(self, answer: dict[str, Any]) -> Message:
+        """Return the content of the first choice.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ class OpenAI(HTTPProvider):
         message = choice.get("message") if isinstance(choice, dict) else None
         if not isinstance(choice, dict) or not isinstance(message, dict):
             raise EmptyReplyError(
-                f"{self._where}: the answer has no choice",
+                f"{self._where}: the response has no choices",
                 usage=usage,
                 request_id=request_id,
                 status_code=200,
@@ -162,18 +162,18 @@ class OpenAI(HTTPProvider):
         if not isinstance(refusal, str) or not refusal:
             refusal = "" if finish == "content_filter" else None
         content = _text(message.get("content"))
-        return Said(content, usage, request_id, refusal, truncated=finish == "length")
+        return Message(content, usage, request_id, refusal, truncated=finish == "length")
 
 
 def _base_path(endpoint: Endpoint, *, azure: bool, source: str) -> str:
-    """Return the path that the paths of calls are put behind."""
+    """Return the base path of all calls."""
     path = endpoint.path.removesuffix("/chat/completions").rstrip("/")
     if not path:
         path = "/openai/v1" if azure else "/v1"
     if azure and "/deployments/" in path and "api-version=" not in endpoint.query:
         raise InvalidInputError(
-            f"{source} names an Azure deployment without a version: put ?api-version=2024-10-21 "
-            "(or a later one) behind it, or use https://<resource>.openai.azure.com/openai/v1."
+            f"{source} is an Azure deployment without a version: append ?api-version=2024-10-21 "
+            "(or later), or use https://<resource>.openai.azure.com/openai/v1."
         )
     return path
 
@@ -202,7 +202,7 @@ def _usage(value: Any) -> TokenUsage | None:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a message, be it a string or a list of parts."""
+    """Return the text of a message: a string, or a list of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

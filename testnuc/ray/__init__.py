@@ -1,14 +1,13 @@
-"""Many machines: classify the texts of a Ray `Dataset` (extra ``ray``).
+"""Classify the texts of a Ray `Dataset` on many machines (extra ``ray``).
 
 ::
 
     rows ─ distinct texts ─ embed ─ predict ─ index ─┐
       └───────────────────────────────────────────── vote ─ rows with labels
 
-Each stage is a ``map_batches`` of Ray Data. `limits` holds what all workers share, in one named
-actor, and `line` is how they reach it; `shards` holds the pool, in actors that are searched
-together; `clients` are what asks and what votes; `stages` is what Ray runs, and `job` puts it
-together.
+Each stage is a ``map_batches`` of Ray Data. `limits_actor` has the limits that all workers share,
+and `limits_client` calls it; `shards` has the pool, in actors that are searched together; `workers`
+predict and vote; `stages` are run by Ray; `job` puts them together.
 """
 
 from __future__ import annotations

@@ -34,33 +34,33 @@ if TYPE_CHECKING:
 
 __all__ = ["Labeled", "classify_dataset"]
 
-#: Bytes of distinct texts in one block, at about.
+#: Approximate bytes of distinct texts in a block.
 _BLOCK_BYTES = 64 << 20
 _BLOCKS_PER_CPU = 2
-#: What `TestNUC` takes and a job cannot do, and why.
+#: Arguments of `TestNUC` that a job does not support, and why.
 _REFUSED = {
     "join_pool": "all texts of the dataset are each other's neighbors",
     "neighbors": "all texts of the dataset are asked about",
-    "prior": "the shares of the whole dataset would have to be known before the first vote",
+    "prior": "it would need the label shares of the whole dataset before the first vote",
     "prior_power": "there is no prior",
 }
-#: CPUs that an actor reserves where there are enough: those that wait for a provider need little.
+#: CPUs reserved by an actor, if there are enough: waiting for a provider needs little.
 _CPUS = {"embed": 1.0, "predict": 0.25, "index": 0.1}
 
 
 @dataclass(frozen=True, slots=True)
 class Labeled:
-    """A labeled dataset, and what it took."""
+    """A labeled dataset, and its usage."""
 
-    #: The rows that were given, with the columns of the vote: ``label``, ``share``, ``margin``,
-    #: ``voters``, ``trust``, ``own_label``, ``own_confidence``, ``error``, ``reason``.
-    #: It votes when it is read; the pool lives as long as it is referred to.
+    #: The given rows with the columns of the vote: ``label``, ``share``, ``margin``, ``voters``,
+    #: ``trust``, ``own_label``, ``own_confidence``, ``error``, ``reason``.
+    #: Votes are computed when it is read; it keeps the pool alive.
     dataset: ray.data.Dataset
     #: Distinct texts.
     texts: int
-    #: What all workers spent.
+    #: Of all workers.
     usage: Usage
-    #: What the predictions say of themselves, with policy "auto".
+    #: With policy "auto".
     diagnosis: Diagnosis | None
 
 
@@ -86,46 +86,46 @@ def classify_dataset(
 ) -> Labeled:
     """Label the texts of a Ray dataset; the dataset is the unlabeled data: its texts vote.
 
-    Means what `TestNUC.classify_many` means for one list of all its texts, and gives the same
-    labels where the search is exact (below 5,000 texts in each shard).
+    Equivalent to `TestNUC.classify_many` with one list of all its texts. The labels are identical
+    if the search is exact (below 5,000 texts in each shard).
 
     Parameters
     ----------
     dataset : ray.data.Dataset
-        Read twice, and must give the same texts both times; else ``materialize()`` it before.
+        Read twice; call ``materialize()`` before if it may return different texts.
     labels, model, embedder, policy, method
-        As for `TestNUC`; objects are copied to the actors. No method that shows examples.
+        As for `TestNUC`; objects are copied to the actors. Few-shot methods are not supported.
     column : str
-        The column that holds the texts.
+        The column with the texts.
     prefix : str
-        Put before the names of the columns that are added.
+        Prefix of the added columns.
     store : str or path, optional
-        Where predictions and embeddings are kept, so that a job that ends early goes on where it
-        was: ``"postgresql://.."``; on a cluster of one machine, a path (SQLite).
+        Stores predictions and embeddings, so that an interrupted job can resume:
+        ``"postgresql://.."``; on a cluster of one machine, a path (SQLite).
     max_concurrency : int
         Most calls in flight, of all actors together.
     embed_actors, predict_actors, vote_actors : int
         Actors of each stage.
     shards : int
-        Actors that hold the pool and search it: its vectors must fit into their memory.
+        Actors with the pool, whose vectors must fit into their memory.
     batch_size : int
-        Texts in one batch of a stage.
+        Texts per batch of a stage.
     embed_options : mapping, optional
-        Resources of the actors that embed, as ``map_batches`` takes them: ``{"num_gpus": 1}``.
+        Resources of embedding actors, as for ``map_batches``: ``{"num_gpus": 1}``.
     **settings
-        Other arguments of `TestNUC`. ``rate_limit`` and ``budget`` are those of the whole job.
+        Other arguments of `TestNUC`. ``rate_limit`` and ``budget`` apply to the whole job.
 
     Returns
     -------
     Labeled
-        Everything is asked by then; the votes are counted when its ``dataset`` is read.
+        All predictions are made; votes are computed when its ``dataset`` is read.
 
     Raises
     ------
     InvalidInputError
-        An argument is wrong, or a text is empty or not a string; nothing was sent.
+        Invalid argument or text; nothing was sent.
     ProviderError
-        No call can succeed: a wrong key, an unknown model. The job stops.
+        No call can succeed: wrong API key, unknown model.
     MissingDependencyError
         Ray Data is not installed.
     """
@@ -189,7 +189,7 @@ def classify_dataset(
         ).materialize()
         blocks = _BLOCKS_PER_CPU * int(cpus)
         blocks = max(blocks, -(-texts.size_bytes() // _BLOCK_BYTES))
-        # whole before the next stages start: their actors would take the CPUs that it needs
+        # finished before the next stages start, whose actors would take its CPUs
         groups = texts.groupby("hash", num_partitions=blocks)
         once = groups.aggregate(Min("text", alias_name="text")).materialize()
         embedding = stage("embed", **(embed_options or {}))
@@ -213,7 +213,7 @@ def classify_dataset(
     finally:
         ray.kill(limits)
     if failure is not None:
-        # out of the handler: Ray's error holds what ran, and its actors would live as long as ours
+        # outside of the handler: Ray's error references its frames, and would keep the actors alive
         raise failure
     _warn(number, diagnosis, settings.get("k"))
     decision = None if diagnosis is None else diagnosis.decision
@@ -224,24 +224,24 @@ def classify_dataset(
 
 
 def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, prefix: str) -> None:
-    """Refuse what cannot work, before anything is started."""
+    """Validate the arguments, before anything is started."""
     from ray import nodes
 
     for name, why in _REFUSED.items():
         if name in client:
-            raise InvalidInputError(f"{name} is no argument of a job on Ray: {why}")
+            raise InvalidInputError(f"{name} is not supported on Ray: {why}")
     store = client["store"]
     if store is not None and not isinstance(store, str) and not hasattr(store, "__fspath__"):
         raise InvalidInputError(
-            f"store is {store!r}; every actor opens its own: give a path or postgresql://.."
+            f"store is {store!r}; every actor opens its own connection: use a path or postgresql://.."
         )
-    # what `TestNUC` refuses is refused here, not by an actor of the cluster
+    # raise the errors of `TestNUC` here, not in an actor
     TestNUC(**{**client, "store": None})
     method = methods.resolve(client["method"])
     if method.context:
         raise InvalidInputError(
-            f"method is {method!r}, which shows examples: the pool of a job is complete only when "
-            "all texts were asked about; use a method without examples"
+            f"method is {method!r}, which uses few-shot examples: the pool of a job is complete "
+            "only after all predictions; use a method without examples"
         )
     if store is not None and "://" not in str(store) and len(nodes()) > 1:
         raise ConfigurationError(
@@ -254,22 +254,21 @@ def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, pr
     taken = [prefix + name for name in COLUMNS if prefix + name in columns]
     if taken:
         raise InvalidInputError(
-            f"the dataset has a column {taken[0]!r} already, which a job adds; give a prefix, such "
+            f"the dataset already has a column {taken[0]!r}, which a job adds; set a prefix, such "
             "as prefix='testnuc_'"
         )
 
 
 def _shares(actors: Mapping[str, int], cpus: float) -> dict[str, float]:
-    """Return how much of a CPU an actor of each stage reserves.
+    """Return the CPUs that an actor of each stage reserves.
 
-    The actors of a pipeline live at once: if they asked for more than there is, one stage would
-    wait for ever for those before and after it. What reads and writes beside the vote needs a CPU
-    of its own.
+    All actors of a pipeline run at once: with too few CPUs, one stage would wait forever for
+    another. Reading and writing next to the vote needs one CPU.
     """
     wanted = sum(share * actors[kind] for kind, share in _CPUS.items())
     scale = min(1.0, 0.95 * cpus / wanted)
     shares = {kind: math.floor(1_000 * scale * share) / 1_000 for kind, share in _CPUS.items()}
-    # half of the rest is spare: an actor of an earlier stage may take its time to end
+    # half of the rest is spare: actors of earlier stages may end late
     vote = min(1.0, (cpus - 1) / 2 / actors["vote"])
     return {**shares, "vote": math.floor(1_000 * vote) / 1_000}
 
@@ -282,7 +281,7 @@ def _shard(ray: Any) -> Any:
 
 
 def _decide(ray: Any, job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis | None:
-    """Look at the predictions in the shards, where the policy is "auto"."""
+    """Diagnose the predictions in the shards, with policy "auto"."""
     if job.client["policy"] != "auto" or job.client.get("k") == 0:
         return None
     diagnosis: Diagnosis = ray.get(

@@ -1,8 +1,8 @@
 """The pool of a job: texts, vectors and predictions, in actors that are searched together.
 
-A text is in the shard that its hash says. A search asks all shards and merges what they find: they
-score the same vectors in the same order as one index does, so that where all of them are exact,
-the result is that of one index, whatever the number of shards.
+The hash of a text selects its shard. A search queries all shards and merges their results. Shards
+score vectors exactly as a single index does, so the result does not depend on the number of shards
+if all of them search exactly.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "Shard", "Shards", "Vectors"]
 
-#: What was said of a text, or why nothing was; None: the text is not known.
+#: The prediction of a text, or its error; None if the text is unknown.
 Outcome = Prediction | str | None
 _Found = tuple["NDArray[np.int64]", "NDArray[np.float32]", "NDArray[np.uint64]"]
 
 
 class Shard:
-    """A part of the pool, held by one actor."""
+    """A part of the pool, in one actor."""
 
     def __init__(self) -> None:
         self._pool = Pool()
@@ -42,9 +42,9 @@ class Shard:
         vectors: NDArray[np.float16],
         outcomes: Sequence[Outcome],
     ) -> None:
-        """Take texts, their vectors and what was said of them; putting again changes nothing."""
+        """Add texts with their vectors and predictions; known texts do not change."""
         new = [h for h in hashes if h not in self._pool]
-        # nothing is awaited until the pool has numbered them
+        # no await before the pool has numbered them
         self._ranks += [int.from_bytes(h[:8], "big") for h in new]
         for text_hash, outcome in zip(hashes, outcomes, strict=True):
             self._outcomes.setdefault(text_hash, outcome)
@@ -72,7 +72,7 @@ class Shard:
         return await self._pool.fetch(ids)
 
     async def outcomes(self, hashes: Sequence[bytes]) -> list[Outcome]:
-        """Return what was said of each text."""
+        """Return the outcome of each text."""
         return [self._outcomes.get(h) for h in hashes]
 
     async def sample(self, most: int) -> list[PoolText]:
@@ -85,7 +85,7 @@ class Shard:
 
 
 class Vectors:
-    """The vectors of some texts at hand; an `Index` in which nothing is searched or added."""
+    """The vectors of the current texts; an `Index` without search."""
 
     def __init__(self) -> None:
         self.of: dict[bytes, NDArray[np.float16]] = {}
@@ -128,7 +128,7 @@ class Vectors:
         return [], None
 
     async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
-        """Return None for each text: a job has no texts that a person labeled."""
+        """Return None for each text: a job has no human labels."""
         return [None] * len(hashes)
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
@@ -149,7 +149,7 @@ class Shards(Vectors):
     ----------
     shards : sequence of actor
         Of `Shard`.
-    """  # noqa: D205 - the numbering belongs to what it is
+    """  # noqa: D205 - the numbering belongs to the summary
 
     def __init__(self, shards: Sequence[Any]) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Shards(Vectors):
         return found
 
     async def outcomes(self, hashes: Sequence[bytes]) -> list[Outcome]:
-        """Return what was said of each text."""
+        """Return the outcome of each text."""
         found: list[Outcome] = await self._each("outcomes", hashes)
         return found
 
@@ -194,7 +194,7 @@ class Shards(Vectors):
         upto: int | None = None,
     ) -> Matches:
         """Find the k nearest texts of each vector in all shards."""
-        del upto  # everything is in, and nothing follows
+        del upto  # the pool is complete
         parts: list[_Found] = await _all(
             shard.search.remote(vectors, k, exclude) for shard in self._shards
         )

@@ -1,7 +1,7 @@
 """The stages of a job, as Ray Data runs them: embed, predict, index, vote.
 
-Each is a class whose objects live in actors; they take and return Arrow tables. Vectors travel as
-fixed-size binary, float16.
+Each is a class whose instances live in actors, with Arrow tables as input and output. Vectors are
+sent as fixed-size binary, float16.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "BuildIndex", "Embed", "Predict", "Vote", "hash_texts"]
 
-#: Columns that a job adds, and their Arrow types.
+#: Columns added by a job, and their Arrow types.
 COLUMNS = {
     "label": "string",
     "share": "float64",
@@ -49,17 +49,17 @@ COLUMNS = {
 
 
 def hash_texts(table: pa.Table, column: str, settings: Settings) -> pa.Table:
-    """Return the texts of a table with their hashes; refuses what cannot be labeled."""
+    """Return the texts of a table with their hashes; raises on invalid texts."""
     import pyarrow as pa
 
     texts = table[column].to_pylist()
-    with settings.telling():
+    with settings.reporting_errors():
         for text in texts:
             problem = valid_text(text)
             if problem is not None:
                 raise InvalidInputError(
-                    f"column {column!r} holds {text!r:.80}: the text {problem}; filter such rows "
-                    "out"
+                    f"column {column!r} has the value {text!r:.80}: the text {problem}; filter out "
+                    "such rows"
                 )
     hashes = [hash_text(text).hex() for text in texts]
     return pa.table({"hash": pa.array(hashes, pa.string()), "text": pa.array(texts, pa.string())})
@@ -74,7 +74,7 @@ class Embed:
         store = stores.resolve(settings.client.get("store"))
         embedder = embedders.resolve(settings.client["embedder"])
         self._embedding = EmbeddingCache(embedder, store, Vectors())
-        with settings.telling():
+        with settings.reporting_errors():
             self._loop.run(store.open())
 
     def __call__(self, table: pa.Table) -> pa.Table:
@@ -82,7 +82,7 @@ class Embed:
         import pyarrow as pa
 
         texts, hashes = _texts(table)
-        with self._settings.telling():
+        with self._settings.reporting_errors():
             vectors = self._loop.run(self._embedding.vectors(texts, hashes))
         width = vectors.dtype.itemsize * vectors.shape[1]
         column = pa.FixedSizeBinaryArray.from_buffers(
@@ -92,7 +92,7 @@ class Embed:
 
 
 class Predict:
-    """Adds what the model says of each text, or why it says nothing."""
+    """Adds the prediction of each text, or its error."""
 
     def __init__(self, settings: Settings) -> None:
         import ray
@@ -105,17 +105,17 @@ class Predict:
         async def client() -> Asking:
             return Asking(settings, limits, self._vectors, actor or "")
 
-        with settings.telling():
+        with settings.reporting_errors():
             self._client = self._loop.run(client())
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Ask about a batch; raises where no call can succeed."""
+        """Predict a batch; raises if no call can succeed."""
         import pyarrow as pa
 
         texts, hashes = _texts(table)
         self._vectors.of = dict(zip(hashes, _vectors(table), strict=True))
         entries = [PoolText(text, h) for text, h in zip(texts, hashes, strict=True)]
-        with self._settings.telling():
+        with self._settings.reporting_errors():
             outcomes = self._loop.run(self._client.predict(entries))
         said = [o if isinstance(o, Prediction) else Prediction(None) for o in outcomes]
         errors = [
@@ -131,20 +131,20 @@ class Predict:
         return table
 
     def __del__(self) -> None:
-        # Ray lets go of the object when the actor ends: connections are closed, tasks are ended
+        # Ray deletes the object when the actor exits: close connections, cancel tasks
         with contextlib.suppress(Exception):
             self._loop.leave(self._client.aclose)
 
 
 class BuildIndex:
-    """Puts texts, vectors and predictions into the shards; returns their number and dimension."""
+    """Adds texts, vectors and predictions to the shards; returns their number and dimension."""
 
     def __init__(self, shards: Sequence[Any]) -> None:
         self._loop = Background()
         self._shards = Shards(shards)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Put a batch into the shards."""
+        """Add a batch to the shards."""
         import pyarrow as pa
 
         texts, hashes = _texts(table)
@@ -186,14 +186,14 @@ class Vote:
         import pyarrow as pa
 
         rows = self._loop.run(self._client.vote(table[self._column].to_pylist()))
-        told = [_told(row) for row in rows]
+        cells = [_cells(row) for row in rows]
         for at, (name, kind) in enumerate(COLUMNS.items()):
-            values = pa.array([values[at] for values in told], kind)
+            values = pa.array([values[at] for values in cells], kind)
             table = table.append_column(self._prefix + name, values)
         return table
 
 
-def _told(row: Classification) -> tuple[Any, ...]:
+def _cells(row: Classification) -> tuple[Any, ...]:
     own = row.prediction
     return (
         row.label,

@@ -40,10 +40,10 @@ _OF_VOTES = frozenset({"labels", "k", "policy", "min_trust", "none_label"})
 
 
 class Settings:
-    """What a job was called with, as every actor gets it.
+    """The arguments of a job, as every actor receives them.
 
-    Pickled as a whole: Ray would share the arrays of an embedder of the user's own between actors,
-    which makes them read-only.
+    Pickled as one object: Ray would share the arrays of a user's embedder between actors, which
+    makes them read-only.
 
     Parameters
     ----------
@@ -61,8 +61,8 @@ class Settings:
                 cloudpickle.dumps(value)
             except Exception as exc:
                 raise InvalidInputError(
-                    f"{name} is {value!r:.200}, which cannot be sent to the actors ({exc}); give "
-                    "its name where it has one, or an object that can be pickled"
+                    f"{name} is {value!r:.200}, which cannot be sent to the actors ({exc}); use "
+                    "its name, if it has one, or an object that can be pickled"
                 ) from exc
         self._pickled: bytes = cloudpickle.dumps(dict(client))
         self._limits = limits
@@ -84,8 +84,8 @@ class Settings:
         return ray.get_actor(self._limits, namespace=self._namespace)
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
-        """Tell the job of an error of ours: what Ray passes on of it is a text."""
+    def reporting_errors(self) -> Iterator[None]:
+        """Report an error of ours to the job: Ray passes on its text only."""
         import ray
 
         try:
