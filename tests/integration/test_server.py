@@ -150,7 +150,8 @@ async def test_the_token():
     async with served(client(held), token=TOKEN, page=lambda _: page) as (_, session):
         for header, says in (
             (None, "is missing"), ("Bearer wrong", "wrong token"),
-            (f"Basic {TOKEN}", "wrong token"), ("Bearer \udcff", "wrong token"), (f"Bearer {TOKEN}x", "wrong token"),
+            (f"Basic {TOKEN}", "wrong token"), ("Bearer \udcff", "wrong token"),
+            (f"Bearer {TOKEN}x", "wrong token"),
         ):  # fmt: skip
             given = {} if header is None else {"Authorization": header}
             status, answer, headers = await post(session, {"text": "refund please"}, **given)
