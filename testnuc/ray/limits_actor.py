@@ -86,7 +86,7 @@ class SharedLimits:
         """Queue requests for permits and reservations; return what is granted, once there is any.
 
         An earlier call of the same worker that still waits returns at once, so that a worker has
-        at most two under way.
+        at most two in flight.
         """
         state = self._seen(worker)
         for request in requests:

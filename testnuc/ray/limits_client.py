@@ -24,7 +24,7 @@ __all__ = ["LimitsClient"]
 _LIMIT_HEADERS = ("x-ratelimit-", "anthropic-ratelimit-")
 #: Seconds between two calls of `settle` at most: the worker is alive.
 _HEARTBEAT = 5.0
-#: Calls of `acquire` under way: one waits, and one brings new requests.
+#: Most in-flight calls of `acquire`: one waits, and one has new requests.
 _MOST_POLLS = 2
 
 

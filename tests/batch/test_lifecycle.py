@@ -74,7 +74,7 @@ class Script:
         return entry
 
 
-def courier(api, store, **policy):
+def lifecycle_of(api, store, **policy):
     provider = OpenAI("m", base_url="http://localhost/v1")
     reader = ResponseReader(provider, Task("", LABELS.names), LABELS)
     price = Price.per_million(1, 2)
@@ -85,7 +85,7 @@ def test_a_day_of_waiting_is_looked_at_less_and_less_often():
     async def main(loop):
         api = Script(loop, lambda now: ENDED if now > 20 * 3600 else RUNNING)
         store = MemoryStore()
-        one = courier(api, store)
+        one = lifecycle_of(api, store)
         await one.intend(BATCH)
         await store.note_batch(BATCH.id, "remote")
         (batch,) = await store.batches()
@@ -112,7 +112,7 @@ def test_an_outage_is_waited_out_and_a_day_of_it_is_not():
         down = ServerError("down")
         api = Script(loop, lambda now: ENDED if now > 3_000 else down)
         store = MemoryStore()
-        one = courier(api, store)
+        one = lifecycle_of(api, store)
         await one.intend(BATCH)
         batch = StoredBatch(**{f: getattr(BATCH, f) for f in BATCH.__slots__} | {"remote_id": "r"})
         remote, _, _ = await one.follow(batch)
@@ -135,7 +135,7 @@ def test_a_creation_is_repeated_only_where_it_was_refused():
         store = MemoryStore()
         busy = RateLimitedError("busy")
         api = Script(loop, creates=[busy, RateLimitedError("busy", retry_after=77.0), RUNNING])
-        one = courier(api, store)
+        one = lifecycle_of(api, store)
         await one.intend(BATCH)
         created = await one.create(BATCH, [b"x"], lambda: False)
         assert created.remote_id == "remote"
@@ -145,7 +145,7 @@ def test_a_creation_is_repeated_only_where_it_was_refused():
         for error in (ConnectionFailedError("broken"), ServerError("500")):
             store = MemoryStore()
             api = Script(loop, creates=[error], found="remote-2")
-            one = courier(api, store)
+            one = lifecycle_of(api, store)
             await one.intend(BATCH)
             with pytest.raises(UnknownOutcomeError):
                 await one.create(BATCH, [b"x"], lambda: False)
@@ -156,7 +156,7 @@ def test_a_creation_is_repeated_only_where_it_was_refused():
 
         store = MemoryStore()
         api = Script(loop, creates=[BadRequestError("no")])
-        one = courier(api, store)
+        one = lifecycle_of(api, store)
         await one.intend(BATCH)
         with pytest.raises(BadRequestError):
             await one.create(BATCH, [b"x"], lambda: False)
@@ -165,7 +165,7 @@ def test_a_creation_is_repeated_only_where_it_was_refused():
         # ten times in vain, but not while other batches are about to make room
         store = MemoryStore()
         api = Script(loop, creates=[busy] * 40)
-        one = courier(api, store)
+        one = lifecycle_of(api, store)
         await one.intend(BATCH)
         with pytest.raises(RateLimitedError):
             await one.create(BATCH, [b"x"], lambda: len(api.created) <= 20)
@@ -195,7 +195,7 @@ def test_tokens_wait_for_room():
         queue.refused(500)
         assert queue.limit == 25
         fresh = TokenQueue()
-        await fresh.enter(1_000)
+        await fresh.acquire(1_000)
         fresh.refused(700)
         assert fresh.limit == 700
         assert QueueFullError("full", limit=3).limit == 3

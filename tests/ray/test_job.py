@@ -143,10 +143,10 @@ def test_a_wrong_key_stops_the_job_and_a_wrong_argument_starts_none():
         fine = settings(llm.base_url)
         for wrong, message in (
             ({"column": "body"}, "the dataset has id, text"),
-            ({"neighbors": "stored"}, "neighbors is no argument"),
+            ({"neighbors": "stored"}, "neighbors is not supported"),
             ({"store": object()}, "every actor opens its own"),
             ({"embedder": lambda: (yield)}, "embedder is"),
-            ({"method": testnuc.TopKICL(k=3)}, "shows examples"),
+            ({"method": testnuc.TopKICL(k=3)}, "few-shot examples"),
             ({"k": -1}, "k is -1"),
             ({"shards": 0}, "shards is 0"),
         ):
@@ -155,7 +155,7 @@ def test_a_wrong_key_stops_the_job_and_a_wrong_argument_starts_none():
         taken = ray.data.from_items([{"text": "a", "label": "b"}])
         with pytest.raises(testnuc.InvalidInputError, match="prefix"):
             classify_dataset(taken, LABELS, **fine)
-        with pytest.raises(testnuc.InvalidInputError, match="column 'text' holds ''"):
+        with pytest.raises(testnuc.InvalidInputError, match="column 'text' has the value ''"):
             classify_dataset(dataset(["a", ""]), LABELS, **fine)
         assert llm.requests == 0
 
