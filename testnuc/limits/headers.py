@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = ["count", "duration", "http_date", "reset_delay", "retry_after", "timestamp"]
 
@@ -108,16 +108,7 @@ def timestamp(text: str | None) -> float | None:
     float or None
         Seconds since 1970.
     """
-    text = _short(text)
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text.upper())
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return moment.timestamp()
-    except (ValueError, OverflowError):
-        return None
+    return _moment(text, lambda text: datetime.fromisoformat(text.upper()))
 
 
 def http_date(text: str | None) -> float | None:
@@ -133,11 +124,15 @@ def http_date(text: str | None) -> float | None:
     float or None
         Seconds since 1970.
     """
+    return _moment(text, parsedate_to_datetime)
+
+
+def _moment(text: str | None, parse: Callable[[str], datetime]) -> float | None:
     text = _short(text)
     if text is None:
         return None
     try:
-        moment = parsedate_to_datetime(text)
+        moment = parse(text)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         return moment.timestamp()
