@@ -1,1 +1,1 @@
-"""Small parts that know nothing of labels, models or votes."""
+"""Small modules without knowledge of labels, models or votes."""

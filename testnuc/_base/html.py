@@ -1,4 +1,4 @@
-"""Small tables of HTML for notebooks; whatever is put in is escaped."""
+"""Small HTML tables for notebooks; all contents are escaped."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LONGEST = 200
 
 
 def cut(text: object) -> str:
-    """Return what is shown of a text, which may be of any length."""
-    told = str(text)
-    return told if len(told) <= _LONGEST else told[: _LONGEST - 2] + " …"
+    """Return a text as it is displayed, shortened if it is long."""
+    shown = str(text)
+    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 2] + " …"
 
 
 def facts(title: str, pairs: Iterable[tuple[str, object]]) -> str:
-    """Return a heading and a table of names and values; None is left out."""
+    """Return a heading and a table of names and values; rows with None are omitted."""
     rows = "".join(
         f'<tr><th style="text-align:left" scope="row">{escape(name)}</th>'
         f'<td style="text-align:left" dir="auto">{escape(cut(value))}</td></tr>'
@@ -31,12 +31,12 @@ def facts(title: str, pairs: Iterable[tuple[str, object]]) -> str:
 
 
 def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table with a head; None is a hyphen, a number has two digits."""
+    """Return a table with a header; None is a hyphen, a float has two digits."""
     top = "".join(f'<th scope="col" style="text-align:left">{escape(name)}</th>' for name in head)
     body = "".join(
         "<tr>"
         + "".join(
-            f'<td dir="auto" style="text-align:left">{escape(_told(value))}</td>' for value in row
+            f'<td dir="auto" style="text-align:left">{escape(_cell(value))}</td>' for value in row
         )
         + "</tr>"
         for row in rows
@@ -44,7 +44,7 @@ def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _told(value: object) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.2f}" if isinstance(value, float) else cut(value)

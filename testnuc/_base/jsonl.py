@@ -1,4 +1,4 @@
-"""JSON Lines files: read, and written whole or not at all."""
+"""JSON Lines files; atomic writes of files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["json_object", "table", "write_whole"]
 
 
 def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
-    """Write a file under another name first: an interruption must not leave half of one.
+    """Write a file atomically: under a temporary name first, so that none is left incomplete.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def table(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     Raises
     ------
     InvalidInputError
-        It cannot be read, or a line is no JSON object.
+        It cannot be read, or a line is not a JSON object.
     """
     try:
         with Path(path).open("rb") as file:
@@ -52,7 +52,7 @@ def table(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def json_object(line: str | bytes, source: str | os.PathLike[str], number: int) -> dict[str, Any]:
-    """Read a line of a JSON Lines file.
+    """Parse a line of a JSON Lines file.
 
     Parameters
     ----------
@@ -60,17 +60,17 @@ def json_object(line: str | bytes, source: str | os.PathLike[str], number: int) 
     source : str or path
         The file, for messages.
     number : int
-        The line's, from 1.
+        The line number, from 1.
 
     Raises
     ------
     InvalidInputError
-        It is no JSON object.
+        It is not a JSON object.
     """
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as exc:
         raise InvalidInputError(f"{source}, line {number} is not JSON: {exc}") from exc
     if not isinstance(record, dict):
-        raise InvalidInputError(f"{source}, line {number} is no JSON object")
+        raise InvalidInputError(f"{source}, line {number} is not a JSON object")
     return record

@@ -1,10 +1,10 @@
-"""An event loop in a thread of its own, for code that has none or is already inside one."""
+"""An event loop in a background thread, for synchronous code."""
 
 from __future__ import annotations
 
 import asyncio
 
-# its hook must be there before ours: what is registered last runs first
+# imported first: hooks run in reverse order of registration, and ours must run before its
 import concurrent.futures.thread  # noqa: F401
 import contextlib
 import contextvars
@@ -22,26 +22,26 @@ __all__ = ["Background", "at_exit"]
 
 T = TypeVar("T")
 
-#: Seconds between two looks for Ctrl-C: on some systems waiting for a lock is deaf to it.
-_LISTEN = 0.5
+#: Seconds between checks for Ctrl-C: on some systems a wait for a lock blocks it.
+_CHECK = 0.5
 
-#: Seconds that the end of what was left is waited for.
+#: Seconds to wait for cleanup.
 _PATIENCE = 10.0
 
-#: The threads that end by themselves; a process that ends waits for them.
-_LEAVING: set[threading.Thread] = set()
+#: Threads that are closing; the process waits for them at exit.
+_CLOSING: set[threading.Thread] = set()
 
 
 def at_exit(function: Callable[[], None]) -> None:
-    """Call a function when the process ends, while executors still take work.
+    """Call a function at exit, while executors still accept work.
 
-    The hooks of `atexit` come too late for that. Where Python has no earlier ones, or ends already,
-    nothing is called: all that was paid for is stored by then.
+    The hooks of `atexit` run too late for that. If Python has no earlier ones, or is exiting
+    already, the function is not called; received answers are stored by then.
     """
     process = os.getpid()
 
     def here() -> None:
-        # a forked process has what is to be ended, but none of its threads
+        # a forked process inherits the objects, but not their threads
         if os.getpid() == process:
             function()
 
@@ -52,43 +52,43 @@ def at_exit(function: Callable[[], None]) -> None:
 
 
 class Background:
-    """Runs what is awaited on one event loop in a daemon thread; callers wait for the results.
+    """Runs awaitables on one event loop in a daemon thread; callers wait for the results.
 
-    May be called from any thread but its own, also from one with a running loop (a notebook).
+    Call it from any thread but its own, also from one with a running loop (a notebook).
     """
 
     def __init__(self, name: str = "testnuc-background") -> None:
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._closed = False
-        # daemon: what was never closed does not keep the process from ending
+        # daemon: an unclosed client does not prevent the process from exiting
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Awaitable[T]) -> T:
-        """Await something to its end; an interrupt of the caller cancels it and waits for that.
+        """Run an awaitable and return its result.
 
-        A second interrupt does not wait.
+        An interrupt cancels it and waits for its cleanup; a second interrupt does not wait.
 
         Raises
         ------
         TestNUCError
-            The background is closed, or it is its own thread that would wait for itself.
+            It is closed, or was called from its own thread.
         """
         ended, stop = self._begin(work)
         try:
             _until(ended)
         except BaseException:
-            # Ctrl-C: it has its time to put away what was paid for
+            # Ctrl-C: received answers are stored before it ends
             self._loop.call_soon_threadsafe(stop)
             _until(ended)
             raise
         return ended.result()
 
     def end(self, work: Awaitable[object]) -> None:
-        """Await the end of something that is left; it goes on if that takes longer than 10 s.
+        """Run an awaitable for cleanup; after 10 s, return while it continues.
 
-        Who leaves it may be the garbage collector, in a thread with a lock that the end needs.
+        The caller may be the garbage collector, in a thread that holds a lock the cleanup needs.
         """
         ended, _ = self._begin(work)
         _until(ended, time.monotonic() + _PATIENCE)
@@ -96,29 +96,29 @@ class Background:
             ended.result()
 
     def leave(self, last: Callable[[], Awaitable[object]]) -> None:
-        """Do one last thing, then close, and wait for nothing: what a finalizer may call.
+        """Schedule cleanup without blocking, then close; safe in finalizers.
 
-        The garbage collector runs finalizers in any thread and between any two steps of it, so
-        that thread may hold a lock that the last thing needs. Takes no lock for the same reason.
+        The garbage collector runs finalizers in any thread at any point, so that thread may hold a
+        lock that the cleanup needs. This method takes no lock for the same reason.
         """
         if self._closed:
             return
         self._closed = True
-        _LEAVING.add(self._thread)
+        _CLOSING.add(self._thread)
 
         def start() -> None:
             self._loop.create_task(_awaited(last())).add_done_callback(done)
 
         def done(task: asyncio.Task[object]) -> None:
             if not task.cancelled() and (failed := task.exception()) is not None:
-                message = "a client that was left could not be closed"
+                message = "cleanup of an unclosed client failed"
                 self._loop.call_exception_handler({"message": message, "exception": failed})
             self._loop.stop()
 
         self._loop.call_soon_threadsafe(start)
 
     def close(self) -> None:
-        """Stop the loop and wait for the thread; what still runs is cancelled."""
+        """Stop the loop, cancel its tasks, and wait for the thread."""
         with self._lock:
             if self._closed:
                 return
@@ -127,10 +127,10 @@ class Background:
         self._thread.join()
 
     def _begin(self, work: Awaitable[T]) -> tuple[Future[T], Callable[[], None]]:
-        """Return what becomes of the work, and what cancels it (to be called in the loop)."""
+        """Start an awaitable; return its future, and a function for the loop that cancels it."""
         ended: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
-        # what the caller has set, such as a trace's span, holds in the background, too
+        # the caller's context variables, such as the span of a trace, apply in the thread, too
         context = contextvars.copy_context()
 
         def start() -> None:
@@ -145,7 +145,7 @@ class Background:
         try:
             self._call(start)
         except TestNUCError:
-            # it is never awaited, and says nothing of that
+            # suppresses the warning that it was never awaited
             getattr(work, "close", lambda: None)()
             raise
         return ended, stop
@@ -153,22 +153,21 @@ class Background:
     def _call(self, start: Callable[[], None]) -> None:
         if threading.current_thread() is self._thread:
             raise TestNUCError(
-                "a client that waits was called from its own background thread, which would wait "
-                "for itself for ever; use TestNUC and await there"
+                "a synchronous client was called from its own background thread, which would "
+                "deadlock; use TestNUC and await there"
             )
-        # under the lock, so that nothing is begun after the loop was told to stop
+        # under the lock, so that nothing starts after the loop was stopped
         with self._lock:
             if self._closed:
                 raise TestNUCError("this client is closed; make a new one")
             if not self._thread.is_alive():
                 raise TestNUCError(
-                    "this client is that of the process that this one was forked from, and its "
-                    "thread is there; make a new one here"
+                    "this client was created before fork(); create one in the child process"
                 )
             self._loop.call_soon_threadsafe(start)
 
     def _run(self) -> None:
-        """Run the loop until it is stopped, then end what is left in it."""
+        """Run the loop until it is stopped, then cancel its remaining tasks."""
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
@@ -181,7 +180,7 @@ class Background:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
-            _LEAVING.discard(self._thread)
+            _CLOSING.discard(self._thread)
 
 
 async def _awaited(work: Awaitable[T]) -> T:
@@ -189,10 +188,10 @@ async def _awaited(work: Awaitable[T]) -> T:
 
 
 def _until(ended: Future[T], deadline: float = math.inf) -> None:
-    """Wait for the end; raises what interrupts the waiting, not what the work raised."""
+    """Wait for a future; raises interrupts of the wait, not the error of the work."""
     while not ended.done() and (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(TimeoutError):
-            ended.exception(min(left, _LISTEN))
+            ended.exception(min(left, _CHECK))
 
 
 def _settle(done: asyncio.Task[T], ended: Future[T]) -> None:
@@ -204,9 +203,9 @@ def _settle(done: asyncio.Task[T], ended: Future[T]) -> None:
         ended.set_result(done.result())
 
 
-def _wait_for_leaving() -> None:
-    for thread in _LEAVING.copy():
+def _wait_for_closing() -> None:
+    for thread in _CLOSING.copy():
         thread.join()
 
 
-at_exit(_wait_for_leaving)
+at_exit(_wait_for_closing)

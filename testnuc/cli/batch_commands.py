@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from contextlib import asynccontextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -123,9 +122,10 @@ def cancel(
 @asynccontextmanager
 async def _manager(place: str) -> AsyncIterator[BatchManager]:
     from testnuc.batch.manager import BatchManager
+    from testnuc.cli.files import require_store
     from testnuc.stores import resolve
 
-    _require_file(place)
+    require_store(place)
     store = resolve(place)
     await store.open()
     try:
@@ -133,11 +133,6 @@ async def _manager(place: str) -> AsyncIterator[BatchManager]:
             yield manager
     finally:
         await store.close()
-
-
-def _require_file(place: str) -> None:
-    if "://" not in place and not Path(place).is_file():
-        raise InvalidInputError(f"there is no store {place}; check the path")
 
 
 def _line(state: BatchState) -> str:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from testnuc.cli.classify import Kept, label_all, notes, show_estimate
-from testnuc.cli.files import read_labels, read_table, require_column, usable
+from testnuc.cli.files import read_labels, read_table, require_column, require_folder, usable
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.scores import Scores, score
 from testnuc.results import read_results
@@ -77,8 +77,7 @@ def _check_output(output: str | None) -> None:
         return
     if Path(output).suffix.lower() != ".json":
         raise InvalidInputError(f"the output is {output!r}; name a .json file")
-    if not Path(output).absolute().parent.is_dir():
-        raise InvalidInputError(f"{output}: there is no folder {Path(output).parent}")
+    require_folder(output)
 
 
 def _take_labels(

@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Table",
     "check_output",
+    "existing",
     "read_labels",
     "read_table",
     "require_column",
+    "require_folder",
+    "require_store",
+    "tell",
     "usable",
     "write_results",
 ]
@@ -70,7 +74,7 @@ def read_table(file: str, text_column: str) -> Table:
     InvalidInputError
         It is missing, empty, of an unknown format, or lacks the column.
     """
-    path = _existing(file)
+    path = existing(file)
     kind = _kind(file)
     rows: list[dict[str, Any]]
     schema = None
@@ -110,6 +114,26 @@ def require_column(file: str, columns: Sequence[str], name: str, remedy: str) ->
         )
 
 
+def require_folder(output: str) -> None:
+    """Check that the folder of an output file exists."""
+    folder = Path(output).absolute().parent
+    if not folder.is_dir():
+        raise InvalidInputError(
+            f"{output}: there is no folder {Path(output).parent}; create it first"
+        )
+
+
+def tell(line: str) -> None:
+    """Print a line to stderr."""
+    print(line, file=sys.stderr)  # noqa: T201 - the command's output
+
+
+def require_store(place: str) -> None:
+    """Check that a store exists, if it is a path."""
+    if "://" not in place and not Path(place).is_file():
+        raise InvalidInputError(f"there is no store {place}; check the path")
+
+
 def usable(table: Table, file: str) -> tuple[dict[int, str], list[int]]:
     """Return the problem of each invalid text, and the rows with a valid text.
 
@@ -140,7 +164,7 @@ def read_labels(given: str) -> list[str] | dict[str, str]:
     path = Path(given)
     if path.suffix not in (".txt", ".json") and not path.is_file():
         return [label for part in given.split(",") if (label := part.strip())]
-    content = _content(_existing(given))
+    content = _content(existing(given))
     if path.suffix != ".json":
         return [label for line in content.splitlines() if (label := line.strip())]
     return _labels_in_json(given, content)
@@ -164,8 +188,7 @@ def check_output(output: str | None, file: str, table: Table, *, full: bool = Fa
         raise InvalidInputError(f"{output} cannot hold neighbors and votes (--full); name a .jsonl")
     _kind(output)
     path = Path(output)
-    if not path.parent.is_dir():
-        raise InvalidInputError(f"{output}: there is no folder {path.parent}; create it first")
+    require_folder(output)
     if path.is_dir():
         raise InvalidInputError(f"{output} is a folder; name a file in it")
     if path.exists() and path.samefile(file):
@@ -239,7 +262,14 @@ def _csv_rows(file: str, content: str) -> tuple[list[str], list[dict[str, Any]]]
         csv.field_size_limit(before)
 
 
-def _existing(file: str) -> Path:
+def existing(file: str) -> Path:
+    """Return the path of a file that exists.
+
+    Raises
+    ------
+    InvalidInputError
+        It does not, or is a folder.
+    """
     path = Path(file)
     if not path.exists():
         raise InvalidInputError(f"there is no file {file}; check the path")

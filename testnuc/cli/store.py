@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import orjson
 
 from testnuc._base.jsonl import json_object
 from testnuc.cli.event_loop import run_to_end
+from testnuc.cli.files import existing, require_folder, require_store, tell
 from testnuc.errors import InvalidInputError
 from testnuc.stores import export as moving
 from testnuc.stores import resolve
@@ -38,8 +38,7 @@ def export(store: str, file: str) -> None:
     """Write everything in a store to a file; counts go to stderr."""
     path = Path(file)
     kind = _kind(file)
-    if not path.parent.is_dir():
-        raise InvalidInputError(f"{file}: there is no folder {path.parent}; create it first")
+    require_folder(file)
     if path.exists() and not path.is_file():
         raise InvalidInputError(f"{file} is not a file; name another")
     # a temporary file first: an interruption must not leave a partial one
@@ -56,14 +55,14 @@ def export(store: str, file: str) -> None:
         raise InvalidInputError(f"{file} cannot be written: {exc.strerror or exc}") from exc
     finally:
         part.unlink(missing_ok=True)
-    _tell(f"exported {_told(counts)} to {file}")
+    tell(f"exported {_counted(counts)} to {file}")
 
 
 def import_(file: str, store: str) -> None:
     """Import everything in a file into a store; counts go to stderr."""
     path = Path(file)
     kind = _kind(file)
-    _require_file("file", file)
+    existing(file)
     seen: Counter[str] = Counter()
 
     async def read() -> None:
@@ -74,7 +73,7 @@ def import_(file: str, store: str) -> None:
         run_to_end(read())
     except OSError as exc:
         raise InvalidInputError(f"{file} cannot be read: {exc.strerror or exc}") from exc
-    _tell(f"imported {_told(seen)} from {file}; existing entries were kept")
+    tell(f"imported {_counted(seen)} from {file}; existing entries were kept")
 
 
 def stats(store: str) -> None:
@@ -98,8 +97,8 @@ def stats(store: str) -> None:
 
 @asynccontextmanager
 async def _opened(store: str, *, new: bool) -> AsyncIterator[Movable]:
-    if not new and "://" not in store:
-        _require_file("store", store)
+    if not new:
+        require_store(store)
     opened: Store = resolve(store)
     await opened.open()
     try:
@@ -172,11 +171,6 @@ def _json_lines(path: Path) -> Iterator[Record]:
             yield json_object(line, path, number)
 
 
-def _require_file(what: str, path: str) -> None:
-    if not Path(path).is_file():
-        raise InvalidInputError(f"there is no {what} {path}; check the path")
-
-
 def _kind(file: str) -> str:
     kind = Path(file).suffix.lower()
     if kind not in {".jsonl", ".parquet"}:
@@ -184,9 +178,5 @@ def _kind(file: str) -> str:
     return kind
 
 
-def _told(counts: Counter[str]) -> str:
+def _counted(counts: Counter[str]) -> str:
     return ", ".join(f"{counts[kind]:,} {name}" for kind, name in _COUNTED.items())
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr)  # noqa: T201 - this is the command's output

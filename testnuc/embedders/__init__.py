@@ -13,7 +13,7 @@ __all__ = ["resolve"]
 
 
 def resolve(embedder: str | Embedder) -> Embedder:
-    """Return the embedder that a name means, or the object itself.
+    """Return the embedder of a name, or the object itself.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Embeddings through the pool, the store and the embedder, in this order.
+"""Cached embeddings: from the pool, else the store, else the embedder.
 
-Requests that arrive while the embedder is at work are embedded together afterwards: one embedder
-serves thousands of concurrent callers in large batches.
+Requests that arrive while the embedder is busy are batched: one embedder serves thousands of
+concurrent callers in large batches.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbeddingCache", "embedder_name"]
 
-#: Most texts given to the embedder at a time.
+#: Most texts in a batch of the embedder.
 _BATCH = 512
-#: Vectors handed out between two turns of the event loop.
+#: Vectors returned per iteration of the event loop.
 _TURN = 64
-#: Texts looked up and waited for at a time.
+#: Texts that are looked up at a time.
 _CHUNK = 2_048
 
 
@@ -42,16 +42,16 @@ def embedder_name(embedder: Embedder) -> str:
 
 
 class EmbeddingCache:
-    """Gives unit vectors, rounded to float16, for texts; asks the embedder once for each.
+    """Returns unit vectors of texts, rounded to float16; embeds each text once.
 
     Parameters
     ----------
     embedder : Embedder
         Called from one task at a time, with at most 512 texts.
     store : Store
-        Where embeddings are kept, if it is durable.
+        Stores embeddings, if it is durable.
     pool : Index
-        Holds the vectors of its texts, so that they need not be kept twice.
+        Holds the vectors of its texts, so that they are not stored twice.
     """
 
     def __init__(self, embedder: Embedder, store: Store, pool: Index) -> None:
@@ -61,9 +61,9 @@ class EmbeddingCache:
         self._waiting: dict[bytes, tuple[str, asyncio.Future[NDArray[np.float16]]]] = {}
         self._running: dict[bytes, asyncio.Future[NDArray[np.float16]]] = {}
         self._pump: asyncio.Task[None] | None = None
-        #: Texts that the embedder was asked for.
+        #: Number of texts that were embedded.
         self.embedded = 0
-        #: Who is told of every batch.
+        #: Traces every batch.
         self.telemetry: Telemetry | None = None
 
     @property
@@ -107,13 +107,13 @@ class EmbeddingCache:
         if missing:
             futures = [self._ask(texts[i], hashes[i]) for i in missing]
             try:
-                # cancelling this cancels none of them: another caller may wait for the same text
+                # cancellation does not cancel them: another caller may wait for the same text
                 await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
                 for i, future in zip(missing, futures, strict=True):
                     found[i] = _vector(future)
             except BaseException:
                 for future in futures:
-                    # whoever else waits sees the failure; nobody has to
+                    # retrieved here, in case no other caller waits for it
                     future.add_done_callback(_retrieve)
                 raise
             if self._store.durable:
@@ -142,7 +142,7 @@ class EmbeddingCache:
                     self._running[text_hash] = future
                 try:
                     vectors = await self._embed([text for text, _ in batch.values()])
-                except Exception as exc:  # noqa: BLE001 - handed to whoever waits for it
+                except Exception as exc:  # noqa: BLE001 - passed to the waiters
                     for _, future in batch.values():
                         if not future.done():
                             future.set_exception(exc)
@@ -176,7 +176,7 @@ class EmbeddingCache:
         return await asyncio.to_thread(_unit, texts, vectors)
 
     async def close(self) -> None:
-        """Stop embedding; whoever still waits gets a `CancelledError`."""
+        """Stop embedding; waiters receive a `CancelledError`."""
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
@@ -189,7 +189,7 @@ class EmbeddingCache:
 
 
 def _unit(texts: Sequence[str], vectors: NDArray[np.float32]) -> NDArray[np.float16]:
-    """Return vectors of unit norm, rounded; refuses those that have no direction."""
+    """Return vectors of unit norm, rounded; rejects vectors without a direction."""
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
     bad = ~(np.isfinite(norms) & (norms > 0))
     if bad.any():
@@ -208,12 +208,12 @@ async def _hand_out(
         if not future.done():
             future.set_result(vector)
         if number % _TURN == 0:
-            # each may wake a caller: not hundreds of them in one turn of the loop
+            # each may wake a caller: not hundreds in one iteration of the loop
             await asyncio.sleep(0)
 
 
 def _vector(future: asyncio.Future[NDArray[np.float16]]) -> NDArray[np.float16] | None:
-    """Return what a future holds; None while another one's failure is to be raised."""
+    """Return the vector of a future; None while another future's failure will be raised."""
     return future.result() if future.done() else None
 
 

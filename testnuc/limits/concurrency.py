@@ -1,16 +1,16 @@
-"""How many calls may be in flight, and the pause after a server refused them.
+"""Adaptive limit of calls in flight (AIMD), and pauses after refusals.
 
-The bound starts at the user's maximum and only comes down when the server is overloaded: with every
-round trip by half the share of refused calls (all refused: halved; one in ten: by 5 %), so that
-single failures cost little and a storm ends in a few round trips. It comes back by a fixed step a
-round trip. Latency far above its baseline takes it down as well, gently and not below a quarter.
+The limit starts at the user's maximum and decreases when the server is overloaded: in every round
+trip by half the share of refused calls (all refused: halved; one in ten: by 5 %), so that single
+failures cost little and a storm of refusals ends in a few round trips. It increases by a fixed step
+per round trip. Latency far above its baseline decreases it as well, slowly and not below a quarter.
 
-A server that says how long to wait pauses everybody, not only the call it said it to. One that does
-not say pauses everybody too, once a good part of the latest calls was refused; each such pause is
-twice as long as the one before. After a pause the waiting calls do not all go together: where most
-were refused one goes first, where few were refused that many fewer. Four times as many follow
-whenever a refusal would have come back by now, and four for every answer. A pause ends early when a
-call that was sent after the refused one is answered: then the server does not refuse everybody.
+A server that sends a wait (Retry-After) pauses all calls, not only the refused one. Without such a
+wait, all calls pause after a large part of the latest calls was refused; each such pause is twice
+as long as the one before. After a pause, calls ramp up: if most calls were refused, one is sent
+first; if few were refused, correspondingly more. The ramp widens fourfold whenever a refusal would
+have arrived by now, and by three calls for every answer. A pause ends early when a call that was
+sent after the refused one is answered: then the server does not refuse all calls.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ __all__ = ["Concurrency"]
 
 _log = logging.getLogger("testnuc.limits")
 
-#: Seconds by which a pause must grow to be told of: a storm is one line, not hundreds.
-_TOLD = 1.0
+#: Seconds by which a pause must grow to be logged: a storm is one line, not hundreds.
+_LOGGED = 1.0
 _NEVER = float("-inf")
 _NO_RAMP = float("inf")
 #: A round trip is taken to last at least this many seconds, so that windows stay few.
 _SHORTEST_WINDOW = 0.02
-#: The bound grows by this part of the maximum in a round trip, and by at least one call.
+#: The limit grows by this part of the maximum in a round trip, and by at least one call.
 _STEP = 1 / 32
 #: The mean latency of a window must rise this far above the baseline to count as overload..
 _SLOW = 3.0
-#: ..in a window of at least so many calls, and then the bound shrinks by this factor,
+#: ..in a window of at least this many calls; then the limit shrinks by this factor,
 _ENOUGH = 8
 _EASE = 0.95
-#: but latency alone never takes it below this part of the maximum.
+#: but never below this part of the maximum by latency alone.
 _FLOOR = 0.25
 #: How fast the baseline follows a mean below it, and one above it.
 _DOWN, _UP = 0.25, 0.01
-#: The share of refused calls is a mean over at least so many of them, and over half of those that
-#: may be in flight, whose refusals can come all at once; from _MANY on all pause.
+#: The share of refused calls is a mean over at least this many calls, and over half the limit, as
+#: their refusals can arrive all at once; from a share of _MANY on, all calls pause.
 _FEWEST = 10
 _MANY = 0.3
-#: The first pause that we choose ourselves, as part of the initial wait of a single call.
+#: The first pause without a wait from the server, as part of the initial wait of a single call.
 _SHORT = 0.25
-#: The way back widens by this factor whenever so many times a refusal's latency, and at least so
-#: many seconds, have passed without one. A refusal comes sooner than an answer does.
+#: The ramp widens by this factor after this multiple of a refusal's latency, and at least this many
+#: seconds, without a refusal. A refusal arrives sooner than an answer.
 _WIDEN = 4.0
 _PATIENCE, _LEAST_PATIENCE = 4.0, 0.05
 #: Seconds, and part of the wait, that a pause is spread over.
@@ -59,14 +59,14 @@ _MOST_DOUBLINGS = 30
 
 
 class Concurrency:
-    """The adaptive bound on calls in flight.
+    """The adaptive limit of calls in flight.
 
     Parameters
     ----------
     most : int
         The user's maximum.
     initial_wait, max_wait : float
-        Seconds a refused call waits at first and at most, to which our own pauses are aligned.
+        First and longest wait of a refused call in seconds; they bound the pauses.
     rng : random.Random
         Source of jitter.
     """
@@ -77,7 +77,6 @@ class Concurrency:
         "_cause",
         "_first_pause",
         "_fresh",
-        "_heard",
         "_initial_wait",
         "_latency",
         "_limit",
@@ -86,6 +85,7 @@ class Concurrency:
         "_outcomes",
         "_paused_at",
         "_ramp",
+        "_refusal_latency",
         "_refused",
         "_rng",
         "_share",
@@ -104,24 +104,25 @@ class Concurrency:
         self._rng = rng
         self._limit = float(most)
         self._step = max(1.0, most * _STEP)
-        #: How many calls may be in flight now.
+        #: Most calls in flight now.
         self.cap = most
         #: Nothing is sent before this moment.
         self.paused_until = _NEVER
         self._paused_at = _NEVER
         #: When the latest refused call was sent.
         self._cause = _NEVER
-        #: Pauses of our own choice since the last answer to a call sent after the first of them.
+        #: Pauses without a wait from the server since the last answer to a call sent after the
+        #: first of them.
         self._streak = 0
         self._first_pause = _NEVER
-        #: Share of the latest calls that was refused.
+        #: Share of refused calls among the latest.
         self._share = 0.0
         self._fresh = 1 / max(_FEWEST, most / 2)
-        #: Most calls in flight on the way back, and when it widens next.
+        #: Most calls in flight during the ramp, and when it widens next.
         self._ramp = _NO_RAMP
         self._widen_at = _NEVER
-        #: Seconds after which a refusal was heard of, on the mean.
-        self._heard = 0.0
+        #: Mean latency of refusals in seconds.
+        self._refusal_latency = 0.0
         # of the present window
         self._window_end = _NEVER
         self._outcomes = 0
@@ -145,7 +146,7 @@ class Concurrency:
         self._outcomes += 1
         self._answered += 1
         self._latency += now - sent_at
-        # calls sent before the refused one prove nothing, and must not speed up the way back
+        # calls sent before the refused one prove nothing, and must not speed up the ramp
         if sent_at > self._first_pause:
             self._streak = 0
         if self._ramp is not _NO_RAMP and sent_at > self._cause:
@@ -159,29 +160,30 @@ class Concurrency:
             self._turn(now)
 
     def refused(self, sent_at: float, now: float, wait: float | None, *, load: bool = True) -> None:
-        """Count a call that the server refused, and pause everybody if that concerns them.
+        """Count a call that the server refused, and pause all calls if necessary.
 
         Parameters
         ----------
         sent_at, now : float
             Seconds of the clock.
         wait : float or None
-            Seconds the server asked for.
+            Seconds that the server asked to wait.
         load : bool
-            Whether it was for too much work; False: there was no connection.
+            Whether the server was overloaded; False: there was no connection.
         """
         self._outcomes += 1
         self._refused += load
         self._share = min(1.0, self._share + self._fresh)
-        self._heard += (now - sent_at - self._heard) * (_DOWN if self._heard else 1.0)
+        weight = _DOWN if self._refusal_latency else 1.0
+        self._refusal_latency += (now - sent_at - self._refusal_latency) * weight
         if wait is not None or self._share >= _MANY:
-            # who cannot be reached is not burdened by being asked again
+            # attempts to connect put no load on an unreachable server
             self._pause(sent_at, now, wait, self._max_wait if load else self._initial_wait)
         if now >= self._window_end:
             self._turn(now)
 
     def failed(self, now: float) -> None:
-        """Count a call that failed in a way that says nothing of the server's load.
+        """Count a call that failed for a reason other than the server's load.
 
         Parameters
         ----------
@@ -194,13 +196,13 @@ class Concurrency:
 
     def _pause(self, sent_at: float, now: float, wait: float | None, most: float) -> None:
         if wait is not None:
-            if now + wait > self.paused_until + _TOLD:
+            if now + wait > self.paused_until + _LOGGED:
                 _log.info("the provider asks all calls to wait for %.1f s", wait)
         else:
             if not self._streak:
                 self._first_pause = now
             if not self._streak or sent_at >= self._paused_at:
-                # sent after the last pause began, so that pause was too short
+                # sent after the last pause began: that pause was too short
                 self._streak += 1
                 self._paused_at = now
             doublings = min(self._streak - 1, _MOST_DOUBLINGS)
@@ -213,10 +215,10 @@ class Concurrency:
 
     @property
     def _patience(self) -> float:
-        return max(_LEAST_PATIENCE, _PATIENCE * self._heard)
+        return max(_LEAST_PATIENCE, _PATIENCE * self._refusal_latency)
 
     def widen(self, now: float, in_flight: int) -> float:
-        """Seconds until one more call may be in flight, where `cap` says that it may not now.
+        """Return the seconds until the ramp admits one more call, if `cap` is reached.
 
         Parameters
         ----------
@@ -228,7 +230,7 @@ class Concurrency:
         Returns
         -------
         float
-            0: now, the cap has just grown; infinite: not before a call ends.
+            0: the cap has just grown; infinite: not before a call ends.
         """
         if self._ramp is _NO_RAMP:
             return _NO_RAMP
@@ -246,11 +248,11 @@ class Concurrency:
         self.cap = max(1, int(min(self._limit, self._ramp)))
 
     def _turn(self, now: float) -> None:
-        """End a round trip: move the bound by what happened in it."""
+        """End a round trip: adapt the limit to its outcomes."""
         mean = self._latency / self._answered if self._answered else self._baseline
         share = self._refused / self._outcomes
         if self._window_end is _NEVER:
-            pass  # the first outcome only tells how long a round trip is
+            pass  # the first outcome only measures the length of a round trip
         elif not share and self._answered >= _ENOUGH and mean > _SLOW * self._baseline > 0:
             lowest = min(self._limit, max(1.0, self._most * _FLOOR))
             self._limit = max(lowest, self._limit * _EASE)

@@ -1,7 +1,7 @@
-"""What a server says of its limits, read from the headers of its answers.
+"""Parsers of rate limit headers.
 
-Every function here is pure, and returns None for what it cannot read: a header is never a reason
-to fail a call.
+Every function is pure, and returns None for a header that it cannot parse: a malformed header never
+fails a call.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = ["count", "duration", "http_date", "reset_delay", "retry_after", "timestamp"]
 
-#: Longer values are junk, and not worth a regular expression's time.
+#: Longer values are malformed, and not worth a regular expression.
 _LONGEST = 64
 _SECONDS = {
     "ns": 1e-9,
@@ -62,7 +62,7 @@ def count(text: str | None) -> int | None:
     Returns
     -------
     int or None
-        None for junk, and for the ``-1`` by which Azure says that it does not know.
+        None if malformed, and for ``-1``, Azure's value for unknown.
     """
     text = _short(text)
     if text is None or not _COUNT.fullmatch(text):
@@ -108,16 +108,7 @@ def timestamp(text: str | None) -> float | None:
     float or None
         Seconds since 1970.
     """
-    text = _short(text)
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text.upper())
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return moment.timestamp()
-    except (ValueError, OverflowError):
-        return None
+    return _moment(text, lambda text: datetime.fromisoformat(text.upper()))
 
 
 def http_date(text: str | None) -> float | None:
@@ -133,11 +124,15 @@ def http_date(text: str | None) -> float | None:
     float or None
         Seconds since 1970.
     """
+    return _moment(text, parsedate_to_datetime)
+
+
+def _moment(text: str | None, parse: Callable[[str], datetime]) -> float | None:
     text = _short(text)
     if text is None:
         return None
     try:
-        moment = parsedate_to_datetime(text)
+        moment = parse(text)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         return moment.timestamp()
@@ -146,14 +141,14 @@ def http_date(text: str | None) -> float | None:
 
 
 def reset_delay(text: str | None, now: float) -> float | None:
-    """Read when a limit is reset, in whatever form the provider chose.
+    """Read the reset time of a limit, in any known form.
 
     Parameters
     ----------
     text : str or None
         A duration, a number of seconds, a moment in RFC 3339, or one in (milli)seconds since 1970.
     now : float
-        The server's present, in seconds since 1970.
+        The server's time, in seconds since 1970.
 
     Returns
     -------
@@ -171,20 +166,20 @@ def reset_delay(text: str | None, now: float) -> float | None:
 
 
 def _get(headers: Mapping[str, str], name: str) -> str | None:
-    """Look up a header in a mapping that may or may not care about case."""
+    """Look up a header in a mapping that may be case-sensitive."""
     value = headers.get(name)
     return headers.get(name.title()) if value is None else value
 
 
 def server_time(headers: Mapping[str, str], now: float) -> float:
-    """Return what time it is at the server, so that a clock that is off does not matter.
+    """Return the server's time, so that a wrong local clock does not matter.
 
     Parameters
     ----------
     headers : mapping
-        Of an answer.
+        Of a response.
     now : float
-        Our own present in seconds since 1970, for servers that do not send ``Date``.
+        The local time in seconds since 1970, for servers that do not send ``Date``.
 
     Returns
     -------
@@ -196,14 +191,14 @@ def server_time(headers: Mapping[str, str], now: float) -> float:
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Read how long the server asks to wait: ``retry-after-ms``, or ``Retry-After`` in any form.
+    """Read the wait that the server asks for: ``retry-after-ms``, or ``Retry-After`` in any form.
 
     Parameters
     ----------
     headers : mapping
-        Of an answer.
+        Of a response.
     now : float
-        Our own present in seconds since 1970, for dates in answers that lack ``Date``.
+        The local time in seconds since 1970, for dates in responses without ``Date``.
 
     Returns
     -------

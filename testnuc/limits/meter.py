@@ -1,4 +1,4 @@
-"""Counts what is spent."""
+"""Counters of usage and cost."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Mark = tuple[int, ...]
 class Meter:
     """Adds up calls, tokens and money.
 
-    What is unknown of one call is unknown of every sum that it is part of.
+    A value that is unknown for one call makes every sum that includes it unknown.
 
     Parameters
     ----------
     price : Price, optional
-        Of the model; None makes the money of every call unknown.
+        Of the model; None makes the cost of every call unknown.
     """
 
     _COUNTERS = (
@@ -53,13 +53,13 @@ class Meter:
         self.output_tokens = 0
         #: In 1e-12 US dollars.
         self.pico_usd = 0
-        #: Calls whose tokens, and whose price, nobody told.
+        #: Calls with unknown tokens, and calls with an unknown price.
         self.unmeasured = 0
         self.unpriced = 0
         #: Counted by the client.
         self.store_hits = 0
         self.coalesced = 0
-        #: Requests sent again after a failure.
+        #: Requests retried after a failure.
         self.retries = 0
 
     def add(self, usage: TokenUsage | None, price: Price | None = None) -> int | None:
@@ -68,14 +68,14 @@ class Meter:
         Parameters
         ----------
         usage : TokenUsage or None
-            None: the provider did not say.
+            None: the provider did not report it.
         price : Price, optional
-            Of this call, where it is not that of all others.
+            Of this call, if it differs from the others'.
 
         Returns
         -------
         int or None
-            What it cost in 1e-12 US dollars; None: unknown.
+            The cost in 1e-12 US dollars; None: unknown.
         """
         self.calls += 1
         price = self.price if price is None else price
@@ -95,7 +95,7 @@ class Meter:
 
     @classmethod
     def sum(cls, marks: Iterable[Mark]) -> Usage:
-        """Return what several meters have counted together.
+        """Return the total of several meters.
 
         Parameters
         ----------
@@ -109,7 +109,7 @@ class Meter:
         return total.usage()
 
     def usage(self) -> Usage:
-        """Return all that was counted.
+        """Return the usage so far.
 
         Returns
         -------
@@ -119,7 +119,7 @@ class Meter:
         return self.since()
 
     def mark(self) -> Mark:
-        """Return the counters as they are now, for `since`.
+        """Return the present counters, for `since`.
 
         Returns
         -------
@@ -129,7 +129,7 @@ class Meter:
         return tuple(getattr(self, name) for name in self._COUNTERS)
 
     def since(self, mark: Mark | None = None) -> Usage:
-        """Return what was counted after a mark.
+        """Return the usage since a mark.
 
         Parameters
         ----------

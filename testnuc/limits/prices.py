@@ -1,4 +1,4 @@
-"""What tokens cost, from the price list that comes with genai-prices; never from the network."""
+"""Prices of tokens, from the price list in genai-prices; never from the network."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PICO", "Price", "require_price"]
 
-#: Parts of a US dollar in which money is counted: whole numbers, so that sums are exact.
+#: Units of money in a US dollar: integers, so that sums are exact.
 PICO = 10**12
 _MEGA = 10**6
-#: Names that say which protocol is spoken, not who serves it: for them the URL decides.
+#: Names of protocols that other providers use, too: their prices depend on the URL.
 _PROTOCOLS = frozenset({"anthropic", "openai"})
-#: What the price list calls the batch APIs.
+#: The price list's variant for batch APIs.
 _BATCH = {"processing": "batch"}
-#: Runs on this machine.
+#: Providers that run on this machine.
 _FREE = frozenset({"local"})
 
 
@@ -35,8 +35,8 @@ class Rates:
     output: int
 
     @property
-    def dearest_input(self) -> int:
-        """The most that a token of the prompt can cost."""
+    def highest_input(self) -> int:
+        """The highest price of a token of the prompt."""
         return max(self.input, self.cached, self.cache_write)
 
     def halved(self) -> Rates:
@@ -64,13 +64,13 @@ class Price:
     @classmethod
     def per_million(
         cls,
-        input: float,  # noqa: A002 - what it is called everywhere
+        input: float,  # noqa: A002 - the usual name
         output: float,
         *,
         cached: float | None = None,
         cache_write: float | None = None,
     ) -> Price:
-        """Make a price out of US dollars per million tokens.
+        """Return a price in US dollars per million tokens.
 
         Parameters
         ----------
@@ -97,7 +97,7 @@ class Price:
     def of(
         cls, provider: str, model: str, url: str | None = None, *, batch: bool = False
     ) -> Price | None:
-        """Look a model up in the price list.
+        """Look up a model in the price list.
 
         Parameters
         ----------
@@ -106,12 +106,11 @@ class Price:
         model : str
             As the provider calls it.
         url : str, optional
-            Where calls are sent. A URL of another known provider has that one's prices; under an
-            unknown URL, ``"openai"`` and ``"anthropic"`` say only which protocol is spoken, so
-            that there is no price.
+            Where calls are sent. A URL of another known provider has its prices; with an unknown
+            URL, ``"openai"`` and ``"anthropic"`` only name the protocol, and the price is unknown.
         batch : bool
-            The price in the provider's batch API. Where the list has none, it is half the price,
-            which is what OpenAI and Anthropic ask.
+            Whether to return the price in the provider's batch API; half the price if the list has
+            none, as at OpenAI and Anthropic.
 
         Returns
         -------
@@ -153,14 +152,14 @@ class Price:
 
     def _rates(self, input_tokens: int) -> Rates:
         rates = self.rates
-        for above, dearer in self.tiers:
+        for above, higher in self.tiers:
             if input_tokens <= above:
                 break
-            rates = dearer
+            rates = higher
         return rates
 
     def pico(self, usage: TokenUsage) -> int:
-        """Price of a call in 1e-12 US dollars.
+        """Return the price of a call in 1e-12 US dollars.
 
         Parameters
         ----------
@@ -183,7 +182,7 @@ class Price:
         )
 
     def usd(self, usage: TokenUsage) -> float:
-        """Price of a call in US dollars.
+        """Return the price of a call in US dollars.
 
         Parameters
         ----------
@@ -208,14 +207,14 @@ class Price:
         Returns
         -------
         int
-            Every token of the prompt at its dearest.
+            With every token of the prompt at the highest price.
         """
         rates = self._rates(input_tokens)
-        return input_tokens * rates.dearest_input + max_output_tokens * rates.output
+        return input_tokens * rates.highest_input + max_output_tokens * rates.output
 
 
 def require_price(budget: Budget | None, price: Price | None, model: str) -> None:
-    """Refuse a budget in US dollars for a model without a price.
+    """Reject a budget in US dollars for a model without a price.
 
     Parameters
     ----------
@@ -229,11 +228,11 @@ def require_price(budget: Budget | None, price: Price | None, model: str) -> Non
     Raises
     ------
     ConfigurationError
-        The budget could not be kept.
+        The budget cannot be enforced.
     """
     if budget is not None and budget.usd is not None and price is None:
         raise ConfigurationError(
-            f"the price of {model!r} is unknown, so a budget in usd cannot be kept; "
+            f"the price of {model!r} is unknown, so a budget in usd cannot be enforced; "
             f"use Budget(tokens=..) or Budget(calls=..)"
         )
 
@@ -243,7 +242,7 @@ def _pico(usd_per_million: float) -> int:
 
 
 def _read(prices: Any) -> Price | None:
-    """Take over the prices of a text model from a genai-prices record."""
+    """Read the prices of a text model from a genai-prices record."""
     given = [
         getattr(prices, name)
         for name in ("input_mtok", "cache_read_mtok", "cache_write_mtok", "output_mtok")

@@ -1,14 +1,14 @@
-"""How much was sent in the last minute, and when the next request fits in.
+"""Sliding windows of requests and tokens per minute.
 
-A bucket that holds a minute's worth and refills all the time lets twice the limit through within
-one minute: a full bucket at once, and what flows in after it. So there are two conditions here. A
-sliding log adds up what was sent within the window and keeps that sum at or below the limit,
-exactly. On top of it the sending is paced: credit flows in evenly, and never more than a second's
-worth piles up, because providers enforce a limit per minute in shorter spans too.
+A token bucket that holds a minute's worth allows twice the limit within one minute: a full bucket
+at once, and the refill after it. So there are two conditions here. A sliding log keeps the sum
+within the window at or below the limit, exactly. In addition, requests are paced: credit
+accumulates evenly, up to a second's worth, because providers also enforce a limit per minute over
+shorter intervals.
 
-What counts is the minute in which the requests *arrive*. One that was delayed on its way can share
-a minute with one sent more than 60 s after it. The window is therefore `GUARD` seconds longer than
-a minute, which costs 1.6 % of the rate and covers delays that differ by up to a second.
+The minute in which requests *arrive* counts. A delayed request can share a minute with one sent
+more than 60 s later. The window is therefore `GUARD` seconds longer than a minute, which costs
+1.6 % of the rate and covers delays that differ by up to a second.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from collections import deque
 
 __all__ = ["GUARD", "Forecast", "LogEntry", "SlidingWindow"]
 
-#: Seconds by which two requests may be delayed differently on their way.
+#: Seconds by which the network delays of two requests may differ.
 GUARD = 1.0
 _MINUTE = 60.0
-#: What is sent within this part of the window shares an entry of the log, which bounds its size.
+#: Requests within this part of the window share an entry of the log, which bounds its size.
 _CELLS = 256
-#: Rounding of sums of floats must not cost another turn of the timer.
+#: Rounding of sums of floats must not cost another tick of the timer.
 _EPSILON = 1e-6
 
 
 class LogEntry:
-    """What was sent at about one moment; it leaves the window all at once."""
+    """The amount sent at about one moment; it leaves the window all at once."""
 
     __slots__ = ("amount", "last", "start")
 
     def __init__(self, start: float, amount: float) -> None:
         self.start = start
-        #: When the last of it was sent.
+        #: When its last part was sent.
         self.last = start
         self.amount = amount
 
 
 class SlidingWindow:
-    """Keeps the sum of amounts within any window of time at or below a limit, and paces them.
+    """Keeps the sum of amounts in any time window at or below a limit, and paces them.
 
     Parameters
     ----------
@@ -74,11 +74,11 @@ class SlidingWindow:
 
     @property
     def used(self) -> float:
-        """The sum within the window, as of the last look."""
+        """The sum within the window, as of the last check."""
         return self._sum
 
     def delay(self, amount: float, now: float) -> float:
-        """Seconds until `amount` fits; 0: now.
+        """Return the seconds until `amount` fits; 0: now.
 
         Parameters
         ----------
@@ -90,19 +90,19 @@ class SlidingWindow:
         Returns
         -------
         float
-            A lower bound: what is given back or charged meanwhile can change it.
+            A lower bound: settled amounts can change it.
         """
         log = self._log
         while log and log[0].last + self.window <= now:
             self._sum -= log.popleft().amount
         if not log:
-            self._sum = 0.0  # drops what rounding left
+            self._sum = 0.0  # drops rounding errors
         credit = self._credit
         if credit < self._burst:
             credit = min(self._burst, credit + (now - self._credit_at) * self._rate)
             self._credit = credit
         self._credit_at = now
-        # an amount above the burst goes as soon as the credit is full, and leaves a debt
+        # an amount above the burst is sent once the credit is full, and leaves a debt
         missing = min(amount, self._burst) - credit
         wait = missing / self._rate if missing > _EPSILON else 0.0
         over = self._sum + amount - self.limit
@@ -114,19 +114,19 @@ class SlidingWindow:
         return wait
 
     def take(self, amount: float, now: float) -> LogEntry:
-        """Charge `amount` as sent now; to be called after `delay` returned 0.
+        """Charge `amount` as sent now; call it after `delay` returned 0.
 
         Parameters
         ----------
         amount : float
-            What is sent.
+            The amount sent.
         now : float
             Seconds of the clock, the same as for `delay`.
 
         Returns
         -------
         LogEntry
-            To be handed to `settle`.
+            For `settle`.
         """
         self._credit -= amount
         self._sum += amount
@@ -142,12 +142,12 @@ class SlidingWindow:
         return entry
 
     def settle(self, entry: LogEntry, difference: float, now: float) -> None:
-        """Charge `difference` on top of what was taken, or give it back where it is negative.
+        """Charge `difference` in addition to the amount taken; if negative, return it.
 
         Parameters
         ----------
         entry : LogEntry
-            What `take` returned.
+            From `take`.
         difference : float
             Actual minus reserved amount.
         now : float
@@ -161,11 +161,11 @@ class SlidingWindow:
 
 
 class Forecast:
-    """Learns how the tokens of calls compare to their worst case, for the token rate alone.
+    """Predicts the tokens of calls from recent calls, for the token rate alone.
 
-    The most output tokens of a call are often a hundred times what a label needs; a rate that
-    reserves them all would send a handful of calls at a time. Until `_ENOUGH` calls are known the
-    worst case counts; then the largest recent one, which fades slowly.
+    The maximum output tokens of a call are often a hundred times the tokens of a label; charging
+    all of them would allow only a few calls at a time. Until `_ENOUGH` calls are known the worst
+    case counts; then the largest recent one, which fades slowly.
     """
 
     __slots__ = ("_calls", "_output", "_scale")
@@ -179,14 +179,14 @@ class Forecast:
         self._output = 0.0
 
     def expect(self, input_tokens: int, max_output_tokens: int) -> tuple[int, int]:
-        """Tokens that a call is expected to use at most.
+        """Return the tokens that a call is expected to use at most.
 
         Parameters
         ----------
         input_tokens : int
             The estimate for the prompt.
         max_output_tokens : int
-            The most the answer can have.
+            The maximum of the answer.
 
         Returns
         -------
@@ -201,14 +201,14 @@ class Forecast:
         )
 
     def learn(self, estimated: int, input_tokens: int, output_tokens: int) -> None:
-        """Remember a call.
+        """Record a call.
 
         Parameters
         ----------
         estimated : int
-            What was estimated for its input.
+            The estimate of its input tokens.
         input_tokens, output_tokens : int
-            What the provider counted.
+            As the provider counted them.
         """
         self._calls += 1
         self._scale = max(input_tokens / max(1, estimated), self._scale * self._FADE)

@@ -1,6 +1,6 @@
-"""A page to look at results with: one HTML file that asks nothing of any other machine.
+"""A self-contained HTML page for browsing and marking results; it makes no network request.
 
-`render` makes the page, `write` puts it in a file, `read_marks` reads what a person marked on it.
+`render` returns the page, `write` writes it to a file, `read_marks` reads downloaded marks.
 """
 
 from __future__ import annotations

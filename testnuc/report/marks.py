@@ -1,4 +1,4 @@
-"""What a person marked on the page, as the texts and labels that `tune` and `calibrate` take."""
+"""Marks downloaded from the page, as texts and labels for `tune` and `calibrate`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 __all__ = ["read_marks"]
 
-#: The page puts a ' before texts that a spreadsheet would take for a formula, or that have one.
+#: The page puts a ' before texts that a spreadsheet would interpret, or that start with one.
 _GUARDED = ("'=", "'+", "'-", "'@", "'\t", "'\r", "''")
 
 
 def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
-    """Return the texts whose right label is known by a file of marks, and these labels.
+    """Return the texts with a correct label in a file of marks, and these labels.
 
     ``await nuc.tune(*testnuc.read_marks("marks.json"))``
 
-    A text that was marked as wrong without saying what is right teaches nothing and is left out.
+    Texts that were marked as wrong without a correct label are omitted.
 
     Parameters
     ----------
@@ -35,8 +35,8 @@ def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
     Raises
     ------
     InvalidInputError
-        It cannot be read, is no file of marks, holds no text with a right label, or one text with
-        two of them.
+        It cannot be read, is not a file of marks, or holds no text with a correct label, or a text
+        with two of them.
     """
     kind = Path(path).suffix.lower()
     if kind not in {".json", ".csv"}:
@@ -53,14 +53,14 @@ def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
         if label is None or label == "":
             continue
         if not isinstance(text, str) or not isinstance(label, str):
-            raise InvalidInputError(f"{path}, mark {number}: text and right_label are no strings")
+            raise InvalidInputError(f"{path}, mark {number}: text and right_label are not strings")
         if right.setdefault(text, label) != label:
             raise InvalidInputError(
-                f"{path}, mark {number}: {text[:60]!r} is said to be {label!r} and, before, "
-                f"{right[text]!r}; one text has one label"
+                f"{path}, mark {number}: {text[:60]!r} has the label {label!r} and, before, "
+                f"{right[text]!r}; give each text one label"
             )
     if not right:
-        raise InvalidInputError(f"{path} holds no text with a right label; mark some first")
+        raise InvalidInputError(f"{path} holds no text with a correct label; mark some first")
     return list(right), list(right.values())
 
 
@@ -70,12 +70,12 @@ def _from_json(path: str | os.PathLike[str]) -> list[Any]:
     except orjson.JSONDecodeError as exc:
         raise InvalidInputError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(marks, list):
-        raise InvalidInputError(f"{path} holds no list of marks")
+        raise InvalidInputError(f"{path} does not hold a list of marks")
     return marks
 
 
 def _from_csv(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    # a text may be longer than the 131,072 characters that csv takes to be a mistake
+    # a text may exceed the default field limit of 131,072 characters
     before = csv.field_size_limit(2**31 - 1)
     try:
         rows = list(csv.DictReader(io.StringIO(_content(path), newline="")))

@@ -1,4 +1,4 @@
-"""The page: a template, a style, a script and the results, put together into one file."""
+"""Render the page: template, style, script and results in one file."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_LISTED", "render", "write"]
 
-#: Results that a page lists unless told otherwise; a browser holds more, but nobody reads them.
+#: Default for the most results that a page lists.
 MOST_LISTED = 20_000
-#: What could end the script element the data is in, a line of JavaScript, or UTF-8 itself.
+#: Characters that could end the script element of the data or a line of JavaScript, or that
+#: UTF-8 cannot encode.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 @runtime_checkable
 class _Run(Protocol):
-    """What `Results` say of their run."""
+    """The attributes of `Results` about their run."""
 
     usage: Usage
     seconds: float
@@ -52,31 +53,31 @@ def render(
     key: str | None = None,
     most: int = MOST_LISTED,
 ) -> str:
-    """Return a page to look at results with, as HTML.
+    """Return an HTML page for browsing results.
 
-    It needs nothing but a browser, and its content security policy allows no request to anywhere.
-    Texts and labels may be hostile: they are only ever text on it.
+    The page is self-contained, and its content security policy allows no network request. Texts and
+    labels may be hostile: they are always rendered as text.
 
     Parameters
     ----------
     results : sequence of Classification
-        `Results` bring the following four along.
+        `Results` provide the following four.
     usage, seconds : Usage, float, optional
-        What they cost; not shown where it is not known.
+        Usage and duration; not shown if unknown.
     model : str, optional
     choices : sequence of str, optional
-        The labels there are to choose from; default: those that occur.
+        The label set; default: the labels that occur.
     title : str, optional
     key : str, optional
-        Under which the browser keeps the marks made on the page; default: by its contents. Give one
-        where the same page is made again with other results, as a service does.
+        Key of the page's marks in the browser's storage; default: a hash of its contents. Give one
+        if the page is rendered again with other results, as a service does.
     most : int
-        Results that are listed; of more, those that need a look first. All are counted.
+        Most results to list; of more, those to review first. Counts are over all results.
 
     Raises
     ------
     InvalidInputError
-        `most` is not a whole number of at least 1.
+        `most` is not an integer of at least 1.
     """
     checked_whole("most", most, least=1)
     if isinstance(results, _Run):
@@ -85,9 +86,8 @@ def render(
         model = results.model if model is None else model
         choices = choices or results.choices
     shown = contents(results, usage=usage, seconds=seconds, model=model, choices=choices, most=most)
-    # what is on the page says which page it is
-    told = _json(shown)
-    shown_key = key or blake2b(told.encode(), digest_size=12).hexdigest()
+    data = _json(shown)
+    shown_key = key or blake2b(data.encode(), digest_size=12).hexdigest()
     style, script = _asset("page.css"), _asset("page.js")
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
@@ -99,9 +99,9 @@ def render(
         "style": style,
         "script": script,
         "key": escape(shown_key),
-        "data": told,
+        "data": data,
     }
-    # one pass: what is put in is not looked at again
+    # one pass: inserted contents are not substituted again
     return _PLACE.sub(lambda place: parts[place[1]], _asset("page.html"))
 
 
@@ -112,7 +112,7 @@ def write(
     title: str | None = None,
     most: int = MOST_LISTED,
 ) -> None:
-    """Write the page to a file; it is there whole or not at all.
+    """Write the page to a file atomically.
 
     Raises
     ------
@@ -123,12 +123,12 @@ def write(
 
 
 def _json(value: Any) -> str:
-    told = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", told)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _digest(content: str) -> str:
-    """Return how a content security policy names an inline style or script."""
+    """Return the hash of an inline style or script for the content security policy."""
     return "sha256-" + b64encode(sha256(content.encode()).digest()).decode()
 
 

@@ -1,4 +1,4 @@
-"""What providers say when they refuse a call, as testnuc's exceptions."""
+"""Error responses of providers as testnuc's exceptions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from testnuc.transport.endpoint import redacted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["as_error", "said_in"]
+__all__ = ["as_error", "parse_error"]
 
-#: How much of a provider's own message is quoted.
+#: Most characters of a provider's message that are quoted.
 _QUOTED = 300
 
 _REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid")
 
-#: Error types that stand for a status, where an error comes inside a 200 answer.
+#: Error types -> status, for errors in a response with status 200.
 _STATUS = {
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -48,7 +48,7 @@ _STATUS = {
     "overloaded_error": 529,
 }
 
-#: Codes, and sentences of providers that give none, of an account that has nothing left.
+#: Codes of an exhausted account, and messages of providers that send no code.
 _QUOTA_CODES = {
     "insufficient_quota",
     "billing_error",
@@ -71,14 +71,14 @@ _TOO_LONG = re.compile(
 )
 
 
-def said_in(body: bytes) -> tuple[str, frozenset[str]]:
-    """Read a provider's message, and its type, code and param, out of an error's body.
+def parse_error(body: bytes) -> tuple[str, frozenset[str]]:
+    """Parse the message, and the type, code and param, of an error response.
 
     Parameters
     ----------
     body : bytes
         In any of the shapes in use: ``{"error": {..}}``, ``{"error": ".."}``, ``{"message": ..}``,
-        ``{"detail": ..}``, a list of one of them, or no JSON at all.
+        ``{"detail": ..}``, a list of one of them, or not JSON.
     """
     try:
         value: Any = orjson.loads(body)
@@ -115,25 +115,25 @@ def as_error(
     key: str | None = None,
     hint: str = "",
 ) -> ProviderError:
-    """Turn an answer that is an error into the exception for it.
+    """Return the exception for an error response.
 
     Parameters
     ----------
     status : int
-        HTTP status; 200 where the error came inside a normal answer.
+        HTTP status; 200 if the error is in a normal response.
     headers : Mapping[str, str]
-        Headers of the answer, in any case.
+        Headers of the response, in upper or lower case.
     body : bytes
         Its body.
     where : str
         Model and host, for the message.
     key : str, optional
-        The key of the call, to keep it out of the message.
+        The API key, which is removed from the message.
     hint : str
-        How the user gives a key, for the message of a wrong one.
+        How to set the key, for the message about an invalid one.
     """
-    said, codes = said_in(body)
-    message = redacted(said, key)
+    text, codes = parse_error(body)
+    message = redacted(text, key)
     if len(message) > _QUOTED:
         message = message[: _QUOTED - 2] + ".."
     if status == 200:
@@ -141,7 +141,7 @@ def as_error(
             (int(code) for code in codes if code.isdecimal() and 400 <= int(code) < 600),
             500,
         )
-    kind, remedy, alone = _kind(status, said, codes)
+    kind, remedy, alone = _kind(status, text, codes)
     if kind is AuthenticationError:
         remedy = hint
     facts = ", ".join(sorted(redacted(code, key)[:80] for code in codes))
@@ -158,16 +158,16 @@ def as_error(
 
 
 def _kind(  # noqa: PLR0911 - one return for each kind
-    status: int, said: str, codes: frozenset[str]
+    status: int, text: str, codes: frozenset[str]
 ) -> tuple[type[ProviderError], str, bool]:
-    """Exception, remedy, and whether it concerns this call alone."""
+    """Return exception, remedy, and whether the error concerns this call alone."""
     lowered = {code.lower() for code in codes}
-    if status == 402 or lowered & _QUOTA_CODES or _QUOTA.search(said):
+    if status == 402 or lowered & _QUOTA_CODES or _QUOTA.search(text):
         return QuotaExceededError, "Check the account's plan and billing.", False
     if status in {400, 403, 422} and (
         "content_filter" in lowered
         or "ResponsibleAIPolicyViolation" in codes
-        or _FILTERED.search(said)
+        or _FILTERED.search(text)
     ):
         return ContentRefusedError, "", True
     if status in {401, 403}:
@@ -177,7 +177,7 @@ def _kind(  # noqa: PLR0911 - one return for each kind
     if (
         status == 413
         or "context_length_exceeded" in lowered
-        or (status in {400, 422, 429} and _TOO_LONG.search(said))
+        or (status in {400, 422, 429} and _TOO_LONG.search(text))
     ):
         remedy = "The text is too long for the model: shorten it, or lower texts_per_call."
         return BadRequestError, remedy, True

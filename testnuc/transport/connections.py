@@ -1,4 +1,4 @@
-"""The connections to providers, and what makes a POST over them cheap."""
+"""HTTP sessions of providers, configured for little overhead per POST."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Connections", "HTTPAnswer"]
 
-#: The caller's timer is the only one.
+#: Timeouts are the caller's.
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 
 
 class HTTPAnswer(NamedTuple):
-    """A whole answer."""
+    """A complete HTTP response."""
 
     status: int
     headers: Mapping[str, str]
@@ -30,22 +30,22 @@ class HTTPAnswer(NamedTuple):
 
 
 class _Session(NamedTuple):
-    #: Held so that its id stays its own.
+    #: Referenced so that its id is not reused.
     provider: WireProvider
     http: aiohttp.ClientSession
 
 
 class Connections:
-    """One aiohttp session for each provider, opened with the first call.
+    """One aiohttp session per provider, opened with the first call.
 
-    A session's headers hold the key, so they must not go to another provider.
+    Its headers hold the API key, so a session must not be used for another provider.
 
     Parameters
     ----------
     limit : int
-        Most connections to a provider: 1,000 calls that wait for an unlimited pool cost 60 % more.
+        Most connections to a provider; 1,000 calls cost 60 % more CPU with an unlimited pool.
     trust_env : bool
-        Whether the proxies of the environment are used.
+        Whether to use the environment's proxies.
     """
 
     def __init__(self, limit: int, *, trust_env: bool) -> None:
@@ -56,24 +56,24 @@ class Connections:
         self._closed = False
 
     async def post(self, provider: WireProvider, body: bytes) -> HTTPAnswer:
-        """Send a call, and read all of its answer.
+        """Send a call, and read the complete response.
 
         Parameters
         ----------
         provider : WireProvider
-            Where to, and with which headers.
+            Provides URL and headers.
         body : bytes
-            What to send.
+            The request body.
 
         Returns
         -------
         HTTPAnswer
-            Whatever its status.
+            With any status.
         """
         session = self._session(provider)
-        # a redirect would carry the key elsewhere; it becomes the provider's error instead
+        # a redirect would send the key to another host; it is treated as an error instead
         response = await session.http.post(provider.url, data=body, allow_redirects=False)
-        # read() gives the connection back at the end, and closes it if it is cut short
+        # read() releases the connection at the end, and closes it if interrupted
         return HTTPAnswer(response.status, response.headers, await response.read())
 
     async def request(
@@ -85,21 +85,21 @@ class Connections:
         data: IO[bytes] | None,
         content_type: str,
     ) -> HTTPAnswer:
-        """Send another request to the same provider, and read all of its answer.
+        """Send an auxiliary request to the same provider, and read the complete response.
 
         Parameters
         ----------
         provider : WireProvider
-            Whose headers it gets.
+            Provides the headers.
         method, url : str
         data : file, optional
-            What to send.
+            The request body.
         content_type : str
 
         Returns
         -------
         HTTPAnswer
-            Whatever its status.
+            With any status.
         """
         response = await self._session(provider).http.request(
             method,
@@ -114,12 +114,12 @@ class Connections:
     async def stream(
         self, provider: WireProvider, url: str
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """GET something large, to be read piece by piece.
+        """GET a large response, to be read in chunks.
 
         Parameters
         ----------
         provider : WireProvider
-            Whose headers it gets.
+            Provides the headers.
         url : str
         """
         http = self._session(provider).http
@@ -127,7 +127,7 @@ class Connections:
             yield response
 
     async def aclose(self) -> None:
-        """Close all. No call may follow."""
+        """Close all sessions. No call may follow."""
         self._closed = True
         sessions = list(self._sessions.values())
         self._sessions.clear()
@@ -138,13 +138,13 @@ class Connections:
         session = self._sessions.get(id(provider)) or self._open(provider)
         if self._loop is not asyncio.get_running_loop():
             raise ConfigurationError(
-                "a client belongs to the event loop of its first call; make one for each loop"
+                "a client belongs to the event loop of its first call; create one for each loop"
             )
         return session
 
     def _open(self, provider: WireProvider) -> _Session:
         if self._closed:
-            raise ConfigurationError("the client is closed; make a new one")
+            raise ConfigurationError("the client is closed; create a new one")
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         session = _Session(
@@ -152,7 +152,7 @@ class Connections:
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._limit),
                 headers={"Content-Type": "application/json", **provider.headers},
-                # a provider that sets cookies costs 50 us a call otherwise
+                # otherwise cookies cost 50 us per call
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=_NO_TIMEOUT,
                 trust_env=self._trust_env,

@@ -1,4 +1,4 @@
-"""Where calls go and with which key: base URLs, environment variables, hidden secrets."""
+"""Base URLs, API keys and redaction of secrets."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Endpoint", "checked_key", "missing_key", "redacted"]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
-#: Query parameters that would carry a secret into logs and keys.
+#: Names of query parameters that probably hold a secret, which would appear in logs and keys.
 _SECRET_NAME = re.compile(r"key|token|secret|passw|pwd|sig|auth|credential|^code$", re.IGNORECASE)
 
-#: What looks like a key: the known prefixes, bearer tokens, long runs that no word has.
+#: Probable keys: known prefixes, bearer tokens, long runs of letters and digits.
 _SECRET = re.compile(
     r"(?i:bearer|basic)\s+[\w.~+/=*-]{6,}"
     r"|\b(?:sk|pk|rk|gsk|xai|hf)[-_][\w*.-]{6,}"
@@ -28,29 +28,29 @@ _SECRET = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A base URL, taken apart."""
+    """The parts of a base URL."""
 
     scheme: str
     host: str
-    #: Host, and the port where it is not the scheme's own.
+    #: Host, and the port unless it is the scheme's default.
     netloc: str
-    #: Without a slash at its end.
+    #: Without a trailing slash.
     path: str
     query: str
 
     @classmethod
     def parse(cls, base_url: str, *, source: str = "base_url") -> Endpoint:
-        """Read a base URL; refuses what is not http(s) or would carry a secret.
+        """Parse a base URL; rejects other schemes than http(s), and secrets.
 
         Parameters
         ----------
         base_url : str
-            As the user gave it.
+            The user's input.
         source : str
-            What the user knows it as, for messages.
+            Its name in messages.
         """
         if not isinstance(base_url, str) or not base_url.strip():
-            raise InvalidInputError(f"{source} is empty; give a URL, or leave it out.")
+            raise InvalidInputError(f"{source} is empty; give a URL, or omit it.")
         try:
             parts: SplitResult = urlsplit(base_url.strip())
             port = parts.port
@@ -58,14 +58,14 @@ class Endpoint:
             raise InvalidInputError(f"{source} is not a URL (bad host or port).") from None
         if parts.username is not None or parts.password is not None:
             raise InvalidInputError(
-                f"{source} holds a user name or password, which would end up in logs; "
-                "take it out and give the key as api_key."
+                f"{source} holds a user name or password, which would appear in logs; "
+                "remove it and give the key as api_key."
             )
         for name, _ in parse_qsl(parts.query, keep_blank_values=True):
             if _SECRET_NAME.search(name):
                 raise InvalidInputError(
                     f"{source} holds the query parameter {name!r}, which looks like a secret and "
-                    "would end up in logs; take it out and give the key as api_key."
+                    "would appear in logs; remove it and give the key as api_key."
                 )
         if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
             raise InvalidInputError(
@@ -79,24 +79,24 @@ class Endpoint:
         return cls(parts.scheme, host, netloc, parts.path.rstrip("/"), parts.query)
 
     def at(self, path: str) -> str:
-        """Return the URL of another path of this endpoint, the query kept."""
+        """Return the URL of another path of this endpoint, with the same query."""
         return f"{self.scheme}://{self.netloc}{path}" + (f"?{self.query}" if self.query else "")
 
 
 def checked_key(given: str | None, variables: tuple[str, ...]) -> str | None:
-    """Return the key given, or that of the first environment variable that is set, or None.
+    """Return the given key, else that of the first environment variable that is set, else None.
 
     Parameters
     ----------
     given : str, optional
         The user's ``api_key``.
     variables : tuple[str, ...]
-        Environment variables to look at, in order.
+        Environment variables, in order of precedence.
 
     Raises
     ------
     ConfigurationError
-        The key could not be sent in a header. The message does not show it.
+        The key cannot be sent in a header. The message does not contain it.
     """
     source, key = "api_key", given
     if key is None:
@@ -110,29 +110,29 @@ def checked_key(given: str | None, variables: tuple[str, ...]) -> str | None:
         raise ConfigurationError(f"{source} is not a non-empty string.")
     if not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigurationError(
-            f"{source} holds a character that no key has (a space, a line break, a quote mark of a "
-            "word processor, ..). Copy it again, without anything around it."
+            f"{source} holds a character that is invalid in a key (a space, a line break, a "
+            "typographic quote, ..). Copy it again, without surrounding characters."
         )
     return key
 
 
 def missing_key(host: str, variable: str) -> ConfigurationError:
-    """Return the error for a host that no key was given for.
+    """Return the error for a host without a key.
 
     Parameters
     ----------
     host : str
     variable : str
-        The environment variable that is to hold it.
+        The environment variable for it.
     """
     error = ConfigurationError(f"no key for {host}: set {variable} in the environment.")
-    # tracebacks show it; the command line, which has no such option, does not
+    # a note: tracebacks show it, but not the command line, which has no such option
     error.add_note('Or give the key as api_key="..".')
     return error
 
 
 def redacted(text: str, key: str | None = None) -> str:
-    """Return `text` without anything that looks like a key, nor the key itself."""
+    """Return `text` without the key and anything that looks like one."""
     if key and len(key) >= 4:
         text = text.replace(key, "[key]")
     return _SECRET.sub("[key]", text)

@@ -1,9 +1,9 @@
-"""Traces and metrics by OpenTelemetry, where the program has set it up (extra ``otel``).
+"""Traces and metrics with OpenTelemetry, if the program has set it up (extra ``otel``).
 
 Names follow the semantic conventions for generative AI: a span and a duration for every chat and
-embedding, tokens as they are billed. Only a program that has imported OpenTelemetry and given it a
-provider is told anything; in any other, nothing of it is imported here, and a client has no
-`Telemetry` at all. Texts, prompts, answers and keys are in no span and in no metric.
+embedding, tokens as billed. Active only in a program that has imported OpenTelemetry and configured
+a provider; otherwise nothing of it is imported here, and a client has no `Telemetry`. Spans and
+metrics contain no texts, prompts, answers or keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Telemetry", "attach", "context", "operation"]
 
 _SCOPE = "testnuc"
-#: What the conventions recommend.
+#: Bucket boundaries of the conventions.
 _TOKENS = [
     1,
     4,
@@ -40,7 +40,7 @@ _TOKENS = [
     67108864,
 ]
 _SECONDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
-#: Servers of OpenAI's protocol that the conventions know by a name of their own.
+#: Servers with OpenAI's protocol -> their names in the conventions.
 _SERVERS = {
     "openai.azure.com": "azure.ai.openai",
     "services.ai.azure.com": "azure.ai.inference",
@@ -55,30 +55,30 @@ _PICO = 10**12
 _REFUSED = 400
 
 
-#: What differs from call to call is no dimension of a metric.
+#: Attributes that differ from call to call: not dimensions of metrics.
 _OF_SPANS = ("testnuc.", "gen_ai.output.", "gen_ai.request.t", "gen_ai.request.max")
 
 
 class _Silent:
-    """Takes what a span would."""
+    """Ignores attributes."""
 
     def tell(self, **facts: Any) -> None:
-        """Take it, and do nothing."""
+        """Do nothing."""
 
 
-#: Where nobody listens; made once, because it is entered with every call.
+#: Used without telemetry; created once, because it is entered with every call.
 _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext(_Silent())
 
 
 def operation(
     telemetry: Telemetry | None, name: str, **facts: Any
 ) -> contextlib.AbstractContextManager[Any]:
-    """Return what is entered while the client does something; its ``tell`` takes what came of it.
+    """Return a context manager for an operation of the client; its ``tell`` adds attributes.
 
     Parameters
     ----------
     telemetry : Telemetry or None
-        None: nobody listens.
+        None: no telemetry.
     name : str
         ``"classify_many"``, ..
     **facts
@@ -88,32 +88,32 @@ def operation(
 
 
 def context() -> Any:
-    """Return the trace's context that runs now; None: this program traces nothing."""
+    """Return the present trace context; None: this program does not trace."""
     module = sys.modules.get("opentelemetry.context")
     return None if module is None else module.get_current()
 
 
 def attach(found: Any) -> None:
-    """Go on in the context of another task, until the next one is attached."""
+    """Continue in the trace context of another task, until the next one is attached."""
     sys.modules["opentelemetry.context"].attach(found)
 
 
 def _is_set_up(provider: Any) -> bool:
-    """Whether it is more than what OpenTelemetry's API does without an SDK: nothing."""
+    """Whether a provider is more than the no-op of OpenTelemetry's API without an SDK."""
     return not type(provider).__module__.startswith(
         ("opentelemetry.trace", "opentelemetry.metrics")
     )
 
 
 class Telemetry:
-    """Tells OpenTelemetry of one client's operations.
+    """Traces and metrics of one client.
 
     Parameters
     ----------
     provider, model : str
-        What is asked.
+        The model.
     url : str, optional
-        Where; None: in this process.
+        Of the server; None: in this process.
     """
 
     def __init__(self, provider: str, model: str, url: str | None) -> None:
@@ -154,9 +154,9 @@ class Telemetry:
 
     @classmethod
     def of(cls, provider: str, model: str, url: str | None) -> Telemetry | None:
-        """Return None where the program has no provider of traces or metrics when this is called.
+        """Return None if the program has no provider of traces or metrics at present.
 
-        Who has set one up has imported OpenTelemetry; so nobody else waits for its import.
+        A program with one has imported OpenTelemetry, so others do not wait for its import.
         """
         trace = sys.modules.get("opentelemetry.trace")
         metrics = sys.modules.get("opentelemetry.metrics")
@@ -167,15 +167,15 @@ class Telemetry:
 
     @contextlib.contextmanager
     def operation(self, name: str, facts: Mapping[str, Any]) -> Iterator[_Operation]:
-        """Trace one of the client's own operations; see the function of that name."""
+        """Trace an operation of the client; see the function of that name."""
         with self._span(f"testnuc.{name}", {}, self._trace.SpanKind.INTERNAL) as span:
-            told = _Operation(span)
-            told.tell(**facts)
-            yield told
+            operation = _Operation(span)
+            operation.tell(**facts)
+            yield operation
 
     @contextlib.contextmanager
     def chat(self, request: Request) -> Iterator[_Chat]:
-        """Trace a call, all of its tries and its waits for a turn included."""
+        """Trace a call, with all attempts and waits."""
         task = request.task
         asked: dict[str, Any] = {**self._chat, "testnuc.texts": len(request.texts)}
         if self._kind is self._trace.SpanKind.CLIENT:
@@ -195,7 +195,7 @@ class Telemetry:
 
     @contextlib.contextmanager
     def embeddings(self, name: str, texts: int) -> Iterator[Any]:
-        """Trace a batch that an embedder is given."""
+        """Trace a batch of embeddings."""
         kind, _, model = name.rpartition("/")
         remote = kind == "openai"
         asked = {
@@ -213,7 +213,7 @@ class Telemetry:
             yield span
 
     def billed(self, usage: TokenUsage | None, pico_usd: int | None) -> None:
-        """Count what one answer cost, also of one that could not be used."""
+        """Count tokens and cost of an answer, usable or not."""
         if usage is not None:
             for kind, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):
                 self._tokens.record(tokens, {**self._chat, "gen_ai.token.type": kind})
@@ -221,7 +221,7 @@ class Telemetry:
             self._cost.add(pico_usd / _PICO, self._chat)
 
     def texts(self, outcome: str, number: int) -> None:
-        """Count texts by what came of them: ``"labeled"`` or ``"unlabeled"``."""
+        """Count texts by outcome: ``"labeled"`` or ``"unlabeled"``."""
         if number:
             self._texts.add(number, {"testnuc.outcome": outcome})
 
@@ -240,7 +240,7 @@ class Telemetry:
 
     @contextlib.contextmanager
     def _span(self, name: str, asked: Mapping[str, Any], kind: Any) -> Iterator[Any]:
-        # not what the error says: a message can hold a text
+        # without the error message: it can hold a text
         with self._tracer.start_as_current_span(
             name,
             kind=kind,
@@ -261,7 +261,7 @@ class _Operation:
         self._span = span
 
     def tell(self, **facts: Any) -> None:
-        """Add attributes; what is None is unknown, and left out."""
+        """Add attributes, except those that are None: unknown."""
         for name, value in facts.items():
             if value is not None:
                 self._span.set_attribute(f"testnuc.{name}", value)
@@ -269,7 +269,7 @@ class _Operation:
 
 class _Chat(_Operation):
     def answered(self, reply: Reply, sends: int) -> None:
-        """Note what came back, and after how many tries."""
+        """Record the reply and the number of attempts."""
         self.tell(sends=sends)
         usage = reply.usage
         if usage is not None:
@@ -285,7 +285,7 @@ class _Chat(_Operation):
 
 
 def _kind_of(error: BaseException) -> str:
-    """Return the status of a refusal, else the class: there are few of both."""
+    """Return the status of an error response, else the class: both have few values."""
     status = getattr(error, "status_code", None)
     return str(status) if isinstance(status, int) and status >= _REFUSED else type(error).__name__
 
@@ -295,7 +295,7 @@ def _at(host: str, end: str) -> bool:
 
 
 def _server(url: str | None) -> dict[str, Any]:
-    """Return where calls go, without the credentials that a URL may hold."""
+    """Return the server's attributes, without credentials of its URL."""
     if url is None:
         return {}
     try:

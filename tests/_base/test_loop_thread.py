@@ -112,7 +112,7 @@ def test_what_could_not_be_closed_is_logged(caplog):
 
     background.leave(last)
     assert ends(background)
-    assert "could not be closed" in caplog.text
+    assert "cleanup of an unclosed client failed" in caplog.text
     assert "the disk is full" in caplog.text
 
 

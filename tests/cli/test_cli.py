@@ -113,7 +113,7 @@ def test_txt_with_the_embedded_labeler(tmp_path):
         ("text\nhello\nthere\n", "dir.csv", {"output": "no/such/out.csv"}, "no folder"),
         ("text\nhello\nthere\n", "policy.csv", {"policy": "best"}, "weighted"),
         ('{"text": "a"}\nnot json\n', "bad.jsonl", {}, "line 2 is not JSON"),
-        ("[1]\n", "list.jsonl", {}, "line 1 is no JSON object"),
+        ("[1]\n", "list.jsonl", {}, "line 1 is not a JSON object"),
         ("text\n\n \n", "nothing.csv", {}, "no usable text"),
     ],
 )
