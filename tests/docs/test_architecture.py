@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md and CONTRIBUTING.md name only what exists: paths, names in files, make targets."""
+"""The map and the guide name only what exists: paths, names in files, make targets."""
 
 import ast
 import re
