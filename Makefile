@@ -16,8 +16,8 @@ export NO_MKDOCS_2_WARNING = 1
 # The tests are run against the wheel, as it would be released, in a folder without the source.
 TREE := build/release/tree
 SITE := build/release/site
-BESIDE := bench docs examples tests ARCHITECTURE.md CHANGELOG.md Makefile README.md constraints.txt \
-	pyproject.toml
+BESIDE := bench docs examples tests ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md Makefile README.md \
+	constraints.txt pyproject.toml
 
 .PHONY: demo test lint types layers docs dist wheel tests clean
 

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md names only what exists: every path, and every name in a file."""
+"""The map and the guide name only what exists: paths, names in files, make targets."""
 
 import ast
 import re
@@ -9,9 +9,11 @@ import pytest
 import testnuc
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+MAP = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 #: `folder/`, `folder/file.py` or `folder/file.py::Class.method`
-NAMED = sorted(set(re.findall(r"`((?:testnuc|tests|bench|docs|examples)/[\w/.:]*)`", PAGE)))
+PATH = r"`((?:testnuc|tests|bench|docs|examples)/[\w/.:]*)`"
+NAMED = sorted(set(re.findall(PATH, MAP + GUIDE)))
 
 
 def located(path):
@@ -31,7 +33,7 @@ def defined(body):
 
 
 @pytest.mark.parametrize("named", NAMED)
-def test_what_the_page_names_exists(named):
+def test_what_is_named_exists(named):
     path, _, name = named.partition("::")
     place = located(path)
     assert place.is_dir() if path.endswith("/") else place.is_file()
@@ -40,7 +42,14 @@ def test_what_the_page_names_exists(named):
         body = dict(defined(body))[part]
 
 
-def test_the_page_names_every_folder_of_the_package():
+def test_the_map_names_every_folder_of_the_package():
     package = Path(testnuc.__file__).parent
     folders = {f"testnuc/{p.parent.name}/" for p in package.glob("*/__init__.py")}
-    assert folders <= set(NAMED)
+    assert folders <= set(re.findall(PATH, MAP))
+
+
+def test_the_guide_names_make_targets():
+    targets = set(re.findall(r"(?m)^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
+    named = set(re.findall(r"make ([a-z]+)`", GUIDE))
+    assert "test" in named
+    assert named <= targets
