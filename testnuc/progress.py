@@ -1,30 +1,33 @@
-"""A progress bar, one of the user's own, or none."""
+"""Progress reporting: a tqdm bar or a user-supplied observer."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Observer", "Progress", "watched"]
+__all__ = ["Observer", "Progress", "start_progress"]
 
 
 class Observer(Protocol):
-    """Is told how far a run is, in quick calls from the event loop."""
+    """Receives the progress of a run.
+
+    Methods are called on the event loop and must not block.
+    """
 
     def start(self, texts: int) -> None:
-        """Hear how many distinct texts are to be labeled."""
+        """Start a run over `texts` distinct texts."""
 
     def stage(self, name: str) -> None:
-        """Hear what is being done from now on: "embedding", then "asking"."""
+        """Enter a stage: "embedding", then "asking"."""
 
     def advance(self, texts: int = 1) -> None:
-        """Hear that so many more texts are done."""
+        """Count `texts` more finished texts."""
 
     def close(self) -> None:
-        """Hear that the run is over, or failed."""
+        """End the run, finished or failed."""
 
 
-def watched(progress: bool | Observer, texts: int) -> Observer:  # noqa: FBT001 - passed on
-    """Return who is told of a run over so many texts."""
+def start_progress(progress: bool | Observer, texts: int) -> Observer:  # noqa: FBT001 - passed on
+    """Return the observer of a run, started with the number of its texts."""
     if isinstance(progress, bool):
         return Progress(shown=progress, total=texts)
     progress.start(texts)
@@ -32,14 +35,14 @@ def watched(progress: bool | Observer, texts: int) -> Observer:  # noqa: FBT001 
 
 
 class Progress:
-    """Counts texts on a bar in the terminal or the notebook.
+    """A tqdm progress bar for the terminal or a notebook.
 
     Parameters
     ----------
     shown : bool
-        False: count nothing.
+        False disables the bar.
     total : int, optional
-        Texts in all.
+        Number of texts.
     """
 
     def __init__(self, *, shown: bool, total: int | None = None) -> None:
@@ -50,21 +53,21 @@ class Progress:
             self._bar = tqdm(total=total, unit=" texts", dynamic_ncols=True)
 
     def start(self, texts: int) -> None:
-        """Say how many texts there are."""
+        """Set the number of texts."""
         if self._bar is not None:
             self._bar.reset(total=texts)
 
     def stage(self, name: str) -> None:
-        """Say what is being done."""
+        """Show the name of the stage."""
         if self._bar is not None:
             self._bar.set_description(name)
 
     def advance(self, texts: int = 1) -> None:
-        """Count texts that are done."""
+        """Count finished texts."""
         if self._bar is not None:
             self._bar.update(texts)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar."""
         if self._bar is not None:
             self._bar.close()

@@ -1,7 +1,8 @@
-"""What users may bring their own of, and the records that pass between the layers.
+"""Interfaces that users can implement, and the records passed between layers.
 
-A `Provider` answers requests, an `Embedder` turns texts into vectors, an `Index` finds the nearest
-of them, a `Store` remembers what was paid for, a `Method` makes one prediction out of samples.
+A `Provider` answers requests, an `Embedder` returns vectors of texts, an `Index` searches nearest
+neighbors, a `Store` persists predictions and embeddings, and a `Method` reduces samples to one
+prediction.
 """
 
 from __future__ import annotations
@@ -38,137 +39,137 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """All that the calls of one client have in common: what stays the same from text to text.
+    """The part of a call that is the same for all texts of a client.
 
-    Compared by identity: a provider may keep what it prepared for a task.
+    Tasks are compared by identity, so that a provider can cache prepared data per task.
     """
 
     #: The system message: instruction, guidelines, label options, output format.
     system: str
-    #: The label names a reply may use, in order.
+    #: The allowed labels, in order.
     labels: tuple[str, ...]
     temperature: float | None = 0.7
     top_p: float | None = 1.0
-    #: Where the confidence comes from: the model's own words, or token log-probabilities.
+    #: Source of the confidence: stated in the reply, or token log-probabilities.
     confidence: Literal["verbalized", "logprobs"] = "verbalized"
-    #: Passed to the provider as they are (``max_tokens``, ``reasoning_effort``, ..).
+    #: Passed to the provider unchanged (``max_tokens``, ``reasoning_effort``, ..).
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call: the texts it asks about and the message that holds them."""
+    """One call to the LLM."""
 
     task: Task
-    #: The user message: demonstrations, then the numbered samples.
+    #: The user message: few-shot examples, then the numbered texts.
     user: str
-    #: The texts asked about; text ``i`` has the id ``i + 1`` in the message.
+    #: The texts to label; text ``i`` has id ``i + 1`` in the message.
     texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model said of one text, before it is matched to the label set."""
+    """The model's answer for one text, before it is matched to the label set."""
 
     label: str
-    #: 0..1, or None where the model gave none.
+    #: 0..1, or None if the model returned none.
     confidence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens of one call, as the provider counted them."""
+    """Tokens of one call, as reported by the provider."""
 
-    #: All input tokens, cached ones included.
+    #: All input tokens, including cached ones.
     input_tokens: int
     output_tokens: int
-    #: Input tokens the provider served from its prompt cache.
+    #: Input tokens read from the provider's prompt cache.
     cached_tokens: int = 0
-    #: Input tokens the provider wrote to its prompt cache (Anthropic bills them apart).
+    #: Input tokens written to the provider's prompt cache (Anthropic bills them separately).
     cache_write_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answers of one call, one for each text of the request, in its order."""
+    """The answers of one call, one per text of the request, in the same order."""
 
     answers: tuple[Answer | ReplyError, ...]
-    #: None where the provider did not say.
+    #: None if the provider did not report it.
     usage: TokenUsage | None = None
     request_id: str | None = None
 
 
 @runtime_checkable
 class Provider(Protocol):
-    """Answers requests in whatever way it likes: a local model, another SDK, a rule."""
+    """Answers requests by any means: a local model, another SDK, a rule."""
 
     @property
     def name(self) -> str:
-        """Short name of the kind, such as ``local``."""
+        """Short name of the provider, such as ``local``."""
 
     @property
     def model(self) -> str:
-        """Name of the model, as its users call it."""
+        """Name of the model."""
 
     @property
     def identity(self) -> str:
-        """All else that can change an answer (an endpoint, a version); part of every key."""
+        """Everything else that can change an answer (endpoint, version); part of stored keys."""
 
     async def answer(self, request: Request) -> Reply:
-        """Answer all texts of the request, or raise a `ProviderError`."""
+        """Answer all texts of the request; raises `ProviderError`."""
 
 
 @runtime_checkable
 class WireProvider(Protocol):
-    """A provider spoken to over HTTP: pure encoding and decoding, the transport does the rest."""
+    """A provider behind an HTTP API: encodes and decodes; the transport sends and retries."""
 
     @property
     def name(self) -> str:
-        """Short name of the kind, such as ``openai``."""
+        """Short name of the provider, such as ``openai``."""
 
     @property
     def model(self) -> str:
-        """Name of the model, as its users call it."""
+        """Name of the model."""
 
     @property
     def identity(self) -> str:
-        """All else that can change an answer (an endpoint, a version); part of every key."""
+        """Everything else that can change an answer (endpoint, version); part of stored keys."""
 
     @property
     def url(self) -> str:
-        """Absolute URL that calls are POSTed to."""
+        """Absolute URL of the POST requests."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Headers of every call, the secret ones included; never shown."""
+        """Headers of every request, including secret ones; never logged."""
 
     def encode(self, request: Request) -> bytes:
-        """Body of the call."""
+        """Return the body of the HTTP request."""
 
     def decode(self, request: Request, body: bytes) -> Reply:
-        """Read a 200 answer; raises `ReplyError` (with nothing else) where it holds none."""
+        """Decode a 200 response; raises `ReplyError`, and no other exception, if it is unusable."""
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
-        """Turn a non-200 answer into a `ProviderError`."""
+        """Return the `ProviderError` for a response other than 200."""
 
     def adapt(self, error: Exception) -> bool:
-        """Change how requests are encoded because of `error`; True: send the call again at once."""
+        """Adapt the encoding after `error`; True: retry the call immediately."""
 
     def reserve(self, request: Request) -> tuple[int, int]:
-        """Estimated input tokens and the most output tokens of a call."""
+        """Return the estimated input tokens and the maximum output tokens of a call."""
 
 
 @runtime_checkable
 class Embedder(Protocol):
-    """Turns texts into unit vectors.
+    """Computes embeddings of unit norm.
 
-    May carry ``name: str``, its identity in stores; without one it is known by its qualified class
-    name and dimension.
+    An optional attribute ``name: str`` identifies the embedder in stores. The default is the
+    qualified class name and the dimension.
     """
 
     @property
     def dim(self) -> int:
-        """Length of a vector."""
+        """Dimension of a vector."""
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return float32[len(texts), dim], each row of unit norm."""
@@ -176,87 +177,87 @@ class Embedder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredPrediction:
-    """One prediction as a store keeps it."""
+    """One row of the predictions in a store."""
 
-    #: 16 bytes: the hash of all that can change the prediction.
+    #: 16 bytes: the hash of everything that can change the prediction.
     key: bytes
-    #: 16 bytes: the hash of all that the predictions of one client have in common.
+    #: 16 bytes: the hash of the settings that all predictions of one client share.
     scope: bytes
     #: 16 bytes: the hash of the text.
     text_hash: bytes
-    #: How-manieth answer to the same prompt, from 0.
+    #: Zero-based sample index among the answers to the same prompt.
     sample: int
     prediction: Prediction
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch of requests at a provider, as a store keeps it."""
+    """One row of the batch jobs in a store."""
 
-    #: 16 bytes, our own: known before the provider has the batch.
+    #: 16 random bytes, assigned before the batch is submitted.
     id: bytes
-    #: The scope of the predictions that it is for.
+    #: The scope of its predictions.
     scope: bytes
-    #: What it takes to read its answers: provider, base_url, model, labels, ..
+    #: Metadata needed to decode its answers: provider, base_url, model, labels, ..
     facts: Mapping[str, Any]
-    #: How many requests it has.
+    #: Number of requests.
     requests: int
-    #: When it was decided on, in seconds since the epoch.
+    #: Creation time, in seconds since the epoch.
     created: float
-    #: What each request asks for; see `testnuc.batch.manifest`. Empty once the batch has ended.
+    #: The manifest of its requests; see `testnuc.batch.manifest`. Empty once the batch has ended.
     items: bytes
-    #: The provider's id; None: it is not known whether the provider has the batch.
+    #: The provider's id; None until the provider is known to have created the batch.
     remote_id: str | None = None
-    #: How it ended; None: it has not.
+    #: Final status; None while the batch is open.
     outcome: str | None = None
-    #: What its answers used; None: it has not ended.
+    #: Usage of all its answers; None while the batch is open.
     usage: Usage | None = None
 
 
 @runtime_checkable
 class Store(Protocol):
-    """Remembers predictions and embeddings, so that nothing is paid for twice.
+    """Stores predictions and embeddings, so that each LLM call is made once.
 
-    All methods may be called concurrently from one event loop. Hashes and keys are 16 bytes.
+    Methods may be called concurrently from one event loop. Hashes and keys are 16 bytes.
     """
 
     @property
     def durable(self) -> bool:
-        """Whether what is put outlives the process."""
+        """Whether stored data outlives the process."""
 
     async def open(self) -> None:
-        """Make ready; raises `StoreError` where the store cannot be used."""
+        """Open the store; raises `StoreError`."""
 
     async def close(self) -> None:
-        """Write what is not written and let go of files and connections."""
+        """Flush pending writes, then close files and connections."""
 
     def pool(self, embedder: str) -> Index | None:
-        """Return the pool that lives in this store; None: the client keeps one in memory."""
+        """Return the pool of an embedder; None if the store has no pools (memory is used then)."""
 
     async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
-        """Note what a scope is: ``model``, ``labels``, ..; once is enough."""
+        """Store the metadata of a scope: ``model``, ``labels``, .."""
 
     async def count(self, scope: bytes) -> int:
-        """Return how many texts have a prediction of this scope."""
+        """Return the number of texts with a prediction in this scope."""
 
     async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
-        """Drop the predictions of a model, or of a scope; returns how many."""
+        """Delete the predictions of a model, or of a scope; returns their number."""
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
-        """Return the stored prediction of each key."""
+        """Return the stored prediction for each key; None if missing."""
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
-        """Store predictions; return what stands: the first one stored under a key wins."""
+        """Store predictions; the first one under a key wins. Returns the stored prediction each."""
 
     async def get_vectors(
         self, embedder: str, hashes: Sequence[bytes]
     ) -> list[NDArray[np.float16] | None]:
-        """Return the stored embedding of each text, float16[dim]."""
+        """Return the stored embedding of each text, float16[dim]; None if missing."""
 
     async def put_vectors(
         self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
     ) -> None:
-        """Store embeddings, float16[len(hashes), dim]."""
+        """Store embeddings, float16[len(hashes), dim]; existing ones are not changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,17 +266,17 @@ class PoolText:
 
     text: str
     hash: bytes
-    #: The label that a person said is right; such a text is never asked about.
+    #: The known (gold) label; the LLM is never called for such a text.
     label: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """The nearest pool texts of B queries, most similar first, equal ones by content hash."""
+    """The nearest pool texts of B queries, most similar first; ties are ordered by text hash."""
 
-    #: int64[B, K]: the pool's own numbers of the texts; -1 where fewer than K were found.
+    #: int64[B, K]: row numbers in the pool, padded with -1.
     ids: NDArray[np.int64]
-    #: float32[B, K]: cosines, at most 1; 0 where there is no neighbor.
+    #: float32[B, K]: cosine similarities, at most 1; padded with 0.
     similarities: NDArray[np.float32]
 
 
@@ -286,10 +287,19 @@ class Index(Protocol):
     def __len__(self) -> int: ...
 
     async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
-        """Add the texts that are not there yet, with their vectors float16[len(texts), dim].
+        """Add the texts that are not in the pool yet.
 
-        A label given for a text that is there already is kept. Returns the snapshot: what to give
-        `search` as `upto`, so that it finds no text that was added later.
+        Parameters
+        ----------
+        texts : Sequence[PoolText]
+            A text that is in the pool already only updates its label, if it has one.
+        vectors : float16[len(texts), dim]
+            Unit vectors.
+
+        Returns
+        -------
+        int
+            A snapshot: `search` with this value as `upto` ignores texts that are added later.
         """
 
     async def search(
@@ -300,48 +310,57 @@ class Index(Protocol):
         exclude: Sequence[bytes] | None = None,
         upto: int | None = None,
     ) -> Matches:
-        """Find the k nearest texts of each vector, float16[B, dim].
+        """Return the k nearest texts of each query vector.
 
-        The text whose hash is ``exclude[i]`` is no neighbor of query ``i``.
+        Parameters
+        ----------
+        vectors : float16[B, dim]
+            Unit vectors.
+        k : int
+            Neighbors per query.
+        exclude : Sequence[bytes], optional
+            One hash per query; that text is left out of the query's neighbors.
+        upto : int, optional
+            A snapshot that `add` returned. Default: all texts.
         """
 
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
-        """Return at most `count` texts numbered from `start`, and where to go on; None: no more."""
+        """Return the texts of rows `start` to `start + count`, and the next start or None."""
 
     async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
-        """Return the label that a person gave each text; None: none, or not in the pool."""
+        """Return the known label of each text; None if it has none or is not in the pool."""
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
-        """Return the vector of each text that is in the pool, float16[dim]."""
+        """Return the vector of each text, float16[dim]; None if it is not in the pool."""
 
     async def close(self) -> None:
-        """Let go of threads and connections."""
+        """Stop threads and close connections."""
 
     async def remove(self, hashes: Sequence[bytes]) -> int:
-        """Take texts out of the pool; returns how many were in it."""
+        """Remove texts from the pool; returns how many were in it."""
 
     async def open(self) -> None:
-        """Make ready: load or mend what is kept outside this process."""
+        """Open the pool; load or rebuild its index."""
 
     async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
-        """Return the texts with these numbers, int64[n], none of them -1."""
+        """Return the texts of the rows int64[n], none of them -1."""
 
 
 @runtime_checkable
 class Method(Protocol):
-    """How one text gets its own prediction: which samples are asked for, and what they come to."""
+    """How one text gets its own prediction: the samples to request and how to reduce them."""
 
     @property
     def samples(self) -> int:
-        """How many answers of the LLM one prediction takes."""
+        """Number of samples per text."""
 
     @property
     def context(self) -> int:
-        """How many neighbors are shown to the LLM as examples."""
+        """Number of neighbors in the prompt as few-shot examples."""
 
     @property
     def labeled(self) -> bool:
-        """Whether the examples carry their own predictions as labels."""
+        """Whether the few-shot examples carry their own predictions as labels."""
 
     def reduce(self, samples: Sequence[Prediction]) -> Prediction:
-        """Make one prediction of all samples that were answered, in the order of their numbers."""
+        """Reduce the successful samples, in order of their sample index, to one prediction."""

@@ -11,7 +11,7 @@ from testnuc.limits import Budget, RateLimit
 from testnuc.limits.meter import Meter
 from testnuc.ray.limits_actor import SILENCE, SharedLimits
 from testnuc.ray.limits_client import Line, RemoteAccount, RemoteAdmission
-from testnuc.testing.rate_limit import SlidingWindow
+from testnuc.testing.rate_limit import RateLimitWindow
 from tests import virtual
 
 
@@ -25,7 +25,7 @@ def test_two_workers_never_exceed_the_limit_together():
     async def main(loop):
         rate = RateLimit(requests_per_minute=60)
         limits = SharedLimits(rate, 64, None, None, clock=loop.time)
-        server = SlidingWindow(rate, clock=loop.time)
+        server = RateLimitWindow(rate, clock=loop.time)
         violations = []
 
         async def work(line, n):
