@@ -1,4 +1,4 @@
-"""Run a benchmark by its name."""
+"""Run a benchmark by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 def benchmarks() -> dict[str, str]:
-    """Return what there is: name -> first line of the docstring."""
+    """Return the benchmarks: name -> first line of the docstring."""
     found = {}
     for path in sorted(HERE.glob("[!_]*.py")):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -20,10 +20,10 @@ def benchmarks() -> dict[str, str]:
 
 
 def run() -> None:
-    """Run the benchmark that the command line names."""
+    """Run the benchmark named on the command line."""
     known = benchmarks()
     if len(sys.argv) < 2 or sys.argv[1] not in known:
-        wrong = f"there is no benchmark {sys.argv[1]!r}\n" if len(sys.argv) > 1 else ""
+        wrong = f"unknown benchmark {sys.argv[1]!r}\n" if len(sys.argv) > 1 else ""
         names = "\n".join(f"  {name:<12} {line}" for name, line in known.items())
         sys.exit(f"{wrong}usage: python -m bench NAME [--help]\n\n{names}")
     import_module(f"bench.{sys.argv[1]}").main(sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Where the answers of `bench paper` come from: a recorded file, or a model that is asked."""
+"""Predictions for `bench paper`: from a recorded file, or from a live model."""
 
 from __future__ import annotations
 
@@ -42,51 +42,51 @@ __all__ = [
 
 
 def file_of(path: str, what: str) -> Path:
-    """Return the path of a file that must exist."""
+    """Return the path of a file; exits if it does not exist."""
     found = Path(path)
     if not found.is_file():
-        sys.exit(f"bench paper: there is no {what} {found}; check the path")
+        sys.exit(f"bench paper: the {what} {found} does not exist; check the path")
     return found
 
 
 def answers_in(path: str) -> list[dict[str, Any]]:
-    """Return the rows of a file of recorded answers."""
-    content = file_of(path, "file of predictions").read_bytes()
+    """Return the rows of a file with recorded predictions."""
+    content = file_of(path, "predictions file").read_bytes()
     return [orjson.loads(line) for line in content.split(b"\n") if line.strip()]
 
 
 def dataset_of(arguments: argparse.Namespace, name: str) -> Dataset:
-    """Load a dataset; of a large one, the rows that ``--limit`` leaves."""
+    """Load a dataset, sampled to ``--limit`` rows."""
     try:
         dataset = load(name, arguments.data)
     except InvalidInputError as exc:
-        sys.exit(f"bench paper: there is no dataset {name}: {exc}")
+        sys.exit(f"bench paper: cannot load dataset {name}: {exc}")
     return dataset.sample(arguments.limit)
 
 
 async def vectors_of(
     arguments: argparse.Namespace, dataset: Dataset, embedder: str | None = None
 ) -> NDArray[Any]:
-    """Return the embeddings of the distinct texts: from a file, from the cache, or new."""
+    """Return the embeddings of the distinct texts: from a file, the cache, or computed."""
     distinct = dataset.distinct()
     if arguments.embeddings and embedder is None:
-        vectors = np.load(file_of(arguments.embeddings, "file of embeddings"), allow_pickle=False)
+        vectors = np.load(file_of(arguments.embeddings, "embeddings file"), allow_pickle=False)
         whole = load(dataset.name, arguments.data)
         if len(vectors) != len(whole):
             sys.exit(
-                f"bench paper: {arguments.embeddings} holds {len(vectors)} vectors, but there are "
-                f"{len(whole)} texts; give the embeddings of this file, row for row"
+                f"bench paper: {arguments.embeddings} has {len(vectors)} vectors for "
+                f"{len(whole)} texts; give one row per text, in the same order"
             )
         row = {text: i for i, text in enumerate(whole.texts)}
         return np.asarray(vectors[[row[text] for text in distinct.texts]])
     name = embedder or arguments.embedder
-    # hashed words: what neighbors are worth that share words, not meaning
+    # baseline: lexical similarity only
     made = HashEmbedder() if name == "hash" else name
     return await embedded(distinct.texts, made, cache_dir=arguments.cache)
 
 
 async def recorded(arguments: argparse.Namespace, dataset: Dataset) -> Recording:
-    """Return recorded answers, as the client reads them from a server on this machine."""
+    """Return recorded predictions, served to the client by a local server."""
     rows = answers_in(arguments.predictions)
     answers: dict[str, tuple[str, float | None]] = {}
     for row in rows:
@@ -94,7 +94,7 @@ async def recorded(arguments: argparse.Namespace, dataset: Dataset) -> Recording
     missing = [text for text in dataset.texts if text not in answers]
     if missing:
         sys.exit(
-            f"bench paper: the predictions are not about {dataset.name}: {len(missing)} texts have "
+            f"bench paper: the predictions do not match {dataset.name}: {len(missing)} texts have "
             f"none, such as {missing[0][:60]!r}"
         )
     vectors = await vectors_of(arguments, dataset)
@@ -113,9 +113,9 @@ async def recorded(arguments: argparse.Namespace, dataset: Dataset) -> Recording
 async def recordings_by_method(
     arguments: argparse.Namespace, dataset: Dataset, methods: dict[str, Method]
 ) -> dict[str, Recording]:
-    """Ask the model about all texts that the votes of the test texts need, by each method."""
+    """Predict the test texts and their neighbors with each method."""
     vectors = await vectors_of(arguments, dataset)
-    rows = _needed(arguments, dataset, vectors)
+    rows = _voting_rows(arguments, dataset, vectors)
     found = {}
     for name, method in methods.items():
         found[name] = await record(
@@ -134,42 +134,40 @@ async def recordings_by_method(
     return found
 
 
-def _needed(
+def _voting_rows(
     arguments: argparse.Namespace, dataset: Dataset, vectors: NDArray[Any]
 ) -> Sequence[int]:
-    """Return the rows of the test texts and of all who vote on them."""
-    nobody = Recording.of(dataset, {}, vectors)
+    """Return the rows of the test texts and of their neighbors."""
+    unpredicted = Recording.of(dataset, {}, vectors)
     if arguments.test is None or arguments.whole:
-        return range(len(nobody))
-    wanted = np.zeros(len(nobody), dtype=np.bool_)
+        return range(len(unpredicted))
+    wanted = np.zeros(len(unpredicted), dtype=np.bool_)
     k = max(arguments.k)
-    for _, rows, pool in splits(nobody, test=arguments.test, seeds=range(arguments.seeds)):
+    for _, rows, pool in splits(unpredicted, test=arguments.test, seeds=range(arguments.seeds)):
         wanted[rows] = True
         if k:
-            ids = nearest(nobody, k, rows=rows, pool=pool).ids
+            ids = nearest(unpredicted, k, rows=rows, pool=pool).ids
             wanted[ids[ids >= 0]] = True
     return [int(row) for row in np.flatnonzero(wanted)]
 
 
 def agreement(arguments: argparse.Namespace, what: str) -> Callable[[Usage], bool]:
-    """Return what says what it will cost at most, and goes on only with a yes."""
+    """Return a callback that prints the estimated maximum cost and asks for confirmation."""
 
     def agree(usage: Usage) -> bool:
         if usage.usd == 0 or not usage.calls:
             return True
-        price = (
-            "of a price that is not known" if usage.usd is None else f"at most {usage.usd:.2f} $"
-        )
-        stored = f" ({usage.store_hits:,} answers are stored)" if usage.store_hits else ""
+        price = "price unknown" if usage.usd is None else f"at most {usage.usd:.2f} USD"
+        stored = f" ({usage.store_hits:,} predictions are stored)" if usage.store_hits else ""
         print(
             f"{what}: at most {usage.calls:,} calls to {arguments.model}, {usage.input_tokens:,} "
-            f"tokens in and {usage.output_tokens:,} out, {price}{stored}",
+            f"input tokens and {usage.output_tokens:,} output tokens, {price}{stored}",
             flush=True,
         )
         if arguments.yes:
             return True
-        if sys.stdin.isatty() and input("go on? [y/N] ").strip().lower() in {"y", "yes"}:
+        if sys.stdin.isatty() and input("continue? [y/N] ").strip().lower() in {"y", "yes"}:
             return True
-        sys.exit("bench paper: nothing was asked; run it again with --yes")
+        sys.exit("bench paper: cost estimate declined; no call was made. Confirm with --yes")
 
     return agree

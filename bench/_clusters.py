@@ -1,4 +1,4 @@
-"""Vectors that lie as those of real texts do: in topics of unequal size, in few directions."""
+"""Synthetic embeddings with the structure of real ones: unequal topics, low effective rank."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 __all__ = ["HOW", "parts", "vectors"]
 
-#: What a report says of the vectors.
+#: Description for reports.
 HOW = (
-    "vectors: unit norm, rounded to float16; 40 themes, 1 topic for 100 texts (at most 5,000), "
+    "vectors: unit norm, rounded to float16; 40 themes, 1 topic per 100 texts (at most 5,000), "
     "sizes by Zipf's law; variance of direction i falls as 1/i; cosine of two texts of a topic "
-    "about 0.6, of a theme 0.4, of others 0.1. Queries are new texts of the same topics"
+    "about 0.6, of a theme 0.4, otherwise 0.1. Queries are new texts of the same topics"
 )
 _THEMES = 40
-_MOST_TOPICS = 5_000
-#: Squared lengths of what all texts, a theme, a topic and one text contribute.
+_MAX_TOPICS = 5_000
+#: Variance shared by all texts, by a theme, by a topic, and of one text.
 _SHARES = (0.1, 0.3, 0.2, 0.4)
 _PART = 8_192
 
 
 def parts(n: int, dim: int, *, seed: int = 0) -> Iterator[NDArray[np.float16]]:
-    """Yield float16[.., dim], n rows in all; another seed gives other texts of the same topics."""
+    """Yield float16[.., dim], n rows in total; another seed draws other texts of the same topics."""
     fixed = np.random.default_rng(0)
-    topics = min(max(n // 100, 10), _MOST_TOPICS)
+    topics = min(max(n // 100, 10), _MAX_TOPICS)
     spread = 1 / np.sqrt(np.arange(1, dim + 1, dtype=np.float32))
     spread /= np.linalg.norm(spread)
     common, theme, topic, own = np.sqrt(np.array(_SHARES, dtype=np.float32))
@@ -49,7 +49,7 @@ def parts(n: int, dim: int, *, seed: int = 0) -> Iterator[NDArray[np.float16]]:
 
 
 def vectors(n: int, dim: int, *, seed: int = 0, of: int | None = None) -> NDArray[np.float16]:
-    """Return n vectors; `of`: like the first of so many."""
+    """Return n vectors, float16[n, dim]: the first n of `of`."""
     found = np.empty((n, dim), dtype=np.float16)
     start = 0
     for part in parts(of or n, dim, seed=seed):

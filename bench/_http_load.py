@@ -1,4 +1,4 @@
-"""A bounded loop of HTTP requests: so many connections, each asks as soon as it is answered."""
+"""A closed-loop HTTP load generator: each connection sends its next request after a response."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Load", "load", "post"]
 
 
 def post(host: str, path: str, body: bytes) -> bytes:
-    """Return the bytes of a POST of JSON."""
+    """Return the bytes of a POST request with a JSON body."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
@@ -23,25 +23,25 @@ def post(host: str, path: str, body: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Load:
-    """What came of a loop."""
+    """Results of a load test."""
 
     seconds: float = 0.0
-    #: Of the answers with status 200.
+    #: Latencies of responses with status 200, in seconds.
     latencies: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
-    #: Connections that broke, or answers that were none.
+    #: Connections lost during a request.
     broken: int = 0
-    #: The first answer that was neither 200 nor 429.
+    #: The first response other than 200 and 429.
     worst: bytes = b""
 
     @property
     def answered(self) -> int:
-        """Answers of any status."""
+        """Number of responses with any status."""
         return self.statuses.total()
 
     @property
     def errors(self) -> int:
-        """All that is neither 200 nor 429."""
+        """Number of lost connections and of responses other than 200 and 429."""
         return self.broken + self.answered - self.statuses[200] - self.statuses[429]
 
     def quantile(self, q: float) -> float:
@@ -51,7 +51,7 @@ class Load:
 
 
 class _Connection(asyncio.Protocol):
-    """Sends one request after the other; checks what an answer is, as far as a load test can."""
+    """Sends requests one at a time and records status and latency."""
 
     def __init__(self, requests: Iterator[bytes], result: Load, every: Callable[[], None]) -> None:
         self._requests = requests
@@ -63,9 +63,9 @@ class _Connection(asyncio.Protocol):
         self.done = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is none by its class
+        # uvloop's transport is not an asyncio.Transport subclass
         self._transport = cast("asyncio.Transport", transport)
-        self._ask()
+        self._send_next()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         if not self.done.done():
@@ -90,9 +90,9 @@ class _Connection(asyncio.Protocol):
         elif status != 429 and not self._result.worst:
             self._result.worst = head[:60] + b" " + rest[:300]
         self._every()
-        self._ask()
+        self._send_next()
 
-    def _ask(self) -> None:
+    def _send_next(self) -> None:
         request = next(self._requests, None)
         if request is None:
             self.done.set_result(None)
@@ -112,18 +112,18 @@ async def load(
     every: int = 0,
     then: Callable[[], None] | None = None,
 ) -> Load:
-    """Ask until there are no more requests.
+    """Send all requests.
 
     Parameters
     ----------
     host, port
-        Of the server.
+        Address of the server.
     requests : iterator of bytes
-        Whole requests.
+        Complete HTTP requests.
     connections : int
-        At a time; each waits for its answer.
+        Number of connections; each has one request in flight.
     every : int
-        Answers after each of which `then` is called.
+        Number of responses between calls of `then`.
     """
     result = Load()
 
@@ -133,10 +133,10 @@ async def load(
 
     started = time.perf_counter()
     loop = asyncio.get_running_loop()
-    made = [
+    opened = [
         await loop.create_connection(lambda: _Connection(requests, result, count), host, port)
         for _ in range(connections)
     ]
-    await asyncio.gather(*(connection.done for _, connection in made))
+    await asyncio.gather(*(connection.done for _, connection in opened))
     result.seconds = time.perf_counter() - started
     return result

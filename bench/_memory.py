@@ -1,4 +1,4 @@
-"""How benchmarks see what a process takes in memory."""
+"""Memory of the current process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["process_memory"]
 
 
 def process_memory() -> dict[str, float]:
-    """Return MiB by Linux's names: VmRSS now, VmHWM the peak, RssAnon without mapped files.
+    """Return memory in MiB by Linux's names: VmRSS resident, VmHWM peak, RssAnon anonymous.
 
     Empty on other systems.
     """

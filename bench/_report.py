@@ -1,4 +1,4 @@
-"""What a benchmark prints and writes: notes, and one table."""
+"""Reports of benchmarks: one table and notes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Report:
     Parameters
     ----------
     name : str
-        The benchmark.
+        Name of the benchmark.
     title : str
-        What was measured, on what.
+        What was measured, and how.
     """
 
     def __init__(self, name: str, title: str) -> None:
@@ -32,7 +32,7 @@ class Report:
         self.notes.append(text)
 
     def row(self, **cells: Any) -> None:
-        """Add a row; the columns are those of all rows, in the order they first appear."""
+        """Add a row; columns are ordered by first appearance."""
         self.rows.append(cells)
 
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""The paper's main tables: datasets x methods x policies x k, mean and deviation over the seeds."""
+"""The paper's main tables: datasets x methods x policies x k, with mean and std over the seeds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _AGGREGATION = {
 
 
 async def reproduce(arguments: argparse.Namespace, out: Sections, names: Sequence[str]) -> None:
-    """Add the table of all datasets, and a figure of it."""
+    """Add the table of all datasets and its figure."""
     methods = _methods(arguments)
     column = _column(arguments)
     rows: list[dict[str, Any]] = []
@@ -66,9 +66,9 @@ async def reproduce(arguments: argparse.Namespace, out: Sections, names: Sequenc
     table = frame("reproduction", rows)
     test = "leave-one-out" if arguments.test is None else f"{arguments.test} test texts"
     of = column or "GPT-4o-mini"
-    notes = [f"gain: over the same method alone; paper: {of}, NV-Embed-v2, 500 test texts"]
+    notes = [f"gain: over the same method without a vote; paper: {of}, NV-Embed-v2, 500 test texts"]
     if column is None:
-        notes.append(f"{arguments.model} is no model of the paper: compare the gains")
+        notes.append(f"the paper has no results for {arguments.model}: compare the gains")
     out.add(
         "datasets",
         f"{arguments.model or 'recorded answers'}, {arguments.embedder}, {test} x "
@@ -80,7 +80,7 @@ async def reproduce(arguments: argparse.Namespace, out: Sections, names: Sequenc
 
 
 async def neighborhoods(arguments: argparse.Namespace, out: Sections, names: Sequence[str]) -> None:
-    """Add purity (eq. 1) and votes over gold labels (eqs. 2, 3); nothing is asked."""
+    """Add purity (eq. 1) and votes over gold labels (eqs. 2, 3); makes no calls."""
     recordings = []
     for name in names:
         dataset = dataset_of(arguments, name)
@@ -93,7 +93,7 @@ async def neighborhoods(arguments: argparse.Namespace, out: Sections, names: Seq
     ):
         rows = [row for r in recordings for row in study(r).to_dict("records")]
         table = frame(f"{name}_over_k", rows)
-        # of many datasets one vote each: two lie on each other
+        # one line per dataset: the lines of the two votes overlap
         drawn = table if len(names) == 1 or name == "purity" else table[table.vote == "weighted"]
         drawn.attrs = table.attrs
         out.add(
@@ -114,7 +114,7 @@ def _rows(
     paper_alone = _paper(dataset, method, "", 0, column)
     for row in records:
         if row["k"] == 0 and found:
-            continue  # the same under every policy
+            continue  # equal for every policy
         policy = "alone" if row["k"] == 0 else row["policy"]
         paper = _paper(dataset, method, policy, row["k"], column)
         gain = None if row["k"] == 0 else row["accuracy"] - alone
@@ -138,7 +138,7 @@ def _rows(
 
 
 def _paper(dataset: str, method: str, policy: str, k: int, column: str | None) -> float | None:
-    """Return the paper's figure for a row; its other methods are of GPT-4o-mini alone."""
+    """Return the paper's accuracy for a row; it has other methods for GPT-4o-mini only."""
     table = column or "GPT-4o-mini"
     if method != "Standard Prompting":
         row = {0: "alone"}.get(k, "w. TestNUC" if policy == "weighted" else "")
@@ -155,7 +155,7 @@ def _column(arguments: argparse.Namespace) -> str | None:
     if arguments.predictions:
         return "GPT-4o-mini"
     model = arguments.model.lower().rpartition("/")[2]
-    # the longest name first: gpt-4o-mini is no gpt-4o
+    # longest name first: gpt-4o is a prefix of gpt-4o-mini
     for name in sorted(_MODELS, key=len, reverse=True):
         if model.startswith(name):
             return _MODELS[name]
@@ -169,7 +169,7 @@ def _methods(arguments: argparse.Namespace) -> dict[str, Method]:
 
 
 def _figure(table: pd.DataFrame, arguments: argparse.Namespace) -> Figure:
-    """Draw bars for each dataset: alone, and the vote weighted by similarity at each k."""
+    """Draw bars per dataset: no vote, and the similarity-weighted vote for each k."""
     from matplotlib.figure import Figure
 
     first = table["method"].iloc[0]

@@ -1,4 +1,4 @@
-"""Several tables with their figures, as Markdown, JSON and PNG."""
+"""Reports with several tables and figures, as Markdown, JSON and PNG."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _DPI = 90
 
 
 class Sections:
-    """What a run found, table by table.
+    """A report with one section per table.
 
     Parameters
     ----------
     title : str
-        What was run, on what.
+        What was measured, and how.
     command : str
-        How to run it again.
+        The command line that reproduces it.
     """
 
     def __init__(self, title: str, command: str) -> None:
@@ -45,10 +45,10 @@ class Sections:
         figure: Figure | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
-        """Print a table and keep it, with its figure."""
+        """Print a table and add it to the report, with its figure."""
         report = Report(name, title)
         for row in table.to_dict("records"):
-            # pandas says NaN where a study says: there is none
+            # pandas represents missing values as NaN
             report.row(**{key: None if value != value else value for key, value in row.items()})  # noqa: PLR0124
         for note in notes:
             report.note(note)
@@ -59,7 +59,7 @@ class Sections:
         print(flush=True)
 
     def write(self, folder: Path) -> None:
-        """Write ``paper.md``, ``paper.json`` and a PNG for each figure."""
+        """Write ``paper.md``, ``paper.json`` and one PNG per figure."""
         folder.mkdir(parents=True, exist_ok=True)
         lines = [f"# {self.title}", "", f"    {self.command}", ""]
         for report in self._reports:

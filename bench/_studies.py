@@ -1,4 +1,4 @@
-"""The studies of `bench paper`: what each computes, and the paper's own figures beside it."""
+"""The studies of `bench paper`, with the paper's results for comparison."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ _POLICY_ROWS = {
 
 
 async def _recording(arguments: argparse.Namespace, dataset: Dataset) -> Recording:
-    """Return the answers about all texts; of one run, several studies share them."""
+    """Return the recording of all texts, shared by the studies of one run."""
     known: dict[str, Recording] = arguments.known
     if dataset.name not in known:
-        known[dataset.name] = await _made(arguments, dataset)
+        known[dataset.name] = await _record(arguments, dataset)
     return known[dataset.name]
 
 
-async def _made(arguments: argparse.Namespace, dataset: Dataset) -> Recording:
+async def _record(arguments: argparse.Namespace, dataset: Dataset) -> Recording:
     if arguments.predictions:
         return await recorded(arguments, dataset)
     whole = argparse.Namespace(**{**vars(arguments), "whole": True})
@@ -76,7 +76,7 @@ def _where(dataset: Dataset) -> str:
 
 
 def _beside(table: pd.DataFrame, paper: list[float | None]) -> pd.DataFrame:
-    """Put the paper's figures and the differences beside ours."""
+    """Add columns with the paper's results and the differences."""
     import numpy as np
 
     table = table.copy()
@@ -86,7 +86,7 @@ def _beside(table: pd.DataFrame, paper: list[float | None]) -> pd.DataFrame:
 
 
 async def _k(arguments: argparse.Namespace, out: Sections, dataset: Dataset) -> None:
-    """Accuracy over k, leave-one-out and on test texts drawn at random."""
+    """Accuracy over k, leave-one-out and on random test texts."""
     recording = await _recording(arguments, dataset)
     ways: list[tuple[str, int | None]] = [("leave-one-out", None)]
     if arguments.test is not None:
@@ -108,7 +108,7 @@ async def _k(arguments: argparse.Namespace, out: Sections, dataset: Dataset) -> 
 
 
 async def _policies(arguments: argparse.Namespace, out: Sections, dataset: Dataset) -> None:
-    """Accuracy of the policies, over theta and a floor of similarity, at k = 50."""
+    """Accuracy of the policies by confidence and similarity threshold, at k = 50."""
     recording = await _recording(arguments, dataset)
     table = accuracy_over_policies(
         recording, k=50, test=arguments.test, seeds=range(arguments.seeds)
@@ -119,7 +119,7 @@ async def _policies(arguments: argparse.Namespace, out: Sections, dataset: Datas
         else None
         for row in table.to_dict("records")
     ]
-    note = "the paper does not say its theta: its filtered row stands beside ours of 0.7"
+    note = "the paper does not report its theta: its filtered row is compared with ours for 0.7"
     figure = plot(table, title=f"{dataset.name}: policies and thresholds, k = 50")
     out.add(
         "policies", f"{_where(dataset)}, k = 50", _beside(table, paper), figure=figure,
@@ -139,7 +139,7 @@ async def _pool(arguments: argparse.Namespace, out: Sections, dataset: Dataset) 
 
 
 async def _choice(arguments: argparse.Namespace, out: Sections, dataset: Dataset) -> None:
-    """Accuracy of the k and policy that are best on held-out texts."""
+    """Accuracy of the k and policy selected on held-out texts."""
     recording = await _recording(arguments, dataset)
     table = accuracy_of_the_choice(
         recording,
@@ -151,11 +151,11 @@ async def _choice(arguments: argparse.Namespace, out: Sections, dataset: Dataset
         f"mean {column}: {table[column].mean():.4f} ± {table[column].std():.4f}"
         for column in ("accuracy", "alone")
     )
-    out.add("choice", f"{_where(dataset)}, chosen on held-out texts", table, notes=notes)
+    out.add("choice", f"{_where(dataset)}, selected on held-out texts", table, notes=notes)
 
 
 async def _embedders(arguments: argparse.Namespace, out: Sections, dataset: Dataset) -> None:
-    """Accuracy over k with the neighbors of several embedders."""
+    """Accuracy over k for several embedders."""
     recording = await _recording(arguments, dataset)
     vectors = {
         name: await vectors_of(arguments, dataset, name) for name in arguments.embedders.split(",")
@@ -173,9 +173,9 @@ async def _embedders(arguments: argparse.Namespace, out: Sections, dataset: Data
 
 
 async def _foreign(arguments: argparse.Namespace, out: Sections, dataset: Dataset) -> None:
-    """Accuracy where 60 % and 75 % of the pool are texts of another dataset."""
+    """Accuracy with 60% and 75% of the pool from another dataset."""
     if arguments.predictions:
-        sys.exit("bench paper: the foreign study asks about foreign texts: give --model")
+        sys.exit("bench paper: the foreign study needs a live model; give --model")
     recording = await _recording(arguments, dataset)
     other = dataset_of(arguments, arguments.foreign)
     foreign = await record(
@@ -199,7 +199,7 @@ async def _foreign(arguments: argparse.Namespace, out: Sections, dataset: Datase
         for row in table.to_dict("records")
     ]
     figure = plot(table, title=f"{other.name} texts in a pool of {arguments.pool:,}")
-    note = "paper: GPT-4o-mini and NV-Embed-v2; what compares is the shape, not the level"
+    note = "paper: GPT-4o-mini and NV-Embed-v2; compare the trend, not absolute values"
     title = f"{_where(dataset)}; foreign: {_where(other)}; pool of {arguments.pool}"
     out.add("foreign", title, _beside(table, paper), figure=figure, notes=(note,))
 
@@ -214,7 +214,7 @@ def _mean(cells: list[str] | None, order: list[str], row: dict[str, Any]) -> flo
 async def _consistency(arguments: argparse.Namespace, out: Sections, dataset: Dataset) -> None:
     """Error rate and inconsistency ratio over runs."""
     if arguments.predictions:
-        sys.exit("bench paper: the consistency study asks again and again: give --model")
+        sys.exit("bench paper: the consistency study needs a live model; give --model")
     runs = await record_runs(
         dataset,
         arguments.runs,
@@ -232,7 +232,7 @@ async def _consistency(arguments: argparse.Namespace, out: Sections, dataset: Da
 
 
 async def _cost(arguments: argparse.Namespace, out: Sections, dataset: Dataset) -> None:
-    """Runtime, calls, tokens and cost of a text, against a server on this machine."""
+    """Runtime, calls, tokens and cost per text, against a local server."""
     distinct = dataset.sample(1_000).distinct()
     vectors = await vectors_of(arguments, distinct, arguments.embedder)
     embedder = KnownVectors(distinct.texts, vectors, arguments.embedder)
@@ -255,7 +255,7 @@ async def _cost(arguments: argparse.Namespace, out: Sections, dataset: Dataset) 
                 **more,
             )
 
-        # once before the clock runs: imports, compiled code
+        # warm-up: imports, compiled code
         await measure_costs(client, texts, pool, methods={"": METHODS["KNN-ICL-P"]})
         table = await measure_costs(
             client, texts, pool, ks=(10,), price=Price.of("openai", "gpt-4o-mini")
@@ -268,10 +268,10 @@ async def _cost(arguments: argparse.Namespace, out: Sections, dataset: Dataset) 
     table["paper seconds"] = [rows.get(name, {}).get("runtime_s") for name in names]
     table["paper usd"] = [rows.get(name, {}).get("usd") for name in names]
     title = (
-        f"a text of {dataset.name}, {len(texts)} texts, pool of {len(pool)}; a server with "
-        f"{arguments.latency:g} s latency, tokens of four characters, the price of GPT-4o-mini"
+        f"per text of {dataset.name}: {len(texts)} texts, pool of {len(pool)}; local server, "
+        f"{arguments.latency:g} s latency, four characters per token, price of GPT-4o-mini"
     )
-    note = "paper: one call after the other, 0.682 s each"
+    note = "paper: sequential calls, 0.682 s each"
     out.add("cost", title, table, notes=(note,))
 
 

@@ -1,4 +1,4 @@
-"""How benchmarks take time on a machine that others use as well."""
+"""Timing on a shared machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["interleaved", "machine", "median_ratio"]
 def interleaved(
     contenders: Mapping[str, Callable[[], object]], repeats: int
 ) -> dict[str, list[float]]:
-    """Time the contenders in turns, so that what disturbs the machine disturbs all of them.
+    """Time the contenders alternately, so that noise affects all of them equally.
 
-    Returns the seconds of each run, after a first one that is not counted.
+    Returns the seconds of each run, without a first warm-up run.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for run in contenders.values():
@@ -32,12 +32,12 @@ def interleaved(
 
 
 def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """Return the median of the ratios of runs that followed each other."""
+    """Return the median of the ratios of consecutive runs."""
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
 def machine(*packages: str) -> str:
-    """Name the processor, Python, and the packages whose version matters."""
+    """Describe the processor, Python and package versions."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

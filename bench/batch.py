@@ -1,4 +1,4 @@
-"""What survives in the batch lane: a job with every fault and three killed processes, recounted."""
+"""Recovery of the batch lane: a job with every fault and three killed processes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 LABELS = [f"intent number {i}" for i in range(20)]
 MODELS = {"openai": "openai/test", "anthropic": "anthropic/claude-test"}
-#: At which step of the server the process is killed, and at the how-manieth.
+#: The server steps at which the client is killed: name and 1-based occurrence.
 KILLS = {
     "openai": [("upload", 2), ("created", 2), ("download", 2)],
     "anthropic": [("create", 2), ("created", 2), ("retrieve", 6)],
 }
-#: Failures of single requests; nothing of them is billed, so that each text is answered once.
+#: Faults of single requests. They are not billed, so each text is answered once.
 _ITEM_FAULTS = ("429", "500", "503", "529")
 
 _RUN = """
@@ -44,8 +44,8 @@ from bench.batch import LABELS, job, texts_of
 async def main(given):
     async with job(**given["client"]) as nuc:
         results = await nuc.classify_many(texts_of(given["texts"]), lane="batch")
-    told = [[r.label, r.share, r.error and repr(r.error)] for r in results]
-    sys.stdout.buffer.write(orjson.dumps(told))
+    rows = [[r.label, r.share, r.error and repr(r.error)] for r in results]
+    sys.stdout.buffer.write(orjson.dumps(rows))
 
 asyncio.run(main(orjson.loads(sys.argv[1])))
 """
@@ -53,14 +53,14 @@ asyncio.run(main(orjson.loads(sys.argv[1])))
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a job."""
+    """Results of a job."""
 
     kills: list[str]
     labels: list[Any]
     errors: int
-    #: Text -> how often the server answered it.
+    #: Text -> number of answers by the server.
     asked: Counter[str]
-    #: Calls, input and output tokens: by the server's count, and by that of all processes.
+    #: Calls, input and output tokens: counted by the server, and by all client processes.
     served: tuple[int, ...]
     counted: tuple[int, ...]
     batches: list[StoredBatch]
@@ -71,14 +71,14 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Killer:
-    """Kills a process at a step of the server."""
+    """Kills the client process at a step of the server."""
 
     step: str = ""
     left: int = 0
     pid: int | None = None
     steps: Counter[str] = field(default_factory=Counter)
 
-    def told(self, step: str) -> None:
+    def on_step(self, step: str) -> None:
         self.steps[step] += 1
         if step == self.step and self.pid is not None:
             self.left -= 1
@@ -92,7 +92,7 @@ def texts_of(n: int) -> list[str]:
 
 
 def job(base_url: str, model: str, store: str | None, most: int, k: int) -> TestNUC:
-    """Return the client of the job, the same in every process."""
+    """Return the client of the job, with equal settings in every process."""
     return TestNUC(
         LABELS,
         model,
@@ -118,20 +118,20 @@ def _store(place: str | None) -> Any:
         return place
     from testnuc.stores.postgres import PostgresStore
 
-    # what a killed process had begun to ask is left to it for so long
+    # leases of a killed process expire quickly
     return PostgresStore(place, lease_seconds=0.1)
 
 
 async def run(provider: str, n: int, store: str, *, k: int) -> Outcome:
-    """Run a job to its end, however often its process is killed.
+    """Run a job to completion, restarting it each time its process is killed.
 
     Parameters
     ----------
     provider : {"openai", "anthropic"}
     n : int
-        Texts.
+        Number of texts.
     store : str
-        A path or URL.
+        Path or URL of the store.
     k : int
         Neighbors that vote.
     """
@@ -145,7 +145,7 @@ async def run(provider: str, n: int, store: str, *, k: int) -> Outcome:
         missing=0.02,
         refusals=2,
         lost=[5],
-        step=killer.told,
+        step=killer.on_step,
     )
     faults = Faults(rate=0.05, kinds=_ITEM_FAULTS, seed=3, most_in_a_row=2)
     started = time.perf_counter()
@@ -169,8 +169,8 @@ async def run(provider: str, n: int, store: str, *, k: int) -> Outcome:
             killer.step = ""
             output = await _process(given, killer)
         if output is None:
-            sys.exit("bench batch: the process was killed by somebody else")
-        told = orjson.loads(output)
+            sys.exit("bench batch: the process was killed by another program")
+        rows = orjson.loads(output)
         opened = resolve(store)
         await opened.open()
         try:
@@ -180,8 +180,8 @@ async def run(provider: str, n: int, store: str, *, k: int) -> Outcome:
         used = [batch.usage for batch in ended if batch.usage is not None]
         return Outcome(
             kills=kills,
-            labels=[label for label, *_ in told],
-            errors=sum(error is not None for *_, error in told),
+            labels=[label for label, *_ in rows],
+            errors=sum(error is not None for *_, error in rows),
             asked=llm.asked,
             served=(llm.calls, llm.input_tokens, llm.output_tokens),
             counted=(
@@ -197,7 +197,7 @@ async def run(provider: str, n: int, store: str, *, k: int) -> Outcome:
 
 
 async def _process(given: str, killer: _Killer) -> bytes | None:
-    """Run the job in a process; None: it was killed."""
+    """Run the job in a process; None if it was killed."""
     package = str(Path(__file__).parents[1])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = await asyncio.create_subprocess_exec(
@@ -214,12 +214,12 @@ async def _process(given: str, killer: _Killer) -> bytes | None:
     if process.returncode == -signal.SIGKILL:
         return None
     if process.returncode:
-        sys.exit(f"bench batch: the job ended with code {process.returncode}")
+        sys.exit(f"bench batch: the job exited with code {process.returncode}")
     return output
 
 
 async def live_labels(n: int, k: int) -> list[str | None]:
-    """Return what the live lane says of the same texts, undisturbed."""
+    """Return the labels of the same texts in the live lane, without faults."""
     async with (
         LoopbackLLM(by_hash(LABELS)) as llm,
         job(llm.base_url, "openai/x", None, 1, k) as nuc,
@@ -251,16 +251,20 @@ async def _report(providers: Sequence[str], n: int, k: int) -> Report:
         )
         if done.errors or done.served != done.counted or done.labels != live:
             report.show()
-            sys.exit(f"bench batch: {done.errors} errors; {done.served} served, {done.counted}")
-    report.note("killed at: the step of the server at which the client's process got SIGKILL")
-    report.note("every batch: 2 x validating, lines shuffled, 10 % twice, 2 % missing; 5 % of the")
-    report.note("requests fail; 2 creations get a 429, one is not told")
-    report.note("usage: calls, input and output tokens, of the server and of all batches stored")
+            sys.exit(
+                f"bench batch: {done.errors} errors; {done.served} served, {done.counted} counted"
+            )
+    report.note("killed at: the server step at which the client process received SIGKILL")
+    report.note(
+        "every batch: 2 x validating, lines shuffled, 10% duplicated, 2% missing; 5% of the"
+    )
+    report.note("requests fail; 2 create requests return 429, the response of one is lost")
+    report.note("usage: calls, input and output tokens of the server against all stored batches")
     return report
 
 
 def main(argv: list[str]) -> None:
-    """Run jobs that are killed, and recount."""
+    """Run jobs that are killed, and verify their results and usage."""
     parser = argparse.ArgumentParser(prog="python -m bench batch", description=__doc__)
     parser.add_argument("--texts", type=int, default=20_000)
     parser.add_argument("--k", type=int, default=0, help="neighbors that vote")

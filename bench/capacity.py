@@ -1,4 +1,4 @@
-"""What 100 thousand, 10 million and a billion texts take: calls, money, hours, disk, machines."""
+"""Capacity planning for 1e5, 1e7 and 1e9 texts: calls, cost, hours, disk, machines."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ if TYPE_CHECKING:
 _TEXTS = (100_000, 10_000_000, 1_000_000_000)
 _HOUR, _DAY = 3_600.0, 24.0
 _GIBI = 1 << 30
-#: Most texts whose pool one process should hold: 16 GiB of index.
+#: Index memory per machine: 16 GiB.
 _MACHINE_BYTES = 16 * _GIBI
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """What one text costs; each figure is measured by a benchmark, here or before."""
+    """Resources per text, measured by other benchmarks."""
 
-    #: CPU seconds of a call, transport and limits included: `bench throughput`.
+    #: CPU seconds per call, with transport and limits: `bench throughput`.
     call_cpu: float
-    #: CPU seconds of everything but embedding and call: `bench scale`.
+    #: CPU seconds for everything except embedding and call: `bench scale`.
     vote_cpu: float
-    #: Bytes on disk, SQLite, and of the files of its index: `bench store`.
+    #: Bytes of the SQLite file and of the index files: `bench store`.
     database_bytes: float
     index_bytes: float
-    #: Bytes of memory in the index: `bench retrieval`.
+    #: Bytes of memory for the index: `bench retrieval`.
     memory_bytes: float
-    #: Bytes in PostgreSQL, its graph included; None: no server to measure.
+    #: Bytes in PostgreSQL, including the graph; None if not measured.
     postgres_bytes: float | None = None
 
 
-#: What is run where no earlier result is given: small, and enough for an estimate.
+#: Options of the short benchmarks that run if no earlier result is given.
 _QUICK = {
     "store": ["--sizes"],
     "retrieval": ["--only", "testnuc", "--sizes"],
@@ -89,7 +89,7 @@ def _quick(kind: str, size: int) -> list[dict[str, Any]]:
 
 
 def _read(kind: str, rows: list[dict[str, Any]]) -> tuple[dict[str, float], str]:
-    """Return the unit costs in the rows of a benchmark, and of what size they are."""
+    """Return the unit costs from a benchmark's rows, and the size they were measured at."""
     if kind == "throughput":
         found = [row for row in rows if row["client"] == "testnuc"]
         return {"call_cpu": min(row["CPU us/call"] for row in found) * 1e-6}, "loopback"
@@ -109,7 +109,7 @@ def _read(kind: str, rows: list[dict[str, Any]]) -> tuple[dict[str, float], str]
 
 
 async def _in_postgres(url: str, size: int, dim: int) -> float:
-    """Return the bytes of one text in PostgreSQL: fill a schema of its own, and drop it."""
+    """Return the bytes per text in PostgreSQL, measured in a temporary schema."""
     schema = f"bench_capacity_{os.getpid()}"
     store = PostgresStore(f"{url}{'&' if '?' in url else '?'}schema={schema}", exact_below=1)
     pool = store.pool("bench")
@@ -117,15 +117,15 @@ async def _in_postgres(url: str, size: int, dim: int) -> float:
     for rows in parts(size, dim):
         texts = [f"message {i}: what a customer writes" for i in range(start, start + len(rows))]
         hashes = [hash_text(text) for text in texts]
-        said = Prediction("late parcel", 0.9)
-        await store.put_predictions([StoredPrediction(h, hashes[0], h, 0, said) for h in hashes])
+        answer = Prediction("late parcel", 0.9)
+        await store.put_predictions([StoredPrediction(h, hashes[0], h, 0, answer) for h in hashes])
         entries = [PoolText(t, h) for t, h in zip(texts, hashes, strict=True)]
         await pool.add(entries, rows)
         start += len(rows)
-    # the graph is made by the first search
+    # the first search builds the graph
     await pool.search(rows[:1], 1)
 
-    async def look(connection: Any) -> int:
+    async def measure(connection: Any) -> int:
         found: int = await connection.fetchval(
             "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c "
             "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE nspname = $1 AND relkind = 'r'",
@@ -134,16 +134,16 @@ async def _in_postgres(url: str, size: int, dim: int) -> float:
         await connection.execute(f'DROP SCHEMA "{schema}" CASCADE')
         return found
 
-    found = await store._database.run(look)
+    found = await store._database.run(measure)
     await store.close()
     return float(found) / size
 
 
-# -- the fan-out in virtual time -------------------------------------------------------------------
+# -- simulation in virtual time --------------------------------------------------------------------
 
 
 class _Selector(selectors.SelectSelector):
-    """Instead of sleeping it moves the loop's clock."""
+    """Advances the clock of the loop instead of sleeping."""
 
     loop: _VirtualLoop
 
@@ -155,7 +155,7 @@ class _Selector(selectors.SelectSelector):
 
 
 class _VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only while everybody waits."""
+    """An event loop whose clock advances only while all tasks wait."""
 
     def __init__(self) -> None:
         selector = _Selector()
@@ -170,7 +170,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 def simulate(
     calls: int, limit: RateLimit, *, concurrency: int, latency: float, tokens: tuple[int, int]
 ) -> float:
-    """Return the seconds that so many calls take under the real limiter, in virtual time."""
+    """Return the runtime of `calls` calls under the real limiter, in virtual seconds."""
 
     async def main(loop: _VirtualLoop) -> float:
         admission = Admission(limit, concurrency, clock=loop.time)
@@ -201,9 +201,9 @@ def hours(
     tokens: tuple[int, int],
     simulated: int,
 ) -> float:
-    """Return the hours of a fan-out: `simulated` calls, and the rest at the rate of the last half.
+    """Return the hours of a run: simulates `simulated` calls and extrapolates from the last half.
 
-    The limiter is in its steady state after the first minutes; what follows is more of the same.
+    The limiter reaches its steady state after the first minutes.
     """
     options: dict[str, Any] = {"concurrency": concurrency, "latency": latency, "tokens": tokens}
     count = min(calls, simulated)
@@ -238,7 +238,7 @@ def _lines(given: argparse.Namespace, units: Units) -> Iterator[dict[str, Any]]:
         database = None
         if units.postgres_bytes is not None:
             database = calls * units.postgres_bytes / _GIBI
-        # of the work, one process has a core; of the index, 16 GiB
+        # one core per process
         for_work = math.ceil(cpu / _HOUR / max(took, 1e-9))
         yield {
             "texts": texts,
@@ -257,55 +257,55 @@ def _lines(given: argparse.Namespace, units: Units) -> Iterator[dict[str, Any]]:
 
 
 def main(arguments: list[str]) -> None:
-    """Work out each size from unit costs and a simulation."""
+    """Compute the resources for each size from unit costs and a simulation."""
     parser = argparse.ArgumentParser(prog="bench capacity", description=__doc__)
     parser.add_argument("--texts", type=int, nargs="+", default=list(_TEXTS))
-    parser.add_argument("--duplicates", type=float, default=0.0, help="part that is asked once")
-    parser.add_argument("--model", default="openai/gpt-4o-mini", help="whose prices count")
+    parser.add_argument("--duplicates", type=float, default=0.0, help="share of duplicate texts")
+    parser.add_argument("--model", default="openai/gpt-4o-mini", help="model for the prices")
     parser.add_argument("--base-url", default="https://api.openai.com/v1")
-    parser.add_argument("--input-tokens", type=int, default=600, help="of one call")
-    parser.add_argument("--cached-tokens", type=int, default=0, help="of these, from the cache")
+    parser.add_argument("--input-tokens", type=int, default=600, help="input tokens per call")
+    parser.add_argument("--cached-tokens", type=int, default=0, help="cached input tokens per call")
     parser.add_argument("--output-tokens", type=int, default=20)
     parser.add_argument("--requests-per-minute", type=int, default=30_000)
     parser.add_argument("--tokens-per-minute", type=int, default=150_000_000)
     parser.add_argument("--max-concurrency", type=int, default=512)
-    parser.add_argument("--latency", type=float, default=0.8, help="seconds of one call")
-    parser.add_argument("--simulated", type=int, default=200_000, help="calls, at most")
+    parser.add_argument("--latency", type=float, default=0.8, help="seconds per call")
+    parser.add_argument("--simulated", type=int, default=200_000, help="most calls to simulate")
     for kind in _QUICK:
         parser.add_argument(
-            f"--{kind}", metavar="JSON", help=f"what bench {kind} --json wrote; default: run it"
+            f"--{kind}", metavar="JSON", help=f"output of bench {kind} --json; default: run it"
         )
-    parser.add_argument("--quick", type=int, default=10_000, help="size of what is run")
-    parser.add_argument("--postgres", metavar="URL", help="also measure a database there")
-    parser.add_argument("--json", help="also write the report here")
+    parser.add_argument("--quick", type=int, default=10_000, help="size of benchmarks that are run")
+    parser.add_argument("--postgres", metavar="URL", help="also measure this PostgreSQL server")
+    parser.add_argument("--json", help="also write the report to this file")
     given = parser.parse_args(arguments)
     found: dict[str, float] = {}
-    told = []
+    sources = []
     for kind in _QUICK:
         path = getattr(given, kind)
         costs, size = _read(kind, _rows(path) if path else _quick(kind, given.quick))
         found |= costs
-        told += [f"{name} {cost:.4g} (bench {kind}, {size})" for name, cost in costs.items()]
+        sources += [f"{name} {cost:.4g} (bench {kind}, {size})" for name, cost in costs.items()]
     if given.postgres:
         found["postgres_bytes"] = asyncio.run(_in_postgres(given.postgres, given.quick, 384))
-        told.append(f"postgres_bytes {found['postgres_bytes']:.4g} ({given.quick:,} texts)")
+        sources.append(f"postgres_bytes {found['postgres_bytes']:.4g} ({given.quick:,} texts)")
     units = Units(**found)
     report = Report(
         "capacity",
-        f"{given.model}, {given.input_tokens} + {given.output_tokens} tokens a call, "
-        f"{given.requests_per_minute:,} requests and {given.tokens_per_minute:,} tokens a minute, "
-        f"{given.max_concurrency} calls of {given.latency:g} s at once",
+        f"{given.model}, {given.input_tokens} + {given.output_tokens} tokens per call, "
+        f"{given.requests_per_minute:,} requests and {given.tokens_per_minute:,} tokens per minute, "
+        f"{given.max_concurrency} concurrent calls of {given.latency:g} s",
     )
     for line in _lines(given, units):
         report.row(**line)
-    report.note(f"unit costs, bytes and seconds a text: {'; '.join(told)}")
+    report.note(f"unit costs, bytes and seconds per text: {'; '.join(sources)}")
     report.note(
-        f"hours: the real limiter on a virtual clock, {given.simulated:,} calls at most, the rest "
-        "at the rate of their second half. usd: without the provider's batch discount"
+        f"hours: the real limiter on a virtual clock, up to {given.simulated:,} calls, extrapolated "
+        "from their second half. usd: without the provider's batch discount"
     )
     report.note(
-        "machines: processes with a core each that keep up with the limit, and that hold the index "
-        "in 16 GiB each; with PostgreSQL the index is there, and the first number counts"
+        "machines: the larger of the processes (one core each) that reach the rate limit and the "
+        "processes that hold the index at 16 GiB each; with PostgreSQL only the former applies"
     )
     report.show()
     if given.json:

@@ -1,4 +1,4 @@
-"""What a label costs: calls, tokens and US dollars per text, by the way neighbors are asked."""
+"""Cost of a label: calls, tokens and US dollars per text, by how neighbors are predicted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MODEL = "gpt-4o-mini"
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """Texts to label, texts of the pool, and what the model says of each."""
+    """Texts to label, texts of the pool, and the model's answers."""
 
     name: str
     labels: list[str]
@@ -46,12 +46,12 @@ class _Data:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
-        sys.exit(f"bench cost: there is no file {path}; check --data and --dataset")
+        sys.exit(f"bench cost: {path} does not exist; check --data and --dataset")
     return [orjson.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
 
 
 def _read(folder: Path | None, dataset: str, n: int) -> _Data:
-    """Read the dataset, with recorded answers and embeddings where there are any."""
+    """Read the dataset, and recorded answers and embeddings if they exist."""
     embedder: Any = HashEmbedder()
     answers: dict[str, tuple[str, float | None]] = {}
     if folder is None:
@@ -69,20 +69,20 @@ def _read(folder: Path | None, dataset: str, n: int) -> _Data:
             answers.setdefault(row["input"], (row["label"], 0.9))
         if recorded:
             name = f"{dataset}, recorded answers ({recorded[0].stem})"
-            said = _lines(recorded[0])
+            predictions = _lines(recorded[0])
             answers = {}
-            for row in said:
+            for row in predictions:
                 answers.setdefault(row["text"], (row["prediction"], row["confidence"]))
             if vectors:
-                texts = [row["text"] for row in said]
+                texts = [row["text"] for row in predictions]
                 known = np.load(vectors[0], allow_pickle=False)
                 embedder = KnownVectors(texts, known, HashEmbedder(known.shape[1]))
     everything = list(answers)
     n = min(n, len(everything) // 2)
-    # spread over the whole, and the same in every run
+    # evenly spaced, the same in every run
     own = everything[:: len(everything) // n][:n]
-    apart = set(own)
-    return _Data(name, labels, answers, own, [t for t in everything if t not in apart], embedder)
+    drawn = set(own)
+    return _Data(name, labels, answers, own, [t for t in everything if t not in drawn], embedder)
 
 
 def _labels(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -105,17 +105,17 @@ def _client(data: _Data, llm: LoopbackLLM, k: int, **more: Any) -> TestNUC:
 async def _batch(
     data: _Data, k: int, lane: Literal["live", "batch"] = "live", **more: Any
 ) -> Usage:
-    """Label the texts as one batch, in which they are each other's neighbors."""
+    """Label the texts as one batch, which is its own pool."""
     async with LoopbackLLM(data.answers) as llm, _client(data, llm, k, **more) as nuc:
         await nuc.classify_many(data.own, lane=lane)
         _check(llm, nuc)
         return nuc.usage
 
 
-async def _apart(data: _Data, k: int, neighbors: str) -> tuple[Usage, int]:
-    """Label the texts as if each came alone, with neighbors in the pool of the others.
+async def _separate(data: _Data, k: int, neighbors: str) -> tuple[Usage, int]:
+    """Label the texts as separate requests, with neighbors from the pool only.
 
-    Returns the usage without that of `predict_pool`, and how many different neighbors voted.
+    Returns the usage without `predict_pool`, and the number of distinct neighbors that voted.
     """
     async with (
         LoopbackLLM(data.answers) as llm,
@@ -143,7 +143,7 @@ async def _report(data: _Data, k: int) -> Report:
     report = Report(
         "cost",
         f"{data.name}: {n:,} texts, {len(data.labels)} labels, k = {k}; pool of "
-        f"{len(data.pool):,} other texts where texts come alone; prices of {_MODEL}",
+        f"{len(data.pool):,} other texts for single texts; prices of {_MODEL}",
     )
     live, half = Price.of("openai", _MODEL), Price.of("openai", _MODEL, batch=True)
 
@@ -170,29 +170,29 @@ async def _report(data: _Data, k: int) -> Report:
         (k + 1) * plain.calls, (k + 1) * sent, (k + 1) * received,
     )  # fmt: skip
     for pack in _PACKS:
-        packed = f", {pack} texts a call" if pack > 1 else ""
+        packed = f", {pack} texts per call" if pack > 1 else ""
         way = f"a batch as its own pool{packed}"
         measured(way, await _batch(data, k, texts_per_call=pack))
         sent_in_batches = await _batch(data, k, "batch", texts_per_call=pack)
         measured(f"{way}, batch lane", sent_in_batches, half)
-    stored, different = await _apart(data, k, "stored")
+    stored, different = await _separate(data, k, "stored")
     share = (n + different) / n
     row(
-        "texts alone, each neighbor once (computed)",
+        "single texts, each neighbor once (computed)",
         n + different, round(share * sent), round(share * received),
     )  # fmt: skip
-    measured("texts alone, early exit", (await _apart(data, k, "predict"))[0])
-    measured("texts alone, stored neighbors (TestNUC-S)", stored)
-    report.note("tokens: the loopback server's estimate, 4 characters for each, without the schema")
-    report.note("batch lane: the provider's batch API, at its own prices, within 24 hours")
+    measured("single texts, early exit", (await _separate(data, k, "predict"))[0])
+    measured("single texts, stored neighbors (TestNUC-S)", stored)
+    report.note("tokens: estimated at 4 characters per token, without the schema")
+    report.note("batch lane: the provider's batch API, at batch prices, within 24 hours")
     report.note("K + 1 calls: plain prompting times K + 1, as if no two texts shared a neighbor")
-    report.note("each neighbor once, early exit: neighbors that texts have in common are shared")
-    report.note(f"stored: the {len(data.pool):,} predictions of the pool were paid for before")
+    report.note("each neighbor once, early exit: texts share the predictions of common neighbors")
+    report.note(f"stored: excludes the {len(data.pool):,} calls for predictions of the pool")
     return report
 
 
 def main(argv: list[str]) -> None:
-    """Count what each way of asking uses, on the loopback server."""
+    """Measure the usage of each mode against a local server."""
     parser = argparse.ArgumentParser(prog="python -m bench cost", description=__doc__)
     parser.add_argument("--data", help="folder with datasets/; default: the demo's messages")
     parser.add_argument("--dataset", default="banking77")
@@ -201,7 +201,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--json", help="write the result to this file")
     arguments = parser.parse_args(argv)
     warnings.simplefilter("ignore", SmallPoolWarning)
-    # that a store in memory is lost with the process is known here
+    # silences the warning about a store in memory
     logging.getLogger("testnuc.batch").setLevel(logging.ERROR)
     folder = None if arguments.data is None else Path(arguments.data)
     data = _read(folder, arguments.dataset, arguments.texts)

@@ -1,4 +1,4 @@
-"""What a failing provider costs: answers lost, calls doubled, limits exceeded, seconds."""
+"""Fault tolerance: lost answers, duplicate calls, exceeded limits and runtime per kind of fault."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 _LABELS = [f"intent number {i}" for i in range(20)]
 _answer = by_hash(_LABELS)
 _RATE = 0.2
-#: A refusal breaks all connections at once: of these a fifth would be an outage without end.
+#: Each `refused` fault closes all connections, so the default rate would be a permanent outage.
 _REFUSED_RATE = 0.02
-#: 200s that hold nothing of use: paid for, and asked again.
-_USELESS = ("truncated", "empty-choices", *PACKED_KINDS)
+#: Billed 200 responses without a usable answer, which are retried.
+_UNUSABLE = ("truncated", "empty-choices", *PACKED_KINDS)
 _PACK = 10
 
 
@@ -59,7 +59,7 @@ async def _run(
         started = time.perf_counter()
         run = asyncio.create_task(nuc.classify_many(texts))
         if killed_for:
-            while llm.texts < len(texts) // 3:  # noqa: ASYNC110 - the server tells nobody
+            while llm.texts < len(texts) // 3:  # noqa: ASYNC110 - the server has no event to wait for
                 await asyncio.sleep(0.01)
             await llm.stop()
             await asyncio.sleep(killed_for)
@@ -76,13 +76,13 @@ def _row(
     wrong = sum(
         r.prediction is not None and r.prediction.label != _answer(r.text)[0] for r in results
     )
-    useless = sum(llm.faults[kind] for kind in _USELESS)
+    unusable = sum(llm.faults[kind] for kind in _UNUSABLE)
     if per_call == 1:
-        # a text is paid for once, and once more for each answer that was of no use
-        doubled = max(0, llm.calls - (len(results) - lost) - useless)
+        # one call per text, plus one per unusable answer
+        duplicate = max(0, llm.calls - (len(results) - lost) - unusable)
     else:
-        # what an answer lacks is asked again in two halves
-        doubled = max(0, llm.calls - -(-len(results) // per_call) - 2 * useless)
+        # an unusable packed answer is retried in two halves
+        duplicate = max(0, llm.calls - -(-len(results) // per_call) - 2 * unusable)
     return {
         "texts": len(results),
         "requests": llm.requests,
@@ -90,8 +90,8 @@ def _row(
         "lost": lost,
         "wrong": wrong,
         "calls": llm.calls,
-        "calls doubled": doubled,
-        "not counted": abs(llm.calls - usage.calls),
+        "duplicate calls": duplicate,
+        "miscounted": abs(llm.calls - usage.calls),
         "retries": usage.retries,
         "violations": len(llm.violations),
         "seconds": round(seconds, 2),
@@ -101,8 +101,8 @@ def _row(
 async def _all(n: int, killed_for: float, kinds: tuple[str, ...]) -> Report:
     report = Report(
         "faults",
-        f"{_RATE:.0%} of all requests fail in the way named; the client's settings are the "
-        f"defaults; mixed, packed and killed: {n:,} texts, single kinds: {max(1, n // 10):,}",
+        f"{_RATE:.0%} of all requests fail with the fault; default client settings; "
+        f"mixed, packed and killed: {n:,} texts, single kinds: {max(1, n // 10):,}",
     )
     single, many = _texts(max(1, n // 10)), _texts(n)
     report.row(fault="none", **await _run(single))
@@ -114,34 +114,34 @@ async def _all(n: int, killed_for: float, kinds: tuple[str, ...]) -> Report:
         report.row(fault=kind, **row)
     report.row(fault="all kinds mixed", **await _run(many, kinds=kinds))
     report.row(
-        fault=f"mixed, {_PACK} texts a call", **await _run(many, kinds=kinds, per_call=_PACK)
+        fault=f"mixed, {_PACK} texts per call", **await _run(many, kinds=kinds, per_call=_PACK)
     )
     for per_call in (1, _PACK):
         row = await _run(many, per_call=per_call, killed_for=killed_for)
-        packed = f", {per_call} texts a call" if per_call > 1 else ""
+        packed = f", {per_call} texts per call" if per_call > 1 else ""
         report.row(fault=f"server killed for {killed_for:g} s{packed}", **row)
-    # six seconds' worth at the limit's pace, mixed faults and all
+    # takes six seconds at the rate limit
     limit = RateLimit(requests_per_minute=n * 10)
     row = await _run(many[: n // 2], kinds=kinds, limit=limit)
-    report.row(fault=f"mixed, limit of {n * 10:,} requests a minute", **row)
+    report.row(fault=f"mixed, limit of {n * 10:,} requests per minute", **row)
     report.note(
-        f"refused: {_REFUSED_RATE:.0%} of the requests; each breaks all other connections as well, "
-        "which the server does not see: the retries count them"
+        f"refused: {_REFUSED_RATE:.0%} of the requests; each also closes all other connections, "
+        "which the column retries includes and the column faults does not"
     )
-    report.note("calls doubled: paid for beyond one for each text and each answer of no use")
-    report.note("not counted: calls that the server and nuc.usage count differently")
-    report.note("violations: requests that the server's sliding minute had no room for")
+    report.note("duplicate calls: calls beyond one per text and one per unusable answer")
+    report.note("miscounted: difference between the server's count of calls and nuc.usage")
+    report.note("violations: requests that exceeded the server's sliding-window rate limit")
     return report
 
 
 def main(argv: list[str]) -> None:
-    """Try each kind of fault, then all of them; exit code 1 if anything was lost or doubled."""
+    """Run each kind of fault, then a mix; exit code 1 if an answer is lost or a call duplicated."""
     import warnings
 
     parser = argparse.ArgumentParser(prog="python -m bench faults", description=__doc__)
     parser.add_argument("--texts", type=int, default=10_000)
     parser.add_argument("--killed-for", type=float, default=5.0, help="seconds")
-    parser.add_argument("--kinds", default=",".join(CURABLE_KINDS), help="separated by commas")
+    parser.add_argument("--kinds", default=",".join(CURABLE_KINDS), help="comma-separated kinds")
     parser.add_argument("--json", help="write the result to this file")
     arguments = parser.parse_args(argv)
     warnings.simplefilter("ignore", SmallPoolWarning)
@@ -150,7 +150,7 @@ def main(argv: list[str]) -> None:
     report.show()
     if arguments.json:
         report.write(arguments.json)
-    bad = ("lost", "wrong", "calls doubled", "not counted", "violations")
+    bad = ("lost", "wrong", "duplicate calls", "miscounted", "violations")
     failed = [row["fault"] for row in report.rows if any(row[name] for name in bad)]
     if failed:
-        sys.exit(f"bench faults: lost, doubled or exceeded with {', '.join(failed)}")
+        sys.exit(f"bench faults: failed for {', '.join(failed)}")

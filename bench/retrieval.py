@@ -1,4 +1,4 @@
-"""The index beside faiss, hnswlib, numpy and bare usearch: build, recall, speed, memory."""
+"""The index compared with faiss, hnswlib, numpy and usearch: build, recall, speed, memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FULL = 1_000_000
 _BATCH = 1_000
 _SINGLES = 200
 _KS = (10, 50)
-#: Settings of every graph, so that they differ in nothing but the program.
+#: Connectivity and expansion of all graphs.
 _LINKS, _BUILD, _SEARCH = 16, 128, 64
 _MEBI = 1 << 20
 
@@ -134,7 +134,7 @@ class _Numpy:
             self._rows = np.concatenate([self._rows, *self._parts])
             self._parts = []
         found = []
-        # a block of scores that fits in memory
+        # bounds the score matrix
         for start in range(0, len(queries), 100):
             scores = queries[start : start + 100].astype(np.float32) @ self._rows.T
             best = np.argpartition(-scores, k, axis=1)[:, :k]
@@ -143,7 +143,7 @@ class _Numpy:
         return np.concatenate(found)
 
 
-#: Name -> what it is, the package it needs, and whether 1M of it takes too long to be of interest.
+#: Name -> implementation and the package it needs.
 _PEERS: dict[str, tuple[type[_Peer], str]] = {
     "testnuc": (_Testnuc, "usearch"),
     "usearch": (_Usearch, "usearch"),
@@ -155,20 +155,20 @@ _PEERS: dict[str, tuple[type[_Peer], str]] = {
 
 
 def _anonymous() -> float:
-    """Return MiB of this process's own memory."""
+    """Return the anonymous memory of this process in MiB."""
     return process_memory().get("RssAnon", float("nan"))
 
 
 def _measure(name: str, folder: Path) -> dict[str, Any]:
     rows = np.load(folder / "rows.npy", mmap_mode="r")
     queries, truth = np.load(folder / "queries.npy"), np.load(folder / "truth.npy")
-    made = _PEERS[name][0]
-    # what is loaded and compiled once is not the index's
-    warm = made(rows.shape[1])
+    peer = _PEERS[name][0]
+    # warm-up: excludes one-time memory for imports and compiled code
+    warm = peer(rows.shape[1])
     warm.add(np.array(rows[:64]))
     warm.search(queries[:2], 10)
     del warm
-    index, before = made(rows.shape[1]), _anonymous()
+    index, before = peer(rows.shape[1]), _anonymous()
     started, cpu = time.perf_counter(), time.process_time()
     for start in range(0, len(rows), 10_000):
         index.add(np.array(rows[start : start + 10_000]))
@@ -199,7 +199,7 @@ def _measure(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _overhead(ours: _Testnuc, queries: NDArray[np.float16]) -> dict[str, float]:
-    """Compare with usearch's own call on the very same graph."""
+    """Compare with usearch's search on the same graph."""
     graph = ours.index._graph
     assert graph is not None
     own = graph._index
@@ -251,7 +251,7 @@ def _prepare(folder: Path, n: int, dim: int) -> None:
 
 
 async def _pgvector(url: str, folder: Path) -> dict[str, Any]:
-    """Measure the pool in PostgreSQL, through the store."""
+    """Measure the pool of the PostgreSQL store."""
     from testnuc._base.checks import hash_text
     from testnuc.protocols import PoolText
     from testnuc.stores.postgres import PostgresStore
@@ -288,15 +288,15 @@ async def _pgvector(url: str, folder: Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Measure each index at each size, in a process of its own."""
+    """Measure each index at each size, in separate processes."""
     parser = argparse.ArgumentParser(prog="bench retrieval", description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(_SIZES))
     parser.add_argument("--full", action="store_true", help=f"also {_FULL:,} texts")
     parser.add_argument("--dim", type=int, default=384)
     parser.add_argument("--only", nargs="+", choices=list(_PEERS), default=list(_PEERS))
-    parser.add_argument("--postgres", metavar="URL", help="also measure pgvector, there")
-    parser.add_argument("--folder", help="where the vectors are put; default: a temporary folder")
-    parser.add_argument("--json", help="also write the report here")
+    parser.add_argument("--postgres", metavar="URL", help="also measure pgvector on this server")
+    parser.add_argument("--folder", help="folder for the vectors; default: a temporary folder")
+    parser.add_argument("--json", help="also write the report to this file")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.one is not None:
@@ -322,12 +322,12 @@ def main(arguments: list[str]) -> None:
     report.note(HOW)
     report.note(
         f"batch: {_BATCH:,} queries, k=10, median of 5; single: median of {_SINGLES}; all threads. "
-        f"Graphs have {_LINKS} links, {_BUILD} candidates when built and {_SEARCH} when searched; "
-        "testnuc has twice as many above 100,000 texts, and is exact below 5,000"
+        f"Graphs: connectivity {_LINKS}, expansion {_BUILD} for building and {_SEARCH} for search; "
+        "testnuc doubles the latter above 100,000 texts, and is exact below 5,000"
     )
     report.note(
-        "over usearch: seconds of our search, with its re-scoring in a fixed order, over those of "
-        "usearch's own call on the same graph with the same queries, median of 15 pairs, less 1"
+        "over usearch: runtime of our search, including re-scoring, relative to usearch's search "
+        "on the same graph and queries, median of 15 pairs, minus 1"
     )
     report.show()
     if given.json:

@@ -1,4 +1,4 @@
-"""classify_many in TestNUC-S mode on a large pool: CPU per text, step by step."""
+"""classify_many in TestNUC-S mode on a large pool: CPU per text and step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ _STEPS = ("search", "usable", "window", "labels", "add", "vectors", "ask", "vote
 
 
 def _text(i: int) -> str:
-    return f"message {i}: what a customer writes when a parcel is late and nobody answers the phone"
+    return (
+        f"message {i}: what a customer writes when a parcel is late and the phone is not answered"
+    )
 
 
 def _number(text: str) -> int:
@@ -45,7 +47,7 @@ def _label(text: str) -> str:
 
 
 class _Embedder:
-    """Vectors that were made before, by the number in the text."""
+    """Returns precomputed vectors by the number in the text."""
 
     name = "bench"
 
@@ -64,7 +66,7 @@ class _Embedder:
 
 
 class _Provider:
-    """Answers at once."""
+    """Answers immediately."""
 
     name, model, identity = "bench", "bench", ""
 
@@ -73,14 +75,14 @@ class _Provider:
 
 
 class _Steps:
-    """CPU seconds of the steps of one client, which follow each other."""
+    """CPU seconds per step of one client; steps are sequential."""
 
     def __init__(self) -> None:
         self.cpu = dict.fromkeys(_STEPS, 0.0)
         self._inside = False
 
     def watch(self, owner: Any, method: str, step: str) -> None:
-        """Count the time of a coroutine method, unless another step calls it."""
+        """Measure a coroutine method, except within another step."""
         run = getattr(owner, method)
 
         async def timed(*arguments: Any, **options: Any) -> Any:
@@ -127,7 +129,7 @@ def _client(store: str | None, embedder: _Embedder, **more: Any) -> testnuc.Test
 
 
 async def _fill(nuc: testnuc.TestNUC, n: int, dim: int, every: int) -> None:
-    """Put pool and predictions straight into the store: every `every`-th text has none."""
+    """Write pool and predictions directly into the store; every `every`-th text has none."""
     await nuc._ready()
     ask = nuc._pipeline._asker.ask
     start = 0
@@ -185,7 +187,7 @@ async def _measure(
     kind = "memory" if store is None else "sqlite"
     rows = []
     if store is not None:
-        # a pool that was made before, as a service finds it
+        # an existing pool, as in a restarted service
         async with _client(store, embedder) as nuc:
             await _fill(nuc, n, dim, every)
     async with _client(store, embedder) as nuc:
@@ -195,14 +197,14 @@ async def _measure(
         for name, start in (("new texts", warm), ("next batch", warm + batch)):
             row = await _classify(nuc, embedder, texts[start : start + batch])
             rows.append({"store": kind, "pool": n, "what": name, **row})
-        # what was asked about, once more: each answer is stored
+        # the same texts again: all predictions are stored
         row = await _classify(nuc, embedder, texts[warm : warm + batch])
         rows.append({"store": kind, "pool": n, "what": "known texts", **row})
     return rows
 
 
 def main(arguments: list[str]) -> None:
-    """Measure each kind of store at each size."""
+    """Measure each store at each size."""
     parser = argparse.ArgumentParser(prog="bench scale", description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(_SIZES))
     parser.add_argument("--full", action="store_true", help=f"also {_FULL:,} texts")
@@ -210,10 +212,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--batch", type=int, default=2_000)
     parser.add_argument("--stores", nargs="+", choices=["memory", "sqlite"], default=["sqlite"])
     parser.add_argument(
-        "--without", type=int, default=0, metavar="N", help="each N-th text has no prediction"
+        "--without", type=int, default=0, metavar="N", help="every N-th text has no prediction"
     )
-    parser.add_argument("--folder", help="where to make the stores; default: a temporary one")
-    parser.add_argument("--json", help="also write the report here")
+    parser.add_argument("--folder", help="folder for the stores; default: a temporary folder")
+    parser.add_argument("--json", help="also write the report to this file")
     given = parser.parse_args(arguments)
     report = Report(
         "scale",
@@ -228,13 +230,12 @@ def main(arguments: list[str]) -> None:
                 for row in asyncio.run(run(path, n, given.dim, given.batch, given.without)):
                     report.row(**row)
     report.note(
-        "search: nearest texts; usable: which of them have a prediction; window: their texts and "
-        "predictions; labels: known ones of the batch; add: the batch to the pool and its index; "
-        "vectors: looking up and storing embeddings; ask: the batch's own predictions, by a "
-        "provider that answers at once, and storing them; vote: the kernel; all: without the "
-        "embedder"
+        "search: nearest texts; usable: lookup of stored predictions; window: texts and "
+        "predictions of neighbors; labels: known labels of the batch; add: the batch into pool and "
+        "index; vectors: lookup and storage of embeddings; ask: predictions of the batch, by a "
+        "provider without latency, and their storage; vote: the kernel; all: without the embedder"
     )
-    report.note("new texts: none is stored; known texts: a batch again, its answers are stored")
+    report.note("new texts: no stored predictions; known texts: all predictions stored")
     report.note(HOW)
     report.show()
     if given.json:

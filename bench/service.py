@@ -1,4 +1,4 @@
-"""The HTTP service under load: errors, latencies, CPU and memory, beside a bare aiohttp server."""
+"""The HTTP service under load: errors, latency, CPU, memory, compared with bare aiohttp.web."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _LABELS = [f"intent number {i}" for i in range(20)]
-#: What the p99 may be of the median, and what memory may grow by, in MB and as a part.
-_WORST_RATIO = 5.0
-_GROWTH_MB, _GROWTH = 4.0, 0.02
+#: Largest accepted ratio of p99 to median, and memory growth (absolute in MB, and relative).
+_MAX_RATIO = 5.0
+_MAX_GROWTH_MB, _MAX_GROWTH = 4.0, 0.02
 _MEMORY = "process_resident_memory_bytes"
 _CPU = "process_cpu_seconds_total"
 
@@ -42,16 +42,16 @@ def _text(i: int, kind: str) -> str:
 
 
 def _requests(host: str, kind: str, distinct: int) -> Iterator[bytes]:
-    """Yield requests of so many distinct texts, over and over."""
+    """Yield requests that cycle through `distinct` texts."""
     bodies = (orjson.dumps({"text": _text(i, kind)}) for i in cycle(range(distinct)))
     return (post(host, "/v1/classify", body) for body in bodies)
 
 
-# -- the servers, each in a process of its own -----------------------------------------------------
+# -- the servers, one per process ------------------------------------------------------------------
 
 
 def _serve(llm: str, policy: str, max_pending: int) -> None:
-    """Run the service as `testnuc serve` does, with an embedder that costs next to nothing."""
+    """Run the service as `testnuc serve` does, with a cheap embedder."""
     from testnuc.cli.event_loop import run_to_end
     from testnuc.client import SmallPoolWarning, TestNUC
     from testnuc.server import ServerSettings, Service, serve
@@ -69,15 +69,15 @@ def _serve(llm: str, policy: str, max_pending: int) -> None:
         async with nuc:
             service = Service(nuc, settings)
             _count_work(service.app)
-            await serve(service, listening=_tell)
+            await serve(service, listening=_print_url)
 
     run_to_end(main())
 
 
 def _count_work(app: web.Application) -> None:
-    """Note for each request how much CPU time the process takes from its head to its answer.
+    """Record the CPU time of the process during each request.
 
-    As long as the process has work without end that is its latency on a machine of its own.
+    For a saturated process, this is the latency without other programs on the machine.
     """
     from aiohttp import web
 
@@ -91,17 +91,17 @@ def _count_work(app: web.Application) -> None:
             work.append(time.process_time() - started)
         return response
 
-    async def told(_: web.Request) -> web.Response:
+    async def report_work(_: web.Request) -> web.Response:
         body = orjson.dumps(work)
         work.clear()
         return web.Response(body=body)
 
     app.middlewares.insert(0, count)
-    app.router.add_get("/work", told)
+    app.router.add_get("/work", report_work)
 
 
 def _floor() -> None:
-    """Run a handler that reads JSON and answers as many bytes as a result has; no more."""
+    """Run a minimal handler that parses JSON and returns a response of realistic size."""
     from aiohttp import web
 
     from testnuc.cli.event_loop import run_to_end
@@ -130,13 +130,13 @@ def _floor() -> None:
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, backlog=1_024).start()
-        _tell(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        _print_url(f"http://127.0.0.1:{runner.addresses[0][1]}")
         await asyncio.Event().wait()
 
     run_to_end(main())
 
 
-def _tell(url: str) -> None:
+def _print_url(url: str) -> None:
     print(url, flush=True)
 
 
@@ -150,7 +150,7 @@ def _running(*arguments: str) -> Iterator[str]:
     try:
         url = process.stdout.readline().strip()
         if not url:
-            sys.exit(f"bench service: the server ended with code {process.wait()}")
+            sys.exit(f"bench service: the server exited with code {process.wait()}")
         yield url
     finally:
         process.terminate()
@@ -162,10 +162,10 @@ def _running(*arguments: str) -> Iterator[str]:
         process.stdout.close()
 
 
-# -- the loops -------------------------------------------------------------------------------------
+# -- measurements ----------------------------------------------------------------------------------
 
 
-def _told(url: str, name: str) -> float:
+def _metric(url: str, name: str) -> float:
     """Return a metric of a server."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
         for line in answer.read().decode().splitlines():
@@ -175,7 +175,7 @@ def _told(url: str, name: str) -> float:
 
 
 def _work(url: str) -> list[float]:
-    """Return the CPU seconds of each request since the last time; none of the bare server."""
+    """Return the CPU seconds of each request since the last call; empty for the bare server."""
     try:
         with urllib.request.urlopen(f"{url}/work", timeout=30) as answer:
             seconds: list[float] = orjson.loads(answer.read())
@@ -186,13 +186,13 @@ def _work(url: str) -> list[float]:
 
 
 def _measure(url: str, kind: str, distinct: int, n: int, connections: int) -> dict[str, Any]:
-    """Ask n times, in ten parts, between which memory is looked at."""
+    """Send n requests in ten parts, and measure memory after each part."""
     host = urlsplit(url).netloc
     address, port = host.split(":")
     requests = _requests(host, kind, distinct)
     parts: list[Load] = []
     work = Load()
-    # connections to the LLM, and what else is made once
+    # warm-up: connections to the LLM and other one-time setup
     _in_loop(
         load(
             address,
@@ -202,20 +202,20 @@ def _measure(url: str, kind: str, distinct: int, n: int, connections: int) -> di
         )
     )
     _work(url)
-    memory = [_told(url, _MEMORY)]
-    cpu = _told(url, _CPU)
+    memory = [_metric(url, _MEMORY)]
+    cpu = _metric(url, _CPU)
     for _ in range(10):
         part = islice(requests, n // 10)
         parts.append(_in_loop(load(address, int(port), part, connections)))
-        # part by part: it is kept in the memory that is looked at
+        # fetched per part, because it is stored in the measured process
         work.latencies += _work(url)
-        memory.append(_told(url, _MEMORY))
-    cpu = _told(url, _CPU) - cpu
+        memory.append(_metric(url, _MEMORY))
+    cpu = _metric(url, _CPU) - cpu
     whole = _sum(parts)
     if whole.worst:
         sys.exit(f"bench service: {kind}: {whole.worst.decode(errors='replace')}")
     p50, p99 = whole.quantile(0.5), whole.quantile(0.99)
-    # after a first part, in which what grows once has grown
+    # without the first part, which includes one-time growth
     settled = [bytes_ / 1e6 for bytes_ in memory[2:]]
     return {
         "requests": whole.answered,
@@ -244,22 +244,22 @@ def _sum(parts: list[Load]) -> Load:
     return whole
 
 
-def _in_loop(asking: Any) -> Load:
+def _in_loop(work: Any) -> Load:
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with contextlib.suppress(ImportError):
         import uvloop
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        asked: Load = runner.run(asking)
-    return asked
+        result: Load = runner.run(work)
+    return result
 
 
 def _all(arguments: argparse.Namespace) -> Report:
     report = Report(
         "service",
-        f"{arguments.connections} connections in a closed loop, one text a request, policy "
-        f"{arguments.policy!r}; LoopbackLLM (latency 0), service and load in a process each",
+        f"{arguments.connections} connections in a closed loop, one text per request, policy "
+        f"{arguments.policy!r}; LoopbackLLM (latency 0), service and load in separate processes",
     )
     n, c = arguments.requests, arguments.connections
     with _running("--child", "floor") as url:
@@ -272,9 +272,9 @@ def _all(arguments: argparse.Namespace) -> Report:
         report.row(what="new texts", **_measure(url, "new", new, new, c))
         seen = min(n, 2_000)
         _measure(url, "seen", seen, seen, c)
-        report.row(what=f"{seen:,} texts over and over", **_measure(url, "seen", seen, n, c))
+        report.row(what=f"{seen:,} repeated texts", **_measure(url, "seen", seen, n, c))
         asked = llm.stats()["calls"]
-        # the warming ones, too: the same ones for both loops over seen texts
+        # includes warm-up texts, which both loops over seen texts share
         distinct = new + seen + 2 * c
         if asked != distinct:
             sys.exit(f"bench service: {asked} calls for {distinct} distinct texts")
@@ -284,39 +284,39 @@ def _all(arguments: argparse.Namespace) -> Report:
             "--child", "service", "--llm", llm.base_url, "--max-pending", str(c // 4)
         ) as url,
     ):  # fmt: skip
-        report.row(what=f"no more than {c // 4} at a time", **_measure(url, "more", n, new, c))
-    report.note("errors: all that is neither 200 nor 429, broken connections included")
-    report.note("p50, p99: of the answers with 200; CPU: of the server's process")
+        report.row(what=f"limited to {c // 4} pending", **_measure(url, "more", n, new, c))
+    report.note("errors: lost connections, and responses other than 200 and 429")
+    report.note("p50, p99: of responses with status 200; CPU: of the server process")
     report.note(
-        "by CPU: p99/p50 in CPU time of the service from a request's head to its answer; what "
-        "other programs do on the machine is in p50 and p99, not in this"
+        "by CPU: p99/p50 of the CPU time of the service per request, which excludes the effect of "
+        "other programs on the machine"
     )
-    report.note("MB more: resident memory after the last tenth against that after the first")
-    report.note("calls of the LLM: one for each distinct text")
+    report.note("MB more: growth of resident memory from the first to the last tenth")
+    report.note("LLM calls: one per distinct text")
     report.note(machine("aiohttp"))
     return report
 
 
 def _faults(report: Report) -> list[str]:
-    """Return what is not as it should be."""
+    """Return the failed checks."""
     found = []
     for row in report.rows:
         name = row["what"]
         if row["errors"]:
             found.append(f"{name}: {row['errors']} errors")
-        # what stalls by the wall clock alone waits for other programs, as the bare server does
+        # high latency by wall clock only is caused by other programs
         ratio = min(row["p99/p50"], row["by CPU"] or row["p99/p50"])
-        if ratio > _WORST_RATIO and "text" in name:
+        if ratio > _MAX_RATIO and "text" in name:
             found.append(f"{name}: p99 is {ratio} x the median")
         tenths = row["MB by tenths"][2:]
         first, last = statistics.median(tenths[:3]), statistics.median(tenths[-3:])
-        if "over and over" in name and last - first > _GROWTH_MB + _GROWTH * first:
+        if "repeated" in name and last - first > _MAX_GROWTH_MB + _MAX_GROWTH * first:
             found.append(f"{name}: memory grew from {first} to {last} MB")
     return found
 
 
 def main(argv: list[str]) -> None:
-    """Ask a bare server, then the service; exit code 1 if it fails, stalls or grows."""
+    """Measure a bare server, then the service; exit code 1 on errors, stalls or memory growth."""
     parser = argparse.ArgumentParser(prog="python -m bench service", description=__doc__)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--connections", type=int, default=256)

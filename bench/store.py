@@ -1,4 +1,4 @@
-"""The SQLite store: puts and gets, adding and opening the pool, disk and memory."""
+"""The SQLite store: reads and writes, pool insertion and opening, disk and memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SIZES = (10_000, 100_000)
 _FULL = 1_000_000
 _EMBEDDER = "bench"
 _SCOPE = hash_text("scope")
-#: As the fan-out asks, and as it stores: one answer each, so many at once.
+#: Keys per lookup and concurrent writers, as in a run of the client.
 _LOOKED_UP, _WRITERS = 512, 64
 _ADDED = 2_048
 _QUERIES = 1_000
@@ -44,7 +44,7 @@ def _text(i: int) -> str:
 
 
 def _vectors(n: int, dim: int) -> Iterator[NDArray[np.float16]]:
-    """Yield unit vectors around a hundredth as many centers, in the parts they are added in."""
+    """Yield unit vectors around n / 100 centers, in chunks."""
     rng = np.random.default_rng(0)
     centers = rng.standard_normal((max(n // 100, 1), dim), dtype=np.float32)
     for start in range(0, n, _ADDED):
@@ -59,7 +59,7 @@ def _queries(n: int, dim: int) -> NDArray[np.float16]:
 
 
 def _memory() -> dict[str, float]:
-    """Return MiB: of this process's own memory, and of the files it has mapped."""
+    """Return anonymous and mapped memory of this process in MiB."""
     of = process_memory()
     if not of:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -68,7 +68,7 @@ def _memory() -> dict[str, float]:
 
 
 class _Pauses:
-    """How long the event loop was held up at most."""
+    """Measures the longest time that the event loop was blocked."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -160,7 +160,7 @@ async def _open(path: Path, n: int, dim: int) -> dict[str, Any]:
     started = time.perf_counter()
     found = await pool.search(queries, _K)
     row["search us"] = (time.perf_counter() - started) / len(queries) * 1e6
-    # the first queries are texts of the pool: each must find itself
+    # the queries are texts of the pool, and must find themselves
     row["found"] = float((found.ids[:, 0] == np.arange(len(queries))).mean())
     memory = _memory()
     row["own MiB"] = memory["own MiB"] - before
@@ -171,7 +171,7 @@ async def _open(path: Path, n: int, dim: int) -> dict[str, Any]:
 
 
 def _warm() -> None:
-    """Compile and load what is not the store's."""
+    """Compile and import everything outside the store."""
     from testnuc.index import NearestVectors
 
     index = NearestVectors(8, exact_below=4)
@@ -189,13 +189,13 @@ def _disk(path: Path) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> None:
-    """Measure the store at each size, opened again in a process of its own."""
+    """Measure the store at each size; opening is measured in a new process."""
     parser = argparse.ArgumentParser(prog="bench store", description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(_SIZES))
     parser.add_argument("--full", action="store_true", help=f"also {_FULL:,} texts")
     parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--folder", help="where to make the stores; default: a temporary one")
-    parser.add_argument("--json", help="also write the report here")
+    parser.add_argument("--folder", help="folder for the stores; default: a temporary folder")
+    parser.add_argument("--json", help="also write the report to this file")
     parser.add_argument("--reopen", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.reopen is not None:
@@ -213,16 +213,14 @@ def main(arguments: list[str]) -> None:
             )
             report.row(**row, **orjson.loads(done.stdout), **_disk(path))
     report.note(
-        f"puts: {_WRITERS} callers, one prediction each; gets: {_LOOKED_UP} keys a call; adds: "
-        f"texts and vectors into pool and graph, {_ADDED:,} at a time"
+        f"puts: {_WRITERS} callers, one prediction each; gets: {_LOOKED_UP} keys per call; adds: "
+        f"texts and vectors into pool and graph, {_ADDED:,} per call"
     )
     report.note(
         f"open: in a new process, until the pool can be searched; search: {_QUERIES:,} queries of "
-        "the pool in one batch; found: part of them that find themselves first"
+        "the pool in one batch; found: share of queries whose first result is the query itself"
     )
-    report.note(
-        "own: memory that opening and searching took; mapped: shared, and given back freely"
-    )
+    report.note("own: anonymous memory after opening and searching; mapped: shared and reclaimable")
     report.show()
     if given.json:
         report.write(given.json)

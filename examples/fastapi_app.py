@@ -22,13 +22,13 @@ LABELS = {
 
 
 class Ticket(BaseModel):
-    """A message to be labeled."""
+    """A message to label."""
 
     text: str = Field(min_length=1, max_length=8_000)
 
 
 class Labeled(BaseModel):
-    """Its label, and how far it can be trusted."""
+    """The label and its trust, 0..1."""
 
     label: str | None
     trust: float | None
@@ -39,7 +39,7 @@ def make_app(**client: Any) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # one client for the life of the process: requests share its calls, its store, its limits
+        # one client per process: requests share its calls, store and rate limits
         async with testnuc.TestNUC(LABELS, **client) as nuc:
             app.state.nuc = nuc
             yield
@@ -64,7 +64,7 @@ async def label_ticket(
     except testnuc.InvalidInputError as exc:
         raise HTTPException(422, str(exc)) from exc
     except testnuc.ProviderError as exc:
-        # a failure of the provider is not the caller's
+        # an error of the provider, not of the request
         raise HTTPException(502, str(exc)) from exc
     return Labeled(label=result.label, trust=result.trust)
 

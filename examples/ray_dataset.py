@@ -1,10 +1,10 @@
-"""Label a Ray dataset on all CPUs of this machine, or of a cluster.
+"""Label a Ray dataset on all CPUs of a machine or a cluster.
 
     pip install 'testnuc[ray,demo]'
     python examples/ray_dataset.py
 
-Needs no key: a server on this machine plays the LLM. With a provider, give its model and leave
-`base_url` and `embedder` out; on a cluster, ``ray.init(address="auto")``.
+Needs no API key: a local test server acts as the LLM. With a real provider, set its model and omit
+`base_url` and `embedder`; on a cluster, use ``ray.init(address="auto")``.
 """
 
 import ray
@@ -36,14 +36,14 @@ def tickets(n: int) -> list[dict[str, object]]:
 
 
 def answer(text: str) -> tuple[str, float]:
-    """Play an LLM that is wrong about every eleventh text."""
-    right = next(name for name, said in PHRASES.items() if any(s in text for s in said))
-    others = [name for name in PHRASES if name != right]
-    return (others[0], 0.6) if len(text.encode()) * 7 % 11 == 0 else (right, 0.9)
+    """Answer as an LLM that is wrong for some texts."""
+    correct = next(name for name, phrases in PHRASES.items() if any(p in text for p in phrases))
+    others = [name for name in PHRASES if name != correct]
+    return (others[0], 0.6) if len(text.encode()) * 7 % 11 == 0 else (correct, 0.9)
 
 
 def main(n: int = 600) -> None:
-    """Label n tickets and show what was spent and said."""
+    """Label n tickets; print the usage and the labels that the vote changed."""
     ray.init(ignore_reinit_error=True)
     ray.data.DataContext.get_current().enable_progress_bars = False
     with LoopbackLLM(answer) as llm:
@@ -55,7 +55,7 @@ def main(n: int = 600) -> None:
             api_key="none",
             embedder=HashEmbedder(),
             policy="weighted",
-            # of the whole job, whatever the number of actors
+            # limits apply to the whole job, not to each actor
             rate_limit=testnuc.RateLimit(requests_per_minute=60_000),
             budget=testnuc.Budget(calls=n),
             predict_actors=2,

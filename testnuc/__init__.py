@@ -1,18 +1,17 @@
-"""Label texts with LLMs, and make the labels better without any labeled data.
+"""Label texts with LLMs, and improve the labels without labeled data.
 
-The way of a text::
+The path of a text::
 
     texts -> embedder -> index (k neighbors) -> method (LLM, through the store) -> vote -> label
 
-``await TestNUC(labels, model=..).classify_many(texts)`` asks the LLM once per distinct text and
-lets each text's nearest neighbors vote on its label: in a batch, the batch is the unlabeled data.
+``await TestNUC(labels, model=..).classify_many(texts)`` calls the LLM once per distinct text. The
+nearest neighbors of each text then vote on its label: the batch itself is the unlabeled data.
 
-Where to look: `client` puts the steps together; `embedders`, `index`, `providers`, `methods`,
-`stores` and `voting` each do one of them; `protocols` says what you may bring your own of;
-`types`, `results` and `errors` hold what comes back; `testing` has doubles for your own tests.
+`client` is the entry point. `embedders`, `index`, `providers`, `methods`, `stores` and `voting`
+implement one step each; `protocols` defines their interfaces. `types`, `results` and `errors`
+define what calls return and raise. `testing` provides test doubles.
 
-Names are imported when they are first used: ``import testnuc`` loads neither numba, aiohttp nor
-torch.
+Public names are imported lazily: ``import testnuc`` loads neither numba, aiohttp nor torch.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ if TYPE_CHECKING:
     )
     from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
 
-# what a library logs is shown where its user says so
+# a library leaves the handling of its log records to the application
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 

@@ -34,7 +34,7 @@ from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.index.memory_pool import Pool
 from testnuc.labels import LabelSet
 from testnuc.limits import BatchPolicy, Budget, Meter, Price, RateLimit, RetryPolicy, require_price
-from testnuc.progress import Observer, Progress, watched
+from testnuc.progress import Observer, Progress, start_progress
 from testnuc.protocols import PoolText, WireProvider
 from testnuc.results import Results
 from testnuc.transport import Transport
@@ -539,7 +539,7 @@ class TestNUC:
         telemetry = self._telemetry
         facts = {"model": self.model, "lane": lane, "texts": len(given), "distinct": len(entries)}
         with operation(telemetry, "classify_many", **facts) as span:
-            bar = watched(progress, len(entries))
+            bar = start_progress(progress, len(entries))
             try:
                 bar.stage("embedding")
                 with operation(telemetry, "prepare"):

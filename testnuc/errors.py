@@ -1,33 +1,33 @@
-"""Every exception that testnuc raises on purpose.
+"""The exception hierarchy of testnuc.
 
 ::
 
     TestNUCError
-      InvalidInputError (ValueError)     an argument or a text is wrong; nothing was sent
-      ConfigurationError                 a key, a file or a setting is missing or wrong
+      InvalidInputError (ValueError)     an argument or a text is invalid; nothing was sent
+      ConfigurationError                 a key, a file or a setting is missing or invalid
         MissingDependencyError (ImportError)   an optional package is not installed
-      ProviderError                      the LLM provider did not give a usable answer
-        AuthenticationError              401, 403: the key is wrong; stops the run
-        UnknownModelError                404: no such model or endpoint; stops the run
-        BadRequestError                  400, 413, 422 ..: the request is refused; stops the run
-          ContentRefusedError            the provider's filter refused this one text
+      ProviderError                      the LLM provider did not return a usable answer
+        AuthenticationError              401, 403: invalid API key; stops the run
+        UnknownModelError                404: unknown model or endpoint; stops the run
+        BadRequestError                  400, 413, 422 ..: request rejected; stops the run
+          ContentRefusedError            the provider's content filter rejected this text
         RateLimitedError                 429: too many requests
-          QuotaExceededError             429 that waiting does not cure; stops the run
-        ServerError                      5xx
-        ConnectionFailedError            no connection, or it broke before the answer was whole
-        CallTimeoutError                 no answer within the deadline
-        NotAnsweredError                 its batch ended before it was executed
-        ReplyError                       answered, but no label can be read from the answer
+          QuotaExceededError             429 that a retry cannot fix; stops the run
+        ServerError                      408, 409, 5xx
+        ConnectionFailedError            connection failed or closed before the full response
+        CallTimeoutError                 no full response within the deadline
+        NotAnsweredError                 the batch ended before this request was executed
+        ReplyError                       the response contains no readable label
           RefusalError                   the model declined to answer
-          TruncatedReplyError            the answer was cut off by the output limit
-          EmptyReplyError                no choice, or an empty one
-          UnreadableReplyError           not the JSON that was asked for
-          MismatchedReplyError           a packed answer lacks, doubles or invents an id
+          TruncatedReplyError            the output limit cut off the answer
+          EmptyReplyError                the response has no choice, or an empty one
+          UnreadableReplyError           the answer is not the requested JSON
+          MismatchedReplyError           ids of a packed answer are missing, duplicate or unknown
       BudgetExceededError                the next call could exceed the budget; it was not sent
       EmbeddingError                     the embedder failed or returned unusable vectors
-      StoreError                         the store cannot be read or written
+      StoreError                         the store cannot be opened, read or written
 
-Errors carry facts, not prose to parse: see the attributes of `ProviderError`.
+Do not parse messages: the attributes of `ProviderError` hold status, request id and attempts.
 """
 
 from __future__ import annotations
@@ -63,43 +63,43 @@ __all__ = [
 
 
 class TestNUCError(Exception):
-    """Base of all errors of testnuc."""
+    """Base class of all testnuc exceptions."""
 
     __test__ = False
 
 
 class InvalidInputError(TestNUCError, ValueError):
-    """An argument or a text is wrong. Nothing was sent or changed."""
+    """An argument or a text is invalid. Nothing was sent or changed."""
 
 
 class ConfigurationError(TestNUCError):
-    """A key, a file or a setting is missing or wrong."""
+    """A key, a file or a setting is missing or invalid."""
 
 
 class MissingDependencyError(ConfigurationError, ImportError):
-    """An optional package is not installed; the message says how to install it."""
+    """An optional package is not installed; the message shows the install command."""
 
 
 class ProviderError(TestNUCError):
-    """The LLM provider did not give a usable answer.
+    """The LLM provider did not return a usable answer.
 
     Parameters
     ----------
     message : str
-        What happened and what to do. Never holds a secret.
+        What happened and how to fix it. Never contains a secret.
     status_code : int, optional
-        HTTP status, where there was one.
+        HTTP status of the response, if there was one.
     request_id : str, optional
-        The provider's id of the request, for its support.
+        The provider's request id, for support requests.
     retry_after : float, optional
-        Seconds the provider asked to wait.
+        Seconds to wait before the next attempt, as returned by the provider.
     attempts : int
-        How many times the call was sent before this error was final.
+        Number of attempts before the call failed.
     """
 
-    #: Whether sending the same call again can help.
+    #: Whether a retry can succeed.
     retryable: bool = False
-    #: Whether every other call of the run would fail the same way.
+    #: Whether every other call of the run would fail in the same way.
     fatal: bool = False
 
     def __init__(
@@ -119,25 +119,25 @@ class ProviderError(TestNUCError):
 
 
 class AuthenticationError(ProviderError):
-    """The key is missing, wrong, or not allowed to use the model (401, 403)."""
+    """The API key is missing, invalid, or not allowed to use the model (401, 403)."""
 
     fatal = True
 
 
 class UnknownModelError(ProviderError):
-    """The provider knows no such model or endpoint (404)."""
+    """The model or the endpoint does not exist (404)."""
 
     fatal = True
 
 
 class BadRequestError(ProviderError):
-    """The provider refuses the request itself (400, 413, 422 and other 4xx)."""
+    """The provider rejected the request (400, 413, 422 and other 4xx)."""
 
     fatal = True
 
 
 class ContentRefusedError(BadRequestError):
-    """The provider's content filter refused this one text; other texts are unaffected."""
+    """The provider's content filter rejected this text; other texts are unaffected."""
 
     fatal = False
 
@@ -149,7 +149,7 @@ class RateLimitedError(ProviderError):
 
 
 class QuotaExceededError(RateLimitedError):
-    """The account's quota is used up (429 that waiting does not cure)."""
+    """The account's quota is exhausted (a 429 that a retry cannot fix)."""
 
     retryable = False
     fatal = True
@@ -162,33 +162,32 @@ class ServerError(ProviderError):
 
 
 class ConnectionFailedError(ProviderError):
-    """No connection to the provider, or it broke before the answer was whole."""
+    """The connection failed, or was closed before the full response arrived."""
 
     retryable = True
 
 
 class CallTimeoutError(ProviderError):
-    """No whole answer within the deadline of the call."""
+    """No full response within the deadline of the call."""
 
     retryable = True
 
 
 class NotAnsweredError(ProviderError):
-    """The batch ended (expired, cancelled) before this request was executed; nothing was billed."""
+    """The batch expired or was cancelled before this request was executed; it was not billed."""
 
     retryable = True
 
 
 class ReplyError(ProviderError):
-    """The provider answered, but no label can be read from the answer.
+    """The provider responded, but no label can be read from the response.
 
     Parameters
     ----------
     content : str, optional
-        What the model said, cut to a readable length.
+        The model's output, truncated.
     usage : TokenUsage, optional
-        The tokens of the call, where the provider counted them: an answer that cannot be used has
-        been paid for all the same.
+        The tokens of the call, if reported: unusable answers are billed as well.
     """
 
     retryable = True
@@ -222,30 +221,30 @@ class RefusalError(ReplyError):
 
 
 class TruncatedReplyError(ReplyError):
-    """The answer was cut off by the output limit; raise ``max_tokens``."""
+    """The output limit cut off the answer; raise ``max_tokens``."""
 
     retryable = False
 
 
 class EmptyReplyError(ReplyError):
-    """The answer has no choice, or an empty one."""
+    """The response has no choice, or an empty one."""
 
 
 class UnreadableReplyError(ReplyError):
-    """The answer is not the JSON that was asked for."""
+    """The answer is not the requested JSON."""
 
 
 class MismatchedReplyError(ReplyError):
-    """A packed answer lacks, doubles or invents an id."""
+    """Ids of a packed answer are missing, duplicate or unknown."""
 
 
 class BudgetExceededError(TestNUCError):
-    """The worst case of the next call exceeds what is left of the budget; it was not sent."""
+    """The worst case of the next call exceeds the remaining budget; it was not sent."""
 
 
 class EmbeddingError(TestNUCError):
-    """The embedder failed, or returned vectors of a wrong shape or with NaN."""
+    """The embedder failed, or returned vectors of the wrong shape or with NaN or infinity."""
 
 
 class StoreError(TestNUCError):
-    """The store cannot be opened, read or written; the message says why."""
+    """The store cannot be opened, read or written; the message gives the cause."""

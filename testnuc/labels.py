@@ -1,4 +1,4 @@
-"""The label set: which labels there are, and which of them a reply means."""
+"""The label set, and how replies are matched to its labels."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = ["LabelSet"]
 
-#: A reply at least this similar (0..1) to one label, and to no other as much, means that label.
+#: Least similarity (0..1) of a fuzzy match, which must also be the unique best one.
 MIN_RATIO = 0.9
 
-#: How many replies outside the set are remembered with what they meant.
-MEMORY = 8192
+#: Size of the cache of matched replies.
+CACHE_SIZE = 8192
 
 _DIGITS = re.compile(r"\d+")
 
-#: What a label may not hold: line breaks, other control characters, and halves of characters.
+#: Unicode categories that a label must not contain.
 _FORBIDDEN = {"Cc": "a control character", "Cs": "a lone surrogate"}
 _FORBIDDEN |= {"Zl": "a line separator", "Zp": "a paragraph separator"}
 
@@ -37,15 +37,15 @@ class LabelSet:
     Parameters
     ----------
     labels : Sequence[str] or Mapping[str, str]
-        At least two labels, or label -> description. Exact duplicates, labels that differ in case
-        or white space only, blank labels and labels with line breaks are refused.
+        At least two labels, or label -> description. Labels must differ in more than case and
+        white space, and must not be blank or contain line breaks.
     none_label : str, optional
-        The label that means "none of these". It is added to the set where it is not in it.
+        The label that means "none of these". Added to the set if it is not in it.
 
     Raises
     ------
     InvalidInputError
-        The labels cannot be used; the message names the label and what to do.
+        A label is invalid; the message names it.
 
     Examples
     --------
@@ -57,7 +57,7 @@ class LabelSet:
     __slots__ = (
         "_index",
         "_loose",
-        "_meant",
+        "_matched",
         "_strict",
         "_too_long",
         "descriptions",
@@ -68,27 +68,27 @@ class LabelSet:
     def __init__(
         self, labels: Sequence[str] | Mapping[str, str], none_label: str | None = None
     ) -> None:
-        names, descriptions = _listed(labels)
+        names, descriptions = _parse_labels(labels)
         if none_label is not None:
             _check_name(none_label, "none_label")
             if none_label not in names:
                 names.append(none_label)
         if len(names) < 2:
             raise InvalidInputError(
-                f"labels needs at least two labels, got {names!r}. A text can only be labeled by "
-                'choosing between labels; to tell one label from all else, add none_label="other".'
+                f"labels needs at least two labels, got {names!r}. For a yes-or-no label, add "
+                'none_label="other".'
             )
-        #: The labels, in the order given; `none_label` last where it was added.
+        #: The labels, in the order given; an added `none_label` comes last.
         self.names: tuple[str, ...] = tuple(names)
-        #: label -> description, for those that have one.
+        #: label -> description, for labels that have one.
         self.descriptions: Mapping[str, str] = MappingProxyType(descriptions)
         self.none_label = none_label
         self._index = {name: i for i, name in enumerate(self.names)}
-        #: Folded forms; -1 where two labels share one, so that it means neither.
+        #: Normalized labels -> position; -1 if two labels share a form, which is then ambiguous.
         self._strict: dict[str, int] = {}
         self._loose: dict[str, int] = {}
-        self._meant: dict[str, int | None] = {}
-        #: Longer replies are prose, whatever they hold.
+        self._matched: dict[str, int | None] = {}
+        #: Longer replies are prose, not labels.
         self._too_long = 2 * max(map(len, self.names)) + 100
         for i, name in enumerate(self.names):
             folded = _fold_case(name)
@@ -96,27 +96,27 @@ class LabelSet:
             if first != i:
                 raise InvalidInputError(
                     f"labels {self.names[first]!r} and {name!r} differ in case or white space "
-                    "only, which an LLM does not keep apart. Remove one, or reword it."
+                    "only, which LLMs do not distinguish. Remove or rename one of them."
                 )
             folded = _fold_punctuation(folded)
             self._loose[folded] = -1 if folded in self._loose else i
 
     def index(self, name: str) -> int | None:
-        """Return the position of exactly this label, or None."""
+        """Return the position of a label, compared exactly, or None."""
         return self._index.get(name)
 
     def match(self, said: str) -> int | None:
-        """Return the position of the label that a reply means, or None where that is unsure.
+        """Return the position of the label that a reply matches, or None.
 
-        A reply means a label that it equals; or equals but for case and white space; or but for
-        punctuation as well, if only one label does; or else the one label most similar to it, if
-        the similarity (rapidfuzz's ratio of the folded forms) is at least 0.9, no other label is as
-        similar, and both hold the same numbers. It is never guessed beyond that.
+        Tried in order: an exact match; a match without regard to case and white space; a unique
+        match without regard to punctuation; a unique fuzzy match with a similarity (rapidfuzz's
+        ratio of the normalized forms) of at least 0.9 and the same numbers. A reply that matches
+        none is never replaced by a default label.
 
         Parameters
         ----------
         said : str
-            The label as the LLM gave it.
+            The label as the LLM returned it.
 
         Returns
         -------
@@ -129,14 +129,14 @@ class LabelSet:
         if len(said) > self._too_long:
             return None
         try:
-            return self._meant[said]
+            return self._matched[said]
         except KeyError:
             pass
-        meant = self._match_folded(said)
-        if len(self._meant) >= MEMORY:
-            self._meant.clear()
-        self._meant[said] = meant
-        return meant
+        position = self._match_folded(said)
+        if len(self._matched) >= CACHE_SIZE:
+            self._matched.clear()
+        self._matched[said] = position
+        return position
 
     def _match_folded(self, said: str) -> int | None:
         folded = _fold_case(said)
@@ -156,22 +156,22 @@ class LabelSet:
             return None
         similar = best[0][0]
         if _DIGITS.findall(similar) != _DIGITS.findall(folded):
-            return None  # "level 1" is no spelling of "level 10"
+            return None  # "level 1" must not match "level 10"
         found = self._loose[similar]
         return None if found < 0 else found
 
     def predicted(self, answer: Answer) -> Prediction:
-        """Return the prediction that an answer is.
+        """Convert an answer to a prediction.
 
         Parameters
         ----------
         answer : Answer
-            What the model said of a text.
+            The model's answer for a text.
 
         Returns
         -------
         Prediction
-            Without a label where the answer means none of the set.
+            Its label is None if the answer matches no label of the set.
         """
         index = self.match(answer.label)
         label = None if index is None else self.names[index]
@@ -193,11 +193,11 @@ class LabelSet:
         return f"LabelSet([{shown}{more}])"
 
 
-def _listed(labels: Sequence[str] | Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Return names and descriptions, each one checked."""
+def _parse_labels(labels: Sequence[str] | Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return validated names and descriptions."""
     if isinstance(labels, str | bytes):
         raise InvalidInputError(
-            f"labels is one string, {labels!r:.80}; give a list of labels, such as "
+            f"labels is a string, {labels!r:.80}; pass a list of labels, such as "
             '["refund", "card lost"].'
         )
     try:
@@ -208,26 +208,26 @@ def _listed(labels: Sequence[str] | Mapping[str, str]) -> tuple[list[str], dict[
     for name in names:
         _check_name(name, "label")
         if name in seen:
-            raise InvalidInputError(f"label {name!r} is given twice; remove one of them.")
+            raise InvalidInputError(f"duplicate label {name!r}; remove one of them.")
         seen.add(name)
-    return names, _described(labels) if isinstance(labels, Mapping) else {}
+    return names, _parse_descriptions(labels) if isinstance(labels, Mapping) else {}
 
 
-def _described(labels: Mapping[str, object]) -> dict[str, str]:
-    """Return the descriptions on one line each, without the blank ones."""
+def _parse_descriptions(labels: Mapping[str, object]) -> dict[str, str]:
+    """Return the non-blank descriptions, each on one line."""
     descriptions: dict[str, str] = {}
     for name, description in labels.items():
         if description is None:
             continue
         if not isinstance(description, str):
             raise InvalidInputError(
-                f"the description of label {name!r} is {description!r:.80}, not a string; "
-                "labels as a mapping is label -> description."
+                f"the description of label {name!r} is {description!r:.80}, not a string; a "
+                "mapping of labels is label -> description."
             )
         if any("\ud800" <= character <= "\udfff" for character in description):
             raise InvalidInputError(
-                f"the description of label {name!r} holds a lone surrogate, which is half a "
-                "character; decode the text it came from correctly."
+                f"the description of label {name!r} contains a lone surrogate (half a character); "
+                "check how the text was decoded."
             )
         if description.strip():
             descriptions[name] = " ".join(description.split())
@@ -236,26 +236,26 @@ def _described(labels: Mapping[str, object]) -> dict[str, str]:
 
 def _check_name(name: object, what: str) -> None:
     if not isinstance(name, str):
-        raise InvalidInputError(f"{what} {name!r:.80} is not a string; write it as one.")
+        raise InvalidInputError(f"{what} {name!r:.80} is not a string.")
     if not name.strip():
-        raise InvalidInputError(f"{what} {name!r} is blank; give it a name, or remove it.")
+        raise InvalidInputError(f"{what} {name!r} is blank; name it or remove it.")
     for character in name:
         problem = _FORBIDDEN.get(unicodedata.category(character))
         if problem:
             raise InvalidInputError(
-                f"{what} {name!r:.200} holds {problem} ({character!a}); a label is one line of "
-                "text. Replace it by a space."
+                f"{what} {name!r:.200} contains {problem} ({character!a}); a label is one line of "
+                "text. Replace the character with a space."
             )
 
 
 def _fold_case(text: str) -> str:
-    """Return one form for all that differ in case, white space or Unicode composition only."""
+    """Normalize case, white space and Unicode composition."""
     text = unicodedata.normalize("NFKC", text).casefold()
     return " ".join(unicodedata.normalize("NFKC", text).split())
 
 
 def _fold_punctuation(folded: str) -> str:
-    """Return it without punctuation; symbols such as ``+`` and emoji mean something and stay."""
+    """Remove punctuation; symbols such as ``+`` and emoji carry meaning and stay."""
     if folded.isalnum():
         return folded
     return " ".join(

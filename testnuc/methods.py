@@ -27,23 +27,24 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class StandardPrompting:
-    """Ask once; the answer is the prediction (the paper's baseline)."""
+class _Method:
+    """One sample, without few-shot examples."""
+
+    __slots__ = ()
 
     @property
     def samples(self) -> int:
-        """One."""
+        """Number of samples per text."""
         return 1
 
     @property
     def context(self) -> int:
-        """No examples in the prompt."""
+        """Number of neighbors in the prompt as few-shot examples."""
         return 0
 
     @property
     def labeled(self) -> bool:
-        """No examples, no labels of them."""
+        """Whether the few-shot examples carry labels."""
         return False
 
     def reduce(self, samples: Sequence[Prediction]) -> Prediction:
@@ -52,19 +53,7 @@ class StandardPrompting:
 
 
 @dataclass(frozen=True, slots=True)
-class SelfConsistency:
-    """Ask n times; the label most samples give is the prediction (the paper's Self-Consistency).
-
-    The confidence is the winner's part of the samples that were answered. Answers outside the
-    label set win nothing, but count among these. A tie goes to the label of the lowest sample
-    number.
-
-    Parameters
-    ----------
-    n : int
-        Samples of one text. They are stored one by one: a larger n pays for the difference alone.
-    """
-
+class _Sampling(_Method):
     n: int = 10
 
     def __post_init__(self) -> None:
@@ -72,22 +61,44 @@ class SelfConsistency:
 
     @property
     def samples(self) -> int:
-        """``n``."""
+        """Number of samples per text: ``n``."""
         return self.n
+
+
+@dataclass(frozen=True, slots=True)
+class _FewShot(_Method):
+    k: int = 10
+
+    def __post_init__(self) -> None:
+        checked_whole("k", self.k, least=1)
 
     @property
     def context(self) -> int:
-        """No examples in the prompt."""
-        return 0
+        """Number of neighbors in the prompt as few-shot examples: ``k``."""
+        return self.k
 
-    @property
-    def labeled(self) -> bool:
-        """No examples, no labels of them."""
-        return False
+
+@dataclass(frozen=True, slots=True)
+class StandardPrompting(_Method):
+    """One sample per text is its prediction (the paper's baseline)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelfConsistency(_Sampling):
+    """Majority vote over n samples (the paper's Self-Consistency).
+
+    The confidence is the winner's share of all successful samples. Answers outside the label set
+    count as samples but cannot win. A tie goes to the label with the lowest sample index.
+
+    Parameters
+    ----------
+    n : int
+        Samples per text. Each is stored separately: raising n requests only the additional ones.
+    """
 
     def reduce(self, samples: Sequence[Prediction]) -> Prediction:
-        """Return the label of most samples; its confidence is its part of them."""
-        # a Counter keeps the order of first appearance, and `most_common` ties by it
+        """Return the most frequent label, with its share of the samples as confidence."""
+        # a Counter keeps the order of first appearance, and `most_common` breaks ties by it
         counts = Counter(sample.label for sample in samples if sample.label is not None)
         if not counts:
             return replace(samples[0], confidence=None)
@@ -97,88 +108,48 @@ class SelfConsistency:
 
 
 @dataclass(frozen=True, slots=True)
-class BestOfN:
-    """Ask n times; the sample with the highest confidence is the prediction (Best-of-N).
+class BestOfN(_Sampling):
+    """The sample with the highest confidence out of n (Best-of-N).
 
-    Answers outside the label set win nothing; a sample without a confidence wins only where none
-    has one. A tie goes to the lowest sample number.
+    Answers outside the label set cannot win. Samples without a confidence rank last. A tie goes to
+    the lowest sample index.
 
     Parameters
     ----------
     n : int
-        Samples of one text, stored one by one.
+        Samples per text, each stored separately.
     """
 
-    n: int = 10
-
-    def __post_init__(self) -> None:
-        checked_whole("n", self.n, least=1)
-
-    @property
-    def samples(self) -> int:
-        """``n``."""
-        return self.n
-
-    @property
-    def context(self) -> int:
-        """No examples in the prompt."""
-        return 0
-
-    @property
-    def labeled(self) -> bool:
-        """No examples, no labels of them."""
-        return False
-
     def reduce(self, samples: Sequence[Prediction]) -> Prediction:
-        """Return the sample with the highest confidence, as it is."""
+        """Return the sample with the highest confidence, unchanged."""
         usable = [sample for sample in samples if sample.label is not None]
         if not usable:
             return samples[0]
-        return max(usable, key=_confidence)
+        return max(usable, key=lambda s: -1.0 if s.confidence is None else s.confidence)
 
 
 @dataclass(frozen=True, slots=True)
-class WeightedBestOfN:
-    """Ask n times; each sample votes with its confidence (Weighted Best-of-N).
+class WeightedBestOfN(_Sampling):
+    """Vote over n samples, weighted by their confidence (Weighted Best-of-N).
 
-    The prediction's confidence is the winner's part of all samples' confidence. A sample without a
-    confidence abstains; where none has one, the first sample stands, without a confidence. A tie
-    goes to the label of the lowest sample number.
+    The confidence is the winner's share of the total confidence. Samples without a confidence
+    abstain; if all abstain, the first sample is returned without a confidence. A tie goes to the
+    label with the lowest sample index.
 
     Parameters
     ----------
     n : int
-        Samples of one text, stored one by one.
+        Samples per text, each stored separately.
     """
 
-    n: int = 10
-
-    def __post_init__(self) -> None:
-        checked_whole("n", self.n, least=1)
-
-    @property
-    def samples(self) -> int:
-        """``n``."""
-        return self.n
-
-    @property
-    def context(self) -> int:
-        """No examples in the prompt."""
-        return 0
-
-    @property
-    def labeled(self) -> bool:
-        """No examples, no labels of them."""
-        return False
-
     def reduce(self, samples: Sequence[Prediction]) -> Prediction:
-        """Return the label with the most confidence; its confidence is its part of all."""
-        given: dict[str, list[float]] = {}
+        """Return the label with the largest total confidence, and its share as confidence."""
+        by_label: dict[str, list[float]] = {}
         for sample in samples:
             if sample.label is not None and sample.confidence is not None:
-                given.setdefault(sample.label, []).append(sample.confidence)
+                by_label.setdefault(sample.label, []).append(sample.confidence)
         # fsum: the order of the samples must not decide between equal sums
-        sums = {label: fsum(parts) for label, parts in given.items()}
+        sums = {label: fsum(parts) for label, parts in by_label.items()}
         total = fsum(s.confidence for s in samples if s.confidence is not None)
         if not sums or total <= 0:
             first = next((s for s in samples if s.label is not None), samples[0])
@@ -188,83 +159,38 @@ class WeightedBestOfN:
         return replace(first, confidence=min(1.0, sums[winner] / total))
 
 
-def _confidence(sample: Prediction) -> float:
-    return -1.0 if sample.confidence is None else sample.confidence
-
-
 @dataclass(frozen=True, slots=True)
-class TopKICL:
-    """Show the LLM the k most similar texts of the pool, without labels (the paper's KNN-ICL).
+class TopKICL(_FewShot):
+    """The k nearest texts of the pool as few-shot examples, without labels (the paper's KNN-ICL).
 
     Parameters
     ----------
     k : int
-        Texts shown, most similar first; how many neighbors vote is the client's own ``k``.
+        Examples per prompt, most similar first. The client's own ``k`` sets how many neighbors
+        vote.
     """
-
-    k: int = 10
-
-    def __post_init__(self) -> None:
-        checked_whole("k", self.k, least=1)
-
-    @property
-    def samples(self) -> int:
-        """One."""
-        return 1
-
-    @property
-    def context(self) -> int:
-        """``k``."""
-        return self.k
-
-    @property
-    def labeled(self) -> bool:
-        """The texts alone."""
-        return False
-
-    def reduce(self, samples: Sequence[Prediction]) -> Prediction:
-        """Return the only sample."""
-        return samples[0]
 
 
 @dataclass(frozen=True, slots=True)
-class TopKICLP:
-    """Show the LLM the k most similar texts with their predicted labels (the paper's KNN-ICL-P).
+class TopKICLP(_FewShot):
+    """The k nearest texts with their predicted labels as examples (the paper's KNN-ICL-P).
 
-    The label of a text shown is its own prediction by `StandardPrompting`, shared with that method
-    and stored like any other; a text whose prediction failed is shown without a label. With
-    ``neighbors="stored"`` no text outside the batch is asked about for this: a text that has no
-    such prediction is shown with the one that this method stored for it, or without a label.
+    The label of an example is its prediction by `StandardPrompting`, which shares stored answers
+    with that method. An example whose prediction failed has no label. With ``neighbors="stored"``
+    the LLM is not called for examples outside the batch: an example without such a prediction uses
+    the one that this method stored for it, or has no label.
 
     Parameters
     ----------
     k : int
-        Texts shown, most similar first; how many neighbors vote is the client's own ``k``.
+        Examples per prompt, most similar first. The client's own ``k`` sets how many neighbors
+        vote.
     """
-
-    k: int = 10
-
-    def __post_init__(self) -> None:
-        checked_whole("k", self.k, least=1)
-
-    @property
-    def samples(self) -> int:
-        """One."""
-        return 1
-
-    @property
-    def context(self) -> int:
-        """``k``."""
-        return self.k
 
     @property
     def labeled(self) -> bool:
-        """The texts with their predictions."""
+        """Whether the few-shot examples carry labels: True."""
         return True
-
-    def reduce(self, samples: Sequence[Prediction]) -> Prediction:
-        """Return the only sample."""
-        return samples[0]
 
 
 def resolve(method: Any, *, texts_per_call: int = 1) -> Method:
@@ -273,19 +199,19 @@ def resolve(method: Any, *, texts_per_call: int = 1) -> Method:
     Raises
     ------
     InvalidInputError
-        It is no method, or it shows examples in prompts that hold several texts.
+        `method` is not a method, or uses few-shot examples with more than one text per call.
     """
     if method is None:
         return StandardPrompting()
     if isinstance(method, type) or not isinstance(method, Method):
         raise InvalidInputError(
-            f"method is {method!r}; give an object such as SelfConsistency(n=10) or TopKICL(k=10)"
+            f"method is {method!r}; pass an object such as SelfConsistency(n=10) or TopKICL(k=10)"
         )
     checked_whole("method.samples", method.samples, least=1)
     checked_whole("method.context", method.context, least=0)
     if method.context and texts_per_call > 1:
         raise InvalidInputError(
-            f"texts_per_call is {texts_per_call}, but {method!r} shows each text examples of its "
-            "own; use texts_per_call=1, or a method without examples"
+            f"texts_per_call is {texts_per_call}, but {method!r} needs a separate prompt for each "
+            "text; set texts_per_call=1, or use a method without few-shot examples"
         )
     return method

@@ -1,30 +1,33 @@
-"""Progress bars of runs."""
+"""Progress reporting: a tqdm bar or a user-supplied observer."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Observer", "Progress", "watched"]
+__all__ = ["Observer", "Progress", "start_progress"]
 
 
 class Observer(Protocol):
-    """Receives the progress of a run, in quick calls from the event loop."""
+    """Receives the progress of a run.
+
+    Methods are called on the event loop and must not block.
+    """
 
     def start(self, texts: int) -> None:
-        """Receive the number of distinct texts to label."""
+        """Start a run over `texts` distinct texts."""
 
     def stage(self, name: str) -> None:
-        """Receive the name of the next stage: "embedding", then "asking"."""
+        """Enter a stage: "embedding", then "asking"."""
 
     def advance(self, texts: int = 1) -> None:
-        """Receive the number of further texts that are done."""
+        """Count `texts` more finished texts."""
 
     def close(self) -> None:
-        """Receive the end of the run, by success or failure."""
+        """End the run, finished or failed."""
 
 
-def watched(progress: bool | Observer, texts: int) -> Observer:  # noqa: FBT001 - passed on
-    """Return the observer of a run over `texts` texts."""
+def start_progress(progress: bool | Observer, texts: int) -> Observer:  # noqa: FBT001 - passed on
+    """Return the observer of a run, started with the number of its texts."""
     if isinstance(progress, bool):
         return Progress(shown=progress, total=texts)
     progress.start(texts)
@@ -32,12 +35,12 @@ def watched(progress: bool | Observer, texts: int) -> Observer:  # noqa: FBT001 
 
 
 class Progress:
-    """Counts texts on a bar in the terminal or the notebook.
+    """A tqdm progress bar for the terminal or a notebook.
 
     Parameters
     ----------
     shown : bool
-        Whether to show the bar.
+        False disables the bar.
     total : int, optional
         Number of texts.
     """
@@ -55,16 +58,16 @@ class Progress:
             self._bar.reset(total=texts)
 
     def stage(self, name: str) -> None:
-        """Set the name of the present stage."""
+        """Show the name of the stage."""
         if self._bar is not None:
             self._bar.set_description(name)
 
     def advance(self, texts: int = 1) -> None:
-        """Count texts that are done."""
+        """Count finished texts."""
         if self._bar is not None:
             self._bar.update(texts)
 
     def close(self) -> None:
-        """Stop updating."""
+        """Close the bar."""
         if self._bar is not None:
             self._bar.close()

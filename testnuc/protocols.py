@@ -1,7 +1,8 @@
-"""Interfaces that users may implement, and the records that pass between the layers.
+"""Interfaces that users can implement, and the records passed between layers.
 
-A `Provider` answers requests, an `Embedder` turns texts into vectors, an `Index` finds the nearest
-ones, a `Store` stores predictions and embeddings, a `Method` reduces samples to one prediction.
+A `Provider` answers requests, an `Embedder` returns vectors of texts, an `Index` searches nearest
+neighbors, a `Store` persists predictions and embeddings, and a `Method` reduces samples to one
+prediction.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """The common part of all calls of a client: the same for every text.
+    """The part of a call that is the same for all texts of a client.
 
-    Compared by identity, so that a provider may cache per task.
+    Tasks are compared by identity, so that a provider can cache prepared data per task.
     """
 
     #: The system message: instruction, guidelines, label options, output format.
     system: str
-    #: The label names, in order.
+    #: The allowed labels, in order.
     labels: tuple[str, ...]
     temperature: float | None = 0.7
     top_p: float | None = 1.0
-    #: Source of the confidence: verbalized by the model, or token log-probabilities.
+    #: Source of the confidence: stated in the reply, or token log-probabilities.
     confidence: Literal["verbalized", "logprobs"] = "verbalized"
     #: Passed to the provider unchanged (``max_tokens``, ``reasoning_effort``, ..).
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -57,12 +58,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call: its texts, and the message with them."""
+    """One call to the LLM."""
 
     task: Task
     #: The user message: few-shot examples, then the numbered texts.
     user: str
-    #: Text ``i`` has the id ``i + 1`` in the message.
+    #: The texts to label; text ``i`` has id ``i + 1`` in the message.
     texts: tuple[str, ...]
 
 
@@ -71,40 +72,40 @@ class Answer:
     """The model's answer for one text, before it is matched to the label set."""
 
     label: str
-    #: 0..1, or None if the model gave none.
+    #: 0..1, or None if the model returned none.
     confidence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens of one call, as counted by the provider."""
+    """Tokens of one call, as reported by the provider."""
 
-    #: All input tokens, cached ones included.
+    #: All input tokens, including cached ones.
     input_tokens: int
     output_tokens: int
-    #: Input tokens the provider served from its prompt cache.
+    #: Input tokens read from the provider's prompt cache.
     cached_tokens: int = 0
-    #: Input tokens the provider wrote to its prompt cache (Anthropic bills them separately).
+    #: Input tokens written to the provider's prompt cache (Anthropic bills them separately).
     cache_write_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answers of one call, one for each text of the request, in order."""
+    """The answers of one call, one per text of the request, in the same order."""
 
     answers: tuple[Answer | ReplyError, ...]
-    #: None if the provider did not return it.
+    #: None if the provider did not report it.
     usage: TokenUsage | None = None
     request_id: str | None = None
 
 
 @runtime_checkable
 class Provider(Protocol):
-    """Answers requests in any way: a local model, another SDK, a rule."""
+    """Answers requests by any means: a local model, another SDK, a rule."""
 
     @property
     def name(self) -> str:
-        """Short name of the kind, such as ``local``."""
+        """Short name of the provider, such as ``local``."""
 
     @property
     def model(self) -> str:
@@ -112,23 +113,19 @@ class Provider(Protocol):
 
     @property
     def identity(self) -> str:
-        """Everything else that affects answers (endpoint, version); part of every key."""
+        """Everything else that can change an answer (endpoint, version); part of stored keys."""
 
     async def answer(self, request: Request) -> Reply:
-        """Answer all texts of the request, or raise a `ProviderError`."""
+        """Answer all texts of the request; raises `ProviderError`."""
 
 
 @runtime_checkable
 class WireProvider(Protocol):
-    """A provider over HTTP: pure encoding and decoding; the transport sends requests.
-
-    With an attribute ``batch_format`` and a method ``at``, it also has a batch lane; see
-    `testnuc.batch.base.BatchProvider`.
-    """
+    """A provider behind an HTTP API: encodes and decodes; the transport sends and retries."""
 
     @property
     def name(self) -> str:
-        """Short name of the kind, such as ``openai``."""
+        """Short name of the provider, such as ``openai``."""
 
     @property
     def model(self) -> str:
@@ -136,43 +133,43 @@ class WireProvider(Protocol):
 
     @property
     def identity(self) -> str:
-        """Everything else that affects answers (endpoint, version); part of every key."""
+        """Everything else that can change an answer (endpoint, version); part of stored keys."""
 
     @property
     def url(self) -> str:
-        """Absolute URL of calls, for POST."""
+        """Absolute URL of the POST requests."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Headers of every call, with secrets; never shown."""
+        """Headers of every request, including secret ones; never logged."""
 
     def encode(self, request: Request) -> bytes:
-        """Return the body of a call."""
+        """Return the body of the HTTP request."""
 
     def decode(self, request: Request, body: bytes) -> Reply:
-        """Decode a 200 response; raises only `ReplyError`, if it has no answer."""
+        """Decode a 200 response; raises `ReplyError`, and no other exception, if it is unusable."""
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
-        """Return the `ProviderError` of a non-200 response."""
+        """Return the `ProviderError` for a response other than 200."""
 
     def adapt(self, error: Exception) -> bool:
-        """Adapt the encoding after `error`; True if the call should be retried at once."""
+        """Adapt the encoding after `error`; True: retry the call immediately."""
 
     def reserve(self, request: Request) -> tuple[int, int]:
-        """Return the estimated input tokens and the most output tokens of a call."""
+        """Return the estimated input tokens and the maximum output tokens of a call."""
 
 
 @runtime_checkable
 class Embedder(Protocol):
-    """Turns texts into unit vectors.
+    """Computes embeddings of unit norm.
 
-    May have ``name: str``, its identity in stores; default: its qualified class name and
-    dimension.
+    An optional attribute ``name: str`` identifies the embedder in stores. The default is the
+    qualified class name and the dimension.
     """
 
     @property
     def dim(self) -> int:
-        """Length of a vector."""
+        """Dimension of a vector."""
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return float32[len(texts), dim], each row of unit norm."""
@@ -180,87 +177,87 @@ class Embedder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredPrediction:
-    """A stored prediction."""
+    """One row of the predictions in a store."""
 
-    #: 16 bytes: hash of everything that affects the prediction.
+    #: 16 bytes: the hash of everything that can change the prediction.
     key: bytes
-    #: 16 bytes: hash of the common part of a client's predictions.
+    #: 16 bytes: the hash of the settings that all predictions of one client share.
     scope: bytes
     #: 16 bytes: the hash of the text.
     text_hash: bytes
-    #: Zero-based sample index.
+    #: Zero-based sample index among the answers to the same prompt.
     sample: int
     prediction: Prediction
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A stored batch job."""
+    """One row of the batch jobs in a store."""
 
-    #: 16 bytes; our own id, known before the batch is created.
+    #: 16 random bytes, assigned before the batch is submitted.
     id: bytes
-    #: Of its predictions.
+    #: The scope of its predictions.
     scope: bytes
-    #: Needed to decode its results: provider, base_url, model, labels, ..
+    #: Metadata needed to decode its answers: provider, base_url, model, labels, ..
     facts: Mapping[str, Any]
     #: Number of requests.
     requests: int
-    #: Seconds since the epoch.
+    #: Creation time, in seconds since the epoch.
     created: float
-    #: The predictions of each request; see `testnuc.batch.manifest`. Empty once it has ended.
+    #: The manifest of its requests; see `testnuc.batch.manifest`. Empty once the batch has ended.
     items: bytes
-    #: The provider's id; None if unknown: the batch may not exist.
+    #: The provider's id; None until the provider is known to have created the batch.
     remote_id: str | None = None
-    #: How it ended; None while open.
+    #: Final status; None while the batch is open.
     outcome: str | None = None
-    #: Of its results; None while open.
+    #: Usage of all its answers; None while the batch is open.
     usage: Usage | None = None
 
 
 @runtime_checkable
 class Store(Protocol):
-    """Stores predictions and embeddings.
+    """Stores predictions and embeddings, so that each LLM call is made once.
 
-    All methods may be called concurrently from one event loop. Hashes and keys are 16 bytes.
+    Methods may be called concurrently from one event loop. Hashes and keys are 16 bytes.
     """
 
     @property
     def durable(self) -> bool:
-        """Whether data outlives the process."""
+        """Whether stored data outlives the process."""
 
     async def open(self) -> None:
-        """Open the store; raises `StoreError` if it cannot be used."""
+        """Open the store; raises `StoreError`."""
 
     async def close(self) -> None:
-        """Flush writes; close files and connections."""
+        """Flush pending writes, then close files and connections."""
 
     def pool(self, embedder: str) -> Index | None:
-        """Return the pool in this store; None if the pool is in the client's memory."""
+        """Return the pool of an embedder; None if the store has no pools (memory is used then)."""
 
     async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
-        """Store the facts of a scope: ``model``, ``labels``, ..; idempotent."""
+        """Store the metadata of a scope: ``model``, ``labels``, .."""
 
     async def count(self, scope: bytes) -> int:
         """Return the number of texts with a prediction in this scope."""
 
     async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
-        """Delete the predictions of a model or scope; return their number."""
+        """Delete the predictions of a model, or of a scope; returns their number."""
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
-        """Return the stored prediction of each key."""
+        """Return the stored prediction for each key; None if missing."""
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
-        """Store predictions; return the stored ones: the first one of a key wins."""
+        """Store predictions; the first one under a key wins. Returns the stored prediction each."""
 
     async def get_vectors(
         self, embedder: str, hashes: Sequence[bytes]
     ) -> list[NDArray[np.float16] | None]:
-        """Return the stored embedding of each text, float16[dim]."""
+        """Return the stored embedding of each text, float16[dim]; None if missing."""
 
     async def put_vectors(
         self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
     ) -> None:
-        """Store embeddings, float16[len(hashes), dim]."""
+        """Store embeddings, float16[len(hashes), dim]; existing ones are not changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,17 +266,17 @@ class PoolText:
 
     text: str
     hash: bytes
-    #: Human label; such a text needs no prediction.
+    #: The known (gold) label; the LLM is never called for such a text.
     label: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """The nearest pool texts of B queries, most similar first, ties by content hash."""
+    """The nearest pool texts of B queries, most similar first; ties are ordered by text hash."""
 
-    #: int64[B, K]: ids in the pool; -1 if fewer than K were found.
+    #: int64[B, K]: row numbers in the pool, padded with -1.
     ids: NDArray[np.int64]
-    #: float32[B, K]: cosines, at most 1; 0 without a neighbor.
+    #: float32[B, K]: cosine similarities, at most 1; padded with 0.
     similarities: NDArray[np.float32]
 
 
@@ -290,10 +287,19 @@ class Index(Protocol):
     def __len__(self) -> int: ...
 
     async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
-        """Add new texts with their vectors, float16[len(texts), dim].
+        """Add the texts that are not in the pool yet.
 
-        Updates the label of known texts, if one is given. Returns the snapshot, which `search`
-        takes as `upto` to ignore texts that were added later.
+        Parameters
+        ----------
+        texts : Sequence[PoolText]
+            A text that is in the pool already only updates its label, if it has one.
+        vectors : float16[len(texts), dim]
+            Unit vectors.
+
+        Returns
+        -------
+        int
+            A snapshot: `search` with this value as `upto` ignores texts that are added later.
         """
 
     async def search(
@@ -304,40 +310,49 @@ class Index(Protocol):
         exclude: Sequence[bytes] | None = None,
         upto: int | None = None,
     ) -> Matches:
-        """Find the k nearest texts of each vector, float16[B, dim].
+        """Return the k nearest texts of each query vector.
 
-        The text with hash ``exclude[i]`` is not a neighbor of query ``i``.
+        Parameters
+        ----------
+        vectors : float16[B, dim]
+            Unit vectors.
+        k : int
+            Neighbors per query.
+        exclude : Sequence[bytes], optional
+            One hash per query; that text is left out of the query's neighbors.
+        upto : int, optional
+            A snapshot that `add` returned. Default: all texts.
         """
 
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
-        """Return at most `count` texts from id `start`, and the next `start`; None at the end."""
+        """Return the texts of rows `start` to `start + count`, and the next start or None."""
 
     async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
-        """Return the human label of each text; None without one, or if not in the pool."""
+        """Return the known label of each text; None if it has none or is not in the pool."""
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
-        """Return the vector of each text of the pool, float16[dim]."""
+        """Return the vector of each text, float16[dim]; None if it is not in the pool."""
 
     async def close(self) -> None:
-        """Release threads and connections."""
+        """Stop threads and close connections."""
 
     async def remove(self, hashes: Sequence[bytes]) -> int:
-        """Remove texts from the pool; return the number removed."""
+        """Remove texts from the pool; returns how many were in it."""
 
     async def open(self) -> None:
-        """Load or repair data outside this process."""
+        """Open the pool; load or rebuild its index."""
 
     async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
-        """Return the texts with these ids, int64[n], none of them -1."""
+        """Return the texts of the rows int64[n], none of them -1."""
 
 
 @runtime_checkable
 class Method(Protocol):
-    """How a text gets its own prediction: the samples it needs, and their reduction."""
+    """How one text gets its own prediction: the samples to request and how to reduce them."""
 
     @property
     def samples(self) -> int:
-        """Number of LLM samples of a prediction."""
+        """Number of samples per text."""
 
     @property
     def context(self) -> int:
@@ -345,7 +360,7 @@ class Method(Protocol):
 
     @property
     def labeled(self) -> bool:
-        """Whether the examples have their predictions as labels."""
+        """Whether the few-shot examples carry their own predictions as labels."""
 
     def reduce(self, samples: Sequence[Prediction]) -> Prediction:
-        """Reduce all successful samples, in order, to one prediction."""
+        """Reduce the successful samples, in order of their sample index, to one prediction."""

@@ -40,7 +40,7 @@ def test_none_label_joins_the_set():
         (7, "list of strings"),
         ([], "at least two"),
         (["a"], "at least two"),
-        (["a", "a"], "given twice"),
+        (["a", "a"], "duplicate label"),
         (["Refund", "refund "], "case or white space"),
         (["\u00e9", "e\u0301"], "case or white space"),
         (["a", ""], "blank"),
@@ -141,7 +141,7 @@ def test_prose_is_no_label():
 
 
 def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr("testnuc.labels.MEMORY", 10)
+    monkeypatch.setattr("testnuc.labels.CACHE_SIZE", 10)
     labels = LabelSet(["a", "b"])
     for i in range(100):
         labels.match(f"A {i}")

@@ -10,7 +10,7 @@ import pytest
 import testnuc
 from testnuc.errors import InvalidInputError, MissingDependencyError, RateLimitedError
 from testnuc.results import Results
-from testnuc.trust import Candidate, Decision, Diagnosis, GainEstimate
+from testnuc.trust import Candidate, Decision, Diagnosis, Interval
 from testnuc.types import Classification, Neighbor, Prediction, Usage
 
 HOSTILE = '<script>alert(1)</script> & \u2028 \x85 "quoted" 🚀'
@@ -144,7 +144,7 @@ def test_notebooks_show_results_and_escape_them():
         (),
         0.9,
         (0.8, 0.95),
-        (Candidate(10, 2.0, 0.1, GainEstimate(0.05, 0.01), 0.02),),
+        (Candidate(10, 2.0, 0.1, Interval(0.05, 0.01), 0.02),),
         Decision(None, 0, "<b>no vote</b>"),
         ("<i>few</i>",),
     )

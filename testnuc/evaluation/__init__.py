@@ -1,4 +1,4 @@
-"""Study a dataset, a labeler and a vote: the paper's tables and plots with your own.
+"""Evaluation: reproduce the paper's tables and plots with your own data and model.
 
 ::
 
@@ -7,9 +7,9 @@
     table = accuracy_over_k(recording)          # a pandas table
     plot(table).savefig("accuracy_over_k.png")  # matplotlib
 
-`record` asks once for each text; the studies then work on arrays of predictions and neighbors, so
-that each takes seconds. pandas and matplotlib come with the extra ``plots``, the download of the
-paper's datasets with ``data``.
+`record` calls the LLM once per text. The studies then work on arrays of predictions and neighbors,
+and take seconds each. The extra ``plots`` installs pandas and matplotlib, the extra ``data`` the
+download of the paper's datasets.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'testnuc.evaluation' has no attribute {name!r}")
-    # a submodule may bear the name of what it defines
+    # a submodule and its function can have the same name
     value: object = getattr(import_module(f"testnuc.evaluation.{home}"), name)
     globals()[name] = value
     return value

@@ -1,4 +1,4 @@
-"""Runtime and cost of one text, by method: alone, with the vote, and with stored neighbors."""
+"""Runtime and cost per text, by method: alone, with the vote, and with stored neighbors."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _Way = Literal["alone", "neighbors asked", "neighbors stored", "batch"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one text cost on average."""
+    """Mean runtime and cost per text."""
 
     method: str
-    #: "alone"; "neighbors asked": one text after the other, each asks about its neighbors;
-    #: "neighbors stored": TestNUC-S, the pool's predictions are there; "batch": `classify_many`.
+    #: "alone": no vote; "neighbors asked": one text at a time, calls the LLM for its neighbors;
+    #: "neighbors stored": TestNUC-S, predictions of the pool are stored; "batch": `classify_many`.
     way: _Way
     k: int
     seconds: float
@@ -68,28 +68,33 @@ async def measure_costs(
     ks: Sequence[int] = (10,),
     price: Price | None = None,
 ) -> pd.DataFrame:
-    """Measure runtime, calls, tokens and US dollars of each text; a row is a `Cost`.
+    """Measure seconds, calls, tokens and US dollars per text; each row is a `Cost`.
 
-    Texts are classified one after the other, as in the paper, each with a store of its own; rows
-    that are called ``batch`` classify them together. What the pool's predictions cost TestNUC-S
-    once is not in its rows, nor is embedding the pool.
+    Texts are classified one at a time, as in the paper, each with a separate store. Rows with way
+    ``batch`` classify all of them together. The one-time cost of the pool (embeddings, and its
+    predictions for TestNUC-S) is not included.
 
     Parameters
     ----------
     client : callable
-        Makes a client of ``method=``, ``k=``, ``neighbors=`` and ``join_pool=``, with a fixed
-        policy.
+        Returns a client for the arguments ``method=``, ``k=``, ``neighbors=`` and ``join_pool=``,
+        with a fixed policy.
     texts, pool : sequence of str
-        The texts to classify, and unlabeled ones; no text is in both.
+        The texts to classify, and the unlabeled texts; they must be disjoint.
     methods : mapping
         Name -> method.
     ks : sequence of int
-        Neighbors that vote.
+        Numbers of neighbors that vote.
     price : Price, optional
-        Of the tokens, where the client knows none: at a server on this machine.
+        Token prices, if the client has none, such as for a local server.
+
+    Raises
+    ------
+    InvalidInputError
+        A text is also in the pool.
     """
     if set(texts) & set(pool):
-        raise InvalidInputError("a text is in the pool, too; take it out of one of them")
+        raise InvalidInputError("a text is also in the pool; remove it from one of them")
     rows: list[Cost] = []
     for name, method in methods.items():
         rows.append(await _one_by_one(client, texts, pool, name, method, 0, "alone"))
@@ -107,7 +112,7 @@ async def measure_costs(
 def _priced(row: Cost, price: Price) -> Cost:
     if row.input_tokens is None or row.output_tokens is None:
         return row
-    # a price is of whole tokens: of a million texts at once
+    # prices apply to whole tokens, so compute the price of a million texts
     usage = TokenUsage(round(row.input_tokens * 1e6), round(row.output_tokens * 1e6))
     return replace(row, usd=price.usd(usage) / 1e6)
 
@@ -121,11 +126,11 @@ async def _one_by_one(
     k: int,
     way: _Way,
 ) -> Cost:
-    """Classify one text after the other; none becomes a neighbor of later ones."""
+    """Classify one text at a time; texts do not join the pool."""
     stored = way == "neighbors stored"
     total = _Total()
-    # without stored neighbors each text has a client, and so a store, of its own: what one text
-    # asked about its neighbors must not serve the next
+    # without stored neighbors each text needs a new client and store, so that predictions of
+    # neighbors are not shared between texts
     for group in (texts,) if stored else [(text,) for text in texts]:
         async with client(
             method=method, k=k, neighbors="stored" if stored else "predict", join_pool=False
@@ -153,7 +158,7 @@ async def _together(
 
 
 class _Total:
-    """Sums what usage grows by; what is unknown once is unknown in sum."""
+    """Sums the growth of usage; an unknown summand makes the sum unknown."""
 
     def __init__(self) -> None:
         self._seconds = 0.0

@@ -1,4 +1,4 @@
-"""Datasets with gold labels: the paper's eight by name, or any .jsonl or .csv."""
+"""Datasets with gold labels: the eight of the paper by name, or any .jsonl or .csv file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PAPER_DATASETS", "Dataset", "load"]
 
-#: The paper's datasets by the names of the reference repository -> their rows in its table.
+#: Dataset name in the reference repository -> row in the paper's table of datasets.
 PAPER_DATASETS = {
     "banking77": "BANKING",
     "clinc": "CLINC",
@@ -44,9 +44,9 @@ class Dataset:
     name: str
     texts: tuple[str, ...]
     labels: tuple[str, ...]
-    #: The label set, sorted; of the whole file, also in a sample of it.
+    #: The sorted label set of the whole file, also for a sample of its rows.
     names: tuple[str, ...]
-    #: How the file differs from what the paper's table says of it; empty: not at all.
+    #: Differences between the file and the paper's table of datasets.
     differences: tuple[str, ...] = ()
     source: Path | None = None
 
@@ -64,25 +64,25 @@ class Dataset:
 
     @property
     def descriptions(self) -> dict[str, str]:
-        """Label -> words: without underscores and what is left of file names."""
+        """Label -> words: the label without underscores and file suffixes."""
         return {name: _words(name) for name in self.names}
 
     def select(self, rows: Sequence[int]) -> Dataset:
-        """Return some of the rows; the label set stays."""
+        """Return a dataset with these rows and the same label set."""
         texts, labels = self.texts, self.labels
         return replace(
             self, texts=tuple(texts[i] for i in rows), labels=tuple(labels[i] for i in rows)
         )
 
     def sample(self, n: int | None, seed: int = 0) -> Dataset:
-        """Return n rows drawn at random, in their order; all where there are no more."""
+        """Return a random sample of n rows in their original order; all rows if n is None."""
         if n is None or n >= len(self):
             return self
         rows = np.random.default_rng(seed).permutation(len(self))[:n]
         return self.select(sorted(rows.tolist()))
 
     def distinct(self) -> Dataset:
-        """Return each wording once, with its first label."""
+        """Return the distinct texts, each with its first label."""
         rows = list({text: i for i, text in reversed(list(enumerate(self.texts)))}.values())
         return self.select(sorted(rows))
 
@@ -96,7 +96,7 @@ def load(
     label: str | None = None,
     base_url: str | None = None,
 ) -> Dataset:
-    """Load a dataset of the paper by its name, or any file of texts and labels.
+    """Load a dataset of the paper by name, or a file of texts and labels.
 
     Parameters
     ----------
@@ -104,27 +104,27 @@ def load(
         One of `PAPER_DATASETS`, or a path to a .jsonl or .csv file.
     data_dir : path, optional
         A copy of the reference repository's data: ``DIR/datasets/NAME/large.jsonl`` or
-        ``DIR/NAME/large.jsonl``. Default: download the file from that repository, checked against
-        its checksum, into the user's cache.
+        ``DIR/NAME/large.jsonl``. Default: download the file from that repository into the user's
+        cache and verify its checksum.
     split : {"large", "small"}, optional
         ``large`` is the paper's pool and test set, ``small`` a held-out part. Default: ``large``,
-        or ``small`` where a `data_dir` has no other, which `Dataset.differences` then tells.
+        or ``small`` if `data_dir` has only that; `Dataset.differences` reports it.
     text, label : str, optional
-        The columns of a file; default: what such columns are usually called.
+        Names of the columns; default: common names such as ``text`` and ``label``.
     base_url : str, optional
-        Where to download from; a mirror of the reference repository's ``data/datasets``.
+        A mirror of the reference repository's ``data/datasets``.
 
     Raises
     ------
     InvalidInputError
-        There is no such dataset, file or column, or a row cannot be used; the message names it.
+        The dataset, file or column does not exist, or a row is invalid; the message names it.
     """
     if isinstance(name, os.PathLike) or str(name) not in PAPER_DATASETS:
         path = Path(name)
         if path.suffix.lower() not in {".jsonl", ".csv"}:
             raise InvalidInputError(
-                f"there is no dataset {os.fspath(name)!r}; give one of "
-                f"{', '.join(PAPER_DATASETS)}, or a path to a .jsonl or .csv file"
+                f"unknown dataset {os.fspath(name)!r}; use one of {', '.join(PAPER_DATASETS)}, or "
+                "a path to a .jsonl or .csv file"
             )
         return read(path, path.stem, text=text, label=label)
     name = str(name)
@@ -143,10 +143,10 @@ def load(
 def read(path: Path, name: str, *, text: str | None = None, label: str | None = None) -> Dataset:
     """Read a .jsonl or .csv file with a text and a label column."""
     if not path.is_file():
-        raise InvalidInputError(f"there is no file {path}; check the path")
+        raise InvalidInputError(f"{path} does not exist; check the path")
     rows = _csv(path) if path.suffix.lower() == ".csv" else _jsonl(path)
     if not rows:
-        raise InvalidInputError(f"{path} holds no rows")
+        raise InvalidInputError(f"{path} has no rows")
     first = rows[0][1]
     text = _column(path, first, text, _TEXT_COLUMNS, "text")
     label = _column(path, first, label, _LABEL_COLUMNS, "label")
@@ -162,7 +162,7 @@ def read(path: Path, name: str, *, text: str | None = None, label: str | None = 
         labels.append(str(given))
     names = tuple(sorted(set(labels)))
     if len(names) < 2:
-        raise InvalidInputError(f"{path} has the one label {names[0]!r}; there is nothing to study")
+        raise InvalidInputError(f"{path} has only the label {names[0]!r}; at least two are needed")
     return Dataset(name, tuple(texts), tuple(labels), names, source=path)
 
 
@@ -175,8 +175,8 @@ def _local(folder: Path, name: str, split: str | None) -> Path:
                 return path
             tried.append(path)
     raise InvalidInputError(
-        f"there is no {tried[0]}, nor {', '.join(map(str, tried[1:]))}; check data_dir, or leave "
-        "it out to download the file"
+        f"none of {', '.join(map(str, tried))} exists; check data_dir, or omit it to download the "
+        "file"
     )
 
 
@@ -193,14 +193,14 @@ def _csv(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _column(
-    path: Path, row: dict[str, Any], given: str | None, usual: Sequence[str], what: str
+    path: Path, row: dict[str, Any], given: str | None, common: Sequence[str], what: str
 ) -> str:
-    found = given if given is not None else next((name for name in usual if name in row), None)
+    found = given if given is not None else next((name for name in common if name in row), None)
     if found is None or found not in row:
         wanted = f"no column {given!r}" if given is not None else f"no {what} column"
         raise InvalidInputError(
-            f"{path} has {wanted}; its columns are {', '.join(map(repr, row))}: "
-            f"name one with {what}=.."
+            f"{path} has {wanted}; its columns are {', '.join(map(repr, row))}; select one with "
+            f"{what}=.."
         )
     return found
 

@@ -1,4 +1,4 @@
-"""The paper's datasets from the public reference repository, checked against what they were."""
+"""Download of the paper's datasets from the reference repository, verified by checksum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from testnuc.errors import InvalidInputError, MissingDependencyError
 
 __all__ = ["BASE_URL", "download"]
 
-#: The commit that the checksums are of.
+#: The commit that the checksums belong to.
 _COMMIT = "098caa574abc78ceda12e39cffc2227d5e269889"
 BASE_URL = f"https://raw.githubusercontent.com/HenryPengZou/TestNUC/{_COMMIT}/data/datasets"
 
@@ -37,57 +37,59 @@ _BLOBS = {
 def download(
     name: str, split: str, base_url: str | None = None, *, cache_dir: Path | None = None
 ) -> Path:
-    """Return the path of a dataset in the user's cache; download it where it is not there yet.
+    """Return the path of a dataset in the user's cache; downloads it if missing.
 
     Raises
     ------
     MissingDependencyError
         pooch is not installed.
     InvalidInputError
-        The file cannot be reached, or is not the one that the checksum is of.
+        The download failed, or the checksum does not match.
     """
     try:
         import pooch
     except ImportError as exc:
         raise MissingDependencyError(
-            f"downloading {name!r} needs pooch: pip install 'testnuc[data]'; or give the data_dir "
-            "of a copy of the reference repository's data"
+            f"downloading {name!r} needs pooch: pip install 'testnuc[data]'; or set data_dir to a "
+            "copy of the reference repository's data"
         ) from exc
     folder = cache_dir if cache_dir is not None else Path(pooch.os_cache("testnuc"))
     url = f"{(base_url or BASE_URL).rstrip('/')}/{name}/{split}.jsonl"
     expected = _BLOBS[name, split]
     path = folder / "datasets" / expected[:12] / name / f"{split}.jsonl"
-    if path.is_file() and _blob(path) == expected:
+    if path.is_file() and _git_object_id(path) == expected:
         return path
-    # a file that was cut off once must not stay for ever
+    # a truncated download must not stay in the cache
     path.unlink(missing_ok=True)
     try:
-        # known_hash knows no git objects: what arrives is checked below
-        pooch.retrieve(url, known_hash=None, fname=path.name, path=path.parent, progressbar=_bar())
+        # pooch cannot verify git object ids; they are verified below
+        pooch.retrieve(
+            url, known_hash=None, fname=path.name, path=path.parent, progressbar=_show_progress()
+        )
     except Exception as exc:
         raise InvalidInputError(
-            f"cannot download {url}: {exc}. Give the data_dir of a copy of the reference "
-            "repository's data, or a base_url that can be reached"
+            f"cannot download {url}: {exc}. Set data_dir to a copy of the reference repository's "
+            "data, or base_url to a mirror"
         ) from exc
-    found = _blob(path)
+    found = _git_object_id(path)
     if found != expected:
         path.unlink()
         raise InvalidInputError(
-            f"{url} is not the file it was (git object {found}, expected {expected}); give the "
-            "data_dir of a copy that you trust"
+            f"checksum mismatch: {url} has git object id {found}, expected {expected}; set "
+            "data_dir to a copy that you trust"
         )
     return path
 
 
-def _blob(path: Path) -> str:
+def _git_object_id(path: Path) -> str:
     content = path.read_bytes()
     digest = sha1(b"blob %d\0" % len(content), usedforsecurity=False)
     digest.update(content)
     return digest.hexdigest()
 
 
-def _bar() -> bool:
-    # pooch's bar is tqdm's, and only worth it where someone looks
+def _show_progress() -> bool:
+    # only in an interactive terminal
     import sys
 
     return sys.stderr.isatty()

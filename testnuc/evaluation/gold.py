@@ -1,4 +1,4 @@
-"""What neighborhoods are worth with gold labels: purity (eq. 1) and gold votes (eqs. 2, 3)."""
+"""Neighborhood quality by gold labels: purity (eq. 1) and gold votes (eqs. 2, 3)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _KS = (1, 2, 5, 10, 20, 30, 50, 100)
 def purity(gold: NDArray[np.int32], hood: Neighborhood, ks: Sequence[int]) -> NDArray[np.float64]:
     """Return the purity for each k, float64[len(ks)] (the paper's eq. 1).
 
-    ``1/N sum_i 1/K sum_j 1(y_i = y_j)`` over the K nearest neighbors j of each text i, the text
-    itself not among them. A neighbor that does not exist is in no mean.
+    ``1/N sum_i 1/K sum_j 1(y_i = y_j)`` over the K nearest neighbors j of each text i, without the
+    text itself. Missing neighbors are left out of the means.
     """
     exists = hood.ids >= 0
     same = (gold[hood.ids] == gold[hood.rows][:, None]) & exists
@@ -42,18 +42,18 @@ def purity(gold: NDArray[np.int32], hood: Neighborhood, ks: Sequence[int]) -> ND
 def gold_votes(
     gold: NDArray[np.int32], hood: Neighborhood, ks: Sequence[int], *, n_classes: int
 ) -> NDArray[np.float64]:
-    """Return the accuracy of the neighbors' votes with gold labels, float64[2, len(ks)].
+    """Return the accuracy of votes over the neighbors' gold labels, float64[2, len(ks)].
 
-    Row 0 is the majority (eq. 2), row 1 the vote weighted by similarity (eq. 3). The text itself
+    Row 0 is the majority vote (eq. 2), row 1 the similarity-weighted vote (eq. 3). The text itself
     does not vote.
     """
-    nobody = np.full(len(hood.rows), -1, dtype=np.int32)
+    no_own_vote = np.full(len(hood.rows), -1, dtype=np.int32)
     winners = vote_curves_pool(
         hood.ids,
         hood.similarities,
         gold,
         None,
-        nobody,
+        no_own_vote,
         None,
         n_classes=n_classes,
         ks=[min(k, hood.k) for k in ks],
@@ -63,7 +63,7 @@ def gold_votes(
 
 
 def purity_over_k(recording: Recording, *, ks: Sequence[int] = _KS) -> pd.DataFrame:
-    """Return purity over k, leave-one-out; columns ``dataset, k, purity``."""
+    """Return leave-one-out purity over k; columns ``dataset, k, purity``."""
     ks = [k for k in ks if k < len(recording)]
     values = purity(recording.gold, leave_one_out(recording, max(ks)), ks)
     rows = [

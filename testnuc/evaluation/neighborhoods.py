@@ -1,4 +1,4 @@
-"""Who is near whom among recorded texts: leave-one-out, or test texts and a pool."""
+"""Nearest neighbors within a recording: leave-one-out, or test texts against a pool."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from testnuc._base.checks import checked_whole, hash_text
 from testnuc.errors import InvalidInputError
-from testnuc.index import NearestVectors
+from testnuc.index import NearestVectors, ranks_of
 from testnuc.voting import vote_curves_pool
 
 if TYPE_CHECKING:
@@ -27,18 +27,18 @@ _ALWAYS_EXACT = 2**62
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Neighborhood:
-    """The nearest pool texts of some texts, all given by their rows in a recording."""
+    """The nearest pool texts of some texts, as rows of a recording."""
 
     #: int64[B]: the texts.
     rows: NDArray[np.int64]
-    #: int64[B, K]: their neighbors, most similar first; -1 where there are fewer.
+    #: int64[B, K]: their neighbors, most similar first, padded with -1.
     ids: NDArray[np.int64]
-    #: float32[B, K]: cosines; 0 where there is no neighbor.
+    #: float32[B, K]: cosine similarities, padded with 0.
     similarities: NDArray[np.float32]
 
     @property
     def k(self) -> int:
-        """K, how many neighbors a text has at most."""
+        """K, the maximum number of neighbors of a text."""
         return int(self.ids.shape[1])
 
 
@@ -49,25 +49,29 @@ def nearest(
     rows: NDArray[np.int64] | None = None,
     pool: NDArray[np.int64] | None = None,
 ) -> Neighborhood:
-    """Find the k nearest pool texts of each text by exact search; never the text itself.
+    """Return the k nearest pool texts of each text by exact search, without the text itself.
 
     Parameters
     ----------
     recording : Recording
     k : int
-        Fewer are found where the pool is smaller.
+        Neighbors per text; limited by the size of the pool.
     rows, pool : int64[..], optional
-        Which texts, and which may be neighbors; default: all.
+        Rows of the query texts, and of the pool; default: all.
+
+    Raises
+    ------
+    InvalidInputError
+        `k` is less than 1, or the pool is empty.
     """
     checked_whole("k", k, least=1)
     everything = np.arange(len(recording), dtype=np.int64)
     rows = everything if rows is None else rows
     pool = everything if pool is None else pool
     if not len(pool):
-        raise InvalidInputError("the pool is empty; leave some texts out of the test")
+        raise InvalidInputError("the pool is empty; use fewer test texts")
     index = NearestVectors(recording.vectors.shape[1], exact_below=_ALWAYS_EXACT)
-    hashes = [hash_text(recording.texts[i]) for i in pool.tolist()]
-    ranks = np.array([int.from_bytes(h[:8], "big") for h in hashes], dtype=np.uint64)
+    ranks = ranks_of([hash_text(recording.texts[i]) for i in pool.tolist()])
     index.add(recording.vectors[pool], ranks)
     place = np.full(len(recording), -1, dtype=np.int64)
     place[pool] = np.arange(len(pool))
@@ -78,21 +82,22 @@ def nearest(
 
 
 def leave_one_out(recording: Recording, k: int) -> Neighborhood:
-    """Find the neighbors of every text among all others."""
+    """Return the k nearest neighbors of every text among all other texts."""
     return nearest(recording, k)
 
 
 def splits(
     recording: Recording, *, test: int = 500, seeds: Sequence[int] = range(5)
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield (seed, test rows, pool rows): test texts drawn at random, the rest is the pool.
+    """Yield (seed, test rows, pool rows) of random splits.
 
-    The protocol of the paper, except that the pool never holds a test text (a recording has each
-    wording once). The pool is in random order: its first n texts are a random pool of size n.
+    The protocol of the paper, except that the pool never contains a test text (texts of a recording
+    are distinct). The pool is shuffled: its first n texts are a random pool of size n.
     """
     if not 0 < test < len(recording):
         raise InvalidInputError(
-            f"test is {test} of {len(recording)} texts; give fewer, so that a pool is left"
+            f"test is {test} of {len(recording)} texts; use fewer, so that texts remain for the "
+            "pool"
         )
     for seed in seeds:
         order = np.random.default_rng(seed).permutation(len(recording))

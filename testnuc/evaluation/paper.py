@@ -1,4 +1,4 @@
-"""The paper's own numbers (Zou et al., ACL 2025, arXiv 2502.19163), to stand beside ours."""
+"""The results published in the paper (Zou et al., ACL 2025, arXiv 2502.19163)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import orjson
 
 __all__ = ["COLUMNS", "paper_accuracy", "paper_tables"]
 
-#: Dataset by our name -> its column in the paper's tables of accuracy.
+#: Dataset name -> column in the paper's accuracy tables.
 COLUMNS = {
     "banking77": "BANKING",
     "clinc": "CLINC",
@@ -25,21 +25,21 @@ COLUMNS = {
 
 @cache
 def paper_tables() -> dict[str, Any]:
-    """Return all tables of the paper that anything here is compared with, and the citation."""
+    """Return the tables of the paper and the citation."""
     content = files("testnuc.evaluation").joinpath("paper_tables.json").read_bytes()
     tables: dict[str, Any] = orjson.loads(content)
     return tables
 
 
 def paper_accuracy(dataset: str, row: str, table: str = "GPT-4o-mini") -> float | None:
-    """Return one accuracy of the paper; None where it has none.
+    """Return a published accuracy, or None if the paper does not report it.
 
     Parameters
     ----------
     dataset : str
-        Our name of the dataset.
+        One of `PAPER_DATASETS`.
     row : str
-        As the paper calls the row, such as ``"TestNUC (K=10)"``.
+        Name of the row in the paper, such as ``"TestNUC (K=10)"``.
     table : str
         A model of the main table, ``"aggregation_gpt4o_mini_K50"``, ``"embedders_gpt4o_mini"``, or
         a method of ``"enhanced_methods_gpt4o_mini"``.

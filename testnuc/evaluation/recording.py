@@ -1,4 +1,4 @@
-"""What a labeler said of each text of a dataset, and where the texts lie: what studies work on."""
+"""Recordings: predictions and embeddings of a dataset, the input of all studies."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 __all__ = ["KnownVectors", "Recording", "embedded", "record", "record_runs"]
 
-#: Texts embedded between two looks at the clock.
+#: Texts per call of the embedder.
 _CHUNK = 2_048
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """Distinct texts with their gold labels, predictions and embeddings, row by row."""
+    """Distinct texts with their gold labels, predictions and embeddings."""
 
     name: str
     names: tuple[str, ...]
     texts: tuple[str, ...]
-    #: int32[N]: index in `names`; -1: none of them (a text of another dataset).
+    #: int32[N]: gold label as index in `names`; -1 for texts of another dataset.
     gold: NDArray[np.int32]
-    #: int32[N]: -1: no prediction, or one outside the label set.
+    #: int32[N]: predicted label; -1 if missing or outside the label set.
     labels: NDArray[np.int32]
-    #: float32[N]: NaN where the labeler gave none.
+    #: float32[N]: confidence; NaN if unknown.
     confidences: NDArray[np.float32]
     #: float16[N, dim], unit norm.
     vectors: NDArray[np.float16]
@@ -52,10 +52,10 @@ class Recording:
         for what in ("gold", "labels", "confidences", "vectors"):
             if len(getattr(self, what)) != n:
                 raise InvalidInputError(
-                    f"{what} has {len(getattr(self, what))} rows for {n} texts; give one for each"
+                    f"{what} has {len(getattr(self, what))} rows for {n} texts; give one per text"
                 )
         if len(set(self.texts)) != n:
-            raise InvalidInputError("a text is there twice; give each wording once")
+            raise InvalidInputError("texts contains a text twice; give distinct texts")
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -65,7 +65,7 @@ class Recording:
 
     @property
     def accuracy(self) -> float:
-        """Part of the texts whose own prediction is right."""
+        """Accuracy of the predictions without a vote."""
         return float((self.labels == self.gold).mean())
 
     @classmethod
@@ -75,44 +75,52 @@ class Recording:
         predictions: Mapping[str, Prediction],
         vectors: NDArray[Any],
     ) -> Recording:
-        """Put together what is known of the distinct texts of a dataset.
+        """Return a recording of the distinct texts of a dataset.
 
         Parameters
         ----------
         dataset : Dataset
-            Texts that occur again are left out.
+            Duplicate texts are dropped.
         predictions : mapping
-            Text -> prediction; a text without one has none.
+            Text -> prediction; may lack texts.
         vectors : float[n_distinct, dim]
             An embedding of each distinct text, in order of first appearance.
         """
         dataset = dataset.distinct()
         at = {name: i for i, name in enumerate(dataset.names)}
-        said = [predictions.get(text, Prediction(None)) for text in dataset.texts]
+        predicted = [predictions.get(text, Prediction(None)) for text in dataset.texts]
         return cls(
             dataset.name,
             dataset.names,
             dataset.texts,
             dataset.gold,
-            np.array([-1 if p.label is None else at.get(p.label, -1) for p in said], np.int32),
-            np.array([np.nan if p.confidence is None else p.confidence for p in said], np.float32),
+            np.array([-1 if p.label is None else at.get(p.label, -1) for p in predicted], np.int32),
+            np.array(
+                [np.nan if p.confidence is None else p.confidence for p in predicted], np.float32
+            ),
             np.asarray(vectors, dtype=np.float16),
         )
 
     def with_vectors(self, vectors: NDArray[Any]) -> Recording:
-        """Return the same answers with the embeddings of another embedder."""
+        """Return the same predictions with other embeddings, float[N, dim]."""
         return replace(self, vectors=np.asarray(vectors, dtype=np.float16))
 
 
 class KnownVectors:
-    """Embeddings computed earlier, as an `Embedder`; other texts go to the embedder they are from.
+    """An `Embedder` that returns precomputed embeddings, and computes missing ones.
 
     Parameters
     ----------
     texts : sequence of str
     vectors : float[len(texts), dim]
     otherwise : str or Embedder
-        Gives its name, too: in stores these are its embeddings.
+        The embedder of `vectors`. Embeds other texts, and gives its name to this embedder, so that
+        stores share their embeddings.
+
+    Raises
+    ------
+    InvalidInputError
+        `texts` and `vectors` differ in length.
     """
 
     def __init__(
@@ -120,8 +128,8 @@ class KnownVectors:
     ) -> None:
         if len(texts) != len(vectors):
             raise InvalidInputError(
-                f"{len(vectors)} vectors for {len(texts)} texts; give the embeddings of these "
-                "texts, row for row"
+                f"{len(vectors)} vectors for {len(texts)} texts; give one per text, in the same "
+                "order"
             )
         self._row = {text: row for row, text in enumerate(texts)}
         self._vectors = vectors
@@ -154,7 +162,7 @@ async def embedded(
     texts : sequence of str
     embedder : str or Embedder
     cache_dir : path, optional
-        Where embeddings are kept as .npy files, by the embedder and the texts.
+        Folder for .npy files, named by a hash of the embedder and the texts.
     """
     made = embedders.resolve(embedder)
     name = embedder_name(made)
@@ -167,7 +175,7 @@ async def embedded(
         if path.is_file():
             cached: NDArray[np.float16] = np.load(path, allow_pickle=False)
             return cached
-    # texts of like length together: a batch is as slow as its longest
+    # sorted by length, because the longest text of a batch sets its runtime
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     vectors = np.empty((len(texts), made.dim), dtype=np.float16)
     for start in range(0, len(order), _CHUNK):
@@ -195,32 +203,37 @@ async def record(
     progress: bool = False,
     **client: Any,
 ) -> Recording:
-    """Ask about the distinct texts of a dataset, once each, and return what was said.
+    """Predict each distinct text of a dataset once and return a recording.
 
-    What is stored is not asked again: with ``store="answers.db"`` an interrupted run goes on where
-    it was.
+    Stored predictions are reused: with ``store="answers.db"`` an interrupted run resumes.
 
     Parameters
     ----------
     dataset : Dataset
     model, method
-        As for `TestNUC`. The examples of in-context methods are texts of the whole dataset.
+        As for `TestNUC`. Few-shot examples are drawn from the whole dataset.
     embedder : str or Embedder
     vectors : float[n_distinct, dim], optional
-        Embeddings of the distinct texts, computed earlier; see `embedded`.
+        Precomputed embeddings of the distinct texts; see `embedded`.
     labels_of : Dataset, optional
-        Ask with the label set of another dataset: how a pool is polluted with foreign texts. The
-        gold labels are -1 then.
+        Use the label set of another dataset, for `accuracy_with_foreign_texts`. The gold labels are
+        then -1.
     rows : sequence of int, optional
-        Which distinct texts to ask about; default: all. The others have no prediction.
+        The distinct texts to predict; default: all. Other texts have no prediction.
     agree : callable, optional
-        Given what it will cost at most (see `TestNUC.estimate`); False: nothing is asked, and
-        `InvalidInputError` is raised.
+        Receives the estimated maximum usage (see `TestNUC.estimate`); if it returns False, no call
+        is made and `InvalidInputError` is raised.
     progress : bool
+        Show a progress bar.
     **client
         Passed to `TestNUC`: ``base_url``, ``api_key``, ``store``, ``budget``, ..
+
+    Raises
+    ------
+    InvalidInputError
+        `agree` returned False.
     """
-    found, _ = await _asked(
+    found, _ = await _predict(
         dataset, model, embedder, vectors, labels_of, method, rows, agree, progress, client
     )
     return found
@@ -238,20 +251,22 @@ async def record_runs(
     progress: bool = False,
     **client: Any,
 ) -> list[Recording]:
-    """Ask `runs` times about each text; returns a recording of each run.
+    """Predict each text `runs` times; returns one recording per run.
 
-    The answers are the samples of `SelfConsistency`, and stored as such. The parameters are those
-    of `record`.
+    The runs are the samples of `SelfConsistency`, which shares their stored predictions. Parameters
+    are those of `record`.
     """
     method = _EachSample(runs)
-    first, said = await _asked(
+    first, samples_of = await _predict(
         dataset, model, embedder, vectors, None, method, rows, agree, progress, client
     )
     distinct = dataset.distinct()
     recordings = []
     for run in range(runs):
         predictions = {
-            text: Prediction(*samples[run]) for text, samples in said.items() if run < len(samples)
+            text: Prediction(*samples[run])
+            for text, samples in samples_of.items()
+            if run < len(samples)
         }
         recordings.append(Recording.of(distinct, predictions, first.vectors))
     return recordings
@@ -259,7 +274,7 @@ async def record_runs(
 
 @dataclass(frozen=True, slots=True)
 class _EachSample:
-    """Keeps the samples of a text apart: they stand in ``said`` as JSON."""
+    """A method that returns all samples of a text as JSON in ``said``."""
 
     samples: int
     context: int = 0
@@ -270,7 +285,7 @@ class _EachSample:
         return Prediction(samples[0].label, samples[0].confidence, orjson.dumps(listed).decode())
 
 
-async def _asked(
+async def _predict(
     dataset: Dataset,
     model: Any,
     embedder: str | Embedder,
@@ -286,7 +301,8 @@ async def _asked(
     if vectors is None:
         vectors = await embedded(distinct.texts, embedder)
     options = distinct if labels_of is None else labels_of
-    # an LLM is given the labels as they are, as in the paper; what compares words needs words
+    # LLMs get the labels unchanged, as in the paper; the zero-shot model compares embeddings and
+    # needs words
     labels: Any = options.descriptions if model == "local/zero-shot" else options.names
     async with TestNUC(
         labels,
@@ -299,18 +315,18 @@ async def _asked(
     ) as nuc:
         if method is not None and method.context:
             await nuc.add(distinct.texts)
-        asked = distinct.texts if rows is None else [distinct.texts[i] for i in rows]
-        if agree is not None and not agree(await nuc.estimate(asked)):
-            raise InvalidInputError("nothing was asked: the estimate was not agreed to")
-        results = await nuc.classify_many(asked, progress=progress)
-    said = {r.text: r.prediction for r in results if r.prediction is not None}
+        texts = distinct.texts if rows is None else [distinct.texts[i] for i in rows]
+        if agree is not None and not agree(await nuc.estimate(texts)):
+            raise InvalidInputError("cost estimate declined; no call was made")
+        results = await nuc.classify_many(texts, progress=progress)
+    predictions = {r.text: r.prediction for r in results if r.prediction is not None}
     if labels_of is not None:
         gold = tuple(options.names[0] for _ in distinct.texts)
         distinct = replace(distinct, labels=gold, names=options.names)
-    recording = Recording.of(distinct, said, vectors)
+    recording = Recording.of(distinct, predictions, vectors)
     if labels_of is not None:
         recording = replace(recording, gold=np.full(len(recording), -1, dtype=np.int32))
     samples = {}
     if isinstance(method, _EachSample):
-        samples = {text: orjson.loads(p.said or "[]") for text, p in said.items()}
+        samples = {text: orjson.loads(p.said or "[]") for text, p in predictions.items()}
     return recording, samples

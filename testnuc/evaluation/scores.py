@@ -1,4 +1,4 @@
-"""How right labels are, and how well their confidence says so."""
+"""Accuracy, F1 and calibration error."""
 
 from __future__ import annotations
 
@@ -21,34 +21,32 @@ _BINS = 10
 
 @dataclass(frozen=True, slots=True)
 class ClassScore:
-    """How right one label is; 0 where there is nothing to divide by."""
+    """Precision, recall and F1 of one label; 0 if the denominator is 0."""
 
     label: str
-    #: Of the texts that were given the label, how many have it.
     precision: float
-    #: Of the texts that have the label, how many were given it.
     recall: float
     f1: float
-    #: Texts that have the label.
+    #: Number of texts with this gold label.
     support: int
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How right the labels of some texts are."""
+    """Scores of predicted labels against gold labels."""
 
     texts: int
-    #: Texts without a label: wrong, and of no label's precision.
+    #: Texts without a label, which count as errors.
     unlabeled: int
     accuracy: float
-    #: Mean F1 of all labels that occur, as gold or as given.
+    #: Mean F1 over all labels that occur as gold or predicted label.
     macro_f1: float
-    #: By name.
+    #: Sorted by label.
     per_class: tuple[ClassScore, ...]
-    #: Expected calibration error in ten bins of equal width: the mean distance between confidence
-    #: and accuracy, over the texts with a label and a confidence; None: there are none.
+    #: Expected calibration error in ten bins of equal width, over texts with a label and a
+    #: confidence; None if no text has both.
     calibration_error: float | None
-    #: How many these are.
+    #: Number of texts with a label and a confidence.
     with_confidence: int
 
 
@@ -57,66 +55,68 @@ def score(
     given: Sequence[str | None],
     confidences: Sequence[float | None] | None = None,
 ) -> Scores:
-    """Compare labels with gold labels.
+    """Score predicted labels against gold labels.
 
     Parameters
     ----------
     gold : sequence of str
-        The right labels.
+        Gold labels.
     given : sequence of str or None
-        Of the same texts; None: no label.
+        Predicted labels of the same texts; None: no label.
     confidences : sequence of float or None, optional
         0..1; None: unknown.
 
     Raises
     ------
     InvalidInputError
-        There are no texts, or not as many of the one as of the other.
+        The sequences are empty or differ in length.
     """
     if not gold:
-        raise InvalidInputError("there are no labeled texts to compare with")
+        raise InvalidInputError("no text has a gold label; give at least one")
     if len(gold) != len(given) or (confidences is not None and len(confidences) != len(gold)):
-        raise InvalidInputError(f"{len(gold)} gold labels need as many labels and confidences")
+        raise InvalidInputError(
+            f"gold has {len(gold)} labels; labels and confidences must have the same length"
+        )
     names = sorted({*gold, *(label for label in given if label is not None)})
     number = {name: i for i, name in enumerate(names)}
-    right = np.array([number[label] for label in gold])
-    said = np.array([-1 if label is None else number[label] for label in given])
-    hit = right == said
+    expected = np.array([number[label] for label in gold])
+    predicted = np.array([-1 if label is None else number[label] for label in given])
+    hit = expected == predicted
     per_class = []
     for i, name in enumerate(names):
-        hits = int((hit & (right == i)).sum())
-        support, times = int((right == i).sum()), int((said == i).sum())
-        f1 = 2 * hits / (support + times)
-        precision, recall = hits / times if times else 0.0, hits / support if support else 0.0
+        hits = int((hit & (expected == i)).sum())
+        support, count = int((expected == i).sum()), int((predicted == i).sum())
+        f1 = 2 * hits / (support + count)
+        precision, recall = hits / count if count else 0.0, hits / support if support else 0.0
         per_class.append(ClassScore(name, precision, recall, f1, support))
-    sure_of = np.array(
+    stated = np.array(
         [np.nan if c is None else c for c in confidences or [None] * len(gold)], np.float64
     )
-    has = (said >= 0) & ~np.isnan(sure_of)
-    sure = sure_of[has]
+    has = (predicted >= 0) & ~np.isnan(stated)
+    stated = stated[has]
     return Scores(
         texts=len(gold),
-        unlabeled=int((said < 0).sum()),
+        unlabeled=int((predicted < 0).sum()),
         accuracy=float(hit.mean()),
         macro_f1=float(np.mean([of.f1 for of in per_class])),
         per_class=tuple(per_class),
-        calibration_error=calibration_error(sure, hit[has], _BINS) if len(sure) else None,
-        with_confidence=len(sure),
+        calibration_error=calibration_error(stated, hit[has], _BINS) if len(stated) else None,
+        with_confidence=len(stated),
     )
 
 
-def calibration_error(sure: NDArray[Any], hit: NDArray[np.bool_], bins: int) -> float:
-    """Return the expected calibration error: the mean distance of confidence and accuracy.
+def calibration_error(confidences: NDArray[Any], hit: NDArray[np.bool_], bins: int) -> float:
+    """Return the expected calibration error: mean |confidence - accuracy| over bins.
 
     Parameters
     ----------
-    sure : float[N]
-        Confidences, 0..1.
+    confidences : float[N]
+        0..1.
     hit : bool[N]
-        Whether what they are of is right.
+        Whether the prediction is correct.
     bins : int
-        Of equal width; all of one bin are compared with each other.
+        Number of bins of equal width.
     """
-    place = np.minimum((sure * bins).astype(np.int64), bins - 1)
-    gaps = np.abs(np.bincount(place, sure) - np.bincount(place, hit))
-    return float(gaps.sum() / len(sure))
+    place = np.minimum((confidences * bins).astype(np.int64), bins - 1)
+    gaps = np.abs(np.bincount(place, confidences) - np.bincount(place, hit))
+    return float(gaps.sum() / len(confidences))

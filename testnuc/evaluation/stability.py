@@ -1,4 +1,4 @@
-"""How often labels are wrong, and how often they change from run to run."""
+"""Error rate and run-to-run consistency of labels."""
 
 from __future__ import annotations
 
@@ -25,21 +25,25 @@ __all__ = ["consistency", "voted_runs"]
 def consistency(winners: Mapping[str, NDArray[np.int32]], gold: NDArray[np.int32]) -> pd.DataFrame:
     """Return error rate and inconsistency ratio; columns ``method, error, inconsistency, runs``.
 
-    The inconsistency ratio is the mean, over texts, of the part of the runs whose label differs
-    from the text's most frequent one: 0 where all runs agree.
+    The inconsistency ratio is the share of runs whose label differs from the text's most frequent
+    label, averaged over texts; 0 if all runs agree.
 
     Parameters
     ----------
     winners : mapping
-        Name of a row -> int32[runs, N], the label that each run gave each text; -1 = none.
+        Name of the method -> int32[runs, N], the label of each text in each run; -1 = none.
     gold : int32[N]
+        Gold labels.
+
+    Raises
+    ------
+    InvalidInputError
+        An array has another shape.
     """
     rows = []
     for method, labels in winners.items():
         if labels.ndim != 2 or labels.shape[1] != len(gold):
-            raise InvalidInputError(
-                f"{method} has the shape {labels.shape}; give (runs, {len(gold)})"
-            )
+            raise InvalidInputError(f"{method} has shape {labels.shape}; give (runs, {len(gold)})")
         rows.append(
             {
                 "method": method,
@@ -59,19 +63,19 @@ def voted_runs(
     rows: NDArray[np.int64] | None = None,
     pool: NDArray[np.int64] | None = None,
 ) -> dict[str, NDArray[np.int32]]:
-    """Return the labels of each run alone and by the vote, for `consistency`.
+    """Return the labels of each run, without and with the vote, for `consistency`.
 
     Parameters
     ----------
     runs : sequence of Recording
-        The same texts, asked about again and again; see `record_runs`.
+        Repeated recordings of the same texts; see `record_runs`.
     ks, policy
-        Of the vote; each run votes with its own answers.
+        Settings of the vote; each run votes with its own predictions.
     rows, pool : int64[..], optional
         As for `nearest`.
     """
     if not runs:
-        raise InvalidInputError("there are no runs; give at least one recording")
+        raise InvalidInputError("runs is empty; give at least one recording")
     hood: Neighborhood = nearest(runs[0], max(ks), rows=rows, pool=pool)
     ks = [0, *(min(k, hood.k) for k in ks)]
     found = [winners_over_k(run, hood, ks, (policy,))[0] for run in runs]
@@ -80,7 +84,7 @@ def voted_runs(
 
 
 def _agreement(labels: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return, for each text, the part of the runs that gave its most frequent label."""
+    """Return the share of runs that returned the most frequent label of each text, float64[N]."""
     ordered = np.sort(labels, axis=0)
     longest = np.ones(labels.shape[1], dtype=np.int64)
     current = np.ones(labels.shape[1], dtype=np.int64)

@@ -1,8 +1,8 @@
-"""The paper's studies of the vote, on recorded answers: each returns a plain table.
+"""The paper's studies of the vote, on recorded predictions; each returns a DataFrame.
 
-Where `test` is None a study is leave-one-out: every text is voted on by all others. Otherwise
-`test` texts are drawn at random and the rest is the pool, once for each of `seeds`; the table gives
-the mean and the standard deviation over them. ``k`` = 0 is the text's own prediction alone.
+With `test` None a study is leave-one-out: the pool of a text is all other texts. Otherwise, for
+each of `seeds`, `test` texts are drawn at random and the rest is the pool; the table has mean and
+standard deviation over the seeds. ``k`` = 0 is the text's own prediction without a vote.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def accuracy_over_policies(
     test: int | None = None,
     seeds: Sequence[int] = range(5),
 ) -> pd.DataFrame:
-    """Return the accuracy of each policy, over theta and over a floor of similarity.
+    """Return the accuracy of each policy, by confidence and by similarity threshold.
 
-    Columns ``policy, threshold, accuracy, std, runs``: the four policies of the paper, then
-    ``filtered`` (weighted by similarity among confidences of at least theta) over `thetas`, and
-    ``similarity floor`` (weighted, among similarities of at least the threshold) over `floors`.
+    Columns ``policy, threshold, accuracy, std, runs``: the policies of the paper, then ``filtered``
+    (similarity-weighted, confidence of at least theta) for `thetas`, and ``similarity floor``
+    (similarity-weighted, similarity of at least the threshold) for `floors`.
     """
     rows: list[tuple[str, float | None, str | VotePolicy]] = [("alone", None, "weighted")]
     rows += [(name, None, name) for name in POLICIES[:3]]
@@ -102,9 +102,9 @@ def accuracy_over_pool_size(
     test: int = 500,
     seeds: Sequence[int] = range(5),
 ) -> pd.DataFrame:
-    """Return the accuracy for each size of the pool; columns ``pool, k, accuracy, std, runs``.
+    """Return the accuracy for each pool size; columns ``pool, k, accuracy, std, runs``.
 
-    None stands for all texts but the test texts. A smaller pool is part of each larger one.
+    A size of None means all texts except the test texts. Pools are nested.
     """
     whole = len(recording) - test
     sizes = sorted({whole if size is None else min(size, whole) for size in sizes})
@@ -133,11 +133,11 @@ def accuracy_over_embedders(
     Parameters
     ----------
     recording : Recording
-        The answers; its own embeddings are not used.
+        The predictions; its own embeddings are not used.
     vectors : mapping
         Name of the embedder -> float[N, dim], an embedding of each text of the recording.
     ks, policy, test, seeds
-        As elsewhere.
+        As for the other studies.
     """
     rows: list[dict[str, Any]] = []
     for embedder, found in vectors.items():
@@ -161,7 +161,7 @@ def accuracy_with_foreign_texts(
     test: int = 500,
     seeds: Sequence[int] = range(5),
 ) -> pd.DataFrame:
-    """Return the accuracy where a part of the pool is replaced by texts of another dataset.
+    """Return the accuracy with a share of the pool replaced by texts of another dataset.
 
     Columns ``share, policy, k, accuracy, std, runs``.
 
@@ -169,38 +169,43 @@ def accuracy_with_foreign_texts(
     ----------
     recording : Recording
     foreign : Recording
-        Texts of another dataset, asked about with the labels of `recording`; see
+        Texts of another dataset, predicted with the labels of `recording`; see
         ``record(labels_of=..)``.
     shares : sequence of float
-        Part of the pool that is replaced.
+        Share of the pool that is replaced, 0..1.
     pool : int
-        Texts in the pool, foreign ones included.
+        Texts in the pool, including foreign ones.
     ks, policies, test, seeds
-        As elsewhere.
+        As for the other studies.
+
+    Raises
+    ------
+    InvalidInputError
+        The label sets differ, or there are not enough texts.
     """
     if foreign.names != recording.names:
         raise InvalidInputError(
-            f"{foreign.name} was asked about with other labels than {recording.name}; record it "
-            "with labels_of=.."
+            f"{foreign.name} was recorded with other labels than {recording.name}; record it with "
+            "labels_of=.."
         )
     wanted = round(pool * max(shares))
     own = set(recording.texts)
     usable = [i for i, text in enumerate(foreign.texts) if text not in own]
     if wanted > len(usable) or pool > len(recording) - test:
         raise InvalidInputError(
-            f"a pool of {pool} with {wanted} foreign texts needs that many: there are "
+            f"a pool of {pool} texts, {wanted} of them foreign, is too large: there are "
             f"{len(usable)} foreign texts and {len(recording) - test} of {recording.name}"
         )
-    both = _joined(recording, foreign, usable)
+    combined = _concatenate(recording, foreign, usable)
     runs = []
     for seed, rows, rest in splits(recording, test=test, seeds=seeds):
-        strangers = np.random.default_rng([seed, 1]).permutation(len(usable)) + len(recording)
+        shuffled = np.random.default_rng([seed, 1]).permutation(len(usable)) + len(recording)
         found = []
         for share in shares:
             replaced = round(pool * share)
-            mixed = np.concatenate([rest[: pool - replaced], strangers[:replaced]])
-            hood = nearest(both, max(ks), rows=rows, pool=mixed)
-            found.append(_accuracies(both, hood, ks, policies))
+            mixed = np.concatenate([rest[: pool - replaced], shuffled[:replaced]])
+            hood = nearest(combined, max(ks), rows=rows, pool=mixed)
+            found.append(_accuracies(combined, hood, ks, policies))
         runs.append(np.stack(found))
     axes = (shares, policies, ks)
     return frame("accuracy_with_foreign_texts", list(_cells(runs, ("share", "policy", "k"), axes)))
@@ -215,11 +220,11 @@ def accuracy_of_the_choice(
     test: int = 500,
     seeds: Sequence[int] = range(5),
 ) -> pd.DataFrame:
-    """Return what k and the policy bring that are best on held-out texts; one row for each seed.
+    """Return the test accuracy of the k and policy selected on held-out texts; one row per seed.
 
-    Columns ``seed, policy, k, held_out, accuracy, alone``: for each seed `held_out` texts with
-    gold labels choose k and the policy, `test` other texts tell the accuracy of that choice. No
-    test label has a part in it.
+    Columns ``seed, policy, k, held_out, accuracy, alone``: k and the policy with the highest
+    accuracy on `held_out` texts are evaluated on `test` other texts, whose gold labels are not used
+    for the selection.
     """
     rows = []
     for seed, drawn, pool in splits(recording, test=held_out + test, seeds=seeds):
@@ -231,7 +236,7 @@ def accuracy_of_the_choice(
         on_test = _accuracies(
             recording, nearest(recording, max(usable), rows=unseen, pool=pool), usable, policies
         )
-        # the first best: fewer neighbors, simpler policies
+        # the first of equal maxima has fewer neighbors and a simpler policy
         best = np.unravel_index(int(on_known.T.argmax()), on_known.T.shape)
         at_k, at_policy = int(best[0]), int(best[1])
         rows.append(
@@ -274,10 +279,10 @@ def _cells(
     columns: Sequence[str],
     axes: Sequence[Sequence[Any]],
 ) -> Iterable[dict[str, Any]]:
-    """Yield a row for each cell of the runs: where it is, the mean and the deviation."""
+    """Yield one row per cell, with mean and standard deviation over the runs."""
     stacked = np.stack(runs)
     mean = stacked.mean(axis=0)
-    # of a sample; one run has none
+    # sample standard deviation; undefined for one run
     std = stacked.std(axis=0, ddof=1) if len(runs) > 1 else np.full(mean.shape, np.nan)
     for place in np.ndindex(mean.shape):
         where = {name: axis[i] for name, axis, i in zip(columns, axes, place, strict=True)}
@@ -289,7 +294,7 @@ def _cells(
         }
 
 
-def _joined(recording: Recording, foreign: Recording, rows: Sequence[int]) -> Recording:
+def _concatenate(recording: Recording, foreign: Recording, rows: Sequence[int]) -> Recording:
     return type(recording)(
         f"{recording.name}+{foreign.name}",
         recording.names,

@@ -15,7 +15,7 @@ __all__ = ["frame"]
 
 
 def frame(study: str, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Return the rows as a table that knows which study it is of (``table.attrs["study"]``)."""
+    """Return the rows as a DataFrame with the name of the study in ``table.attrs["study"]``."""
     try:
         import pandas as pd
     except ImportError as exc:

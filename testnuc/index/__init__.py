@@ -1,12 +1,21 @@
-"""Nearest texts by cosine: exact for small pools, a usearch HNSW graph above.
+"""Nearest-neighbor search by cosine: exact for small pools, a usearch HNSW graph for larger ones.
 
-`NearestVectors` numbers vectors by row and knows nothing of texts; the pool gives it those. It is
-saved to files that others may map at the same time: what the files hold of a row never changes.
+`NearestVectors` indexes vectors by row number; pools map rows to texts. Its files can be mapped by
+several processes at the same time, because written rows never change.
 """
 
 from __future__ import annotations
 
 from testnuc.index.files import DamagedIndexError, SavedIndex
+from testnuc.index.matching import check_dim, empty_matches, ranks_of
 from testnuc.index.nearest import EXACT_BELOW, NearestVectors
 
-__all__ = ["EXACT_BELOW", "DamagedIndexError", "NearestVectors", "SavedIndex"]
+__all__ = [
+    "EXACT_BELOW",
+    "DamagedIndexError",
+    "NearestVectors",
+    "SavedIndex",
+    "check_dim",
+    "empty_matches",
+    "ranks_of",
+]

@@ -1,4 +1,4 @@
-"""The files of a saved index, and whether they are whole."""
+"""The files of a saved index, and their checksums."""
 
 from __future__ import annotations
 
@@ -27,53 +27,53 @@ __all__ = [
     "copy_rows",
     "map_rows",
     "new_token",
-    "require_whole",
+    "verify_file",
 ]
 
-_FORM = 1
-#: Rows copied to a file at a time.
-_COPIED = 8_192
+_FORMAT = 1
+#: Rows per copy to a file.
+_COPY_CHUNK = 8_192
 _BLOCK = 1 << 24
 
 
 class DamagedIndexError(Exception):
-    """The files of an index are missing or not what was saved; it has to be built anew."""
+    """The files of an index are missing or damaged; the index must be rebuilt."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedIndex:
-    """What was saved, and how to see that it is whole; for the caller to keep."""
+    """File names and checksums of a saved index, which the caller stores."""
 
     dim: int
-    #: Rows in the files of vectors and ranks that may be trusted.
+    #: Valid rows in the files of vectors and ranks; later rows are ignored.
     rows: int
     #: Names of files in the folder.
     vectors: str
     ranks: str
-    #: CRC-32 of the trusted rows.
+    #: CRC-32 of the valid rows.
     vectors_crc: int
     ranks_crc: int
-    #: None: too few vectors for one.
+    #: None if there were too few vectors for a graph.
     graph: str | None = None
     graph_rows: int = 0
     graph_crc: int = 0
-    #: Version of all this.
-    form: int = _FORM
+    #: Version of the file format.
+    form: int = _FORMAT
 
     def facts(self) -> dict[str, Any]:
-        """Return what `of` reads."""
+        """Return the fields as plain values, for `of`."""
         return asdict(self)
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> SavedIndex:
-        """Return the record with these facts.
+        """Return the record with these fields.
 
         Raises
         ------
         DamagedIndexError
-            Another version wrote them.
+            Another format version wrote them.
         """
-        if facts.get("form") != _FORM or set(facts) != {field.name for field in fields(cls)}:
+        if facts.get("form") != _FORMAT or set(facts) != {field.name for field in fields(cls)}:
             raise DamagedIndexError("the index was saved by another version")
         return cls(**facts)
 
@@ -83,12 +83,12 @@ class SavedIndex:
 
 
 def new_token() -> str:
-    """Return a part of a file's name that no other has."""
+    """Return a random token for a unique file name."""
     return os.urandom(6).hex()
 
 
 def checksum_of_rows(rows: NDArray[Any], start: int = 0) -> int:
-    """Return the CRC-32 of rows, which follow others whose checksum is `start`."""
+    """Return the CRC-32 of rows, continued from the checksum `start` of the rows before."""
     content = rows.data.cast("B") if len(rows) else memoryview(b"")
     for at in range(0, len(content), _BLOCK):
         start = crc32(content[at : at + _BLOCK], start)
@@ -104,45 +104,47 @@ def checksum_of_file(path: Path) -> int:
     return found
 
 
-def require_whole(path: Path, crc: int) -> None:
-    """Raise `DamagedIndexError` where a file is not what was saved."""
+def verify_file(path: Path, crc: int) -> None:
+    """Raise `DamagedIndexError` if the checksum of a file does not match."""
     if checksum_of_file(path) != crc:
-        raise DamagedIndexError(f"{path} is not what was saved")
+        raise DamagedIndexError(f"checksum mismatch in {path}")
 
 
 def map_rows(folder: Path, saved: SavedIndex) -> tuple[FileRows, FileRows]:
-    """Return the vectors and the ranks that were saved.
+    """Memory-map the saved vectors and ranks.
 
     Raises
     ------
     DamagedIndexError
-        They are not what was saved.
+        A checksum does not match.
     OSError
-        They are not there.
+        A file is missing.
     """
-    vectors = _checked(folder / saved.vectors, np.float16, (saved.dim,), saved, saved.vectors_crc)
+    vectors = _map_verified(
+        folder / saved.vectors, np.float16, (saved.dim,), saved, saved.vectors_crc
+    )
     try:
-        ranks = _checked(folder / saved.ranks, np.uint64, (), saved, saved.ranks_crc)
+        ranks = _map_verified(folder / saved.ranks, np.uint64, (), saved, saved.ranks_crc)
     except BaseException:
         vectors.close()
         raise
     return vectors, ranks
 
 
-def _checked(
+def _map_verified(
     path: Path, dtype: Any, shape: tuple[int, ...], saved: SavedIndex, crc: int
 ) -> FileRows:
     rows = FileRows(path, dtype, shape)
     if len(rows.array) < saved.rows or checksum_of_rows(rows.array[: saved.rows]) != crc:
         rows.close()
-        raise DamagedIndexError(f"{path} is not what was saved")
+        raise DamagedIndexError(f"checksum mismatch in {path}")
     return rows
 
 
 def copy_rows(
     folder: Path, before: SavedIndex | None, vectors: RowArray, ranks: RowArray, size: int
 ) -> tuple[FileRows, FileRows]:
-    """Return files with the first `size` rows: those of `before`, or new ones."""
+    """Return files with the first `size` rows: the files of `before` extended, or new ones."""
     start = before.rows if before is not None else 0
     token = new_token()
     names = (
@@ -155,8 +157,8 @@ def copy_rows(
         for rows, name in zip((vectors, ranks), names, strict=True):
             dtype, shape = rows.array.dtype, rows.array.shape[1:]
             copies.append(FileRows(folder / name, dtype, shape, create=before is None))
-            for at in range(start, size, _COPIED):
-                copies[-1].write(at, rows.array[at : min(at + _COPIED, size)])
+            for at in range(start, size, _COPY_CHUNK):
+                copies[-1].write(at, rows.array[at : min(at + _COPY_CHUNK, size)])
     except BaseException:
         for copy in copies:
             copy.close()

@@ -1,4 +1,4 @@
-"""The HNSW graph over the first rows of an index."""
+"""The usearch HNSW graph of an index."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ __all__ = ["Graph"]
 
 _CONNECTIVITY = 16
 _EXPANSION_ADD = 128
-#: Rows that go in one after the other: threads that start on an empty graph do not see each other's
-#: vectors, and may leave some that no search reaches.
-_ALONE = 1_024
-#: Bytes written at a time.
+#: Rows inserted by a single thread: concurrent insertions into an empty graph do not see each
+#: other's vectors and can leave some unreachable.
+_SINGLE_THREADED = 1_024
+#: Bytes per write.
 _BLOCK = 1 << 24
-#: Recall@10 on clustered unit vectors stays at 0.99 with 64 up to here, and needs 128 above.
+#: Recall@10 on clustered unit vectors is 0.99 with expansion_search=64 up to this size, and needs
+#: 128 above.
 _WIDER_ABOVE = 100_000
 
 
 class Graph:
-    """A usearch graph over the rows below `rows`, but for those that were removed.
+    """A usearch graph over the first `rows` rows, without removed ones.
 
     Parameters
     ----------
     dim : int
     threads : int
-        Threads of one search or insertion; 0 = all cores.
+        Threads per search or insertion; 0 = all cores.
     """
 
     def __init__(self, dim: int, threads: int) -> None:
         self._dim = dim
         self._threads = threads
         self._index = self._empty()
-        #: The file that the graph is read from, where it lies; such a graph cannot change.
+        #: The file of a memory-mapped graph, which is read-only.
         self.mapped: Path | None = None
-        #: Rows that went in, removed ones included.
+        #: Rows inserted so far, including removed ones.
         self.rows = 0
 
     def __len__(self) -> int:
@@ -51,12 +52,12 @@ class Graph:
 
     @classmethod
     def map(cls, path: Path, dim: int, rows: int, threads: int) -> Graph:
-        """Return a saved graph, read from its file where it lies.
+        """Memory-map a saved graph.
 
         Raises
         ------
         OSError, RuntimeError, ValueError
-            The file is not such a graph.
+            The file is not a graph of this shape.
         """
         graph = cls(dim, threads)
         graph._index.view(os.fspath(path), progress=_yielding)
@@ -68,25 +69,25 @@ class Graph:
         return graph
 
     def loaded(self) -> Graph:
-        """Return a copy of a mapped graph that can change."""
+        """Return a mutable copy of a mapped graph, in memory."""
         assert self.mapped is not None
         graph = Graph(self._dim, self._threads)
         try:
-            # the lock is held while vectors are read: they should come from memory, not the disk
+            # warms the page cache: usearch holds the GIL while it reads vectors
             checksum_of_file(self.mapped)
             graph._index.load(os.fspath(self.mapped), progress=_yielding)
         except (OSError, RuntimeError):
-            # another process has replaced the file; what is mapped is still there
+            # another process has replaced the file; the mapping is still valid
             graph._index = self._index.copy()
         graph.rows = self.rows
         graph._widen()
         return graph
 
     def save(self, path: Path) -> None:
-        """Write the graph to a file, and wait until the disk has it.
+        """Write the graph to a new file and fsync it.
 
-        Takes as much memory as the graph for a moment: usearch holds the interpreter's lock while
-        it writes vectors, and a slow disk would stop the event loop for seconds.
+        The graph is first serialized in memory, which doubles its memory for a moment: usearch
+        holds the GIL while it writes, and a slow disk would block the event loop for seconds.
         """
         content = memoryview(self._index.save(None, progress=_yielding))
         with path.open("xb", buffering=0) as file:
@@ -95,34 +96,34 @@ class Graph:
             os.fsync(file.fileno())
 
     def insert(self, rows: NDArray[np.int64], vectors: NDArray[np.float16], end: int) -> None:
-        """Insert rows; all below `end` are in, then."""
+        """Insert rows and their vectors, float16[n, dim]; the graph now covers rows below `end`."""
         if len(rows):
-            threads = 1 if self.rows < _ALONE else self._threads
+            threads = 1 if self.rows < _SINGLE_THREADED else self._threads
             self._index.add(rows.astype(np.uint64), vectors, threads=threads, copy=True)
         self.rows = end
         self._widen()
 
     def remove(self, rows: NDArray[np.int64]) -> None:
-        """Take rows out; a mapped graph keeps them, and who searches drops them."""
+        """Remove rows; a mapped graph keeps them, and callers of `search` filter them."""
         rows = rows[rows < self.rows]
         if self.mapped is None and len(rows):
             self._index.remove(rows.astype(np.uint64))
 
     def search(self, queries: NDArray[np.float16], count: int) -> NDArray[np.int64]:
-        """Return about the nearest rows, int64[B, at least 1], padded with -1.
+        """Return approximate nearest rows, int64[B, max(count, 1)], padded with -1.
 
-        The queries are of the type of the graph: to convert them costs up to a tenth of a search.
+        Queries have the dtype of the graph, float16; a conversion costs up to 10% of a search.
         """
         found = np.full((len(queries), max(count, 1)), -1, dtype=np.int64)
         if count == 0:
             return found
         matches = self._index.search(queries, count, threads=self._threads)
         if len(queries) == 1:
-            # a batch of one comes back as another type, without counts
+            # usearch returns another type for a single query, without counts
             keys = np.asarray(matches.keys).reshape(-1)
             found[0, : len(keys)] = keys.astype(np.int64)
             return found
-        # rows past the count are padded with key 0
+        # usearch pads with key 0
         filled = np.arange(matches.keys.shape[1])[None, :] < np.asarray(matches.counts)[:, None]
         found[:, : matches.keys.shape[1]] = np.where(filled, matches.keys.astype(np.int64), -1)
         return found
@@ -146,11 +147,11 @@ class Graph:
             self._index.expansion_search = 128
 
 
-# usearch holds the interpreter's lock while it reads and writes files, seconds for a large graph;
-# a function that it calls back lets other threads have their turn
+# usearch holds the GIL for seconds while it reads or writes a large file; a progress callback lets
+# other threads run
 def _yielding(done: int, total: int) -> bool:  # noqa: ARG001
     return True
 
 
-# usearch compares the types themselves, not their names
+# usearch checks the annotations, which must be types and not strings
 _yielding.__annotations__ = {"done": int, "total": int, "return": bool}

@@ -1,4 +1,4 @@
-"""The pool: the distinct unlabeled texts that neighbors come from, held in this process."""
+"""The in-memory pool."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc.errors import EmbeddingError
-from testnuc.index import EXACT_BELOW, NearestVectors
+from testnuc.index import EXACT_BELOW, NearestVectors, check_dim, empty_matches, ranks_of
 from testnuc.protocols import Matches, PoolText
 
 if TYPE_CHECKING:
@@ -21,10 +20,14 @@ __all__ = ["Pool"]
 
 
 class Pool:
-    """Texts by number, their vectors in a `NearestVectors`; an `Index` for one process.
+    """Distinct texts and their vectors, in the memory of this process; an `Index`.
 
-    One text is in the pool once, whatever the number of times it was added. Numbers are given in
-    the order of arrival and never again, so that a number is a snapshot, too.
+    Row numbers are assigned in insertion order and never reused, so a number is also a snapshot.
+
+    Parameters
+    ----------
+    exact_below : int
+        Number of vectors below which the search is exact.
     """
 
     def __init__(self, *, exact_below: int = EXACT_BELOW) -> None:
@@ -32,8 +35,8 @@ class Pool:
         self._rows: dict[bytes, int] = {}
         self._texts: list[PoolText] = []
         self._nearest: NearestVectors | None = None
-        # One thread adds, so that rows arrive in the order of their numbers even when whoever
-        # asked for it is cancelled; another searches, between the chunks of an addition.
+        # one thread adds, so that rows stay in the order of their numbers even if a caller is
+        # cancelled; another searches between the chunks of an addition
         self._adder = ThreadPoolExecutor(1, thread_name_prefix="testnuc-add")
         self._searcher = ThreadPoolExecutor(1, thread_name_prefix="testnuc-search")
 
@@ -44,17 +47,13 @@ class Pool:
         return text_hash in self._rows
 
     async def open(self) -> None:
-        """Do nothing: a pool in memory starts empty."""
+        """Do nothing: memory needs no opening."""
 
     async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
-        """Add the texts that are not there yet; see `testnuc.protocols.Index.add`."""
+        """Add texts; see `testnuc.protocols.Index.add`."""
         if self._nearest is None:
             self._nearest = NearestVectors(vectors.shape[1], exact_below=self._exact_below)
-        if vectors.shape[1] != self._nearest.dim:
-            raise EmbeddingError(
-                f"the embedder gave vectors of dimension {vectors.shape[1]}, "
-                f"but the pool holds dimension {self._nearest.dim}"
-            )
+        check_dim(vectors, self._nearest.dim)
         new = []
         for position, entry in enumerate(texts):
             row = self._rows.get(entry.hash)
@@ -66,13 +65,13 @@ class Pool:
                 self._texts[row] = entry
         upto = len(self._texts)
         nearest, fresh = self._nearest, [texts[i].hash for i in new]
-        # submitted in the same step in which the numbers were given: the order is the same
-        added = self._adder.submit(lambda: nearest.add(vectors[new], _ranks(fresh)))
+        # no await since the numbers were assigned: rows are added in the same order
+        added = self._adder.submit(lambda: nearest.add(vectors[new], ranks_of(fresh)))
         await asyncio.shield(asyncio.wrap_future(added))
         return upto
 
     async def remove(self, hashes: Sequence[bytes]) -> int:
-        """Take texts out of the pool; returns how many were in it."""
+        """Remove texts from the pool; returns how many were in it."""
         rows = [row for h in hashes if (row := self._rows.pop(h, None)) is not None]
         if rows and self._nearest is not None:
             removed = self._adder.submit(self._nearest.remove, np.array(rows, dtype=np.int64))
@@ -87,12 +86,9 @@ class Pool:
         exclude: Sequence[bytes] | None = None,
         upto: int | None = None,
     ) -> Matches:
-        """Find the k nearest texts of each vector; see `testnuc.protocols.Index.search`."""
+        """Return the k nearest texts of each vector; see `testnuc.protocols.Index.search`."""
         if self._nearest is None:
-            return Matches(
-                np.full((len(vectors), k), -1, dtype=np.int64),
-                np.zeros((len(vectors), k), dtype=np.float32),
-            )
+            return empty_matches(len(vectors), k)
         own = None
         if exclude is not None:
             own = np.array([self._rows.get(h, -1) for h in exclude], dtype=np.int64)
@@ -103,12 +99,12 @@ class Pool:
         return Matches(ids, similarities)
 
     async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
-        """Return the texts with these numbers."""
+        """Return the texts with these row numbers."""
         texts = self._texts
         return [texts[i] for i in ids.tolist()]
 
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
-        """Return at most `count` texts numbered from `start`, and where to go on."""
+        """Return the texts of rows `start` to `start + count`, and the next start or None."""
         end = start + count
         texts = [
             entry
@@ -118,17 +114,17 @@ class Pool:
         return texts, end if end < len(self._texts) else None
 
     async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
-        """Return the label that a person gave each text."""
+        """Return the known label of each text; None if it has none or is not in the pool."""
         rows = [self._rows.get(h) for h in hashes]
         return [None if row is None else self._texts[row].label for row in rows]
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
-        """Return the vector of each text that is in the pool."""
+        """Return the vector of each text, float16[dim]; None if it is not in the pool."""
         nearest = self._nearest
         if nearest is None:
             return [None] * len(hashes)
         found: list[NDArray[np.float16] | None] = [None] * len(hashes)
-        # a number is given before its vector has arrived: such a text is not there yet
+        # skip texts whose number is assigned but whose vector is not added yet
         size = len(nearest)
         places = [
             (i, row)
@@ -142,10 +138,6 @@ class Pool:
         return found
 
     async def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._adder.shutdown(wait=False, cancel_futures=True)
         self._searcher.shutdown(wait=False, cancel_futures=True)
-
-
-def _ranks(hashes: Sequence[bytes]) -> NDArray[np.uint64]:
-    return np.array([int.from_bytes(h[:8], "big") for h in hashes], dtype=np.uint64)

@@ -1,14 +1,15 @@
-"""The nearest of numbered vectors, by cosine."""
+"""Nearest-neighbor search over numbered vectors, by cosine."""
 
 from __future__ import annotations
 
 import os
-import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from testnuc.errors import EmbeddingError, InvalidInputError
+from testnuc.index.exact import exact_candidates
+from testnuc.index.fair_lock import FairLock
 from testnuc.index.files import (
     DamagedIndexError,
     SavedIndex,
@@ -17,7 +18,7 @@ from testnuc.index.files import (
     copy_rows,
     map_rows,
     new_token,
-    require_whole,
+    verify_file,
 )
 from testnuc.index.graph import Graph
 from testnuc.index.rows import FileRows, MemoryRows
@@ -35,60 +36,42 @@ __all__ = ["EXACT_BELOW", "NearestVectors"]
 #: Below this many vectors a matrix product is as fast as the graph, and exact.
 EXACT_BELOW = 5_000
 
-#: How many go into the graph with each that is added, from half of `EXACT_BELOW` on: all are in it
-#: when it is first needed. To make it then, at once, would hold up who adds for seconds.
+#: Graph insertions per added row, from half of `EXACT_BELOW` on, so that the graph is complete when
+#: it is first needed. Building it at once at that point would block `add` for seconds.
 _AHEAD = 3
-#: Vectors that each thread inserts into the graph at a time: it cannot be searched meanwhile.
+#: Vectors per thread and graph insertion, during which searches wait.
 _ADD_CHUNK = 16
-#: Queries scored at a time by the exact search, to bound the score matrix.
+#: Queries per exact search; bounds the score matrix.
 _QUERY_CHUNK = 256
-#: How far below the k-th best score a candidate still is re-scored: more than float32's error.
-_SCORE_SLACK = 1e-4
 #: Candidates fetched from the graph beyond k, so that re-scoring can change their order.
 _EXTRA = 8
-
-
-class FairLock:
-    """A lock that nobody gets twice while another waits: an addition takes it again and again."""
-
-    def __init__(self) -> None:
-        self._turn = threading.Lock()
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        # who waits for the lock holds the turn: whoever comes back for the lock stands behind
-        with self._turn:
-            self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 class NearestVectors:
     """Unit vectors as float16 rows, searched by cosine.
 
-    Candidates are re-scored from the float16 rows in one fixed order, so that similarities are
-    equal bits whichever search found them; equal similarities rank by `ranks`. Rows that are not in
-    the graph yet are searched exactly.
+    Candidates are re-scored from the float16 rows in a fixed order, so that similarities are
+    bit-identical whichever search found them. Equal similarities are ordered by `ranks`. Rows that
+    are not in the graph yet are searched exactly.
 
     Parameters
     ----------
     dim : int
-        Length of a vector.
+        Dimension of a vector.
     exact_below : int
         Number of vectors below which the search is exact.
     threads : int
-        Threads of one search or insertion; 0 = all cores.
+        Threads per search or insertion; 0 = all cores.
 
     Notes
     -----
-    Not thread-safe but for searches beside one thread that adds, removes and saves: it takes the
-    lock chunk by chunk.
+    Thread safety: one thread may add, remove and save while another searches. An addition holds the
+    lock for one chunk at a time.
     """
 
     def __init__(self, dim: int, *, exact_below: int = EXACT_BELOW, threads: int = 0) -> None:
         if dim < 1:
-            raise InvalidInputError(f"dim is {dim}: a vector needs at least one number")
+            raise InvalidInputError(f"dim is {dim}; give at least 1")
         self.dim = dim
         self._exact_below = exact_below
         self._threads = threads
@@ -98,19 +81,19 @@ class NearestVectors:
         self._vectors: RowArray = MemoryRows(np.float16, (dim,))
         self._ranks: RowArray = MemoryRows(np.uint64, ())
         self._alive = MemoryRows(np.bool_, ())
-        # the rows outside the graph as float32, for the matrix product
+        # the rows outside the graph as float32, cached for the matrix product
         self._single = np.empty((0, dim), dtype=np.float32)
         self._graph: Graph | None = None
-        #: Whether the graph is searched: it may be in the making.
+        #: Whether searches use the graph, which may still be under construction.
         self._by_graph = False
 
     def __len__(self) -> int:
-        """Return the number of rows ever added, removed ones included."""
+        """Return the number of rows ever added, including removed ones."""
         return self._size
 
     @property
     def graph_rows(self) -> int:
-        """How many rows are in the graph, removed ones included."""
+        """Number of rows in the graph, including removed ones."""
         return 0 if self._graph is None else self._graph.rows
 
     def add(self, vectors: NDArray[np.float16], ranks: NDArray[np.uint64]) -> None:
@@ -121,23 +104,23 @@ class NearestVectors:
         vectors : float16[n, dim]
             Unit vectors.
         ranks : uint64[n]
-            Orders rows of equal similarity, lowest first.
+            Order of rows with equal similarity, lowest first.
 
         Raises
         ------
         EmbeddingError
-            A vector has the wrong length, NaN or infinity: one such vector would silently spoil
-            the graph for every later search, so nothing is added.
+            A vector has the wrong dimension, NaN or infinity. Nothing is added: one such vector
+            would corrupt the graph for every later search.
         """
         if vectors.ndim != 2 or vectors.shape[1] != self.dim:
             raise EmbeddingError(
                 f"vectors of shape {vectors.shape} do not fit an index of dimension {self.dim}; "
-                "use one embedder for one pool"
+                "use one embedder per pool"
             )
         bad = ~np.isfinite(vectors).all(axis=1)
         if bad.any():
             raise EmbeddingError(
-                f"vector {int(bad.argmax())} has NaN or infinity; the embedder is at fault"
+                f"the embedder returned NaN or infinity in vector {int(bad.argmax())}"
             )
         for start in range(0, len(vectors), self._chunk):
             chunk = slice(start, start + self._chunk)
@@ -146,7 +129,7 @@ class NearestVectors:
             self._extend_graph(len(vectors[chunk]))
 
     def remove(self, rows: NDArray[np.int64]) -> None:
-        """Make rows unfindable; their numbers are not used again."""
+        """Exclude rows from searches; their numbers are not reused."""
         with self._lock:
             rows = np.unique(rows[self._alive.array[rows]])
             self._alive.array[rows] = False
@@ -171,25 +154,25 @@ class NearestVectors:
         exclude: NDArray[np.int64] | None = None,
         limit: int | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Find the k most similar rows of each query.
+        """Return the k most similar rows of each query.
 
         Parameters
         ----------
         queries : float16[B, dim]
             Unit vectors.
         k : int
-            Rows wanted for each query.
+            Rows per query.
         exclude : int64[B], optional
-            A row that is not wanted for the query, or -1.
+            A row that is left out of the query's result, or -1.
         limit : int, optional
-            Only rows below this number: the pool as it was when it had so many.
+            Search only rows below this number (a snapshot).
 
         Returns
         -------
         rows : int64[B, k]
-            Most similar first; -1 where there are fewer.
+            Most similar first, padded with -1.
         similarities : float32[B, k]
-            At most 1; 0 where there is no row.
+            At most 1, padded with 0.
         """
         from testnuc._kernels.rescore import rank_rows, rescore
 
@@ -218,12 +201,12 @@ class NearestVectors:
     def open(
         cls, folder: Path, saved: SavedIndex, *, exact_below: int = EXACT_BELOW, threads: int = 0
     ) -> Self:
-        """Open a saved index by memory map; rows that were removed have to be removed again.
+        """Memory-map a saved index; removals are not saved and must be applied again.
 
         Raises
         ------
         DamagedIndexError
-            A file is missing, or not what was saved.
+            A file is missing or damaged.
         """
         index = cls(saved.dim, exact_below=exact_below, threads=threads)
         try:
@@ -232,8 +215,8 @@ class NearestVectors:
             raise DamagedIndexError(str(exc)) from exc
         try:
             if saved.graph is not None:
-                # a graph that is damaged inside could end the process
-                require_whole(folder / saved.graph, saved.graph_crc)
+                # usearch can crash the process on a damaged graph
+                verify_file(folder / saved.graph, saved.graph_crc)
                 path = folder / saved.graph
                 index._graph = Graph.map(path, saved.dim, saved.graph_rows, threads)
                 index._by_graph = True
@@ -245,24 +228,24 @@ class NearestVectors:
         return index
 
     def save(self, folder: Path, before: SavedIndex | None) -> SavedIndex:
-        """Write what is not saved yet to files, and keep the vectors there from now on.
+        """Write unsaved rows and the graph to files; from then on, vectors are read from there.
 
         Parameters
         ----------
         folder : Path
-            Where all files of this index are.
+            Folder of the index files.
         before : SavedIndex, optional
-            What is saved there already, by this process or another, of the same rows.
+            The latest save of the same rows, by this process or another.
 
         Returns
         -------
         SavedIndex
-            Shares files with `before`; the graph of `before` is left in its place.
+            May share files with `before`. The graph file of `before` is not deleted.
 
         Raises
         ------
         OSError
-            The disk is full, or read-only; `before` is as good as it was.
+            The disk is full or read-only; `before` stays valid.
         """
         if before is not None and before.rows > self._size:
             return before
@@ -296,7 +279,7 @@ class NearestVectors:
         )
 
     def _move_to_files(self, folder: Path, before: SavedIndex | None) -> tuple[FileRows, FileRows]:
-        """Return files that hold all rows: those of `before`, if there are any."""
+        """Return files that contain all rows; reuses the files of `before`."""
         vectors, ranks = self._vectors, self._ranks
         if (
             isinstance(vectors, FileRows)
@@ -310,7 +293,7 @@ class NearestVectors:
             self._vectors, self._ranks = moved
         return moved
 
-    def _leave_files(self) -> None:
+    def _move_to_memory(self) -> None:
         vectors, ranks = MemoryRows(np.float16, (self.dim,)), MemoryRows(np.uint64, ())
         vectors.write(0, self._vectors.array[: self._size])
         ranks.write(0, self._ranks.array[: self._size])
@@ -318,7 +301,7 @@ class NearestVectors:
         self._vectors, self._ranks = vectors, ranks
 
     def close(self) -> None:
-        """Let go of files; searches that run go on."""
+        """Close the files; running searches are not affected."""
         for rows in (self._vectors, self._ranks):
             if isinstance(rows, FileRows):
                 rows.close()
@@ -329,15 +312,15 @@ class NearestVectors:
             self._vectors.write(start, vectors)
             self._ranks.write(start, ranks)
         except OSError:
-            # no room on the disk: what the files were to save is kept here instead
-            self._leave_files()
+            # the disk is full
+            self._move_to_memory()
             self._vectors.write(start, vectors)
             self._ranks.write(start, ranks)
         self._alive.write(start, np.ones(len(vectors), dtype=np.bool_))
         self._size = size
 
     def _extend_graph(self, added: int) -> None:
-        """Let the graph catch up with the rows, if there is or soon will be one."""
+        """Insert rows that are not in the graph; creates the graph before it is first needed."""
         if self._graph is None:
             if self._size < self._exact_below // 2:
                 return
@@ -373,12 +356,12 @@ class NearestVectors:
         exclude: NDArray[np.int64],
         end: int,
     ) -> NDArray[np.int64]:
-        """Return rows, int64[B, at least k], unordered and padded with -1, that hold the best k."""
+        """Return rows that include the best k, unordered and padded with -1; int64[B, W]."""
         if self._graph is None or not self._by_graph:
-            return self._exact_candidates(single, k, exclude, 0, end)
+            return self._outside_graph(single, k, exclude, 0, end)
         found = self._graph_candidates(self._graph, queries, k, exclude, end)
         if self._graph.rows < end:
-            rest = self._exact_candidates(single, k, exclude, self._graph.rows, end)
+            rest = self._outside_graph(single, k, exclude, self._graph.rows, end)
             found = np.concatenate([found, rest], axis=1)
         return found
 
@@ -390,7 +373,7 @@ class NearestVectors:
         exclude: NDArray[np.int64],
         end: int,
     ) -> NDArray[np.int64]:
-        # rows at or above `end` may come first and are dropped: fetch until k are left of each
+        # rows at or above `end` are dropped, so fetch more until k remain for each query
         want = k + 1 + _EXTRA
         while True:
             count = min(want, len(graph))
@@ -401,7 +384,7 @@ class NearestVectors:
                 return found
             want *= 4
 
-    def _exact_candidates(
+    def _outside_graph(
         self,
         queries: NDArray[np.float32],
         k: int,
@@ -409,23 +392,10 @@ class NearestVectors:
         start: int,
         end: int,
     ) -> NDArray[np.int64]:
-        """Return the candidates among the rows from `start`, all of which are outside the graph."""
+        """Return the exact candidates among rows `start` to `end`; all are outside the graph."""
         if len(self._single) != self._size - start:
             self._single = self._vectors.array[start : self._size].astype(np.float32)
-        count = end - start
-        scores = queries @ self._single[:count].T
-        scores[:, ~self._alive.array[start:end]] = -np.inf
-        own = np.flatnonzero((exclude >= start) & (exclude < end))
-        scores[own, exclude[own] - start] = -np.inf
-        if count > k:
-            edge = np.partition(scores, count - k, axis=1)[:, count - k]
-        else:
-            edge = np.full(len(scores), -np.inf, dtype=np.float32)
-        # all that could be among the best k after re-scoring, ties at the edge included
-        wanted = (scores >= edge[:, None] - np.float32(_SCORE_SLACK)) & (scores > -np.inf)
-        width = max(int(wanted.sum(axis=1).max(initial=0)), 1)
-        found = np.full((len(scores), width), -1, dtype=np.int64)
-        query, row = np.nonzero(wanted)
-        first = np.searchsorted(query, np.arange(len(scores)))
-        found[query, np.arange(len(query)) - first[query]] = row + start
-        return found
+        alive = self._alive.array[start:end]
+        vectors = self._single[: end - start]
+        found = exact_candidates(queries, vectors, alive, k, exclude - start)
+        return np.where(found >= 0, found + start, -1)

@@ -1,7 +1,7 @@
-"""Rows of equal length, one after the other: in memory, or in a file that processes share.
+"""Append-only arrays of fixed-size rows, in memory or in a shared memory-mapped file.
 
-A row never changes once it is written, so whoever writes a row of a shared file writes the same
-bytes. Files only grow: to cut one would end every process that has it mapped.
+Written rows never change, so concurrent writers of a row write the same bytes. Files are never
+truncated: that would crash every process that has them mapped.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 __all__ = ["FileRows", "MemoryRows", "RowArray"]
 
-_LEAST = 1_024
-_LEAST_BYTES = 1 << 16
+_MIN_ROWS = 1_024
+_MIN_BYTES = 1 << 16
 
 
 class RowArray(Protocol):
-    """Rows that can be appended and read."""
+    """An append-only array of rows."""
 
-    #: [room, ..]: the rows, and room for more; replaced when it is full.
+    #: [capacity, ..]: the rows and spare capacity; replaced by a larger array when full.
     array: NDArray[Any]
 
     def write(self, start: int, rows: NDArray[Any]) -> None:
-        """Put rows at `start`."""
+        """Write rows at `start`."""
 
 
 class MemoryRows:
@@ -40,18 +40,18 @@ class MemoryRows:
     ----------
     dtype : dtype
     shape : tuple of int
-        Of one row.
+        Shape of one row.
     """
 
     def __init__(self, dtype: Any, shape: tuple[int, ...]) -> None:
         self.array: NDArray[Any] = np.empty((0, *shape), dtype=dtype)
 
     def write(self, start: int, rows: NDArray[Any]) -> None:
-        """Put rows at `start`; who has the old array keeps what it holds."""
+        """Write rows at `start`; references to a replaced array stay valid."""
         end = start + len(rows)
         if end > len(self.array):
-            room = max(end, len(self.array) * 2, _LEAST)
-            grown = np.empty((room, *self.array.shape[1:]), dtype=self.array.dtype)
+            capacity = max(end, len(self.array) * 2, _MIN_ROWS)
+            grown = np.empty((capacity, *self.array.shape[1:]), dtype=self.array.dtype)
             grown[:start] = self.array[:start]
             self.array = grown
         self.array[start:end] = rows
@@ -65,9 +65,9 @@ class FileRows:
     path : Path
     dtype : dtype
     shape : tuple of int
-        Of one row.
+        Shape of one row.
     create : bool
-        Make the file, which must not be there.
+        Create the file, which must not exist.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class FileRows:
             raise
 
     def write(self, start: int, rows: NDArray[Any]) -> None:
-        """Put rows at `start`; raises `OSError` where the disk is full."""
+        """Write rows at `start`; raises `OSError` if the disk is full."""
         size = (start + len(rows)) * self._width
         have = os.fstat(self._file.fileno()).st_size
         if size > have:
-            self._reserve(have, max(size, have + have // 8, _LEAST_BYTES))
-        # through the file, not through the map: a full disk is an error there, here it is the end
+            self._reserve(have, max(size, have + have // 8, _MIN_BYTES))
+        # not through the map, where a full disk raises SIGBUS instead of an error
         self._file.seek(start * self._width)
         left = np.ascontiguousarray(rows, dtype=self._dtype).data.cast("B")
         while left:
@@ -100,11 +100,11 @@ class FileRows:
             self._map()
 
     def sync(self) -> None:
-        """Wait until the disk has what was written."""
+        """Flush written rows to disk (fsync)."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Let go of the file; arrays that are in use stay."""
+        """Close the file; references to its arrays stay valid."""
         self._file.close()
 
     def _reserve(self, have: int, size: int) -> None:
@@ -117,9 +117,10 @@ class FileRows:
             have += self._file.write(bytes(min(size - have, 1 << 20))) or 0
 
     def _map(self) -> None:
-        room = os.fstat(self._file.fileno()).st_size // self._width
-        if room:
-            # the array keeps the map alive, and the map needs no file
-            mapped = mmap.mmap(self._file.fileno(), room * self._width, access=mmap.ACCESS_READ)
-            flat = np.frombuffer(mapped, dtype=self._dtype, count=room * int(np.prod(self._shape)))
-            self.array = flat.reshape(room, *self._shape)
+        capacity = os.fstat(self._file.fileno()).st_size // self._width
+        if capacity:
+            # the array keeps the map alive, also after the file is closed
+            mapped = mmap.mmap(self._file.fileno(), capacity * self._width, access=mmap.ACCESS_READ)
+            self.array = np.frombuffer(
+                mapped, dtype=self._dtype, count=capacity * int(np.prod(self._shape))
+            ).reshape(capacity, *self._shape)

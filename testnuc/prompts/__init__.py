@@ -1,9 +1,8 @@
-"""The prompt and the reply: how texts are put to an LLM, and how its answers are read.
+"""Prompt rendering and reply parsing.
 
-Pure functions. All that stays the same from text to text is in the system prompt, so that providers
-can cache it. A text is put into the user prompt as one line of JSON: whatever it holds (our own
-markers, JSON, instructions, line breaks), it cannot end its line, and so cannot pose as another
-sample.
+Pure functions. The system prompt holds everything that is the same for all texts, so that providers
+can cache it. In the user prompt each text is one line of JSON: its content (our own markers, JSON,
+instructions, line breaks) cannot end the line, so it cannot pose as another text.
 """
 
 from testnuc._base.checks import valid_text

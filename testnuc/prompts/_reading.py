@@ -1,4 +1,4 @@
-"""Reading replies: leniently in their form, strictly in which text an answer belongs to."""
+"""Reply parsing: lenient about format, strict about which text an answer belongs to."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from testnuc.protocols import Answer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Only this much of a reply's end is searched for JSON: an answer stands at the end.
+#: Characters at the end of a reply that are searched for JSON: the answer comes last.
 _SEARCHED = 50_000
-#: How many places of a reply are tried as the beginning of JSON.
-_TRIES = 1000
+#: Most positions of a reply that are tried as the start of JSON.
+_MAX_STARTS = 1000
 
 _THINKING = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 _FENCED = re.compile(r"```[\w-]*\s*\n?(.*?)```", re.DOTALL)
@@ -28,53 +28,52 @@ _DECODER = json.JSONDecoder()
 
 
 def parse_reply(content: str, n: int) -> tuple[Answer | ReplyError, ...]:
-    """Read the answers to `n` texts out of what an LLM said.
+    """Parse the answers for `n` texts from a reply.
 
-    The JSON may stand in a code fence, after reasoning or before other prose. Answers to several
-    texts are joined by their id, never by order: an id that is missing, or given twice with
-    different answers, fails for that text alone, and an unknown id concerns nobody. Only ids that
-    show another way of counting, from 0 or one past the last text, fail for all, since any answer
-    may then belong to the text before or after.
+    The JSON may be in a code fence, after reasoning or before other prose. Answers for several
+    texts are matched by id, never by order. A missing id, or a duplicate id with different answers,
+    fails for that text only; an unknown id is ignored. An id 0 or n + 1 fails for all texts: the
+    model may have counted differently, and every answer may belong to the text before or after.
 
     Parameters
     ----------
     content : str
-        What the LLM said.
+        The reply of the LLM.
     n : int
-        How many texts it was asked about.
+        Number of texts in the request.
 
     Returns
     -------
     tuple[Answer or ReplyError, ...]
-        One for each text, in order. The function itself raises nothing.
+        One per text, in order. Errors are returned, never raised.
     """
-    if n == 1 and (usual := _usual(content)):
-        return (usual,)
+    if n == 1 and (answer := _plain_answer(content)):
+        return (answer,)
     items: list[dict[str, Any]] = []
     for value in _values(content):
         read = _items(value)
         if read is None:
             continue
         if n > 1 and isinstance(value, dict) and "id" in read[0] and len(read) == 1:
-            items += read  # one answer a line, or what is whole of an answer that was cut off
+            items += read  # one answer per line, or the complete part of a truncated reply
         else:
-            items = read  # the last one counts: drafts come before the answer
+            items = read  # the last one wins: drafts come before the answer
     if not items:
-        return _all_failed(UnreadableReplyError, "the reply holds no JSON answer", content, n)
+        return _all_errors(UnreadableReplyError, "the reply contains no JSON answer", content, n)
     if n == 1:
         answers = [_answer(item, content) for item in items]
         if any(item.get("id") is not None and _id_of(item["id"]) != 1 for item in items) or any(
             answer != answers[0] for answer in answers
         ):
-            return _all_failed(
-                MismatchedReplyError, "the reply answers other texts than the one asked", content, 1
+            return _all_errors(
+                MismatchedReplyError, "the reply has answers for other texts", content, 1
             )
         return (answers[0],)
-    return _joined(items, content, n)
+    return _match_by_id(items, content, n)
 
 
-def _usual(content: str) -> Answer | None:
-    """Read the reply that nearly all are, a whole object with a label and a confidence."""
+def _plain_answer(content: str) -> Answer | None:
+    """Parse the most common reply, an object with a label and a confidence (fast path)."""
     try:
         value = orjson.loads(content)
     except ValueError:
@@ -87,66 +86,66 @@ def _usual(content: str) -> Answer | None:
     return None
 
 
-def _joined(items: list[dict[str, Any]], content: str, n: int) -> tuple[Answer | ReplyError, ...]:
-    """Put each answer to the text whose id it carries."""
+def _match_by_id(
+    items: list[dict[str, Any]], content: str, n: int
+) -> tuple[Answer | ReplyError, ...]:
     by_id: dict[int, Answer | ReplyError] = {}
-    doubled: set[int] = set()
-    foreign: set[int | None] = set()
+    duplicate: set[int] = set()
+    unknown: set[int | None] = set()
     for item in items:
         key = _id_of(item.get("id"))
         if key is None or not 1 <= key <= n:
-            foreign.add(key)
+            unknown.add(key)
             continue
         answer = _answer(item, content)
         if key in by_id and by_id[key] != answer:
-            doubled.add(key)
+            duplicate.add(key)
         by_id[key] = answer
-    if 0 in foreign or n + 1 in foreign:
-        return _all_failed(
+    if 0 in unknown or n + 1 in unknown:
+        return _all_errors(
             MismatchedReplyError, f"the reply's ids are not those of the {n} texts", content, n
         )
     return tuple(
-        _failed(MismatchedReplyError, f"the reply has two answers with id {i}", content)
-        if i in doubled
+        _error(MismatchedReplyError, f"the reply has two answers with id {i}", content)
+        if i in duplicate
         else by_id.get(i)
-        or _failed(MismatchedReplyError, f"the reply has no answer with id {i}", content)
+        or _error(MismatchedReplyError, f"the reply has no answer with id {i}", content)
         for i in range(1, n + 1)
     )
 
 
-def _failed(kind: type[ReplyError], message: str, content: str) -> ReplyError:
+def _error(kind: type[ReplyError], message: str, content: str) -> ReplyError:
     return kind(f"{message}: {content[:200]!r}", content=content[:2000])
 
 
-def _all_failed(
+def _all_errors(
     kind: type[ReplyError], message: str, content: str, n: int
 ) -> tuple[Answer | ReplyError, ...]:
-    return tuple(_failed(kind, message, content) for _ in range(n))
+    return tuple(_error(kind, message, content) for _ in range(n))
 
 
 def _values(content: str) -> Iterator[Any]:
-    """Yield all JSON values that a reply may hold, in order; alone if it is nothing but JSON."""
+    """Yield the JSON values in a reply, in order: one if all of it is JSON."""
     try:
         yield orjson.loads(content)
     except ValueError:
         pass
     else:
         return
-    said = _THINKING.sub(" ", content)[-_SEARCHED:]
-    fenced = _FENCED.findall(said)
-    for block in fenced:
+    searched = _THINKING.sub(" ", content)[-_SEARCHED:]
+    for block in _FENCED.findall(searched):
         try:
             value = orjson.loads(block.strip())
         except ValueError:
             continue
         yield value
     at = 0
-    for _ in range(_TRIES):
-        opening = _OPENING.search(said, at)
+    for _ in range(_MAX_STARTS):
+        opening = _OPENING.search(searched, at)
         if opening is None:
             return
         try:
-            value, at = _DECODER.raw_decode(said, opening.start())
+            value, at = _DECODER.raw_decode(searched, opening.start())
         except (ValueError, RecursionError):
             at = opening.start() + 1
         else:
@@ -154,7 +153,7 @@ def _values(content: str) -> Iterator[Any]:
 
 
 def _items(value: Any) -> list[dict[str, Any]] | None:
-    """Return the answers in a JSON value, or None where it does not look like any."""
+    """Return the answers in a JSON value, or None if it has none."""
     if isinstance(value, dict):
         value = {str(key).strip().lower(): inner for key, inner in value.items()}
         if "label" in value:
@@ -191,17 +190,17 @@ def _answer(item: dict[str, Any], content: str) -> Answer | ReplyError:
     if isinstance(label, bool | int | float):
         label = json.dumps(label)
     if not isinstance(label, str) or not label.strip():
-        return _failed(UnreadableReplyError, "the answer has no label", content)
+        return _error(UnreadableReplyError, "the answer has no label", content)
     if not label.isascii():
-        label = label.encode("utf-8", "replace").decode()  # an escaped half of a character
+        label = label.encode("utf-8", "replace").decode()  # replaces escaped lone surrogates
     return Answer(label, _confidence(item.get("confidence")))
 
 
 def _confidence(value: Any) -> float | None:
-    """Return 0..1, or None where a value cannot be read as a probability without guessing.
+    """Return a probability 0..1, or None if the value is ambiguous.
 
-    A percent sign says what is meant; so does a whole number from 11 to 100. From 2 to 10 it could
-    be percent or marks out of ten, and is not used.
+    A number with a percent sign is a percentage, and so is an integer from 11 to 100. An integer
+    from 2 to 10 may be a percentage or a score out of ten, so it is dropped.
     """
     percent = False
     if isinstance(value, str):
@@ -233,30 +232,30 @@ _FIELDS = re.compile(
 
 
 def label_spans(content: str, n: int) -> dict[int, tuple[int, int]]:
-    """Find where in a reply each text's label stands, for token log-probabilities.
+    """Return the character span of each text's label in a reply, for token log-probabilities.
 
     Parameters
     ----------
     content : str
-        A reply that `parse_reply` can read.
+        A reply that `parse_reply` can parse.
     n : int
-        How many texts it answers.
+        Number of texts in the request.
 
     Returns
     -------
     dict[int, tuple[int, int]]
-        Position of the text -> first and last-plus-one character of its label. Texts whose label
-        cannot be located, or stands there twice, are left out.
+        Position of the text -> start and end of its label. Texts whose label is missing or occurs
+        twice are left out.
     """
     found: dict[int, tuple[int, int]] = {}
-    unsure: set[int] = set()
+    ambiguous: set[int] = set()
     current = 1 if n == 1 else None
     for field in _FIELDS.finditer(content):
         if field["id"] is not None:
             current = int(field["id"])
         elif field["label"] is not None and current is not None:
             if current in found and n > 1:
-                unsure.add(current)
+                ambiguous.add(current)
             found[current] = field.span("label")
             current = 1 if n == 1 else None
-    return {i - 1: span for i, span in found.items() if 1 <= i <= n and i not in unsure}
+    return {i - 1: span for i, span in found.items() if 1 <= i <= n and i not in ambiguous}

@@ -1,4 +1,4 @@
-"""Writing prompts, and reading the texts back out of them."""
+"""Prompt rendering, and its inverse."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: Part of every key: changes whenever the same inputs give another prompt.
+#: Part of every key; increment whenever the same inputs render another prompt.
 PROMPT_VERSION = 1
 
 _DEMONSTRATIONS = "== Demonstrations =="
 _SAMPLES = "== Testing Samples =="
 
-#: What JSON leaves as it is although some programs end a line there, and other controls.
-_UNSEEN = re.compile("[\x7f-\x9f\u2028\u2029]")
+#: Line separators and controls that JSON does not escape.
+_UNESCAPED = re.compile("[\x7f-\x9f\u2028\u2029]")
 
 
 class LabelOptions(Protocol):
-    """What a prompt needs to know of a `LabelSet`."""
+    """The attributes of `LabelSet` that a prompt uses."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ class LabelOptions(Protocol):
 
     @property
     def descriptions(self) -> Mapping[str, str]:
-        """Label -> description, for those that have one."""
+        """Label -> description, for labels that have one."""
 
     @property
     def none_label(self) -> str | None:
@@ -41,7 +41,7 @@ class LabelOptions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A text shown to the LLM as context, with its label where that is known."""
+    """A few-shot example: a text, with its label if known."""
 
     text: str
     label: str | None = None
@@ -55,20 +55,20 @@ def system_prompt(
     confidence: Literal["verbalized", "logprobs"] = "verbalized",
     texts_per_call: int = 1,
 ) -> str:
-    """Write all of the prompt that is the same for every text.
+    """Render the system prompt, which is the same for every text.
 
     Parameters
     ----------
     labels : LabelSet
-        The label options; described ones are listed one per line with their description.
+        The label options; if any has a description, they are listed one per line.
     instructions : str, optional
         The user's own guidelines.
     none_label : str, optional
-        The label for samples that no other label fits. Default: that of `labels`.
+        The label for texts that no other label fits. Default: that of `labels`.
     confidence : {"verbalized", "logprobs"}
-        Whether the LLM is asked to state its confidence.
+        "verbalized" instructs the LLM to state its confidence.
     texts_per_call : int
-        Above 1, the format for several samples is described as well.
+        Above 1, the prompt also describes the format for several texts.
 
     Returns
     -------
@@ -117,19 +117,19 @@ def system_prompt(
 
 
 def user_prompt(texts: Sequence[str], demonstrations: Sequence[Demonstration] = ()) -> str:
-    """Write the part of the prompt that holds the texts.
+    """Render the user prompt, which contains the texts.
 
     Parameters
     ----------
     texts : Sequence[str]
         The texts to label; text ``i`` gets the id ``i + 1``.
     demonstrations : Sequence[Demonstration]
-        Texts shown as context, most similar first.
+        Few-shot examples, most similar first.
 
     Returns
     -------
     str
-        The user message; `samples_in` gives the texts back.
+        The user message; `samples_in` returns its texts.
     """
     lines = []
     if demonstrations:
@@ -145,17 +145,17 @@ def user_prompt(texts: Sequence[str], demonstrations: Sequence[Demonstration] = 
 
 
 def samples_in(user: str) -> list[str]:
-    """Return the texts that a user message asks about: the inverse of `user_prompt`.
+    """Return the texts to label in a user message: the inverse of `user_prompt`.
 
     Parameters
     ----------
     user : str
-        A message that `user_prompt` wrote.
+        A message rendered by `user_prompt`.
 
     Returns
     -------
     list[str]
-        Its testing samples, in order; demonstrations are left out.
+        Its texts, in order, without the few-shot examples.
     """
     lines = iter(user.split("\n"))
     for line in lines:
@@ -175,8 +175,8 @@ def _quoted(text: str) -> str:
         quoted = orjson.dumps(text).decode()
     except TypeError:
         raise InvalidInputError(
-            f"the text {text!a:.80} holds a lone surrogate (half a character) and cannot be sent."
+            f"the text {text!a:.80} contains a lone surrogate (half a character) and cannot be sent"
         ) from None
     if quoted.isascii() and "\x7f" not in quoted:
         return quoted
-    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted)
+    return _UNESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted)

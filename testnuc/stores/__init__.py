@@ -1,4 +1,4 @@
-"""Stores: what was paid for, kept."""
+"""Stores: predictions, embeddings and pools in memory, SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ __all__ = ["resolve"]
 
 
 def resolve(store: str | os.PathLike[str] | Store | None) -> Store:
-    """Return the store that is meant.
+    """Return the store for the `store` argument of a client.
 
     Parameters
     ----------
     store : str, path, Store or None
-        None: this process's memory. ``postgresql://..``: that database. Any other string, or a
-        path: that SQLite file.
+        None: in memory. ``postgresql://..``: PostgreSQL. Any other string, or a path: SQLite.
+
+    Raises
+    ------
+    InvalidInputError
+        It is none of these.
     """
     if store is None:
         from testnuc.stores.memory import MemoryStore
 
         return MemoryStore()
     if isinstance(store, str) and store.startswith(("postgresql://", "postgres://")):
-        # by name: its driver is an extra
+        # by name: its driver is an optional dependency
         made: Store = import_module("testnuc.stores.postgres").PostgresStore(store)
         return made
     if isinstance(store, str) and "://" in store:
-        # the rest of a URL may hold a password
+        # the rest of the URL may contain a password
         raise InvalidInputError(
-            f"store is a URL of the kind {store.partition('://')[0]!r}; give a path (SQLite) or "
-            "postgresql://user@host/database"
+            f"store is a URL with the unsupported scheme {store.partition('://')[0]!r}; use a path "
+            "(SQLite) or postgresql://user@host/database"
         )
     if isinstance(store, str | os.PathLike):
         from testnuc.stores.sqlite import SqliteStore
@@ -43,7 +47,7 @@ def resolve(store: str | os.PathLike[str] | Store | None) -> Store:
         return SqliteStore(store)
     if not callable(getattr(store, "get_predictions", None)):
         raise InvalidInputError(
-            f"store is {store!r}; give None (memory), a path, postgresql://.., or an object that "
+            f"store is {store!r}; use None (memory), a path, postgresql://.., or an object that "
             "implements testnuc.protocols.Store"
         )
     return store

@@ -1,4 +1,4 @@
-"""Batches as the databases keep them."""
+"""Conversion of batch rows, for both databases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["from_row"]
 
 
 def from_row(row: Sequence[Any]) -> StoredBatch:
-    """Return the batch of a row.
+    """Convert a database row to a batch.
 
     Parameters
     ----------

@@ -1,14 +1,14 @@
-"""All that a store holds, as records that another store can be filled from.
+"""Export and import of a store's content.
 
 A record is a dict of plain values with a ``kind``:
 
 - ``scope``: scope, facts (model, labels);
 - ``prediction``: key, scope, hash (of the text), sample, label, confidence, said;
-- ``text``: embedder, text, label (known from a person), vector: a text of the embedder's pool;
-- ``vector``: embedder, hash, vector: of a text that is in no pool.
+- ``text``: embedder, text, label (known), vector: a text of the embedder's pool;
+- ``vector``: embedder, hash, vector: of a text outside the pool.
 
-Hashes and keys are hexadecimal, vectors base64 of little-endian float16. What is stored stays as it
-is, so loading the same records again changes nothing.
+Hashes and keys are hexadecimal, vectors base64 of little-endian float16. Import never overwrites
+stored values, so importing the same records twice changes nothing.
 """
 
 from __future__ import annotations
@@ -36,48 +36,48 @@ __all__ = ["Movable", "Record", "contents", "dump", "load"]
 
 Record = dict[str, Any]
 
-#: Records read or written at a time: what is held in memory at once.
+#: Records read or written at a time; bounds the memory.
 BATCH = 2_000
-_PLAIN = np.dtype("<f2")
-_HASH = 16
+_VECTOR = np.dtype("<f2")
+_HASH_BYTES = 16
 
 
 class Movable(Protocol):
-    """A durable store whose content can be read page by page."""
+    """A durable store that can be exported: `Store` plus paged reads."""
 
     def pool(self, embedder: str) -> Index:
         """Return the pool of an embedder."""
 
     async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
-        """Note what a scope is."""
+        """Store the metadata of a scope."""
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
-        """Store predictions; the first one under a key wins."""
+        """Store predictions; the first one under a key wins. Returns the stored ones."""
 
     async def put_vectors(
         self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
     ) -> None:
-        """Store embeddings where there are none yet."""
+        """Store embeddings; existing ones are not changed."""
 
     async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
-        """Return each scope and its facts."""
+        """Return all scopes and their metadata."""
 
     async def embedders(self) -> list[tuple[str, int]]:
-        """Return name and dimension of each embedder that vectors are stored of."""
+        """Return the name and dimension of each embedder in the store."""
 
     async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
-        """Return the next `count` predictions after a key; fewer: there are no more."""
+        """Return up to `count` predictions after a key, ordered by key; empty at the end."""
 
     async def vectors(
         self, embedder: str, after: bytes = b"", count: int = 1_000
     ) -> list[tuple[bytes, NDArray[np.float16]]]:
-        """Return the next `count` vectors after a text's hash; fewer: there are no more."""
+        """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
 
 
 async def dump(store: Movable, *, batch: int = BATCH) -> AsyncIterator[list[Record]]:
-    """Yield the whole content, a batch of records at a time.
+    """Yield all records of a store, `batch` at a time.
 
-    What others store meanwhile may or may not be among it.
+    Rows that are written during the export may or may not be included.
     """
     scopes = await store.scopes()
     if scopes:
@@ -98,29 +98,28 @@ async def dump(store: Movable, *, batch: int = BATCH) -> AsyncIterator[list[Reco
 
 
 async def load(store: Movable, records: Iterable[Record], *, batch: int = BATCH) -> Counter[str]:
-    """Put records into a store; returns how many there were of each kind.
+    """Import records into a store; returns the number of records of each kind.
 
-    Records of one kind that follow each other are stored together, and the pool is filled in their
-    order.
+    Consecutive records of one kind are stored together. Pool texts keep their order.
 
     Raises
     ------
     InvalidInputError
-        A record cannot be read; what came before it is stored.
+        A record is malformed; the records before it are stored.
     StoreError
-        The store cannot be written, or holds vectors of another dimension.
+        The store cannot be written, or contains vectors of another dimension.
     """
     pools: dict[str, Index] = {}
     counts: Counter[str] = Counter()
-    waiting: list[Record] = []
+    pending: list[Record] = []
     try:
         for record in records:
-            if waiting and (len(waiting) >= batch or _group(record) != _group(waiting[0])):
-                counts += await _store(store, pools, waiting)
-                waiting = []
-            waiting.append(record)
-        if waiting:
-            counts += await _store(store, pools, waiting)
+            if pending and (len(pending) >= batch or _group(record) != _group(pending[0])):
+                counts += await _store(store, pools, pending)
+                pending = []
+            pending.append(record)
+        if pending:
+            counts += await _store(store, pools, pending)
     finally:
         for pool in pools.values():
             await pool.close()
@@ -159,7 +158,7 @@ async def _texts(pool: Index, embedder: str, batch: int) -> AsyncIterator[list[R
                 "vector": _of_vector(vector),
             }
             for entry, vector in zip(texts, vectors, strict=True)
-            # None: taken out just now
+            # None: removed since the scan
             if vector is not None
         ]
         if part:
@@ -205,14 +204,14 @@ async def _store(store: Movable, pools: dict[str, Index], records: list[Record])
             hashes = [_to_hash(record["hash"]) for record in records]
             await store.put_vectors(str(embedder), hashes, _to_vectors(records))
         else:
-            raise InvalidInputError(f"a record is of the unknown kind {kind!r}")
+            raise InvalidInputError(f"a record has the unknown kind {kind!r}")
     except (KeyError, TypeError, binascii.Error, EmbeddingError) as exc:
-        raise InvalidInputError(f"a record of the kind {kind!r} cannot be read: {exc!r}") from exc
+        raise InvalidInputError(f"a record of kind {kind!r} is malformed: {exc!r}") from exc
     return Counter({str(kind): len(records)})
 
 
 async def _describe(store: Movable, scope: bytes, facts: Record) -> None:
-    # what this store knows of a scope is as good as what another knew
+    # the metadata of a scope is the same in every store
     if not facts or dict(await store.scopes()).get(scope):
         return
     await store.describe(scope, facts)
@@ -227,7 +226,7 @@ async def _add(
     if pool is None:
         pool = pools[embedder] = store.pool(embedder)
         await pool.open()
-    # a label that a person gave in this store stays
+    # known labels in the target store take precedence
     known = await pool.labels([entry.hash for entry in entries])
     entries = [
         entry if label is None else PoolText(entry.text, entry.hash)
@@ -237,16 +236,16 @@ async def _add(
 
 
 def _of_prediction(row: StoredPrediction) -> Record:
-    said = row.prediction
+    prediction = row.prediction
     return {
         "kind": "prediction",
         "key": row.key.hex(),
         "scope": row.scope.hex(),
         "hash": row.text_hash.hex(),
         "sample": row.sample,
-        "label": said.label,
-        "confidence": said.confidence,
-        "said": said.said,
+        "label": prediction.label,
+        "confidence": prediction.confidence,
+        "said": prediction.said,
     }
 
 
@@ -261,15 +260,15 @@ def _to_prediction(record: Record) -> StoredPrediction:
 
 
 def _of_vector(vector: NDArray[np.float16]) -> str:
-    return b64encode(vector.astype(_PLAIN, copy=False).tobytes()).decode()
+    return b64encode(vector.astype(_VECTOR, copy=False).tobytes()).decode()
 
 
 def _to_vectors(records: Sequence[Record]) -> NDArray[np.float16]:
     contents = [b64decode(record["vector"], validate=True) for record in records]
     size = len(contents[0])
     if size == 0 or size % 2 or any(len(content) != size for content in contents):
-        raise InvalidInputError("vectors of one embedder are not of one length")
-    rows = np.frombuffer(b"".join(contents), dtype=_PLAIN).reshape(len(records), -1)
+        raise InvalidInputError("vectors of one embedder differ in length")
+    rows = np.frombuffer(b"".join(contents), dtype=_VECTOR).reshape(len(records), -1)
     return rows.astype(np.float16, copy=False)
 
 
@@ -278,6 +277,6 @@ def _to_hash(value: str) -> bytes:
         found = bytes.fromhex(value)
     except ValueError as exc:
         raise InvalidInputError(f"{value!r} is not hexadecimal") from exc
-    if len(found) != _HASH:
-        raise InvalidInputError(f"{value!r} is not a hash of {_HASH} bytes")
+    if len(found) != _HASH_BYTES:
+        raise InvalidInputError(f"{value!r} is not a hash of {_HASH_BYTES} bytes")
     return found

@@ -1,4 +1,4 @@
-"""A store in this process's memory: predictions last as long as the client."""
+"""The in-memory store."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """Predictions and batches in a dict each.
+    """Stores predictions and batches in dicts.
 
-    Embeddings are not kept here: the pool holds those of its texts, and an embedding costs no call.
+    Embeddings are not stored: the pool holds the vectors of its texts, and embedding a text takes
+    no LLM call.
     """
 
     durable = False
@@ -31,36 +32,36 @@ class MemoryStore:
         self._rows: dict[bytes, StoredPrediction] = {}
         self._facts: dict[bytes, dict[str, Any]] = {}
         self._batches: dict[bytes, StoredBatch] = {}
-        #: Who holds a batch, and until when.
-        self._holders: dict[bytes, tuple[bytes, float]] = {}
+        #: Batch id -> owner and expiry of its lease.
+        self._leases: dict[bytes, tuple[bytes, float]] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def rows(self) -> list[StoredPrediction]:
-        """Return all that is stored."""
+        """Return all stored predictions."""
         return list(self._rows.values())
 
     async def open(self) -> None:
-        """Do nothing: memory is ready."""
+        """Do nothing: memory needs no opening."""
 
     async def close(self) -> None:
-        """Keep everything: a store that was given to several clients outlives each of them."""
+        """Do nothing: several clients can share the store, and each closes it."""
 
     def pool(self, embedder: str) -> None:
-        """Return None: the client keeps its own pool."""
+        """Return None: the client creates a pool in memory."""
         del embedder
 
     async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
-        """Note what a scope is."""
+        """Store the metadata of a scope."""
         self._facts[scope] = dict(facts)
 
     async def count(self, scope: bytes) -> int:
-        """Return how many texts have a prediction of this scope."""
+        """Return the number of texts with a prediction in this scope."""
         return len({row.text_hash for row in self._rows.values() if row.scope == scope})
 
     async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
-        """Drop the predictions of a model, or of a scope."""
+        """Delete the predictions of a model, or of a scope; returns their number."""
         gone = [
             row.key
             for row in self._rows.values()
@@ -72,14 +73,14 @@ class MemoryStore:
         return len(gone)
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
-        """Return the stored prediction of each key."""
+        """Return the stored prediction for each key; None if missing."""
         get = self._rows.get
         return [None if (row := get(key)) is None else row.prediction for key in keys]
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
-        """Store predictions; the first one under a key wins."""
-        keep = self._rows.setdefault
-        return [keep(row.key, row).prediction for row in rows]
+        """Store predictions; the first one under a key wins. Returns the stored ones."""
+        store = self._rows.setdefault
+        return [store(row.key, row).prediction for row in rows]
 
     async def get_vectors(
         self, embedder: str, hashes: Sequence[bytes]
@@ -91,30 +92,30 @@ class MemoryStore:
     async def put_vectors(
         self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
     ) -> None:
-        """Keep nothing."""
+        """Do nothing: embeddings are not stored."""
 
     async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
-        """Note a batch that is about to be created."""
+        """Store a batch that is about to be submitted, leased by `owner`."""
         self._batches.setdefault(batch.id, batch)
         await self.claim_batch(batch.id, owner, seconds)
 
     async def claim_batch(self, batch: bytes, owner: bytes, seconds: float) -> bool:
-        """Hold an open batch that nobody else holds."""
+        """Take or extend the lease of an open batch; False if it is leased or has ended."""
         found = self._batches.get(batch)
         if found is None or found.outcome is not None:
             return False
-        holder, until = self._holders.get(batch, (owner, 0.0))
+        holder, until = self._leases.get(batch, (owner, 0.0))
         if holder != owner and until > time.monotonic():
             return False
-        self._holders[batch] = owner, time.monotonic() + seconds
+        self._leases[batch] = owner, time.monotonic() + seconds
         return True
 
     async def note_batch(self, batch: bytes, remote_id: str) -> None:
-        """Note the provider's id of a batch."""
+        """Store the provider's id of a batch."""
         self._batches[batch] = replace(self._batches[batch], remote_id=remote_id)
 
     async def end_batch(self, batch: bytes, outcome: str, usage: Usage) -> bool:
-        """End a batch; False: it had ended already."""
+        """Mark a batch as ended; False if it had ended already."""
         found = self._batches.get(batch)
         if found is None or found.outcome is not None:
             return False
@@ -124,7 +125,7 @@ class MemoryStore:
     async def batches(
         self, scope: bytes | None = None, *, ended: bool = False
     ) -> list[StoredBatch]:
-        """Return the open batches, oldest first; `ended`: all."""
+        """Return the open batches, oldest first; `ended` includes ended ones."""
         found = [
             batch
             for batch in self._batches.values()

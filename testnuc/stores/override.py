@@ -1,4 +1,4 @@
-"""A store whose pool is kept elsewhere."""
+"""A store with another pool."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class _WithPool:
 
 
 def with_pool(store: Store, pool: Index) -> Store:
-    """Return the store for predictions and embeddings, with a pool that is not its own.
+    """Return a view of `store` that uses `pool` instead of the store's own pool.
 
-    For a client whose neighbors are to be the texts that it was given, whatever else the store's
-    own pool has come to hold.
+    Predictions and embeddings still go to `store`. For clients whose neighbors must come from their
+    own texts only, not from everything in the store's pool.
     """
     return cast("Store", _WithPool(store, pool))

@@ -1,11 +1,11 @@
-"""Public test doubles: an LLM provider that runs on this machine, and an embedder made of hashes.
+"""Public test doubles: a local HTTP server that acts as an LLM provider, and a hashing embedder.
 
-Nothing here is needed to label texts. See docs/testing.md.
+Production code does not need this package. See docs/testing.md.
 """
 
 from __future__ import annotations
 
-from testnuc.testing.answers import AnswerOf, Latency, Told, by_hash
+from testnuc.testing.answers import AnswerOf, CannedAnswer, Latency, by_hash
 from testnuc.testing.batch_options import BATCH_OUTCOMES, Batches
 from testnuc.testing.embedder import HashEmbedder
 from testnuc.testing.faults import CURABLE_KINDS, FAULT_KINDS, Faults
@@ -19,12 +19,12 @@ __all__ = [
     "FAULT_KINDS",
     "AnswerOf",
     "Batches",
+    "CannedAnswer",
     "Faults",
     "HashEmbedder",
     "Latency",
     "LoopbackLLM",
     "ServerProcess",
-    "Told",
     "Violation",
     "by_hash",
     "serve_in_process",

@@ -15,15 +15,17 @@ def main(arguments: list[str] | None = None) -> None:
     """Serve until interrupted."""
     parser = argparse.ArgumentParser(
         prog="python -m testnuc.testing",
-        description="Run an LLM provider of canned answers on 127.0.0.1 and print its address.",
+        description="Run a local LLM provider with canned answers and print its base URL.",
     )
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--answers", help="JSON file: text -> label or [label, confidence]")
-    given.add_argument("--labels", help="comma-separated; each text gets one by its hash")
+    given.add_argument("--labels", help="comma-separated labels, assigned to texts by hash")
     given.add_argument("--stdin", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, default=0, help="default: a free one")
-    parser.add_argument("--latency", type=float, default=0.0, help="seconds until an answer")
-    parser.add_argument("--fault-rate", type=float, default=0.0, help="share of failing requests")
+    parser.add_argument(
+        "--port", type=int, default=0, help="port to listen on; default: a free port"
+    )
+    parser.add_argument("--latency", type=float, default=0.0, help="seconds before each answer")
+    parser.add_argument("--fault-rate", type=float, default=0.0, help="share of requests that fail")
     options = parser.parse_args(arguments)
     if options.stdin:
         serve(orjson.loads(sys.stdin.buffer.readline()), until_eof=True)

@@ -1,4 +1,4 @@
-"""What a test server was told to answer."""
+"""Canned answers and latencies of the test server."""
 
 from __future__ import annotations
 
@@ -10,36 +10,40 @@ from zlib import crc32
 
 from testnuc.errors import InvalidInputError
 
-__all__ = ["AnswerOf", "Latency", "Told", "asker", "by_hash", "delays"]
+__all__ = ["AnswerOf", "CannedAnswer", "Latency", "answer_function", "by_hash", "latency_function"]
 
-#: What the model says of a text: a label, or a label and how sure it is (0..1; None: not told).
-Told = str | Sequence[Any]
-#: Tells what the model says: by text, or by text and how many answers to it came before.
-AnswerOf = Mapping[str, Told] | Callable[[str], Told | None] | Callable[[str, int], Told | None]
+#: The answer for a text: a label, or (label, confidence) with a confidence of 0..1 or None.
+CannedAnswer = str | Sequence[Any]
+#: Source of answers: a mapping or callable by text, or by text and zero-based sample index.
+AnswerOf = (
+    Mapping[str, CannedAnswer]
+    | Callable[[str], CannedAnswer | None]
+    | Callable[[str, int], CannedAnswer | None]
+)
 #: Seconds, a range of seconds, or a callable that draws seconds.
 Latency = float | tuple[float, float] | Callable[[random.Random], float]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def asker(answer: AnswerOf) -> tuple[Callable[[str, int], Any], bool]:
-    """Make a callable of text and time asked of what the user gave.
+def answer_function(answer: AnswerOf) -> tuple[Callable[[str, int], Any], bool]:
+    """Normalize `answer` to a function of text and sample index.
 
     Returns
     -------
     callable
-        Gives the answer, or None where there is none.
+        Returns the answer, or None for an unknown text.
     bool
-        Whether it makes use of the time asked. It does if two positional arguments are required;
-        one with a default is the author's own.
+        Whether it uses the sample index: true if it has two required positional parameters.
+        Parameters with a default do not count.
     """
     if isinstance(answer, Mapping):
         get = answer.get
         return (lambda text, _: get(text)), False
     if not callable(answer):
         raise InvalidInputError(
-            f"answer is {type(answer).__name__}; give a mapping of text to (label, confidence) or "
-            "a callable of the text"
+            f"answer is {type(answer).__name__}; give a mapping of text to (label, confidence), or "
+            "a callable that takes the text"
         )
     function: Callable[..., Any] = answer
     try:
@@ -52,8 +56,8 @@ def asker(answer: AnswerOf) -> tuple[Callable[[str, int], Any], bool]:
     return (lambda text, _: function(text)), False
 
 
-def delays(latency: Latency, seed: int) -> Callable[[], float]:
-    """Make a callable that gives the seconds until each answer."""
+def latency_function(latency: Latency, seed: int) -> Callable[[], float]:
+    """Return a function that returns the latency of the next answer, in seconds."""
     rng = random.Random(seed)  # noqa: S311 - not a secret
     if callable(latency):
         return lambda: latency(rng)
@@ -61,27 +65,29 @@ def delays(latency: Latency, seed: int) -> Callable[[], float]:
         low, high = latency
         return lambda: rng.uniform(low, high)
     if latency < 0:
-        raise InvalidInputError(f"latency is {latency}; it is in seconds, 0 or more")
+        raise InvalidInputError(f"latency is {latency}; give seconds, at least 0")
     seconds = float(latency)
     return lambda: seconds
 
 
 def by_hash(labels: Sequence[str]) -> Callable[[str], tuple[str, float]]:
-    """Make a callable that gives every text one of the labels, the same in every process.
+    """Return an answer function that picks a label by the hash of the text.
+
+    The label of a text is the same in every process.
 
     Parameters
     ----------
     labels : sequence of str
-        The labels to pick from.
+        The labels to choose from.
 
     Returns
     -------
     callable
-        Text -> (label, confidence); the confidence is between 0.5 and 1.
+        Text -> (label, confidence), with a confidence between 0.5 and 1.
     """
     labels = tuple(labels)
     if not labels:
-        raise InvalidInputError("labels is empty; there is none to answer with")
+        raise InvalidInputError("labels is empty; give at least one label")
 
     def answer(text: str) -> tuple[str, float]:
         code = crc32(text.encode("utf-8", "surrogatepass"))

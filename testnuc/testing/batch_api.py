@@ -6,7 +6,6 @@ import math
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -14,16 +13,24 @@ from urllib.parse import parse_qs
 
 import orjson
 
+from testnuc.testing.batch_formats import (
+    Batch,
+    Item,
+    anthropic_line,
+    openai_line,
+    parse_form,
+    unexecuted_line,
+)
 from testnuc.testing.formats import ANTHROPIC, OPENAI, count_tokens
-from testnuc.testing.http_connection import ReceivedRequest, Response, header
-from testnuc.testing.request_checks import Problem
+from testnuc.testing.http_connection import HTTPRequest, Response, header, json_response
+from testnuc.testing.request_checks import ErrorResponse
 
 if TYPE_CHECKING:
     from testnuc.testing.batch_options import Batches
-    from testnuc.testing.formats import ApiFormat
+    from testnuc.testing.formats import WireFormat
     from testnuc.testing.request_checks import RequestChecks
 
-__all__ = ["BatchDesk"]
+__all__ = ["BatchServer"]
 
 _OPENAI = re.compile(r"/v1/(files|batches)(?:/([\w-]+))?(?:/(content|cancel))?/?")
 _ANTHROPIC = re.compile(r"/v1/messages/batches(?:/([\w-]+))?(?:/(results|cancel))?/?")
@@ -35,141 +42,60 @@ _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _PAGE = 20
 
 
-@dataclass(slots=True)
-class Item:
-    """What became of one request: status and body, and what is to be done once it is told."""
-
-    status: int
-    body: bytes
-    delivered: Callable[[], None] | None = None
-
-
-def openai_line(name: str, item: Item) -> bytes:
-    """Write a line of an output or error file."""
-    return (
-        b'{"id":"batch_req_%s","custom_id":"%s","response":{"status_code":%d,'
-        b'"request_id":"req_1","body":%s},"error":null}'
-        % (name.encode(), name.encode(), item.status, item.body)
-    )
-
-
-def anthropic_line(name: str, item: Item) -> bytes:
-    """Write a line of Anthropic's results."""
-    kind, field = (b"succeeded", b"message") if item.status == 200 else (b"errored", b"error")
-    return b'{"custom_id":"%s","result":{"type":"%s","%s":%s}}' % (
-        name.encode(), kind, field, item.body,
-    )  # fmt: skip
-
-
-def left_line(wire: ApiFormat, name: str, kind: str) -> bytes:
-    """Write the line of a request that was not executed."""
-    if wire is ANTHROPIC:
-        return orjson.dumps({"custom_id": name, "result": {"type": kind}})
-    code = "batch_expired" if kind == "expired" else "batch_cancelled"
-    error = {"code": code, "message": "This request could not be executed before the batch ended."}
-    return orjson.dumps({"id": f"batch_req_{name}", "custom_id": name, "response": None,
-                         "error": error})  # fmt: skip
-
-
-def form_of(call: ReceivedRequest) -> dict[str, bytes]:
-    """Return the parts of a form by name."""
-    kind = (header(call.head, b"content-type") or b"").decode("latin-1")
-    boundary = re.search(r'boundary="?([^";]+)', kind)
-    if boundary is None:
-        raise Problem(400, "expected multipart/form-data")
-    parts = {}
-    for part in call.body.split(b"--" + boundary[1].encode())[1:-1]:
-        head, _, content = part.partition(b"\r\n\r\n")
-        name = re.search(rb'name="([^"]+)"', head)
-        if name is not None:
-            parts[name[1].decode()] = content.removesuffix(b"\r\n")
-    if "file" not in parts:
-        raise Problem(400, "Missing required parameter: 'file'", param="file")
-    return parts
-
-
-@dataclass(slots=True)
-class _Batch:
-    id: str
-    wire: ApiFormat
-    #: custom_id and the request's own body.
-    requests: list[tuple[str, dict[str, Any]]]
-    #: OpenAI's endpoint, input file and metadata.
-    facts: dict[str, Any]
-    created: float
-    #: What will become of it, and what already has.
-    outcome: str | None
-    steps: int = 0
-    status: str = "validating"
-    cancelling: bool = False
-    error: dict[str, Any] | None = None
-    counts: dict[str, int] = field(default_factory=dict)
-    #: Lines of answers, and of requests that failed.
-    output: list[bytes] = field(default_factory=list)
-    errors: list[bytes] = field(default_factory=list)
-
-    @property
-    def ended(self) -> bool:
-        return self.status in {"completed", "failed", "expired", "cancelled"}
-
-
-class BatchDesk:
-    """Takes batches in, lets them make their steps, and gives their results out.
+class BatchServer:
+    """Serves both batch APIs: creates batches, advances them per poll, returns their results.
 
     Parameters
     ----------
     options : Batches
-    gate : RequestChecks
-        Refuses wrong keys.
+    checks : RequestChecks
+        Rejects wrong API keys.
     answer : callable
-        Answers one request: wire, header lines, path and body to an `Item`.
+        Executes one request.
     """
 
     def __init__(
         self,
         options: Batches,
-        gate: RequestChecks,
-        answer: Callable[[ApiFormat, ReceivedRequest], Item],
+        checks: RequestChecks,
+        answer: Callable[[WireFormat, HTTPRequest], Item],
     ) -> None:
         self.options = options
-        self._gate = gate
+        self._checks = checks
         self._answer = answer
         self.reset()
 
     def reset(self) -> None:
-        """Forget all batches."""
+        """Delete all batches."""
         self.files: dict[str, bytes] = {}
-        self.batches: dict[str, _Batch] = {}
-        #: Creations that were asked for, whatever became of them.
+        self.batches: dict[str, Batch] = {}
+        #: Create requests received.
         self.creations = 0
         self.downloads = 0
         self._refused = 0
-        self._chance = random.Random(7)  # noqa: S311 - no secret
+        self._random = random.Random(7)  # noqa: S311 - not a secret
 
-    def respond(self, call: ReceivedRequest) -> Response | None:
-        """Answer a request for one of the two APIs; None: it is for neither."""
+    def respond(self, call: HTTPRequest) -> Response | None:
+        """Return the response of a batch API; None if the path belongs to neither."""
         path = call.path
         found = _ANTHROPIC.fullmatch(path)
-        wire: ApiFormat = ANTHROPIC if found else OPENAI
+        wire: WireFormat = ANTHROPIC if found else OPENAI
         found = found or _OPENAI.fullmatch(path)
         if found is None:
             return None
         try:
-            self._gate.admit(call)
+            self._checks.admit(call)
             if wire is ANTHROPIC:
                 if header(call.head, b"anthropic-version") is None:
-                    raise Problem(400, "anthropic-version: header is required")  # noqa: TRY301
+                    raise ErrorResponse(400, "anthropic-version: header is required")  # noqa: TRY301
                 return self._anthropic(call, found[1], found[2])
             return self._openai(call, *found.groups())
-        except Problem as problem:
-            body = wire.error(problem.status, problem.message, problem.code, problem.param)
-            return Response(problem.status, body, problem.headers)
+        except ErrorResponse as error:
+            return Response(error.status, error.body(wire), error.headers)
 
     # -- OpenAI ----------------------------------------------------------------------------------
 
-    def _openai(
-        self, call: ReceivedRequest, kind: str, name: str | None, verb: str | None
-    ) -> Response:
+    def _openai(self, call: HTTPRequest, kind: str, name: str | None, verb: str | None) -> Response:
         match call.method, kind, verb:
             case "POST", "files", None if name is None:
                 return self._upload(call)
@@ -187,16 +113,16 @@ class BatchDesk:
             case "POST", "batches", "cancel" if name in self.batches:
                 assert name is not None
                 return self._cancel(name, self._openai_batch)
-        raise Problem(404, f"No such object: {name}", code="not_found")
+        raise ErrorResponse(404, f"No such object: {name}", code="not_found")
 
-    def _upload(self, call: ReceivedRequest) -> Response:
-        self.options.told("upload")
-        parts = form_of(call)
+    def _upload(self, call: HTTPRequest) -> Response:
+        self.options.notify("upload")
+        parts = parse_form(call)
         if parts.get("purpose") != b"batch":
-            raise Problem(400, "Invalid value for 'purpose'", param="purpose")
+            raise ErrorResponse(400, "Invalid value for 'purpose'", param="purpose")
         name = f"file-{len(self.files)}"
         self.files[name] = parts["file"]
-        return _json(
+        return json_response(
             {
                 "id": name,
                 "object": "file",
@@ -208,16 +134,16 @@ class BatchDesk:
             }
         )
 
-    def _create_openai(self, call: ReceivedRequest) -> Response:
-        self._refuse()
+    def _create_openai(self, call: HTTPRequest) -> Response:
+        self._count_creation()
         given = orjson.loads(call.body)
         content = self.files.get(given.get("input_file_id", ""))
         if content is None:
-            raise Problem(400, "No such File object", param="input_file_id")
+            raise ErrorResponse(400, "No such File object", param="input_file_id")
         if given.get("completion_window") != "24h":
-            raise Problem(400, "Invalid completion_window", param="completion_window")
+            raise ErrorResponse(400, "Invalid completion_window", param="completion_window")
         if given.get("endpoint") != "/v1/chat/completions":
-            raise Problem(400, "Invalid endpoint", param="endpoint")
+            raise ErrorResponse(400, "Invalid endpoint", param="endpoint")
         facts = {name: given.get(name) for name in ("endpoint", "input_file_id", "metadata")}
         batch = self._new("batch", OPENAI, [], facts)
         most, size = _OPENAI_LIMITS
@@ -241,7 +167,7 @@ class BatchDesk:
         self._check_queue(batch)
         return self._created(batch, self._openai_batch)
 
-    def _check_queue(self, batch: _Batch) -> None:
+    def _check_queue(self, batch: Batch) -> None:
         most = self.options.enqueued_tokens
         if most is None or batch.error is not None:
             return
@@ -253,7 +179,7 @@ class BatchDesk:
                 "Please try again once some in_progress batches have been completed.",
             }
 
-    def _openai_batch(self, batch: _Batch) -> dict[str, Any]:
+    def _openai_batch(self, batch: Batch) -> dict[str, Any]:
         created = int(batch.created)
         return {
             "id": batch.id,
@@ -282,37 +208,37 @@ class BatchDesk:
 
     # -- Anthropic -------------------------------------------------------------------------------
 
-    def _anthropic(self, call: ReceivedRequest, name: str | None, verb: str | None) -> Response:
+    def _anthropic(self, call: HTTPRequest, name: str | None, verb: str | None) -> Response:
         if name is None and call.method == "POST":
             return self._create_anthropic(call)
         if name is None:
             return self._list(call, "after_id", self._anthropic_batch)
         batch = self.batches.get(name)
         if batch is None:
-            raise Problem(404, f"No such batch: {name}")
+            raise ErrorResponse(404, f"No such batch: {name}")
         if verb == "cancel" and call.method == "POST":
             return self._cancel(name, self._anthropic_batch)
         if verb == "results":
             if not batch.ended:
-                raise Problem(400, "The batch has not ended")
+                raise ErrorResponse(400, "The batch has not ended")
             return self._download(b"\n".join(batch.output + batch.errors) + b"\n")
         return self._retrieve(name, self._anthropic_batch)
 
-    def _create_anthropic(self, call: ReceivedRequest) -> Response:
-        self._refuse()
+    def _create_anthropic(self, call: HTTPRequest) -> Response:
+        self._count_creation()
         most, size = _ANTHROPIC_LIMITS
         given = orjson.loads(call.body)
         requests = [(task["custom_id"], task["params"]) for task in given["requests"]]
         if len(call.body) > (self.options.max_bytes or size):
-            raise Problem(413, "Request exceeds the maximum size")
+            raise ErrorResponse(413, "Request exceeds the maximum size")
         if len(requests) > (self.options.max_requests or most):
-            raise Problem(400, "requests: List should have fewer items")
+            raise ErrorResponse(400, "requests: List should have fewer items")
         names = {name for name, _ in requests}
         if len(names) < len(requests) or not all(_CUSTOM_ID.fullmatch(name) for name in names):
-            raise Problem(400, "custom_id: must be unique and match ^[a-zA-Z0-9_-]{1,64}$")
+            raise ErrorResponse(400, "custom_id: must be unique and match ^[a-zA-Z0-9_-]{1,64}$")
         return self._created(self._new("msgbatch", ANTHROPIC, requests, {}), self._anthropic_batch)
 
-    def _anthropic_batch(self, batch: _Batch) -> dict[str, Any]:
+    def _anthropic_batch(self, batch: Batch) -> dict[str, Any]:
         counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
         counts |= batch.counts
         counts["processing"] = len(batch.requests) - sum(batch.counts.values())
@@ -332,43 +258,44 @@ class BatchDesk:
 
     # -- both ------------------------------------------------------------------------------------
 
-    def _refuse(self) -> None:
-        self.options.told("create")
+    def _count_creation(self) -> None:
+        """Count a create request; raises 429 as configured."""
+        self.options.notify("create")
         self.creations += 1
         if self._refused < self.options.refusals:
             self._refused += 1
-            raise Problem(429, "Too many batches.", headers=b"retry-after-ms: 1\r\n")
+            raise ErrorResponse(429, "Too many batches.", headers=b"retry-after-ms: 1\r\n")
 
     def _new(
-        self, kind: str, wire: ApiFormat, requests: list[tuple[str, dict[str, Any]]], facts: Any
-    ) -> _Batch:
+        self, kind: str, wire: WireFormat, requests: list[tuple[str, dict[str, Any]]], facts: Any
+    ) -> Batch:
         number, ends = len(self.batches), self.options.outcomes
         outcome = ends[number] if number < len(ends) else None
-        batch = _Batch(f"{kind}_{number}", wire, requests, facts, time(), outcome)
+        batch = Batch(f"{kind}_{number}", wire, requests, facts, time(), outcome)
         self.batches[batch.id] = batch
         return batch
 
-    def _created(self, batch: _Batch, shown: Callable[[_Batch], dict[str, Any]]) -> Response:
-        self.options.told("created")
-        response = self._told(shown(batch))
+    def _created(self, batch: Batch, render: Callable[[Batch], dict[str, Any]]) -> Response:
+        self.options.notify("created")
+        response = self._with_poll_interval(render(batch))
         if len(self.batches) - 1 in self.options.lost:
             response.delivery = "reset-before"
         return response
 
     def _list(
-        self, call: ReceivedRequest, cursor: str, shown: Callable[[_Batch], dict[str, Any]]
+        self, call: HTTPRequest, cursor: str, render: Callable[[Batch], dict[str, Any]]
     ) -> Response:
-        """Return a page of batches, the newest first."""
-        self.options.told("list")
+        """Return a page of batches, newest first."""
+        self.options.notify("list")
         query = {name: values[0] for name, values in parse_qs(call.query).items()}
         wire = ANTHROPIC if "messages" in call.path else OPENAI
-        found = [shown(b) for b in reversed(self.batches.values()) if b.wire is wire]
+        found = [render(b) for b in reversed(self.batches.values()) if b.wire is wire]
         start = 0
         if cursor in query:
             start = [batch["id"] for batch in found].index(query[cursor]) + 1
         stop = start + int(query.get("limit", _PAGE))
         page = found[start:stop]
-        return _json(
+        return json_response(
             {
                 "data": page,
                 "has_more": stop < len(found),
@@ -377,33 +304,33 @@ class BatchDesk:
             }
         )
 
-    def _retrieve(self, name: str, shown: Callable[[_Batch], dict[str, Any]]) -> Response:
-        self.options.told("retrieve")
+    def _retrieve(self, name: str, render: Callable[[Batch], dict[str, Any]]) -> Response:
+        self.options.notify("retrieve")
         batch = self.batches[name]
         if not batch.ended:
             self._advance(batch)
-        return self._told(shown(batch))
+        return self._with_poll_interval(render(batch))
 
     def _download(self, content: bytes) -> Response:
-        self.options.told("download")
+        self.options.notify("download")
         self.downloads += 1
         response = Response(200, content)
         if self.downloads <= self.options.broken:
             response.delivery = "reset-within"
         return response
 
-    def _cancel(self, name: str, shown: Callable[[_Batch], dict[str, Any]]) -> Response:
-        self.options.told("cancel")
+    def _cancel(self, name: str, render: Callable[[Batch], dict[str, Any]]) -> Response:
+        self.options.notify("cancel")
         batch = self.batches[name]
         if not batch.ended:
             batch.cancelling, batch.outcome, batch.status = True, "cancelled", "cancelling"
-        return self._told(shown(batch))
+        return self._with_poll_interval(render(batch))
 
-    def _told(self, batch: dict[str, Any]) -> Response:
+    def _with_poll_interval(self, batch: dict[str, Any]) -> Response:
         wait = math.ceil(self.options.poll_after * 1000)
         return Response(200, orjson.dumps(batch), b"openai-poll-after-ms: %d\r\n" % wait)
 
-    def _advance(self, batch: _Batch) -> None:
+    def _advance(self, batch: Batch) -> None:
         batch.steps += 1
         validating = batch.wire is OPENAI and batch.steps <= self.options.validation
         if validating:
@@ -417,19 +344,19 @@ class BatchDesk:
             self._process(batch)
             batch.status = batch.outcome or "completed"
 
-    def _process(self, batch: _Batch) -> None:
+    def _process(self, batch: Batch) -> None:
         requests, left = batch.requests, []
         if batch.outcome is not None:
-            # which of them it had come to is chance
-            requests = self._chance.sample(requests, int(self.options.answered * len(requests)))
+            # the executed requests are a random sample
+            requests = self._random.sample(requests, int(self.options.answered * len(requests)))
             done = {name for name, _ in requests}
             left = [name for name, _ in batch.requests if name not in done]
         path = "/v1/messages" if batch.wire is ANTHROPIC else "/v1/chat/completions"
         head = b"\r\nanthropic-version: 2023-06-01\r\n"
         for name, body in requests:
-            if self.options.missing and self._chance.random() < self.options.missing:
+            if self.options.missing and self._random.random() < self.options.missing:
                 continue
-            item = self._answer(batch.wire, ReceivedRequest("POST", path, head, orjson.dumps(body)))
+            item = self._answer(batch.wire, HTTPRequest("POST", path, head, orjson.dumps(body)))
             if item.delivered is not None:
                 item.delivered()
             kind = "succeeded" if item.status == 200 else "errored"
@@ -439,15 +366,15 @@ class BatchDesk:
         kind = "canceled" if batch.outcome == "cancelled" else "expired"
         if left:
             batch.counts[kind] = len(left)
-            batch.errors += [left_line(batch.wire, name, kind) for name in left]
+            batch.errors += [unexecuted_line(batch.wire, name, kind) for name in left]
         for lines in (batch.output, batch.errors):
             part = self.options.duplicates
-            lines += [line for line in lines if part and self._chance.random() < part]
+            lines += [line for line in lines if part and self._random.random() < part]
             if self.options.shuffle:
-                self._chance.shuffle(lines)
+                self._random.shuffle(lines)
 
 
-def _tokens(batch: _Batch) -> int:
+def _tokens(batch: Batch) -> int:
     return sum(
         count_tokens(sum(len(str(m["content"])) for m in body["messages"]))
         for _, body in batch.requests
@@ -456,7 +383,3 @@ def _tokens(batch: _Batch) -> int:
 
 def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
-def _json(value: object) -> Response:
-    return Response(200, orjson.dumps(value))

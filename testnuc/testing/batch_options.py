@@ -1,4 +1,4 @@
-"""How a test server treats batches: how long they take, and what goes wrong with them."""
+"""Options of the test server's batch APIs: duration, outcomes and faults."""
 
 from __future__ import annotations
 
@@ -10,51 +10,54 @@ from testnuc.errors import InvalidInputError
 
 __all__ = ["BATCH_OUTCOMES", "Batches"]
 
-#: What can become of a whole batch; None: it is completed.
+#: Final statuses of a batch other than completed (None).
 BATCH_OUTCOMES: Final = ("expired", "cancelled", "failed")
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """How a `LoopbackLLM` treats batches.
+    """Options of the batch APIs of `LoopbackLLM`.
 
-    Time passes with the questions of the client: a batch makes a step each time its state is asked
-    for, so that a test takes as long as it computes. What goes wrong with single requests of a
-    batch are the server's own `Faults`, as far as they are no matter of connections; each request
-    that is sent again is drawn anew.
+    A batch advances one step per poll, so tests do not wait for real time. The server's `Faults`
+    apply to the requests of a batch, except for connection faults; each retry draws a new fault.
 
     Parameters
     ----------
     validation : int
-        How often a new batch is told to be ``validating`` (OpenAI).
+        Polls during which a new batch is ``validating`` (OpenAI).
     polls : int
-        How often it is told to be in progress, after that.
+        Polls after that during which it is in progress.
     outcomes : sequence of (str or None)
-        What becomes of each batch, in the order of creation: ``"expired"`` and ``"cancelled"``
-        batches have answers to a part of their requests, ``"failed"`` ones to none. None, and all
-        after the end of the sequence: completed.
+        Final status of each batch, in order of creation. ``"expired"`` and ``"cancelled"`` batches
+        have answers for some of their requests, ``"failed"`` ones for none. None, and every batch
+        past the end of the sequence, means completed.
     answered : float
-        The part that is answered of a batch that expires or is cancelled, 0..1.
+        Share of requests that are answered in an expired or cancelled batch, 0..1.
     shuffle : bool
-        Whether output lines are in another order.
+        Shuffle the output lines.
     duplicates, missing : float
-        Part of the output lines that are there twice, or not there, 0..1. What is missing was
-        never answered.
+        Share of output lines that are duplicated or missing, 0..1. A request whose line is missing
+        was not executed.
     refusals : int
-        How many creations are answered with a 429 before the first that is not.
+        Number of create requests that return 429 before the first success.
     lost : sequence of int
-        Numbers of batches, from 0, that are created, but whose creation is not told: the connection
-        is reset.
+        Zero-based numbers of batches that are created although the response is lost (connection
+        reset).
     broken : int
-        How many downloads of results break off before the first that is whole.
+        Number of result downloads that are cut off before the first complete one.
     max_requests, max_bytes, enqueued_tokens : int, optional
-        A batch beyond these is refused, or fails its validation, as at the provider. The last
-        counts the tokens of all batches that have not ended.
+        Limits; a batch that exceeds them is rejected or fails validation, as with the provider.
+        `enqueued_tokens` limits the total of all open batches.
     poll_after : float
-        Seconds that clients are told to wait before they ask again.
+        Poll interval that the server requests from clients, in seconds.
     step : callable, optional
-        Told each step when it is taken, before the client hears of it: ``upload``, ``create``
-        (before the batch is there), ``created``, ``list``, ``retrieve``, ``cancel``, ``download``.
+        Called with the name of each step before the response is sent: ``upload``, ``create``
+        (before the batch exists), ``created``, ``list``, ``retrieve``, ``cancel``, ``download``.
+
+    Raises
+    ------
+    InvalidInputError
+        An outcome is unknown, or a share is not in 0..1.
     """
 
     validation: int = 0
@@ -77,15 +80,15 @@ class Batches:
         for outcome in self.outcomes:
             if outcome is not None and outcome not in BATCH_OUTCOMES:
                 raise InvalidInputError(
-                    f"no batch ends {outcome!r}; there are {', '.join(BATCH_OUTCOMES)} and None"
+                    f"unknown outcome {outcome!r}; choose from {', '.join(BATCH_OUTCOMES)}, None"
                 )
         for name in ("answered", "duplicates", "missing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InvalidInputError(
-                    f"{name} is {getattr(self, name)!r}; it is a part between 0 and 1"
+                    f"{name} is {getattr(self, name)!r}; give a share between 0 and 1"
                 )
 
-    def told(self, step: str) -> None:
-        """Tell whoever wants to know that a step is taken."""
+    def notify(self, step: str) -> None:
+        """Call the `step` callback."""
         if self.step is not None:
             self.step(step)

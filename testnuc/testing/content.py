@@ -1,4 +1,4 @@
-"""What the model of a test server says, well or badly."""
+"""Model output of the test server, with or without faults."""
 
 from __future__ import annotations
 
@@ -22,61 +22,62 @@ _REFUSAL = "I'm sorry, but I can't help with that."
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What the model says, and why it stopped."""
+    """Output of the model, and its stop reason."""
 
     text: str
     #: ``stop``, ``length``, ``refusal`` or ``empty``.
     finish: str = "stop"
-    #: The parts of `text` that are labels, with the probability of each, in order.
+    #: The labels in `text`, each with its probability, in order.
     labels: tuple[tuple[str, float], ...] = ()
 
 
 def compose(
-    told: Sequence[tuple[str, float | None]],
+    answers: Sequence[tuple[str, float | None]],
     *,
     fault: str | None = None,
     confidence: bool = True,
     prose: bool = False,
 ) -> Content:
-    """Write the answers the way the prompt asks for them.
+    """Render answers in the format that the prompt requests.
 
     Parameters
     ----------
-    told : sequence of (str, float or None)
+    answers : sequence of (str, float or None)
         Label and confidence of each text.
     fault : str, optional
-        What to do wrong; kinds that are no matter of content are ignored.
+        The fault to inject; kinds that do not affect content are ignored.
     confidence : bool
-        Whether the answers have the field ``confidence``.
+        Whether answers have the field ``confidence``.
     prose : bool
-        Fence the JSON and wrap it in prose.
+        Put the JSON in a code fence and add prose around it.
     """
     if fault == "refusal":
         return Content(_REFUSAL, "refusal")
     if fault == "empty-choices":
         return Content("", "empty")
     if fault == "wrong-label":
-        told = [(WRONG_LABEL, sure) for _, sure in told]
+        answers = [(WRONG_LABEL, stated) for _, stated in answers]
     items: list[dict[str, Any]] = [
-        {"label": label, "confidence": sure} if confidence else {"label": label}
-        for label, sure in told
+        {"label": label, "confidence": stated} if confidence else {"label": label}
+        for label, stated in answers
     ]
     if len(items) == 1:
         text = orjson.dumps(items[0]).decode()
     else:
-        answers = [{"id": i, **item} for i, item in enumerate(items, 1)]
+        packed = [{"id": i, **item} for i, item in enumerate(items, 1)]
         if fault == "duplicate-ids":
-            answers[1]["id"] = 1
+            packed[1]["id"] = 1
         elif fault == "missing-ids":
-            answers.pop()
+            packed.pop()
         elif fault == "invented-ids":
-            answers[-1]["id"] = len(answers) + 7
-        text = orjson.dumps({"answers": answers}).decode()
+            packed[-1]["id"] = len(packed) + 7
+        text = orjson.dumps({"answers": packed}).decode()
     if fault == "length":
         return Content(text[: len(text) // 2], "length")
     if prose or fault == "prose":
         text = f"{_BEFORE}{text}{_AFTER}"
     labels = tuple(
-        (orjson.dumps(label).decode()[1:-1], 1.0 if sure is None else sure) for label, sure in told
+        (orjson.dumps(label).decode()[1:-1], 1.0 if stated is None else stated)
+        for label, stated in answers
     )
     return Content(text, "stop", labels)

@@ -1,4 +1,4 @@
-"""An embedder for tests: fast, deterministic, and good enough that similar texts are near."""
+"""A fast, deterministic embedder for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testnuc.errors import InvalidInputError
 __all__ = ["HashEmbedder"]
 
 _WORD = re.compile(r"\w+")
-# texts embedded between two turns of the event loop: a few milliseconds
+# texts per event-loop iteration: a few milliseconds
 _CHUNK = 256
 _MAX_WORDS = 50_000
 _NGRAM = 3
@@ -26,21 +26,26 @@ _MAX_WEIGHT = 6
 class HashEmbedder:
     """Embed texts by hashing their words and character trigrams to unit vectors.
 
-    Texts that share words, or parts of words, are near each other; meaning is not understood. A
-    vector depends on nothing but the text, `dim` and `seed`: it is bit for bit the same in every
-    process, on every platform and in every batch, since all sums are over integers.
+    Texts that share words or parts of words are similar; semantics are ignored. A vector depends
+    only on the text, `dim` and `seed`. All sums are over integers, so vectors are bit-identical in
+    every process, on every platform and in every batch.
 
     Parameters
     ----------
     dim : int
-        Length of a vector, at least 2.
+        Dimension of a vector, at least 2.
     seed : int
-        Another seed hashes to another, equally good space.
+        Seed of the hash.
+
+    Raises
+    ------
+    InvalidInputError
+        `dim` is less than 2.
     """
 
     def __init__(self, dim: int = 64, *, seed: int = 0) -> None:
         if dim < 2:
-            raise InvalidInputError(f"dim is {dim}; a vector needs at least 2 dimensions")
+            raise InvalidInputError(f"dim is {dim}; give at least 2")
         self.dim = dim
         self._seed = seed
         #: Texts embedded so far.
@@ -72,36 +77,36 @@ class HashEmbedder:
         for text in texts:
             for word in _WORD.findall(text.casefold()):
                 row = rows.get(word)
-                found.append(self._learn(word) if row is None else row)
+                found.append(self._add_word(word) if row is None else row)
             ends.append(len(found))
         sums = np.zeros((len(found) + 1, self.dim), dtype=np.int64)
         np.cumsum(self._table[found], axis=0, out=sums[1:])
         at = np.array([0, *ends])
         totals = sums[at[1:]] - sums[at[:-1]]
         squares = (totals * totals).sum(axis=1)
-        for i in np.flatnonzero(squares == 0).tolist():  # no words, or a sum of zero
+        for i in np.flatnonzero(squares == 0).tolist():  # no words, or features that cancel out
             totals[i, self._hash(texts[i]) % self.dim] = squares[i] = 1
         vectors: NDArray[np.float64] = totals / np.sqrt(squares)[:, np.newaxis]
         return vectors
 
-    def _learn(self, word: str) -> int:
-        """Row of a new word in the table: the sum of its hashed features."""
+    def _add_word(self, word: str) -> int:
+        """Add a word to the table as the sum of its hashed features; returns its row."""
         row = len(self._rows)
         if row == len(self._table):
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-        # short words are mostly articles and pronouns: they say little of what a text is about
+        # short words are mostly articles and pronouns, which say little about the topic
         weight = min(len(word), _MAX_WEIGHT)
         vector = [0] * self.dim
         framed = f"<{word}>"
         for i in range(len(framed) - _NGRAM + 1):
-            self._add(vector, framed[i : i + _NGRAM], weight)
-        self._add(vector, framed, _WORD_WEIGHT * weight)
+            self._add_feature(vector, framed[i : i + _NGRAM], weight)
+        self._add_feature(vector, framed, _WORD_WEIGHT * weight)
         self._table[row] = vector
         self._rows[word] = row
         return row
 
-    def _add(self, vector: list[int], feature: str, weight: int) -> None:
-        # two places and signs for each feature, so that few features collide in all of them
+    def _add_feature(self, vector: list[int], feature: str, weight: int) -> None:
+        # two positions and signs per feature, so that few features collide in both
         code = self._hash(feature)
         vector[code % self.dim] += weight if code & 0x4000_0000 else -weight
         code = crc32(feature.encode("utf-8", "surrogatepass"), code)

@@ -1,4 +1,4 @@
-"""What can go wrong at a provider, on a schedule that a test can repeat."""
+"""Fault injection for the test server, on a reproducible schedule."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from testnuc.errors import InvalidInputError
 
 __all__ = ["CURABLE_KINDS", "FAULT_KINDS", "LOST_KINDS", "PACKED_KINDS", "Faults"]
 
-#: Faults of the answers of a packed call, which a call with one text cannot have.
+#: Faults that need a call with several texts.
 PACKED_KINDS: Final = ("duplicate-ids", "missing-ids", "invented-ids")
 
-#: Faults after which asking again gives a good answer: what a client has to survive.
+#: Faults that a retry can fix; clients must recover from them.
 CURABLE_KINDS: Final = (
     "429",
     "429-retry-after",
@@ -35,10 +35,10 @@ CURABLE_KINDS: Final = (
     *PACKED_KINDS,
 )
 
-#: All kinds; any other HTTP status from 400 to 599 is a kind, too.
+#: All kinds; any other HTTP status from 400 to 599 is also accepted.
 FAULT_KINDS: Final = (*CURABLE_KINDS, "wrong-label", "refusal", "length", "content-filter", "quota")
 
-#: Faults after which the client has no body: the server does not count these as calls.
+#: Faults that lose the response body; the server does not count these as calls.
 LOST_KINDS: Final = frozenset({"refused", "reset-before", "reset-within", "stalled"})
 
 _NOT_BODIES = frozenset({"content-filter", "quota"})
@@ -47,63 +47,68 @@ _NOT_BODIES = frozenset({"content-filter", "quota"})
 class Faults:
     """A schedule of faults for `LoopbackLLM`.
 
-    Whether a request fails, and how, is decided by a hash of the seed, its texts and how often
-    these texts were asked before: neither concurrency nor the order of the requests changes it.
+    The fault of a request depends on a hash of the seed, its texts and the number of earlier
+    requests for the same texts. Concurrency and the order of requests do not change it.
 
     ==========================  ===================================================================
-    kind                        what happens
+    kind                        effect
     ==========================  ===================================================================
-    ``429``                     rate limited, without a word on how long
+    ``429``                     rate limited, without a ``Retry-After`` header
     ``429-retry-after``         .. with ``Retry-After`` in seconds
-    ``429-retry-after-date``    .. as an HTTP date (rounded down: the format knows whole seconds)
+    ``429-retry-after-date``    .. with ``Retry-After`` as an HTTP date (rounded down to seconds)
     ``429-retry-after-ms``      .. with ``retry-after-ms``
-    ``500``, ``503``, ``529``   server error, unavailable, overloaded; so any status 400..599
-    ``quota``                   the quota is used up: waiting does not help
-    ``content-filter``          400: the provider's filter refused the prompt
-    ``refused``                 the connection is reset, and new ones are refused for a moment
-    ``reset-before``            the connection is reset before the response
+    ``500``, ``503``, ``529``   server error, unavailable, overloaded; also any status 400..599
+    ``quota``                   quota exhausted: a retry does not help
+    ``content-filter``          400: the content filter rejected the prompt
+    ``refused``                 connection reset; new connections are refused for a moment
+    ``reset-before``            connection reset before the response
     ``reset-within``            .. in the middle of the body
-    ``reset-after``             .. after the whole body, though the connection was to be kept
-    ``stalled``                 half the body, then silence, then a reset
-    ``slow``                    the body comes in small pieces
-    ``truncated``               a whole response (200) whose JSON is cut in half
+    ``reset-after``             .. after the complete body of a keep-alive response
+    ``stalled``                 half the body, then a pause, then a reset
+    ``slow``                    the body arrives in small chunks
+    ``truncated``               a complete response (200) whose JSON is cut in half
     ``empty-choices``           200 without a choice
-    ``refusal``                 200 in which the model declines to answer
+    ``refusal``                 200; the model declines to answer
     ``length``                  200 with an answer cut off by the output limit
-    ``wrong-label``             200 with a label that nobody offered
-    ``missing-usage``           200 with a good answer that does not tell the tokens
-    ``prose``                   200 with a good answer fenced and wrapped in prose
-    ``duplicate-ids``           200, packed: the first id twice in place of the second
-    ``missing-ids``             200, packed: the last id is not there
-    ``invented-ids``            200, packed: an id nobody gave in place of the last
+    ``wrong-label``             200 with a label outside the label set
+    ``missing-usage``           200 with a valid answer and without token usage
+    ``prose``                   200 with a valid answer in a code fence, within prose
+    ``duplicate-ids``           200, packed: the first id replaces the second
+    ``missing-ids``             200, packed: the last id is missing
+    ``invented-ids``            200, packed: an unknown id replaces the last
     ==========================  ===================================================================
 
-    Paid for, and counted as calls by the server, are those with a complete 200 response: the last
-    eleven, ``slow`` and ``reset-after``. Of ``truncated`` and ``missing-usage`` the tokens are not
-    counted, since no client can know them.
+    The server counts every complete 200 response as a call, as a provider bills it: the last
+    ten kinds, ``slow`` and ``reset-after``. It does not count the tokens of ``truncated`` and
+    ``missing-usage``, which the client cannot know.
 
     Parameters
     ----------
     rate : float
-        Share of the requests that fail, 0..1.
+        Share of requests that fail, 0..1.
     kinds : sequence of str
-        The kinds to choose from, each as likely as the others. Those of packed calls are left out
-        where a request has one text. Default: `CURABLE_KINDS`.
+        The kinds to draw from, with equal probability. Kinds of packed calls are skipped for
+        requests with one text. Default: `CURABLE_KINDS`.
     seed : int
-        Another seed, another schedule.
+        Seed of the schedule.
     schedule : sequence of (str or None), or callable, optional
-        In place of chance: the fault of each request by its number, 0-based, in order of arrival.
-        Requests after the end of a sequence do not fail.
+        Fixed faults instead of random ones, by zero-based request number in order of arrival.
+        Requests past the end of a sequence do not fail.
     most_in_a_row : int, optional
-        The same texts asked again fail at most so many times in a row.
+        Maximum number of consecutive faults for the same texts.
     retry_after : float
-        What the ``429-*`` kinds tell the client to wait, in seconds.
+        Delay returned by the ``429-*`` kinds, in seconds.
     stall : float
-        Silence of ``stalled``, in seconds.
+        Pause of ``stalled``, in seconds.
     slow : float
         Duration of a ``slow`` body, in seconds.
     refuse : float
-        How long ``refused`` refuses connections, in seconds.
+        Seconds during which ``refused`` refuses connections.
+
+    Raises
+    ------
+    InvalidInputError
+        A kind is unknown, `kinds` is empty, or `rate` is not in 0..1.
     """
 
     def __init__(
@@ -120,9 +125,9 @@ class Faults:
         refuse: float = 0.05,
     ) -> None:
         if not 0 <= rate <= 1:
-            raise InvalidInputError(f"rate is {rate}; it is a share between 0 and 1")
+            raise InvalidInputError(f"rate is {rate}; give a share between 0 and 1")
         if not kinds:
-            raise InvalidInputError("kinds is empty; rate=0 means no faults")
+            raise InvalidInputError("kinds is empty; use rate=0 for no faults")
         for kind in kinds:
             _check(kind)
         if isinstance(schedule, Sequence):
@@ -140,26 +145,26 @@ class Faults:
         self._single_kinds = tuple(kind for kind in kinds if kind not in PACKED_KINDS)
 
     def draw(self, texts: Sequence[str], attempt: int, number: int) -> str | None:
-        """Fault of a request, or None.
+        """Return the fault of a request, or None.
 
         Parameters
         ----------
         texts : sequence of str
-            The texts it asks about.
+            The texts of the request.
         attempt : int
-            How often the server was asked about exactly these before.
+            Number of earlier requests for the same texts.
         number : int
-            How many requests came before this one.
+            Zero-based number of the request.
         """
         if self.schedule is not None:
             kind = self._scheduled(number)
             return None if kind in PACKED_KINDS and len(texts) == 1 else kind
-        kind = self._chance(texts, attempt)
+        kind = self._random(texts, attempt)
         most = self.most_in_a_row
         if kind is None or most is None or attempt < most:
             return kind
         before = range(attempt - most, attempt)
-        return kind if any(self._chance(texts, i) is None for i in before) else None
+        return kind if any(self._random(texts, i) is None for i in before) else None
 
     def _scheduled(self, number: int) -> str | None:
         if isinstance(self.schedule, Sequence):
@@ -169,13 +174,13 @@ class Faults:
         _check(kind)
         return kind
 
-    def _chance(self, texts: Sequence[str], attempt: int) -> str | None:
+    def _random(self, texts: Sequence[str], attempt: int) -> str | None:
         kinds = self.kinds if len(texts) > 1 else self._single_kinds
         if not kinds:
             return None
         digest = hashlib.blake2b(f"{self.seed} {attempt}".encode(), digest_size=8)
         for text in texts:
-            # its length before each text: ["ab"] and ["a", "b"] are not the same request
+            # length prefixes distinguish ["ab"] from ["a", "b"]
             data = text.encode("utf-8", "surrogatepass")
             digest.update(b"%d " % len(data))
             digest.update(data)
@@ -186,12 +191,13 @@ class Faults:
 
 
 def status_of(kind: str) -> int | None:
-    """HTTP status of a kind that is one, such as ``"503"``."""
+    """Return the HTTP status of a kind such as ``"503"``, or None."""
     return int(kind) if kind.isdecimal() and len(kind) == 3 and kind[0] in "45" else None
 
 
 def _check(kind: str | None) -> None:
     if kind is not None and kind not in FAULT_KINDS and status_of(kind) is None:
         raise InvalidInputError(
-            f"no fault is called {kind!r}; there are {', '.join(FAULT_KINDS)}, and any HTTP status"
+            f"unknown fault {kind!r}; choose from {', '.join(FAULT_KINDS)}, or an HTTP status 4xx "
+            "or 5xx"
         )

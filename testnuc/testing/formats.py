@@ -1,4 +1,4 @@
-"""The two wire formats, from the provider's side: reading requests, writing responses."""
+"""Server side of the OpenAI and Anthropic wire formats: parse requests, render responses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import orjson
 if TYPE_CHECKING:
     from testnuc.testing.content import Content
 
-__all__ = ["ANTHROPIC", "OPENAI", "ApiFormat", "Prompt", "Quota", "Tokens", "count_tokens"]
+__all__ = ["ANTHROPIC", "OPENAI", "Prompt", "Quota", "Tokens", "WireFormat", "count_tokens"]
 
 _PIECE = re.compile(r"\s+|\w+|[^\w\s]")
 _CHARS_PER_TOKEN = 4
@@ -21,23 +21,23 @@ _CHARS_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a request asks, whatever its wire format."""
+    """A parsed request, independent of its wire format."""
 
     model: str
-    #: The last message of the user.
+    #: The last user message.
     user: str
-    #: The system message: what the provider's prompt cache may hold.
+    #: The system message, which the prompt cache applies to.
     system: str
-    #: All characters of all messages.
+    #: Number of characters in all messages.
     chars: int
-    #: The parameter that asks for structured output, or None.
+    #: The parameter that requests structured output, or None.
     structured: str | None = None
-    #: Whether the answers have the field ``confidence``.
+    #: Whether answers have the field ``confidence``.
     confidence: bool = True
-    #: Name of the tool the answer is to be given to, if any.
+    #: Name of the tool that receives the answer, if any.
     tool: str | None = None
     logprobs: bool = False
-    #: Whether the prompt cache is used; Anthropic wants to be asked.
+    #: Whether the prompt cache is enabled; Anthropic requires an explicit marker.
     cached: bool = True
 
     @property
@@ -50,52 +50,54 @@ class Prompt:
 class Tokens:
     """Tokens of a call, as reported."""
 
-    #: All of them, the cached ones included.
+    #: All input tokens, including cached ones.
     input: int
     output: int
-    #: Of these, read from the prompt cache, and written to it.
+    #: Input tokens read from the prompt cache, and written to it.
     cached: int = 0
     written: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One rate limit, as told in headers."""
+    """One rate limit, as reported in headers."""
 
     what: str
     limit: int
     remaining: int
-    #: Seconds until all of it is there again.
+    #: Seconds until the full limit is available again.
     reset: float
 
 
-class ApiFormat(Protocol):
+class WireFormat(Protocol):
     """A provider's wire format."""
 
-    #: Name of the header with the request's id.
+    #: Name of the header with the request id.
     request_id: str
 
     def invalid(self, body: dict[str, Any], version: bytes | None) -> str | None:
-        """Say what the request lacks, if anything."""
+        """Return the validation error of a request, or None."""
 
     def prompt(self, body: dict[str, Any]) -> Prompt:
-        """Read a request."""
+        """Parse a request."""
 
-    def success(self, number: int, prompt: Prompt, said: Content, tokens: Tokens | None) -> bytes:
-        """Body of a 200."""
+    def success(
+        self, number: int, prompt: Prompt, content: Content, tokens: Tokens | None
+    ) -> bytes:
+        """Return the body of a 200 response."""
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> bytes:
-        """Body of anything else."""
+        """Return the body of an error response."""
 
     def quota_headers(self, quotas: list[Quota]) -> bytes:
-        """Tell the rate limits, as header lines."""
+        """Return the rate-limit headers."""
 
     def retry_headers(self, seconds: float) -> bytes:
-        """Tell how long to wait, as header lines."""
+        """Return the headers that request a delay before the retry."""
 
 
 def count_tokens(chars: int) -> int:
-    """Estimate the tokens of a text: one for four characters."""
+    """Estimate the tokens of a text: one per four characters."""
     return -(-chars // _CHARS_PER_TOKEN)
 
 
@@ -125,24 +127,28 @@ class _OpenAI:
             logprobs=bool(body.get("logprobs")),
         )
 
-    def success(self, number: int, prompt: Prompt, said: Content, tokens: Tokens | None) -> bytes:
-        refused = said.finish == "refusal"
+    def success(
+        self, number: int, prompt: Prompt, content: Content, tokens: Tokens | None
+    ) -> bytes:
+        refused = content.finish == "refusal"
         choice = {
             "index": 0,
             "message": {
                 "role": "assistant",
-                "content": None if refused else said.text,
-                "refusal": said.text if refused else None,
+                "content": None if refused else content.text,
+                "refusal": content.text if refused else None,
             },
-            "logprobs": {"content": _logprobs(said), "refusal": None} if prompt.logprobs else None,
-            "finish_reason": "length" if said.finish == "length" else "stop",
+            "logprobs": {"content": _logprobs(content), "refusal": None}
+            if prompt.logprobs
+            else None,
+            "finish_reason": "length" if content.finish == "length" else "stop",
         }
         body: dict[str, Any] = {
             "id": f"chatcmpl-loopback{number}",
             "object": "chat.completion",
             "created": 1_700_000_000 + number,
             "model": prompt.model,
-            "choices": [] if said.finish == "empty" else [choice],
+            "choices": [] if content.finish == "empty" else [choice],
         }
         if tokens is not None:
             body["usage"] = {
@@ -224,11 +230,13 @@ class _Anthropic:
 
     _STOPS: ClassVar = {"length": "max_tokens", "refusal": "refusal"}
 
-    def success(self, number: int, prompt: Prompt, said: Content, tokens: Tokens | None) -> bytes:
-        block: dict[str, Any] = {"type": "text", "text": said.text}
-        stop = self._STOPS.get(said.finish, "end_turn")
-        if prompt.tool and said.text.startswith("{") and stop == "end_turn":
-            given = orjson.loads(said.text)
+    def success(
+        self, number: int, prompt: Prompt, content: Content, tokens: Tokens | None
+    ) -> bytes:
+        block: dict[str, Any] = {"type": "text", "text": content.text}
+        stop = self._STOPS.get(content.finish, "end_turn")
+        if prompt.tool and content.text.startswith("{") and stop == "end_turn":
+            given = orjson.loads(content.text)
             name = prompt.tool
             block = {"type": "tool_use", "id": f"toolu_{number}", "name": name, "input": given}
             stop = "tool_use"
@@ -237,7 +245,7 @@ class _Anthropic:
             "type": "message",
             "role": "assistant",
             "model": prompt.model,
-            "content": [] if said.finish in {"empty", "refusal"} else [block],
+            "content": [] if content.finish in {"empty", "refusal"} else [block],
             "stop_reason": stop,
             "stop_sequence": None,
         }
@@ -280,8 +288,8 @@ class _Anthropic:
         return b"retry-after: %d\r\n" % math.ceil(seconds)
 
 
-OPENAI: ApiFormat = _OpenAI()
-ANTHROPIC: ApiFormat = _Anthropic()
+OPENAI: WireFormat = _OpenAI()
+ANTHROPIC: WireFormat = _Anthropic()
 
 
 def _invalid_messages(body: dict[str, Any]) -> str | None:
@@ -306,7 +314,7 @@ def _messages(messages: list[dict[str, Any]]) -> tuple[str, str, int]:
 
 
 def _has_confidence(schema: dict[str, Any]) -> bool:
-    """Tell whether a schema of one or of many answers has the field; of another form: it has."""
+    """Return whether a JSON schema of answers has the field; True for an unknown schema."""
     try:
         fields = schema["properties"]
         if "answers" in fields:
@@ -317,34 +325,34 @@ def _has_confidence(schema: dict[str, Any]) -> bool:
 
 
 def _text(content: Any) -> str:
-    """Text of a message, which may be given in parts."""
+    """Return the text of a message, which can consist of parts."""
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content)
     return content if isinstance(content, str) else ""
 
 
 def _duration(seconds: float) -> str:
-    """Write a duration the way OpenAI does: ``6m0s``, ``1.5s``, ``20ms``."""
+    """Format a duration as OpenAI does: ``6m0s``, ``1.5s``, ``20ms``."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(math.ceil(seconds * 1000) / 1000, 60)
     return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"
 
 
-def _logprobs(said: Content) -> list[dict[str, Any]]:
-    """Cut the answer in tokens; those of a label have together the label's probability."""
+def _logprobs(content: Content) -> list[dict[str, Any]]:
+    """Split the answer into tokens; the product over a label's tokens is its probability."""
     tokens: list[tuple[str, float]] = []
     at = 0
-    for label, probability in said.labels:
-        start = said.text.find(label, at)
+    for label, probability in content.labels:
+        start = content.text.find(label, at)
         if start < 0:
             continue
-        tokens += [(piece, 0.0) for piece in _PIECE.findall(said.text[at:start])]
+        tokens += [(piece, 0.0) for piece in _PIECE.findall(content.text[at:start])]
         pieces = _PIECE.findall(label)
         share = math.log(max(probability, 1e-30)) / len(pieces)
         tokens += [(piece, share) for piece in pieces]
         at = start + len(label)
-    tokens += [(piece, 0.0) for piece in _PIECE.findall(said.text[at:])]
+    tokens += [(piece, 0.0) for piece in _PIECE.findall(content.text[at:])]
     return [
         {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}
         for token, logprob in tokens

@@ -1,7 +1,7 @@
-"""HTTP/1.1 as far as a test double needs it, with full control over what goes wrong.
+"""A minimal HTTP/1.1 server connection with fault injection.
 
-Written on `asyncio.Protocol` because a framework would neither let a response break off where a
-test wants it to, nor be cheap enough to stand opposite a client under benchmark.
+Built on `asyncio.Protocol`: a web framework cannot cut off a response at a given point, and is too
+slow for benchmarks of the client.
 """
 
 from __future__ import annotations
@@ -13,22 +13,32 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
+import orjson
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Connection", "Delivery", "ReceivedRequest", "Response", "Site", "header"]
+__all__ = [
+    "Connection",
+    "Delivery",
+    "HTTPRequest",
+    "RequestHandler",
+    "Response",
+    "header",
+    "json_response",
+]
 
-#: How a response reaches the client; all but ``whole``, ``slow`` and ``reset-after`` lose it.
+#: How a response is sent; all but ``whole``, ``slow`` and ``reset-after`` lose it.
 Delivery = Literal["whole", "slow", "stalled", "reset-before", "reset-within", "reset-after"]
 
 _MAX_HEAD = 65_536
 _SLOW_PIECES = 8
-# close() with a linger of zero seconds sends RST where it would send FIN
+# close() with a linger time of zero sends RST instead of FIN
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 @dataclass(slots=True, eq=False)
-class ReceivedRequest:
+class HTTPRequest:
     """A request as received."""
 
     method: str
@@ -42,44 +52,49 @@ class ReceivedRequest:
 
 @dataclass(slots=True, eq=False)
 class Response:
-    """What to answer, when, and how badly."""
+    """A response, its delay and its faults."""
 
     status: int
     body: bytes
-    #: Extra header lines, each ended by CRLF.
+    #: Extra header lines, each terminated by CRLF.
     headers: bytes = b""
     #: Seconds before the first byte.
     delay: float = 0.0
     delivery: Delivery = "whole"
-    #: Seconds a slow or stalled delivery takes.
+    #: Duration of a slow or stalled delivery, in seconds.
     duration: float = 0.0
-    #: Called once the whole body is written.
+    #: Called when the complete body is written.
     delivered: Callable[[], None] | None = None
-    #: Whether the body was cut.
+    #: Whether the body was truncated.
     spoiled: bool = False
 
 
-class Site(Protocol):
-    """What a connection asks for its responses."""
+def json_response(value: object) -> Response:
+    """Return a 200 response with a JSON body."""
+    return Response(200, orjson.dumps(value))
 
-    def respond(self, call: ReceivedRequest) -> Response:
-        """Answer a request."""
 
-    def opened(self, connection: Connection) -> None:
-        """Learn of a new connection."""
+class RequestHandler(Protocol):
+    """Callbacks of a connection."""
 
-    def closed(self, connection: Connection, *, abandoned: bool) -> None:
-        """Learn that a connection is gone; abandoned: before its response was written."""
+    def respond(self, call: HTTPRequest) -> Response:
+        """Return the response to a request."""
 
-    def entered(self) -> None:
-        """Learn that a request is in flight."""
+    def connection_opened(self, connection: Connection) -> None:
+        """Handle a new connection."""
 
-    def left(self) -> None:
-        """Learn that a request is in flight no more."""
+    def connection_closed(self, connection: Connection, *, abandoned: bool) -> None:
+        """Handle a closed connection; abandoned: closed before its response was written."""
+
+    def request_started(self) -> None:
+        """Handle the start of a request."""
+
+    def request_finished(self) -> None:
+        """Handle the end of a request, answered or abandoned."""
 
 
 def header(head: bytes, name: bytes) -> bytes | None:
-    """Value of the header `name` (lower case), or None."""
+    """Return the value of the header `name` (lower case), or None."""
     lowered = head.lower()
     start = lowered.find(b"\r\n" + name + b":")
     if start < 0:
@@ -90,21 +105,21 @@ def header(head: bytes, name: bytes) -> bytes | None:
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection: one request at a time, kept alive between them."""
+    """A keep-alive connection that serves one request at a time."""
 
     __slots__ = (
         "_buffer",
         "_close",
         "_continued",
+        "_handler",
         "_need",
-        "_site",
         "_timer",
         "_transport",
         "busy",
     )
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, handler: RequestHandler) -> None:
+        self._handler = handler
         self._buffer = bytearray()
         self._need = 0
         self._close = False
@@ -115,29 +130,29 @@ class Connection(asyncio.Protocol):
         self.busy = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet nobody: HTTP clients speak first."""
+        """Register the connection."""
         self._transport = cast("asyncio.Transport", transport)
-        self._site.opened(self)
+        self._handler.connection_opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Forget what was still to be sent."""
+        """Cancel a pending response and unregister the connection."""
         if self._timer is not None:
             self._timer.cancel()
         self._transport = None
         abandoned, self.busy = self.busy, False
         if abandoned:
-            self._site.left()
-        self._site.closed(self, abandoned=abandoned)
+            self._handler.request_finished()
+        self._handler.connection_closed(self, abandoned=abandoned)
 
     def data_received(self, data: bytes) -> None:
-        """Collect bytes until a request is whole."""
+        """Buffer bytes until a request is complete."""
         self._buffer += data
         while self._buffer and not self.busy and len(self._buffer) >= self._need:
             if not self._read():
                 break
 
     def _read(self) -> bool:
-        """Answer the first request in the buffer; False if it is not whole."""
+        """Handle the first request in the buffer; False if it is incomplete."""
         buffer = self._buffer
         end = buffer.find(b"\r\n\r\n")
         if end < 0:
@@ -161,7 +176,7 @@ class Connection(asyncio.Protocol):
             self._refuse(HTTPStatus.BAD_REQUEST)
             return False
         if found is None:
-            self._invite(head)
+            self._send_continue(head)
             return False
         body, stop = found
         del buffer[:stop]
@@ -169,17 +184,17 @@ class Connection(asyncio.Protocol):
         self._continued = False
         self._close = (header(head, b"connection") or b"").lower() == b"close"
         self.busy = True
-        self._site.entered()
+        self._handler.request_started()
         path, _, query = target.partition("?")
-        response = self._site.respond(ReceivedRequest(method, path, head, body, query))
+        response = self._handler.respond(HTTPRequest(method, path, head, body, query))
         if response.delay > 0:
             self._later(response.delay, self._send, response)
         else:
             self._send(response)
         return True
 
-    def _invite(self, head: bytes) -> None:
-        """Let a client that waits for permission send its body."""
+    def _send_continue(self, head: bytes) -> None:
+        """Send 100 Continue to a client that expects it."""
         if self._transport and not self._continued and header(head, b"expect"):
             self._continued = True
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -196,7 +211,7 @@ class Connection(asyncio.Protocol):
     def _resume(self, step: Callable[..., None], *args: object) -> None:
         self._timer = None
         step(*args)
-        self.data_received(b"")  # what came meanwhile
+        self.data_received(b"")  # requests received meanwhile
 
     def _send(self, response: Response) -> None:
         transport = self._transport
@@ -211,7 +226,7 @@ class Connection(asyncio.Protocol):
                 step = max(1, -(-len(body) // _SLOW_PIECES))
                 pieces = [body[i : i + step] for i in range(0, len(body), step)]
                 transport.write(start)
-                self._dribble(response, pieces)
+                self._send_slowly(response, pieces)
             case "stalled":
                 transport.write(start + body[:half])
                 self._later(response.duration, self.reset)
@@ -224,18 +239,18 @@ class Connection(asyncio.Protocol):
                 self._finish(response, start + body)
                 self.reset()
 
-    def _dribble(self, response: Response, pieces: list[bytes]) -> None:
+    def _send_slowly(self, response: Response, pieces: list[bytes]) -> None:
         if self._transport is None:
             return
         piece = pieces.pop(0)
         if pieces:
             self._transport.write(piece)
-            self._later(response.duration / _SLOW_PIECES, self._dribble, response, pieces)
+            self._later(response.duration / _SLOW_PIECES, self._send_slowly, response, pieces)
         else:
             self._finish(response, piece)
 
     def _finish(self, response: Response, rest: bytes) -> None:
-        """Count the response, then write the rest: who has seen it shall find it counted."""
+        """Count the response, then write the rest, so that counts include every seen response."""
         if self._transport is None or self._transport.is_closing():
             return
         if response.delivered is not None:
@@ -248,10 +263,10 @@ class Connection(asyncio.Protocol):
     def _idle(self) -> None:
         if self.busy:
             self.busy = False
-            self._site.left()
+            self._handler.request_finished()
 
     def close(self) -> None:
-        """Close the connection in good order."""
+        """Close the connection with FIN."""
         self._buffer.clear()
         if self._transport is not None:
             self._transport.close()
@@ -270,7 +285,7 @@ class Connection(asyncio.Protocol):
 
 
 def _start(response: Response) -> bytes:
-    """Status line and headers."""
+    """Return the status line and headers."""
     return b"%s%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (
         _STATUS_LINES.get(response.status) or _status_line(response.status),
         response.headers,
@@ -281,7 +296,7 @@ def _start(response: Response) -> bytes:
 def _status_line(status: int) -> bytes:
     try:
         phrase = HTTPStatus(status).phrase
-    except ValueError:  # 529 is Anthropic's own
+    except ValueError:  # 529 is specific to Anthropic
         phrase = "Unknown"
     return f"HTTP/1.1 {int(status)} {phrase}\r\n".encode()
 
@@ -297,7 +312,7 @@ def _size(digits: bytes, base: int) -> int:
 
 
 def _dechunk(buffer: bytearray, start: int) -> tuple[bytes, int] | None:
-    """Body of a chunked request and where it ends; None while it is not whole."""
+    """Return the body of a chunked request and its end; None if it is incomplete."""
     parts: list[bytes] = []
     while True:
         end = buffer.find(b"\r\n", start)

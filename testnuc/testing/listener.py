@@ -1,4 +1,4 @@
-"""The socket of a test server: opened, killed and opened again on one port."""
+"""The listening socket of the test server, which can be stopped and restarted on one port."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testnuc.testing.http_connection import Connection
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from testnuc.testing.http_connection import ReceivedRequest, Response
+    from testnuc.testing.http_connection import HTTPRequest, Response
 
 __all__ = ["Listener"]
 
@@ -21,23 +21,22 @@ HOST = "127.0.0.1"
 _BACKLOG = 4096
 _ACCEPTED_AT_ONCE = 100
 
-
-#: Seconds between two tries to listen again.
-_REOPEN_AGAIN = 0.01
+#: Seconds between attempts to listen again.
+_REOPEN_INTERVAL = 0.01
 
 
 class Listener:
-    """Serve `respond` on 127.0.0.1, on the running loop or in a thread of its own.
+    """Serve `respond` on 127.0.0.1, on the running event loop or in a separate thread.
 
     Parameters
     ----------
     respond : callable
-        Answers a request.
+        Returns the response to a request.
     port : int
-        0 takes a free one at the first start and keeps it over restarts.
+        0 binds a free port on first start and uses it for all restarts.
     """
 
-    def __init__(self, respond: Callable[[ReceivedRequest], Response], port: int = 0) -> None:
+    def __init__(self, respond: Callable[[HTTPRequest], Response], port: int = 0) -> None:
         self.respond = respond
         self.port = port
         self.in_flight = 0
@@ -47,37 +46,37 @@ class Listener:
         self._socket: socket.socket | None = None
         self._reserved: socket.socket | None = None
         self._reopening: asyncio.TimerHandle | None = None
-        self._arriving: set[asyncio.Task[Any]] = set()
+        self._accepting: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
-        # the loop of the thread; None where the server lives on the loop of its user
-        self._home: asyncio.AbstractEventLoop | None = None
+        # the event loop of the thread; None if the server runs on its caller's loop
+        self._thread_loop: asyncio.AbstractEventLoop | None = None
         self._halt = asyncio.Event()
 
-    # -- what a connection reports ---------------------------------------------------------------
+    # -- called by connections -------------------------------------------------------------------
 
-    def opened(self, connection: Connection) -> None:
-        """Keep track of a new connection."""
+    def connection_opened(self, connection: Connection) -> None:
+        """Track a new connection."""
         self._connections.add(connection)
 
-    def closed(self, connection: Connection, *, abandoned: bool) -> None:
-        """Forget a connection."""
+    def connection_closed(self, connection: Connection, *, abandoned: bool) -> None:
+        """Stop tracking a connection."""
         self._connections.discard(connection)
         self.abandoned += abandoned
 
-    def entered(self) -> None:
+    def request_started(self) -> None:
         """Count a request in flight."""
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)
 
-    def left(self) -> None:
-        """Count a request out of flight."""
+    def request_finished(self) -> None:
+        """Stop counting a request in flight."""
         self.in_flight -= 1
 
     # -- on the running loop ---------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Listen; again on the same port after a `stop`."""
-        if not await self._at_home(self.start) and self._socket is None:
+        """Listen; after a `stop`, on the same port."""
+        if not await self._in_thread(self.start) and self._socket is None:
             if self._reopening is not None:
                 self._reopening.cancel()
                 self._reopening = None
@@ -85,29 +84,29 @@ class Listener:
             self._listen()
 
     async def stop(self) -> None:
-        """Stop listening and reset all connections, as a killed server would."""
-        if await self._at_home(self.stop):
+        """Stop listening and reset all connections, like a killed server."""
+        if await self._in_thread(self.stop):
             return
         if self._reopening is not None:
             self._reopening.cancel()
             self._reopening = None
         self._close()
-        while self._arriving:
-            await asyncio.wait(self._arriving)
+        while self._accepting:
+            await asyncio.wait(self._accepting)
         for connection in tuple(self._connections):
             connection.reset()
-        while self._connections:  # noqa: ASYNC110 - each leaves on one of the loop's next turns
+        while self._connections:  # noqa: ASYNC110 - each closes within a few loop iterations
             await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Stop, and give the port back."""
+        """Stop, and release the port."""
         await self.stop()
         if self._reserved is not None:
             self._reserved.close()
             self._reserved = None
 
     def refuse(self, seconds: float) -> None:
-        """Refuse connections for a while, and close those that are idle."""
+        """Refuse new connections for some seconds, and close idle ones."""
         self._close()
         for connection in tuple(self._connections):
             if not connection.busy:
@@ -117,7 +116,7 @@ class Listener:
         self._reopening = asyncio.get_running_loop().call_later(seconds, self._reopen)
 
     def _reopen(self) -> None:
-        """Listen again; the port can be taken for a moment by what is left of a connection."""
+        """Listen again; retries while remains of a connection occupy the port."""
         self._reopening = None
         if self._socket is not None:
             return
@@ -125,13 +124,13 @@ class Listener:
             self._listen()
         except OSError:
             loop = asyncio.get_running_loop()
-            self._reopening = loop.call_later(_REOPEN_AGAIN, self._reopen)
+            self._reopening = loop.call_later(_REOPEN_INTERVAL, self._reopen)
 
     def _reserve(self) -> None:
         """Bind the port without listening.
 
-        While the server is down, connections to a port that is bound but does not listen are
-        refused, and nobody else, not even as the near end of a connection, is given the port.
+        While the server is down, connections to a bound port that does not listen are refused, and
+        the system assigns the port to no other socket, not even as a local port.
         """
         if self._reserved is not None:
             return
@@ -140,12 +139,12 @@ class Listener:
         self._reserved = reserved
         try:
             self._bound().close()
-        except OSError:  # a platform where two sockets cannot be bound to one port
+        except OSError:  # the platform does not allow two sockets on one port
             reserved.close()
             self._reserved = None
 
-    # Connections are accepted here and not by `loop.create_server`: one that arrives in the moment
-    # an `asyncio.Server` is closed is leaked by Python 3.11, and its client waits for ever.
+    # Not `loop.create_server`: Python 3.11 leaks a connection that arrives while an
+    # `asyncio.Server` closes, and its client waits forever.
 
     def _listen(self) -> None:
         listening = self._bound()
@@ -168,11 +167,11 @@ class Listener:
             task = loop.create_task(
                 loop.connect_accepted_socket(lambda: Connection(self), accepted)
             )
-            self._arriving.add(task)
-            task.add_done_callback(self._arriving.discard)
+            self._accepting.add(task)
+            task.add_done_callback(self._accepting.discard)
 
     def _close(self) -> None:
-        """Stop listening; what has been accepted stays."""
+        """Stop listening; open connections stay."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
@@ -189,10 +188,10 @@ class Listener:
         sock.setblocking(False)  # noqa: FBT003
         return sock
 
-    # -- in a thread of its own ------------------------------------------------------------------
+    # -- in a separate thread --------------------------------------------------------------------
 
     def start_thread(self) -> None:
-        """Serve from a background thread with an event loop of its own; returns once listening."""
+        """Serve from a background thread with its own event loop; returns once listening."""
         ready: Future[None] = Future()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve(ready)), name="LoopbackLLM", daemon=True
@@ -201,29 +200,29 @@ class Listener:
         ready.result()
 
     def stop_thread(self) -> None:
-        """End the background thread and give the port back."""
-        if self._thread is not None and self._home is not None:
-            self._home.call_soon_threadsafe(self._halt.set)
+        """Stop the background thread and release the port."""
+        if self._thread is not None and self._thread_loop is not None:
+            self._thread_loop.call_soon_threadsafe(self._halt.set)
             self._thread.join()
             self._thread = None
 
     async def _serve(self, ready: Future[None]) -> None:
-        self._home = asyncio.get_running_loop()
+        self._thread_loop = asyncio.get_running_loop()
         self._halt = asyncio.Event()
         try:
             await self.start()
         except OSError as exc:
-            self._home = None
+            self._thread_loop = None
             ready.set_exception(exc)
             return
         ready.set_result(None)
         await self._halt.wait()
         await self.close()
-        self._home = None
+        self._thread_loop = None
 
-    async def _at_home(self, step: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Run `step` on the loop of the thread, if that is another one."""
-        if self._home is None or self._home is asyncio.get_running_loop():
+    async def _in_thread(self, step: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Run `step` on the loop of the thread, if it is not the running loop."""
+        if self._thread_loop is None or self._thread_loop is asyncio.get_running_loop():
             return False
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(step(), self._home))
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(step(), self._thread_loop))
         return True

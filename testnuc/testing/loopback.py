@@ -1,4 +1,4 @@
-"""A stand-in for an LLM provider: a real HTTP server on this machine."""
+"""A local HTTP server that acts as an LLM provider."""
 
 from __future__ import annotations
 
@@ -6,90 +6,92 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from functools import partial
 from time import process_time
-from types import TracebackType
 from typing import Any, Literal, Self, cast
-
-import orjson
 
 from testnuc.errors import InvalidInputError
 from testnuc.prompts import samples_in
-from testnuc.testing.answers import AnswerOf, Latency, asker, delays
-from testnuc.testing.batch_api import BatchDesk, Item
+from testnuc.testing.answers import AnswerOf, Latency, answer_function, latency_function
+from testnuc.testing.batch_api import BatchServer
+from testnuc.testing.batch_formats import Item
 from testnuc.testing.batch_options import Batches
 from testnuc.testing.content import Content, compose
 from testnuc.testing.faults import LOST_KINDS, Faults
-from testnuc.testing.formats import ANTHROPIC, OPENAI, ApiFormat, Prompt, Tokens, count_tokens
-from testnuc.testing.http_connection import Delivery, ReceivedRequest, Response
+from testnuc.testing.formats import ANTHROPIC, OPENAI, Prompt, Tokens, WireFormat, count_tokens
+from testnuc.testing.http_connection import Delivery, HTTPRequest, Response, json_response
 from testnuc.testing.listener import HOST, Listener
 from testnuc.testing.rate_limit import RateLimitWindow, Violation
 from testnuc.testing.request_checks import (
-    Problem,
+    ErrorResponse,
     RequestChecks,
-    limit_problem,
-    problem_of,
+    error_of_fault,
     quota_headers,
+    rate_limit_error,
 )
 
 __all__ = ["LoopbackLLM"]
 
-# what providers cache: prompts from this many tokens on, in such steps
+# providers cache prompts of at least this many tokens, in multiples of the step
 _CACHE_MINIMUM = 1024
 _CACHE_STEP = 128
-_SHOWN = 80
+_MAX_SHOWN = 80
 _DELIVERIES = frozenset({"reset-before", "reset-within", "reset-after", "stalled", "slow"})
 
 
 class LoopbackLLM:
     """An LLM provider on 127.0.0.1, for tests and benchmarks of code that uses testnuc.
 
-    It speaks OpenAI's ``/v1/chat/completions`` and Anthropic's ``/v1/messages``, and the batch APIs
-    of both, on one port, finds the texts in the prompt and answers with the labels it was given::
+    Serves OpenAI's ``/v1/chat/completions``, Anthropic's ``/v1/messages`` and the batch APIs of
+    both on one port, and answers the texts in a prompt with canned labels::
 
         async with LoopbackLLM({"where is my card?": ("delivery", 0.9)}) as llm:
             async with testnuc.TestNUC(labels, "openai/any", base_url=llm.base_url, ..) as nuc:
                 ...
             assert llm.calls == 1
 
-    ``with LoopbackLLM(..)`` serves from a background thread, for code without an event loop.
+    ``with LoopbackLLM(..)`` serves from a background thread, for synchronous code.
 
     Parameters
     ----------
     answer : mapping or callable
-        Tells the label, or ``(label, confidence)``, of a text: a mapping, a callable of the text,
-        or a callable of the text and of how many answers to it came before (0-based). A text that
-        is not in the mapping, or for which the callable returns None, is a 400 that names it.
+        Returns the label, or ``(label, confidence)``, of a text: a mapping, a callable of the text,
+        or a callable of the text and a zero-based sample index. A text without an answer (missing
+        in the mapping, or None) gets a 400 that quotes it.
     latency : float, (float, float) or callable
-        Seconds until an answer, or a range of them, or a callable of a seeded `random.Random`.
-        Errors are answered at once.
+        Seconds before an answer, a range of seconds, or a callable of a seeded `random.Random`.
+        Errors are returned immediately.
     faults : Faults, optional
-        What goes wrong, and how often.
+        The faults to inject.
     rate_limit : RateLimit or mapping, optional
         ``requests_per_minute`` and ``tokens_per_minute`` (input and output), enforced in a sliding
-        window of 60 s: a request beyond them gets a 429 and is recorded in `violations`. The state
-        of the limit is told in each provider's own headers.
+        window of 60 s. A request beyond them gets a 429 and is recorded in `violations`. Responses
+        have the rate-limit headers of the provider.
     api_key : str, optional
         Other keys get a 401.
     model : str, optional
         Other models get a 404.
     structured : bool or "ignore"
-        False: a request for structured output gets a 400. "ignore": it is answered with prose
-        around fenced JSON.
+        False: a request for structured output gets a 400. "ignore": the answer is JSON in a code
+        fence, within prose.
     rejects : collection of str
-        Other parameters of a request that get a 400, such as ``temperature``; ``system`` stands for
-        a system message.
+        Parameters that get a 400, such as ``temperature``; ``system`` means a system message.
     usage : bool
-        False: tokens are never told.
+        False omits token usage from responses.
     cache : bool
-        Whether system messages of 1,024 tokens or more are told as cached once they were seen; at
-        Anthropic's format only those marked with ``cache_control``.
+        Report repeated system messages of at least 1,024 tokens as cached; in Anthropic's format
+        only those marked with ``cache_control``.
     batches : Batches, optional
-        How long batches take, and what goes wrong with them.
+        Duration, outcomes and faults of batches.
     record : int
-        How many of the last requests `bodies` and `headers` keep.
+        Number of latest requests in `bodies` and `headers`.
     port : int
-        0 takes a free one.
+        0 binds a free port.
     seed : int
-        Of the random latency.
+        Seed of the random latency.
+
+    Raises
+    ------
+    InvalidInputError
+        An argument is invalid.
     """
 
     def __init__(
@@ -110,39 +112,39 @@ class LoopbackLLM:
         port: int = 0,
         seed: int = 0,
     ) -> None:
-        self._ask, self._counts_asks = asker(answer)
-        self._delay = delays(latency, seed)
+        self._answer_of, self._uses_index = answer_function(answer)
+        self._delay = latency_function(latency, seed)
         self._faults = faults
         self._window = None if rate_limit is None else RateLimitWindow(rate_limit)
-        self._gate = RequestChecks(api_key, model, structured, rejects)
+        self._checks = RequestChecks(api_key, model, structured, rejects)
         self._model = model
         self._prose = structured == "ignore"
         self._usage = usage
         self._cache = cache
         self._record = record
         self._listener = Listener(self._respond, port)
-        self._desk = BatchDesk(batches or Batches(), self._gate, self._item)
+        self._batches = BatchServer(batches or Batches(), self._checks, self._item)
         self.reset()
 
     def reset(self) -> None:
-        """Set all counts to zero; the schedule of faults starts anew, the rate limit does not."""
-        #: Requests received, whatever became of them.
+        """Set all counts to zero and restart the fault schedule; the rate limit is not reset."""
+        #: Requests received.
         self.requests = 0
-        #: Requests answered with a 200 whose whole body was written: what a provider bills.
+        #: Requests that got a complete 200 response, which a provider bills.
         self.calls = 0
         #: Texts in these calls.
         self.texts = 0
-        #: Text -> how often it was in these calls.
+        #: Text -> number of its occurrences in these calls.
         self.asked: Counter[str] = Counter()
-        #: Tokens of these calls, as told to the client.
+        #: Tokens of these calls, as reported to the client.
         self.input_tokens = 0
         self.output_tokens = 0
         self.cached_tokens = 0
-        #: Fault -> how often it was injected.
+        #: Fault -> number of injections.
         self.faults: Counter[str] = Counter()
         #: Requests beyond the rate limit.
         self.violations: list[Violation] = []
-        #: The last requests, parsed, and their headers with names in lower case.
+        #: The latest requests, parsed, and their headers with lower-case names.
         self.bodies: deque[dict[str, Any]] = deque(maxlen=self._record)
         self.headers: deque[dict[str, str]] = deque(maxlen=self._record)
         self._listener.peak = self._listener.in_flight
@@ -151,37 +153,37 @@ class LoopbackLLM:
         self._answers: Counter[str] = Counter()
         self._drawn = 0
         self._seen: set[str] = set()
-        self._desk.reset()
+        self._batches.reset()
 
     @property
     def base_url(self) -> str:
-        """What to pass to a client as its base URL."""
+        """Base URL for clients."""
         if not self._listener.port:
-            raise InvalidInputError("LoopbackLLM has no address before it is started")
+            raise InvalidInputError("LoopbackLLM has no address until it is started")
         return f"http://{HOST}:{self._listener.port}/v1"
 
     @property
     def peak(self) -> int:
-        """The most requests that were in flight at once."""
+        """Maximum number of concurrent requests."""
         return self._listener.peak
 
     @property
     def in_flight(self) -> int:
-        """Requests in flight now."""
+        """Current number of requests in flight."""
         return self._listener.in_flight
 
     @property
     def batches(self) -> int:
-        """Batches that were created."""
-        return len(self._desk.batches)
+        """Number of batches created."""
+        return len(self._batches.batches)
 
     @property
     def abandoned(self) -> int:
-        """Requests whose client went away before the response was written."""
+        """Requests whose client disconnected before the response was written."""
         return self._listener.abandoned
 
     def stats(self) -> dict[str, Any]:
-        """Return all counts, ready for JSON; ``cpu`` is the CPU time of the process in seconds."""
+        """Return all counts as JSON values; ``cpu`` is the CPU time of the process in seconds."""
         names = ("requests", "calls", "texts", "input_tokens", "output_tokens", "cached_tokens")
         stats: dict[str, Any] = {name: getattr(self, name) for name in names}
         return stats | {
@@ -195,124 +197,112 @@ class LoopbackLLM:
             "cpu": process_time(),
         }
 
-    # -- life ------------------------------------------------------------------------------------
+    # -- start and stop --------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Listen; after a `stop`, on the same port as before."""
+        """Listen; after a `stop`, on the same port."""
         await self._listener.start()
 
     async def stop(self) -> None:
-        """Refuse connections and reset all that are open, as a killed server would."""
+        """Refuse connections and reset open ones, like a killed server."""
         await self._listener.stop()
 
     async def __aenter__(self) -> Self:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self._listener.close()
 
     def __enter__(self) -> Self:
         self._listener.start_thread()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._listener.stop_thread()
 
     # -- answering -------------------------------------------------------------------------------
 
-    def _respond(self, call: ReceivedRequest) -> Response:
+    def _respond(self, call: HTTPRequest) -> Response:
         if call.path.endswith("/chat/completions"):
             wire = OPENAI
         elif call.path.endswith("/messages"):
             wire = ANTHROPIC
         else:
-            return self._respond_else(call)
+            return self._respond_other(call)
         self.requests += 1
         request_id = f"{wire.request_id}: req_{self.requests}\r\n".encode()
         try:
-            self._gate.admit(call)
+            self._checks.admit(call)
             response = self._answer(wire, call)
-        except Problem as problem:
-            body = wire.error(problem.status, problem.message, problem.code, problem.param)
-            response = Response(problem.status, body, problem.headers)
+        except ErrorResponse as error:
+            response = Response(error.status, error.body(wire), error.headers)
         response.headers += request_id
         return response
 
-    def _respond_else(self, call: ReceivedRequest) -> Response:
-        batch = self._desk.respond(call)
+    def _respond_other(self, call: HTTPRequest) -> Response:
+        batch = self._batches.respond(call)
         if batch is not None:
             return batch
         match call.path.removesuffix("/"):
             case "/v1/models":
                 model = {"id": self._model or "loopback", "object": "model", "owned_by": "testnuc"}
-                return _json({"object": "list", "data": [model]})
+                return json_response({"object": "list", "data": [model]})
             case "/stats":
-                return _json(self.stats())
+                return json_response(self.stats())
             case "/stats/asked":
-                return _json(dict(self.asked))
+                return json_response(dict(self.asked))
             case "/stats/reset" if call.method == "POST":
                 self.reset()
-                return _json(self.stats())
-        message = f"LoopbackLLM serves nothing at {call.path!r}"
+                return json_response(self.stats())
+        message = f"LoopbackLLM has no endpoint {call.path!r}"
         return Response(404, OPENAI.error(404, message, "unknown_url", None))
 
-    def _item(self, wire: ApiFormat, call: ReceivedRequest) -> Item:
-        """Answer one request of a batch."""
+    def _item(self, wire: WireFormat, call: HTTPRequest) -> Item:
+        """Execute one request of a batch."""
         self.requests += 1
         try:
             response = self._answer(wire, call, limited=False)
-        except Problem as problem:
-            body = wire.error(problem.status, problem.message, problem.code, problem.param)
-            return Item(problem.status, body)
+        except ErrorResponse as error:
+            return Item(error.status, error.body(wire))
         if response.delivery not in {"whole", "slow", "reset-after"} or response.spoiled:
-            # no connection can break here: what would be lost on it failed at the provider
+            # batch requests have no connection: a lost response becomes a server error
             return Item(500, wire.error(500, "The server had an error.", None, None))
         return Item(200, response.body, response.delivered)
 
-    def _answer(self, wire: ApiFormat, call: ReceivedRequest, *, limited: bool = True) -> Response:
+    def _answer(self, wire: WireFormat, call: HTTPRequest, *, limited: bool = True) -> Response:
         prompt, texts = self._texts(wire, call)
-        told = self._told(texts)
-        said = compose(told, confidence=prompt.confidence, prose=self._prose)
+        answers = self._answers_of(texts)
+        content = compose(answers, confidence=prompt.confidence, prose=self._prose)
         limits = b""
         if limited:
-            limits = self._admit(wire, prompt.tokens + count_tokens(len(said.text)))
+            limits = self._admit(wire, prompt.tokens + count_tokens(len(content.text)))
         fault = self._draw(texts)
-        problem = None
+        error = None
         if fault is not None and self._faults is not None:
             self.faults[fault] += 1
-            problem = problem_of(fault, wire, self._faults.retry_after)
-            said = compose(told, fault=fault, confidence=prompt.confidence, prose=self._prose)
-        if problem is not None:
-            problem.headers += limits
-            raise problem
-        if self._counts_asks and fault not in LOST_KINDS:
+            error = error_of_fault(fault, wire, self._faults.retry_after)
+            content = compose(answers, fault=fault, confidence=prompt.confidence, prose=self._prose)
+        if error is not None:
+            error.headers += limits
+            raise error
+        if self._uses_index and fault not in LOST_KINDS:
             self._answers.update(texts)
         known = self._usage and fault not in {"missing-usage", "truncated"}
-        tokens = self._tokens(prompt, said) if known else None
+        tokens = self._tokens(prompt, content) if known else None
         response = Response(
             200,
-            wire.success(self.requests, prompt, said, tokens),
+            wire.success(self.requests, prompt, content, tokens),
             limits,
             delay=self._delay(),
             delivered=partial(self._delivered, texts, tokens),
         )
         if fault is not None:
-            self._spoil(response, fault)
+            self._inject(response, fault)
         return response
 
-    def _spoil(self, response: Response, fault: str) -> None:
-        """Let the delivery of a response go wrong."""
+    def _inject(self, response: Response, fault: str) -> None:
+        """Inject a fault into the delivery of a response."""
         assert self._faults is not None
         if fault == "truncated":
             response.body = response.body[: len(response.body) // 2]
@@ -324,8 +314,8 @@ class LoopbackLLM:
             response.delivery = cast("Delivery", fault)
             response.duration = self._faults.slow if fault == "slow" else self._faults.stall
 
-    def _tokens(self, prompt: Prompt, said: Content) -> Tokens:
-        output = count_tokens(len(said.text))
+    def _tokens(self, prompt: Prompt, content: Content) -> Tokens:
+        output = count_tokens(len(content.text))
         system = count_tokens(len(prompt.system))
         if not (self._cache and prompt.cached) or system < _CACHE_MINIMUM:
             return Tokens(prompt.tokens, output)
@@ -345,52 +335,51 @@ class LoopbackLLM:
             self.output_tokens += tokens.output
             self.cached_tokens += tokens.cached
 
-    def _texts(self, wire: ApiFormat, call: ReceivedRequest) -> tuple[Prompt, list[str]]:
-        """Read the request, and find the texts it asks about."""
-        body = self._gate.body(call)
+    def _texts(self, wire: WireFormat, call: HTTPRequest) -> tuple[Prompt, list[str]]:
+        """Parse a request and extract its texts."""
+        body = self._checks.body(call)
         if self._record:
             self.bodies.append(body)
             lines = call.head.decode("latin-1").split("\r\n")
             pairs = (line.partition(":") for line in lines if line)
             self.headers.append({name.lower(): value.strip() for name, _, value in pairs})
-        prompt = self._gate.prompt(wire, call, body)
+        prompt = self._checks.prompt(wire, call, body)
         try:
             texts = samples_in(prompt.user)
         except ValueError as exc:
-            raise Problem(400, f"LoopbackLLM cannot read the samples: {exc}") from exc
+            raise ErrorResponse(400, f"LoopbackLLM cannot parse the texts: {exc}") from exc
         if not texts:
-            raise Problem(400, "LoopbackLLM finds no testing sample in the prompt")
+            raise ErrorResponse(400, "LoopbackLLM found no text in the prompt")
         return prompt, texts
 
-    def _told(self, texts: Sequence[str]) -> list[tuple[str, float | None]]:
-        """Ask the test what the model says."""
-        told: list[tuple[str, float | None]] = []
+    def _answers_of(self, texts: Sequence[str]) -> list[tuple[str, float | None]]:
+        answers: list[tuple[str, float | None]] = []
         for i, text in enumerate(texts):
-            time_asked = self._answers[text] + texts[:i].count(text) if self._counts_asks else 0
+            sample = self._answers[text] + texts[:i].count(text) if self._uses_index else 0
             try:
-                found = self._ask(text, time_asked)
+                found = self._answer_of(text, sample)
                 if isinstance(found, str):
-                    told.append((found, None))
+                    answers.append((found, None))
                 elif found is not None:
                     label, confidence = found
                     if not isinstance(label, str):
-                        raise TypeError(f"{label!r} is no label")  # noqa: TRY301
-                    told.append((label, confidence))
+                        raise TypeError(f"{label!r} is not a label")  # noqa: TRY301
+                    answers.append((label, confidence))
             except Exception as exc:
-                shown = _cut(text)
-                raise Problem(400, f"LoopbackLLM's answer to {shown} failed: {exc!r}") from exc
+                message = f"the answer of LoopbackLLM for {_cut(text)} failed: {exc!r}"
+                raise ErrorResponse(400, message) from exc
             if found is None:
-                raise Problem(400, f"LoopbackLLM was given no answer for the text {_cut(text)}")
-        return told
+                raise ErrorResponse(400, f"LoopbackLLM has no answer for the text {_cut(text)}")
+        return answers
 
-    def _admit(self, wire: ApiFormat, tokens: int) -> bytes:
-        """Hold the request against the rate limit; return the headers that tell its state."""
+    def _admit(self, wire: WireFormat, tokens: int) -> bytes:
+        """Check the rate limit; returns the rate-limit headers, raises a 429 `ErrorResponse`."""
         if self._window is None:
             return b""
         violation = self._window.admit(tokens)
         if violation is not None:
             self.violations.append(violation)
-            raise limit_problem(wire, self._window, violation, tokens)
+            raise rate_limit_error(wire, self._window, violation, tokens)
         return quota_headers(wire, self._window)
 
     def _draw(self, texts: Sequence[str]) -> str | None:
@@ -404,8 +393,4 @@ class LoopbackLLM:
 
 
 def _cut(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..")
-
-
-def _json(value: object) -> Response:
-    return Response(200, orjson.dumps(value))
+    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..")

@@ -1,4 +1,4 @@
-"""A provider's rate limit, enforced in a true sliding window."""
+"""A provider's rate limit, enforced over a sliding window."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["RateLimitWindow", "Violation"]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A request that came although the limit was reached."""
+    """A request that exceeded the rate limit."""
 
     #: Seconds on the server's monotonic clock.
     time: float
     what: Literal["requests", "tokens"]
-    #: Requests or tokens of the last minute, this request included.
+    #: Requests or tokens of the last minute, including this request.
     used: int
     limit: int
 
 
 class RateLimitWindow:
-    """Requests and tokens of the last minute, and whether one more request fits.
+    """Counts the requests and tokens of the last minute and checks them against the limit.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class RateLimitWindow:
     seconds : float
         Length of the window.
     clock : callable
-        Seconds, monotonic.
+        Returns monotonic seconds.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class RateLimitWindow:
         return len(self._admitted)
 
     def admit(self, tokens: int) -> Violation | None:
-        """Count a request of `tokens` in, or say which limit it breaks."""
+        """Count a request of `tokens`; returns a violation if it exceeds a limit."""
         now = self._clock()
-        self._forget(now)
+        self._drop_old(now)
         if self.requests_limit is not None and self.requests + 1 > self.requests_limit:
             return Violation(now, "requests", self.requests + 1, int(self.requests_limit))
         if self.tokens_limit is not None and self.tokens + tokens > self.tokens_limit:
@@ -68,9 +68,9 @@ class RateLimitWindow:
         return None
 
     def wait(self, tokens: int) -> float:
-        """Seconds until a request of `tokens` fits; at most the window."""
+        """Return the seconds until a request of `tokens` fits; at most the window."""
         now = self._clock()
-        self._forget(now)
+        self._drop_old(now)
         requests, used = self.requests, self.tokens
         until = 0.0
         for then, spent in self._admitted:
@@ -82,14 +82,14 @@ class RateLimitWindow:
         return until
 
     def reset(self) -> float:
-        """Seconds until the window is empty again."""
+        """Return the seconds until the window is empty."""
         return (
             max(0.0, self._admitted[-1][0] + self._seconds - self._clock())
             if self._admitted
             else 0.0
         )
 
-    def _forget(self, now: float) -> None:
+    def _drop_old(self, now: float) -> None:
         while self._admitted and self._admitted[0][0] <= now - self._seconds:
             self.tokens -= self._admitted.popleft()[1]
 

@@ -1,4 +1,4 @@
-"""What a provider refuses, and how it says so."""
+"""Validation of requests, and the provider's error responses."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from testnuc.testing.http_connection import header
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from testnuc.testing.formats import ApiFormat, Prompt
-    from testnuc.testing.http_connection import ReceivedRequest
+    from testnuc.testing.formats import Prompt, WireFormat
+    from testnuc.testing.http_connection import HTTPRequest
     from testnuc.testing.rate_limit import RateLimitWindow, Violation
 
-__all__ = ["Problem", "RequestChecks", "limit_problem", "problem_of", "quota_headers"]
+__all__ = ["ErrorResponse", "RequestChecks", "error_of_fault", "quota_headers", "rate_limit_error"]
 
 _MESSAGES = {
     429: "Rate limit reached for requests. Please try again later.",
@@ -29,19 +29,19 @@ _MESSAGES = {
 }
 
 
-class Problem(Exception):  # noqa: N818 - a response, not an error of this program
-    """A request that is answered with an error.
+class ErrorResponse(Exception):  # noqa: N818 - a response, not an error of this program
+    """An error response to a request.
 
     Parameters
     ----------
     status : int
         HTTP status.
     message : str
-        For whoever reads the response.
+        The error message in the body.
     code, param : str, optional
-        What OpenAI calls the problem, and the parameter it blames.
+        OpenAI's error code, and the invalid parameter.
     headers : bytes
-        Header lines, each ended by CRLF.
+        Header lines, each terminated by CRLF.
     """
 
     def __init__(
@@ -60,31 +60,35 @@ class Problem(Exception):  # noqa: N818 - a response, not an error of this progr
         self.param = param
         self.headers = headers
 
+    def body(self, wire: WireFormat) -> bytes:
+        """Return the body in the format of a provider."""
+        return wire.error(self.status, self.message, self.code, self.param)
+
 
 _NO_SYSTEM = "Unsupported value: 'messages[0].role' does not support 'system' with this model."
 
-# of OpenAI, then of Anthropic, where a spent balance is no 429
+# OpenAI, then Anthropic, which returns 400 for an exhausted balance
 _QUOTA = (
-    partial(Problem, 429, "You exceeded your current quota.", code="insufficient_quota"),
-    partial(Problem, 400, "Your credit balance is too low to access the Anthropic API."),
+    partial(ErrorResponse, 429, "You exceeded your current quota.", code="insufficient_quota"),
+    partial(ErrorResponse, 400, "Your credit balance is too low to access the Anthropic API."),
 )
 _FILTERED = (
-    partial(Problem, 400, "The prompt triggered the content filter.", code="content_filter"),
-    partial(Problem, 400, "Output blocked by content filtering policy"),
+    partial(ErrorResponse, 400, "The prompt triggered the content filter.", code="content_filter"),
+    partial(ErrorResponse, 400, "Output blocked by content filtering policy"),
 )
 
 
 class RequestChecks:
-    """Reads requests and refuses those that a provider would.
+    """Parses requests and rejects invalid ones, as a provider does.
 
     Parameters
     ----------
     api_key, model : str, optional
-        All others are refused.
+        The only accepted key and model; None accepts any.
     structured : bool or "ignore"
-        False: refuse requests for structured output.
+        False rejects requests for structured output.
     rejects : collection of str
-        Parameters to refuse.
+        Parameters to reject.
     """
 
     def __init__(
@@ -99,60 +103,62 @@ class RequestChecks:
         self._structured = structured
         self._rejects = tuple(rejects)
 
-    def admit(self, call: ReceivedRequest) -> None:
-        """Refuse a request that does not carry the right key."""
+    def admit(self, call: HTTPRequest) -> None:
+        """Raise a 401 `ErrorResponse` if the API key is wrong."""
         if self._api_key is not None:
             bearer = header(call.head, b"authorization")
             keys = (header(call.head, b"x-api-key"), header(call.head, b"api-key"))
             if bearer != b"Bearer " + self._api_key and self._api_key not in keys:
-                raise Problem(401, "Incorrect API key provided.")
+                raise ErrorResponse(401, "Incorrect API key provided.")
 
-    def body(self, call: ReceivedRequest) -> dict[str, Any]:
-        """Return the body of a request."""
+    def body(self, call: HTTPRequest) -> dict[str, Any]:
+        """Return the parsed body; raises a 400 `ErrorResponse`."""
         try:
             body = orjson.loads(call.body)
         except orjson.JSONDecodeError as exc:
-            raise Problem(400, f"the body is not JSON: {exc}") from exc
+            raise ErrorResponse(400, f"the body is not JSON: {exc}") from exc
         if not isinstance(body, dict):
-            raise Problem(400, "the body is not a JSON object")
+            raise ErrorResponse(400, "the body is not a JSON object")
         return body
 
-    def prompt(self, wire: ApiFormat, call: ReceivedRequest, body: dict[str, Any]) -> Prompt:
-        """Return what an acceptable request asks."""
+    def prompt(self, wire: WireFormat, call: HTTPRequest, body: dict[str, Any]) -> Prompt:
+        """Return the prompt of a valid request; raises `ErrorResponse`."""
         version = header(call.head, b"anthropic-version") if wire is ANTHROPIC else None
         try:
             invalid = wire.invalid(body, version)
             prompt = None if invalid else wire.prompt(body)
         except (AttributeError, KeyError, StopIteration, TypeError) as exc:
-            raise Problem(400, f"the request is malformed: {exc!r}") from exc
+            raise ErrorResponse(400, f"the request is malformed: {exc!r}") from exc
         if prompt is None:
-            raise Problem(400, str(invalid))
+            raise ErrorResponse(400, str(invalid))
         if self._model is not None and prompt.model != self._model:
-            raise Problem(404, f"The model `{prompt.model}` does not exist.", param="model")
+            raise ErrorResponse(404, f"The model `{prompt.model}` does not exist.", param="model")
         if prompt.structured and self._structured is False:
             name = prompt.structured
             message = f"Invalid parameter: '{name}' is not supported with this model."
-            raise Problem(400, message, param=name)
+            raise ErrorResponse(400, message, param=name)
         for name in self._rejects:
             if name == "system" and prompt.system:
-                raise Problem(400, _NO_SYSTEM, code="unsupported_value", param="messages[0].role")
+                raise ErrorResponse(
+                    400, _NO_SYSTEM, code="unsupported_value", param="messages[0].role"
+                )
             if name in body:
                 message = f"Unsupported parameter: '{name}' is not supported with this model."
-                raise Problem(400, message, code="unsupported_parameter", param=name)
+                raise ErrorResponse(400, message, code="unsupported_parameter", param=name)
         return prompt
 
 
-def problem_of(kind: str, wire: ApiFormat, retry_after: float) -> Problem | None:
-    """Return the error response that a fault is, or None where it is another kind of fault.
+def error_of_fault(kind: str, wire: WireFormat, retry_after: float) -> ErrorResponse | None:
+    """Return the error response for a fault, or None if the fault is not an error response.
 
     Parameters
     ----------
     kind : str
         See `Faults`.
-    wire : ApiFormat
-        The providers word some problems differently.
+    wire : WireFormat
+        The provider's format.
     retry_after : float
-        Seconds the client is told to wait.
+        Delay for the ``Retry-After`` header, in seconds.
     """
     if kind == "quota":
         return _QUOTA[wire is ANTHROPIC]()
@@ -164,15 +170,17 @@ def problem_of(kind: str, wire: ApiFormat, retry_after: float) -> Problem | None
             "429-retry-after-date": f"retry-after: {formatdate(time() + retry_after, usegmt=True)}",
             "429-retry-after-ms": f"retry-after-ms: {retry_after * 1000:g}",
         }[kind]
-        return Problem(429, _MESSAGES[429], headers=f"{line}\r\n".encode())
+        return ErrorResponse(429, _MESSAGES[429], headers=f"{line}\r\n".encode())
     status = status_of(kind)
     if status is None:
         return None
-    return Problem(status, _MESSAGES.get(status, "The server had an error. Sorry about that!"))
+    return ErrorResponse(
+        status, _MESSAGES.get(status, "The server had an error. Sorry about that!")
+    )
 
 
-def quota_headers(wire: ApiFormat, window: RateLimitWindow) -> bytes:
-    """Tell the state of the rate limit, as header lines."""
+def quota_headers(wire: WireFormat, window: RateLimitWindow) -> bytes:
+    """Return the rate-limit headers."""
     reset = window.reset()
     limits = (
         ("requests", window.requests_limit, window.requests),
@@ -187,11 +195,11 @@ def quota_headers(wire: ApiFormat, window: RateLimitWindow) -> bytes:
     )
 
 
-def limit_problem(
-    wire: ApiFormat, window: RateLimitWindow, violation: Violation, tokens: int
-) -> Problem:
-    """Return the response to a request that exceeds the rate limit."""
-    return Problem(
+def rate_limit_error(
+    wire: WireFormat, window: RateLimitWindow, violation: Violation, tokens: int
+) -> ErrorResponse:
+    """Return the 429 for a request that exceeds the rate limit."""
+    return ErrorResponse(
         429,
         f"Rate limit reached for {violation.what}: limit {violation.limit} per minute.",
         headers=quota_headers(wire, window) + wire.retry_headers(window.wait(tokens)),

@@ -1,7 +1,7 @@
-"""A test server in a process of its own, so that it shares no event loop and no core with a client.
+"""The test server in a separate process, so that it does not compete with the client for CPU time.
 
-The child gets its configuration as the first line on its standard input, tells its address in one
-line of JSON, and ends when that input does: also when the parent is killed.
+The child reads its configuration from the first line of standard input and prints its base URL as
+one line of JSON. It exits when standard input is closed, also if the parent is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from testnuc.testing.loopback import LoopbackLLM
 
 __all__ = ["ServerProcess", "serve_in_process"]
 
-_PATIENCE = 5.0
+_TIMEOUT = 5.0
 
 
 class ServerProcess:
@@ -38,9 +38,9 @@ class ServerProcess:
     Attributes
     ----------
     base_url : str
-        What to pass to a client.
+        Base URL for clients.
     pid : int
-        Of the process.
+        Process id.
     """
 
     def __init__(self, base_url: str, pid: int) -> None:
@@ -57,11 +57,11 @@ class ServerProcess:
         return self._fetch("GET", "/stats/asked")
 
     def reset(self) -> None:
-        """Set all counts to zero, and the schedule of faults to its beginning."""
+        """Set all counts to zero and restart the fault schedule."""
         self._fetch("POST", "/stats/reset")
 
     def _fetch(self, method: str, path: str) -> dict[str, Any]:
-        connection = HTTPConnection(HOST, self._port, timeout=_PATIENCE)
+        connection = HTTPConnection(HOST, self._port, timeout=_TIMEOUT)
         try:
             connection.request(method, path)
             fetched: dict[str, Any] = orjson.loads(connection.getresponse().read())
@@ -74,21 +74,28 @@ class ServerProcess:
 def serve_in_process(
     answers: Mapping[str, Any] | Path | Sequence[str], **options: Any
 ) -> Iterator[ServerProcess]:
-    """Run a `LoopbackLLM` in another process while the context lasts.
+    """Context manager that runs a `LoopbackLLM` in another process.
 
     Parameters
     ----------
     answers : mapping, path or sequence of str
-        Text -> label or (label, confidence); a JSON file that holds such a mapping; or labels, of
-        which each text gets the one that `by_hash` picks.
+        Text -> label or (label, confidence); a JSON file with such a mapping; or labels, assigned
+        to texts by `by_hash`.
     **options
-        Of `LoopbackLLM`, as far as JSON can hold them: not callables. `faults` and `batches` are
-        mappings of the arguments of `Faults` and `Batches`.
+        Options of `LoopbackLLM` that JSON can represent (no callables). `faults` and `batches` are
+        mappings with the arguments of `Faults` and `Batches`.
 
     Yields
     ------
     ServerProcess
-        Its address and its counts.
+        The running server.
+
+    Raises
+    ------
+    InvalidInputError
+        An option cannot be serialized as JSON.
+    TestNUCError
+        The process exited before it was ready.
     """
     if isinstance(answers, Path):
         source: dict[str, Any] = {"path": os.fspath(answers.absolute())}
@@ -99,7 +106,7 @@ def serve_in_process(
     try:
         config = orjson.dumps(source | options)
     except TypeError as exc:
-        raise InvalidInputError(f"cannot be passed to another process: {exc}") from exc
+        raise InvalidInputError(f"an option cannot be sent to another process: {exc}") from exc
     package = os.fspath(Path(__file__).parents[2])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(
@@ -116,13 +123,13 @@ def serve_in_process(
             process.stdin.flush()
         line = process.stdout.readline()
         if not line:
-            raise TestNUCError(f"the server ended with code {process.wait()}; see its output above")
+            raise TestNUCError(f"the server exited with code {process.wait()}; see its stderr")
         yield ServerProcess(orjson.loads(line)["base_url"], process.pid)
     finally:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
         try:
-            process.wait(_PATIENCE)
+            process.wait(_TIMEOUT)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -130,14 +137,14 @@ def serve_in_process(
 
 
 def serve(config: Mapping[str, Any], *, until_eof: bool) -> None:
-    """Serve until standard input ends, or until interrupted; the child's side.
+    """Serve until standard input is closed or the process is interrupted; runs in the child.
 
     Parameters
     ----------
     config : mapping
         ``answers``, ``path`` or ``labels``, and options of `LoopbackLLM`.
     until_eof : bool
-        Whether the end of standard input is the end of the server.
+        Whether to exit when standard input is closed.
     """
     options = dict(config)
     answers = options.pop("answers", None)
@@ -151,7 +158,7 @@ def serve(config: Mapping[str, Any], *, until_eof: bool) -> None:
         options["batches"] = Batches(**options["batches"])
     llm = LoopbackLLM(answers if labels is None else by_hash(labels), **options)
     gc.collect()
-    gc.freeze()  # the answers are here to stay
+    gc.freeze()  # the answers live as long as the process
     gc.set_threshold(20_000)
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=_loops()) as runner:
         runner.run(_serve(llm, until_eof=until_eof))
@@ -170,15 +177,15 @@ async def _serve(llm: LoopbackLLM, *, until_eof: bool) -> None:
 
 
 def _wait_for_eof(loop: asyncio.AbstractEventLoop, then: Callable[[], object]) -> None:
-    # not through sys.stdin, whose lock would hold up the end of the interpreter
+    # not through sys.stdin, whose lock would block interpreter shutdown
     while os.read(0, 4096):
         pass
-    with contextlib.suppress(RuntimeError):  # the loop is closed already
+    with contextlib.suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(then)
 
 
 def _loops() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Prefer uvloop where it is installed: the process is ours alone."""
+    """Return uvloop's factory if installed; nothing else runs in this process."""
     try:
         import uvloop  # type: ignore[import-not-found, unused-ignore]
     except ImportError:

@@ -1,8 +1,8 @@
-"""How far a label can be trusted, and whether the neighbors should vote at all.
+"""Vote selection and label confidence: auto policy, tuning, prior correction, calibration, review.
 
-Pure functions on arrays, below the client: `diagnose` decides the auto policy from predictions
-alone, `tune_votes` from a few labels, `prior` corrects over-used labels, `calibrate` turns a vote's
-share into a probability, `review_queue` says what a person should look at first.
+Pure functions on arrays. `diagnose` selects the auto policy from predictions alone, `tune_votes`
+from a few labeled texts. `prior` corrects the votes for over-predicted labels, `calibrate` maps the
+vote share to a probability, and `review_queue` ranks results for manual review.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
 from testnuc.trust.calibration import Calibration, calibrate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
-from testnuc.trust.evidence import GainEstimate
+from testnuc.trust.evidence import Interval
 from testnuc.trust.prior import correct, factors
 from testnuc.trust.review import Review, review_queue
 from testnuc.trust.tuning import Tuning, tune_votes
@@ -23,7 +23,7 @@ __all__ = [
     "Candidate",
     "Decision",
     "Diagnosis",
-    "GainEstimate",
+    "Interval",
     "Review",
     "Tuning",
     "VoteSettings",

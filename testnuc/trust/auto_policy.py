@@ -1,21 +1,20 @@
-"""The auto policy: whether to vote, with how many neighbors, against how heavy an own vote.
+"""The auto policy: decides from unlabeled predictions whether and how to vote.
 
-A vote helps where a prediction is wrong by accident, and does harm where neighbors have other
-labels. Both make a text disagree with its neighbors; only near copies tell them apart: two texts
-that say the same have the same label, so what contradicts there is accident. Hence three questions,
-each answered by extrapolation to similarity 1, with an interval:
+A vote corrects random errors of the LLM, and does harm where neighbors have other labels. Both make
+a text disagree with its neighbors. Near copies separate the two cases: they have the same label, so
+their disagreement is random error. Three tests follow, each extrapolated to similarity 1 with an
+interval:
 
-1. *Do near copies contradict each other?* The agreement kappa(1), by its highest upper bound
-   over several bandwidths, must stay below 1. A strong labeler, or a pool without near copies,
-   ends here.
-2. *Are the labels more often right than wrong?* Two predictions that are each right with
-   probability q (beyond chance) agree with q^2, so the lower bound must exceed 1/4.
-3. *Does a nearest neighbor, kept out of the vote, side with the vote or with the text's own label?*
-   Of all candidates (k, own weight) that overrule no more near copies than contradict each other,
-   the one with the highest lower bound of that balance is taken, if it is above 0.
+1. *Do near copies disagree?* The highest upper bound of the agreement kappa(1) over several
+   bandwidths must be below 1. This fails for a strong LLM and for a pool without near copies.
+2. *Are labels correct more often than not?* Two predictions that are each correct with probability
+   q (beyond chance) agree with probability q^2, so the lower bound must exceed 1/4.
+3. *Does a held-out nearest neighbor agree with the vote, or with the text's own label?* Candidates
+   (k, own weight) must not change more near copies than disagree with each other. The candidate
+   with the highest lower bound of this balance is selected, if it is above 0.
 
-Where the votes on texts of one label are surely lost, by the same judges and an interval as wide as
-looking at all labels asks for, texts of that label keep it.
+Labels whose texts lose by the vote, by the same held-out neighbors and with a correction for
+multiple tests, are excluded from it: texts with such a label keep it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import numpy as np
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
 from testnuc.trust.evidence import (
     JUDGES,
-    GainEstimate,
+    Interval,
     at_similarity_one,
     chance,
     corrected,
@@ -45,27 +44,27 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_NEIGHBORS", "MIN_PREDICTIONS", "diagnose"]
 
-#: Predictions below which nothing is decided: the intervals would be wider than any effect.
+#: With fewer predictions there is no vote: the intervals would be wider than any effect.
 MIN_PREDICTIONS = 200
-#: Neighbors that are looked at; more rarely helped, and cost a lookup each.
+#: Largest number of neighbors; more rarely helped.
 MAX_NEIGHBORS = 30
-#: Texts looked at: standard errors shrink with the root, time grows with the number.
+#: Texts sampled for the diagnosis, which bounds its runtime.
 _MAX_ROWS = 10_000
 _KS = (10, 20, 30)
 _OWN_WEIGHTS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
-#: Shares of the most similar pairs a line is fitted to. Agreement need not be linear in the
-#: similarity: the most pessimistic of all bandwidths counts.
+#: Bandwidths: shares of the most similar pairs to fit a line to. Agreement need not be linear in
+#: similarity, so the most pessimistic bandwidth is used.
 _BANDWIDTHS = (0.05, 0.1, 0.2, 0.5)
-#: The share whose neighbors judge a vote.
+#: Share of the most similar neighbors, which judge a vote.
 _NEAR = 0.2
-#: q^2 where a label is as often right as wrong.
+#: q^2 for labels that are correct half the time.
 _EVEN = 0.25
-#: Changed labels below which a candidate, or a label, is not judged.
+#: Least number of changed labels for judging a candidate or a label.
 _MIN_CHANGED = 30
-#: The chance that any label is kept out of the vote without reason.
+#: Probability of excluding any label from the vote by mistake.
 _FALSE_ALARM = 0.05
 _BINS = 10
-#: A class predicted more often than this makes an unbalanced set.
+#: A label with a larger share of the predictions makes the set unbalanced.
 _DOMINANT = 0.8
 
 
@@ -78,21 +77,21 @@ def diagnose(
     row_ids: NDArray[np.int64] | None = None,
     k: int | None = None,
 ) -> Diagnosis:
-    """Look at predictions without labels, and decide how to vote.
+    """Diagnose unlabeled predictions and select a vote.
 
     Parameters
     ----------
     neighbor_ids : int64[B, K]
-        Positions of each text's neighbors in `pool_labels`, most similar first; -1 = none.
+        Positions of each text's neighbors in `pool_labels`, most similar first, padded with -1.
     similarities : float32[B, K]
-        Cosines.
+        Cosine similarities.
     pool_labels : int32[N]
-        Predicted labels, -1 = no prediction.
+        Predicted labels; -1 = no prediction.
     n_classes : int
     row_ids : int64[B], optional
         Positions of the texts themselves; default 0, 1, ..
     k : int, optional
-        Decide on the own weight alone, for so many neighbors.
+        A fixed number of neighbors; only the own weight is selected then.
 
     Returns
     -------
@@ -116,23 +115,23 @@ def diagnose(
         decision = Decision(
             None,
             0,
-            f"only {len(own)} predictions to judge by, {MIN_PREDICTIONS} are needed: each text "
-            "keeps its own",
+            f"only {len(own)} predictions, {MIN_PREDICTIONS} are needed: the LLM's own labels are "
+            "kept",
         )
     elif copies_high >= 1:
         decision = Decision(
             None,
             0,
-            "texts that are nearly copies do not clearly contradict each other (agreement "
-            f"extrapolated to similarity 1 may be as high as {min(copies_high, 1):.2f}): "
-            "where neighbors disagree, their labels may well differ, so each text keeps its own",
+            "near copies do not clearly disagree (agreement extrapolated to similarity 1 is up to "
+            f"{min(copies_high, 1):.2f}): neighbors that disagree may have different labels, so "
+            "the LLM's own labels are kept",
         )
     elif copies_low <= _EVEN:
         decision = Decision(
             None,
             0,
-            f"even near copies agree little beyond chance (at least {copies_low:.2f}): "
-            "similarity or predictions are no guide here, so each text keeps its own",
+            f"near copies agree little beyond chance (at least {copies_low:.2f}): similarity or "
+            "predictions are unreliable, so the LLM's own labels are kept",
         )
     else:
         allowed = (1 - copies_high) * (1 - by_chance)
@@ -140,7 +139,7 @@ def diagnose(
         candidates = _candidates(votes)
         decision = _choose(candidates, allowed)
         if decision.policy is not None:
-            kept = _lost(votes, n_classes, decision.k, decision.policy)
+            kept = _excluded_labels(votes, n_classes, decision.k, decision.policy)
             decision = replace(decision, kept=kept)
     return Diagnosis(
         predictions=len(own),
@@ -158,13 +157,13 @@ def _warnings(own: NDArray[np.int32], n_classes: int) -> tuple[str, ...]:
     found = []
     if len(own) < MIN_PREDICTIONS:
         found.append(
-            f"the pool is too small: {len(own)} predictions, {MIN_PREDICTIONS} are needed to judge"
+            f"the pool is too small: it has {len(own)} predictions, {MIN_PREDICTIONS} are needed"
         )
     if len(own):
         largest = np.bincount(own, minlength=n_classes).max() / len(own)
         if largest > _DOMINANT:
             found.append(
-                f"the label set is unbalanced: {largest:.0%} of the predictions are one label"
+                f"the labels are unbalanced: {largest:.0%} of the predictions have the same label"
             )
     return tuple(found)
 
@@ -197,28 +196,28 @@ def _by_similarity(pairs: Pairs, by_chance: float) -> tuple[tuple[float, float, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Votes:
-    """The votes of all candidates, each near neighbor kept out of one as the judge of it."""
+    """The votes of all candidates, with and without each judge (a held-out near neighbor)."""
 
     ks: tuple[int, ...]
     #: int32[B], the texts' own labels.
     own: NDArray[np.int32]
-    #: int32[own weights, ks, B], the votes of everybody.
+    #: int32[own weights, ks, B], the winners with all neighbors.
     full: NDArray[np.int32]
     #: int64[J], the text of each judge.
     row: NDArray[np.int64]
-    #: float64[J] and int32[J], the judge's cosine and label.
+    #: float64[J] and int32[J], similarity and label of each judge.
     similarity: NDArray[np.float64]
     judge: NDArray[np.int32]
-    #: int32[own weights, ks, J], the votes without the judge.
+    #: int32[own weights, ks, J], the winners without the judge.
     winners: NDArray[np.int32]
 
     def changes(self, p: int, q: int) -> NDArray[np.bool_]:
-        """Where the p-th own weight and q-th k overrule the text's own label."""
+        """Return where the p-th own weight and q-th k change the text's own label, bool[J]."""
         changed: NDArray[np.bool_] = self.winners[p, q] != self.own[self.row]
         return changed
 
     def sides(self, p: int, q: int) -> NDArray[np.float64]:
-        """Whom the judge sides with: 1, the vote; -1, the text's own label; 0, neither or both."""
+        """Return whom each judge agrees with: 1 vote, -1 own label, 0 neither or both; [J]."""
         for_vote = (self.judge == self.winners[p, q]).astype(np.float64)
         balance: NDArray[np.float64] = for_vote - (self.judge == self.own[self.row])
         return balance
@@ -231,13 +230,13 @@ def _judged_votes(
     n_classes: int,
     k: int | None,
 ) -> _Votes:
-    """Vote with every own weight and k, and take each near neighbor out as a judge."""
+    """Vote with every own weight and k, holding out each near neighbor as a judge."""
     width = others.shape[1]
     ks = tuple(n for n in _KS if n <= width) or (width,)
     if k is not None:
         ks = (min(k, width),)
     policies = [VotePolicy(own_weight=weight) for weight in _OWN_WEIGHTS]
-    # all voters, the text itself first
+    # column 0 is the text itself
     labels = np.concatenate([own[:, None], others], axis=1)
     cosines = np.concatenate([np.ones((len(own), 1), np.float32), sims], axis=1)
     cosines = np.where(labels >= 0, cosines, np.float32(0))
@@ -254,7 +253,7 @@ def _judged_votes(
 
 
 def _candidates(votes: _Votes) -> tuple[Candidate, ...]:
-    """Judge each vote by near neighbors that are kept out of it."""
+    """Evaluate each candidate vote by held-out near neighbors."""
     found = []
     for p, weight in enumerate(_OWN_WEIGHTS):
         for q, n in enumerate(votes.ks):
@@ -267,28 +266,28 @@ def _candidates(votes: _Votes) -> tuple[Candidate, ...]:
                     changed=float((votes.full[p, q] != votes.own).mean()),
                     gain=at_similarity_one(votes.similarity, votes.sides(p, q), votes.row)
                     if changes.sum() >= _MIN_CHANGED
-                    else GainEstimate(0.0, 0.0),
+                    else Interval(0.0, 0.0),
                     overruled=at_similarity_one(votes.similarity, changed, votes.row).value,
                 )
             )
     return tuple(found)
 
 
-def _lost(votes: _Votes, n_classes: int, k: int, policy: VotePolicy) -> tuple[int, ...]:
-    """Return the labels whose texts lose by the vote, as far as judges can tell."""
+def _excluded_labels(votes: _Votes, n_classes: int, k: int, policy: VotePolicy) -> tuple[int, ...]:
+    """Return the labels whose texts significantly lose by the vote."""
     p, q = _OWN_WEIGHTS.index(policy.own_weight), votes.ks.index(k)
     own, row = votes.own, votes.row
     changed = own[row][votes.changes(p, q)]
-    looked_at = np.flatnonzero(np.bincount(changed, minlength=n_classes) >= _MIN_CHANGED)
-    if not len(looked_at):
+    tested = np.flatnonzero(np.bincount(changed, minlength=n_classes) >= _MIN_CHANGED)
+    if not len(tested):
         return ()
-    # with many labels one of them looks bad by chance: the interval widens with their number
-    errors = NormalDist().inv_cdf(1 - _FALSE_ALARM / 2 / len(looked_at))
-    # judges of one text are no two witnesses
+    # Bonferroni correction for the number of tested labels
+    errors = NormalDist().inv_cdf(1 - _FALSE_ALARM / 2 / len(tested))
+    # judges of the same text are dependent, so sum them per text
     balance = np.bincount(row, votes.sides(p, q), minlength=len(own))
     total = np.bincount(own, balance, minlength=n_classes)
     spread = np.sqrt(np.bincount(own, balance**2, minlength=n_classes))
-    return tuple(c for c in looked_at.tolist() if total[c] + errors * spread[c] < 0)
+    return tuple(c for c in tested.tolist() if total[c] + errors * spread[c] < 0)
 
 
 def _choose(candidates: tuple[Candidate, ...], allowed: float) -> Decision:
@@ -297,16 +296,16 @@ def _choose(candidates: tuple[Candidate, ...], allowed: float) -> Decision:
         return Decision(
             None,
             0,
-            f"near copies contradict each other in at least {allowed:.1%} of the cases, but no vote"
-            " that changes so few labels has its neighbors' support: each text keeps its own",
+            f"near copies disagree in at least {allowed:.1%} of the cases, but held-out neighbors "
+            "support no vote that changes so few labels: the LLM's own labels are kept",
         )
     best = max(fit, key=lambda c: (c.gain.low, c.own_weight, -c.k))
     return Decision(
         VotePolicy(own_weight=best.own_weight),
         best.k,
-        f"near copies contradict each other in at least {allowed:.1%} of the cases, and neighbors "
-        f"that were kept out side with the vote of {best.k} against an own weight of "
-        f"{best.own_weight:g}: it changes {best.changed:.1%} of the labels, with an expected gain "
-        f"of {100 * best.gain.value:.1f} points ({100 * best.gain.low:.1f} to "
-        f"{100 * best.gain.high:.1f}) where a text has near copies",
+        f"near copies disagree in at least {allowed:.1%} of the cases, and held-out neighbors "
+        f"agree with the vote of {best.k} neighbors and own weight {best.own_weight:g}: it changes "
+        f"{best.changed:.1%} of the labels, with an expected gain of "
+        f"{100 * best.gain.value:.1f} points ({100 * best.gain.low:.1f} to "
+        f"{100 * best.gain.high:.1f}) for texts with near copies",
     )

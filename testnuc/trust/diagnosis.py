@@ -1,4 +1,4 @@
-"""What a look at the predictions found, and what was decided."""
+"""The diagnosis of a pool's predictions, and the vote selected from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import MissingDependencyError
-from testnuc.trust.evidence import GainEstimate
+from testnuc.trust.evidence import Interval
 
 if TYPE_CHECKING:
     from testnuc.voting import VotePolicy
@@ -16,58 +16,58 @@ __all__ = ["Candidate", "Decision", "Diagnosis"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A vote that was considered."""
+    """A candidate vote and its estimated effect."""
 
-    #: Neighbors.
+    #: Number of neighbors.
     k: int
     #: Weight of the text's own vote.
     own_weight: float
-    #: Share of all labels that it changes.
+    #: Share of labels that the vote changes.
     changed: float
-    #: How much more often a near neighbor sides with the vote than with the text's own label,
-    #: over all texts, extrapolated to similarity 1: the expected gain in accuracy there.
-    gain: GainEstimate
-    #: Share of the labels it changes, extrapolated to similarity 1.
+    #: Expected gain in accuracy: how much more often a held-out near neighbor agrees with the vote
+    #: than with the text's own label, extrapolated to similarity 1.
+    gain: Interval
+    #: Share of labels that the vote changes, extrapolated to similarity 1.
     overruled: float
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How to vote."""
+    """The selected vote."""
 
-    #: None: each text keeps its own prediction.
+    #: None: no vote; the LLM's own labels are kept.
     policy: VotePolicy | None
     #: Neighbors that vote; 0 without a vote.
     k: int
-    #: Why, in words.
+    #: The reason, as text.
     reason: str
-    #: Label indices: a text that the LLM gave one of these keeps it, because near neighbors that
-    #: were kept out side against the vote there.
+    #: Indices of labels that the vote never changes, because held-out near neighbors of their texts
+    #: disagree with the vote.
     kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What predictions say of themselves, without any label."""
+    """Agreement statistics of predictions, and the vote selected from them."""
 
-    #: How many predictions were looked at.
+    #: Number of predictions in the diagnosis.
     predictions: int
-    #: Chance-corrected agreement of a text's prediction with that of its neighbor of rank 1, 2, ..
+    #: Chance-corrected agreement between a text and its neighbor of rank 1, 2, ..
     kappa: tuple[float, ...]
-    #: (mean similarity, kappa, pairs) of bins of pairs, least similar first.
+    #: (mean similarity, kappa, pairs) per similarity bin, least similar first.
     agreement: tuple[tuple[float, float, int], ...]
-    #: Kappa extrapolated to similarity 1: 1 less what is wrong by accident.
+    #: Kappa extrapolated to similarity 1; below 1 by the rate of random errors.
     near_copies: float
     #: Its lower bound, and its highest upper bound over several bandwidths.
     near_copies_bounds: tuple[float, float]
-    #: The votes that were considered; none where the bounds already decide.
+    #: The candidate votes; empty if the bounds already decide.
     candidates: tuple[Candidate, ...]
     decision: Decision
     warnings: tuple[str, ...]
 
     @property
-    def expected_gain(self) -> GainEstimate:
-        """The expected effect on accuracy of what was decided; 0 without a vote."""
+    def expected_gain(self) -> Interval:
+        """The expected gain in accuracy of the selected vote; 0 without a vote."""
         chosen = self.decision
         for candidate in self.candidates:
             if chosen.policy is not None and (candidate.k, candidate.own_weight) == (
@@ -75,7 +75,7 @@ class Diagnosis:
                 chosen.policy.own_weight,
             ):
                 return candidate.gain
-        return GainEstimate(0.0, 0.0)
+        return Interval(0.0, 0.0)
 
     def __str__(self) -> str:
         lines = [f"{self.predictions} predictions"]
@@ -91,7 +91,7 @@ class Diagnosis:
         from testnuc._base.html import facts, grid
 
         low, high = self.near_copies_bounds
-        told = facts(
+        summary = facts(
             f"Diagnosis of {self.predictions} predictions",
             [
                 ("vote", self.decision.reason),
@@ -100,16 +100,16 @@ class Diagnosis:
             ],
         )
         if not self.candidates:
-            return told
+            return summary
         head = ["neighbors", "own weight", "labels changed", "expected gain", "at least", "at most"]
         rows = [
             (c.k, c.own_weight, c.changed, c.gain.value, c.gain.low, c.gain.high)
             for c in self.candidates
         ]
-        return told + grid(head, rows)
+        return summary + grid(head, rows)
 
     def plot(self) -> Any:
-        """Draw kappa over the rank and over the similarity; returns a matplotlib figure.
+        """Return a matplotlib figure of kappa by neighbor rank and by similarity.
 
         Raises
         ------

@@ -1,6 +1,6 @@
-"""What predictions say of themselves: agreement of texts that are nearly copies of each other.
+"""Agreement between predictions of similar texts, extrapolated to similarity 1.
 
-All of it is read from predictions and similarities; nobody's gold label is needed.
+Uses predictions and similarities only; needs no gold labels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JUDGES",
-    "GainEstimate",
+    "Interval",
     "Pairs",
     "at_similarity_one",
     "chance",
@@ -24,13 +24,13 @@ __all__ = [
     "pairs_of",
 ]
 
-#: Neighbors whose predictions are compared with a text's own, and that judge a vote.
+#: Nearest neighbors per text that are compared with it and used as judges of a vote.
 JUDGES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class GainEstimate:
-    """A value and its standard error."""
+class Interval:
+    """An estimated value and its standard error."""
 
     value: float
     error: float
@@ -48,7 +48,7 @@ class GainEstimate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """Texts and neighbors that both have a prediction, each pair once."""
+    """Distinct pairs of a text and a neighbor that both have a prediction."""
 
     #: int64[P], the row of the text.
     row: NDArray[np.int64]
@@ -59,28 +59,37 @@ class Pairs:
 
 
 def chance(labels: NDArray[np.int32], n_classes: int) -> float:
-    """Return how often two predictions drawn at random are equal."""
+    """Return the probability that two random predictions agree.
+
+    Parameters
+    ----------
+    labels : int32[N]
+        Predictions; -1 = none.
+    n_classes : int
+    """
     counts = np.bincount(labels[labels >= 0], minlength=n_classes)
     total = counts.sum()
     return float(((counts / total) ** 2).sum()) if total else 1.0
 
 
 def corrected(agreement: float, by_chance: float) -> float:
-    """Return an agreement as kappa: 0 = that of chance, 1 = always."""
+    """Return chance-corrected agreement (kappa): 0 = by chance, 1 = always."""
     return (agreement - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
 
 
 def kappa_by_rank(
     own: NDArray[np.int32], others: NDArray[np.int32], by_chance: float
 ) -> list[float]:
-    """Return the kappa of the texts' predictions with those of their r-th neighbors, r = 1, 2, ..
+    """Return the kappa between each text and its r-th neighbor, for r = 1, 2, ..
 
     Parameters
     ----------
     own : int32[B]
+        Predictions of the texts; -1 = none.
     others : int32[B, K]
         Predictions of the neighbors; -1 = none.
     by_chance : float
+        Agreement by chance.
     """
     values = []
     for column in others.T:
@@ -101,7 +110,7 @@ def pairs_of(
     width = min(JUDGES, others.shape[1])
     row, rank = np.nonzero((own[:, None] >= 0) & (others[:, :width] >= 0))
     first, second = row_ids[row], neighbor_ids[row, rank]
-    # two texts that are each other's neighbors are one observation, not two
+    # mutual neighbors count as one observation
     key = np.stack([np.minimum(first, second), np.maximum(first, second)], axis=1)
     _, once = np.unique(key, axis=0, return_index=True)
     once.sort()
@@ -117,15 +126,21 @@ def at_similarity_one(
     similarity: NDArray[np.float64],
     value: NDArray[np.float64],
     row: NDArray[np.int64],
-) -> GainEstimate:
+) -> Interval:
     """Return the mean of `value` extrapolated to similarity 1.
 
-    A straight line by least squares; the standard error allows any dependence among the values of
-    one row (a text has several neighbors). The farther the similarities stay from 1, the larger it
-    is: that is what makes the estimate honest for pools without near copies.
+    Fits a line by least squares, with cluster-robust standard errors (values of one text are
+    dependent). The error grows with the distance of the similarities from 1, so a pool without near
+    copies has wide intervals.
+
+    Parameters
+    ----------
+    similarity, value : float64[P]
+    row : int64[P]
+        The text of each value.
     """
     if len(value) < 3:
-        return GainEstimate(0.0, np.inf)
+        return Interval(0.0, np.inf)
     x = np.stack([np.ones_like(similarity), similarity - 1], axis=1)
     inverse = np.linalg.inv(x.T @ x + 1e-9 * np.eye(2))
     line = inverse @ (x.T @ value)
@@ -133,4 +148,4 @@ def at_similarity_one(
     scores = np.zeros((int(group.max()) + 1, 2))
     np.add.at(scores, group, x * (value - x @ line)[:, None])
     variance = inverse @ (scores.T @ scores) @ inverse
-    return GainEstimate(float(line[0]), float(np.sqrt(max(variance[0, 0], 0.0))))
+    return Interval(float(line[0]), float(np.sqrt(max(variance[0, 0], 0.0))))

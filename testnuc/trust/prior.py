@@ -1,12 +1,11 @@
-"""Prior correction: votes against labels that a labeler over-uses.
+"""Prior correction: reweights votes towards target label shares.
 
-With W[i, c] the weight that the votes on text i give label c, and t_c the share that label c should
-have::
+With W[i, c] the total vote weight of label c for text i, and t_c the target share of label c::
 
     W'[i, c] = W[i, c] * (t_c / sum_j W[j, c]) ** power
 
-A label without any vote is left as it is. power 0 changes nothing, 1 gives every label the mass it
-should have, 0.5 goes half the way.
+Labels without votes are unchanged. power 0 means no correction, 1 a full correction, 0.5 a partial
+one.
 """
 
 from __future__ import annotations
@@ -31,7 +30,13 @@ __all__ = ["correct", "factors", "target_shares"]
 def target_shares(
     prior: str | Mapping[str, float] | None, names: Sequence[str]
 ) -> NDArray[np.float64] | None:
-    """Return the share that each label should have, float64[C], or None."""
+    """Return the target share of each label, float64[C], or None.
+
+    Raises
+    ------
+    InvalidInputError
+        `prior` is invalid.
+    """
     if prior is None:
         return None
     if isinstance(prior, str):
@@ -41,10 +46,10 @@ def target_shares(
             )
         return np.full(len(names), 1 / len(names))
     if not isinstance(prior, Mapping) or set(prior) != set(names):
-        raise InvalidInputError("prior needs a share for each of the labels, and for no other")
+        raise InvalidInputError("prior must map every label, and nothing else, to its share")
     shares = np.array([float(prior[name]) for name in names])
     if not all(math.isfinite(s) and s > 0 for s in shares):
-        raise InvalidInputError("prior: every share must be above 0")
+        raise InvalidInputError("prior has a share that is not positive; give shares above 0")
     total: NDArray[np.float64] = shares / shares.sum()
     return total
 
@@ -52,7 +57,17 @@ def target_shares(
 def factors(
     mass: NDArray[np.float64], target: NDArray[np.float64], power: float
 ) -> NDArray[np.float64]:
-    """Return what the votes for each label are multiplied by, float64[C]."""
+    """Return the correction factor of each label, float64[C].
+
+    Parameters
+    ----------
+    mass : float64[C]
+        Total vote weight per label.
+    target : float64[C]
+        Target shares.
+    power : float
+        Strength of the correction, 0..1.
+    """
     shares = mass / mass.sum() if mass.sum() > 0 else mass
     ratio = np.divide(target, shares, out=np.ones_like(target), where=shares > 0)
     result: NDArray[np.float64] = ratio**power
@@ -62,21 +77,22 @@ def factors(
 def correct(
     result: VoteResult, weights: NDArray[np.float64], scale: NDArray[np.float64]
 ) -> VoteResult:
-    """Return the outcome of votes whose weights are multiplied by `scale`.
+    """Return the vote result after multiplying the weights by `scale`.
 
     Parameters
     ----------
     result : VoteResult
-        The outcome without correction: it decides ties, and rows in which nobody voted.
+        The uncorrected result; it breaks ties, and applies to rows without votes.
     weights : float64[B, C]
-        Weight of each label's votes.
+        Vote weight per label.
     scale : float64[C]
+        Correction factors.
     """
     corrected = weights * scale
     rows = np.arange(len(weights))
     before = np.maximum(result.label, 0)
     best = corrected.argmax(axis=1)
-    # equal weights: who won without correction stays
+    # a tie goes to the winner without correction
     best = np.where(corrected[rows, before] >= corrected[rows, best], before, best)
     total = corrected.sum(axis=1)
     voted = total > 0

@@ -1,4 +1,4 @@
-"""What a person should look at first."""
+"""Ranking of results for manual review."""
 
 from __future__ import annotations
 
@@ -14,39 +14,45 @@ if TYPE_CHECKING:
 
 __all__ = ["Review", "review_queue"]
 
-#: A nearest neighbor less similar than that of this share of the texts makes a text novel.
-_NOVEL = 0.02
-#: A neighbor more similar than the nearest ones of all but this share is nearly a copy.
+#: Texts in this lower quantile of nearest-neighbor similarity are outliers.
+_OUTLIER = 0.02
+#: Nearest neighbors in this upper quantile of similarity are near copies.
 _COPY = 0.05
 _HEAVY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A result to be looked at, and why."""
+    """A result to review, and the reasons."""
 
     result: Classification
-    #: How urgent, higher first.
+    #: Sum of the weights of all reasons; the queue is sorted by it, highest first.
     urgency: float
-    #: In words, the weightiest first.
+    #: The reasons, most important first.
     why: tuple[str, ...]
 
 
 def review_queue(results: Iterable[Classification], n: int = 20) -> list[Review]:
-    """Return the `n` results that a person should look at first.
+    """Return the `n` results that most need manual review, most urgent first.
 
-    Reasons: no label, low trust, a label that the vote changed, a near copy with another label, and
-    a text far from all others.
+    Reasons are a missing label, low trust, a label changed by the vote, a near copy with another
+    label, and a text that is far from all others.
 
     Parameters
     ----------
     results : iterable of Classification
     n : int
+        Maximum number of results.
+
+    Raises
+    ------
+    InvalidInputError
+        `n` is negative or not an integer.
     """
     checked_whole("n", n, least=0)
     rows = list(results)
     nearest = sorted(row.neighbors[0].similarity for row in rows if row.neighbors)
-    far = nearest[int(_NOVEL * len(nearest))] if nearest else -1.0
+    far = nearest[int(_OUTLIER * len(nearest))] if nearest else -1.0
     copy = nearest[int((1 - _COPY) * (len(nearest) - 1))] if nearest else 2.0
     reviews = []
     for row in rows:
@@ -62,13 +68,13 @@ def review_queue(results: Iterable[Classification], n: int = 20) -> list[Review]
 def _reasons(row: Classification, far: float, copy: float) -> list[tuple[float, str]]:
     found = []
     if row.error is not None:
-        found.append((2.0, f"its call failed: {row.error}"))
+        found.append((2.0, f"call failed: {row.error}"))
     if row.label is None:
-        found.append((2.0, row.reason or "it has no label"))
+        found.append((2.0, row.reason or "no label"))
     if row.trust is not None and row.trust < 1:
         share = f"trust is {row.trust:.2f}"
         if row.trust < _HEAVY:
-            share += ": most of the vote's weight is elsewhere"
+            share += ": most of the vote went to other labels"
         found.append((1 - row.trust, share))
     own = row.prediction.label if row.prediction is not None else None
     if own is not None and row.label is not None and own != row.label:

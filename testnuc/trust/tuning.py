@@ -1,4 +1,4 @@
-"""Choose how to vote by a few labeled texts, and never worse than not to vote."""
+"""Tune voting from labeled texts."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _THETAS = (0.7, 0.9)
 _POWERS = (0.5, 1.0)
 _FOLDS = 5
 #: Standard errors by which a choice must beat the own predictions.
-_SURE = 2.0
-#: Standard errors of a 90 % interval.
+_MIN_Z = 2.0
+#: Standard errors of a 90% interval.
 _SPREAD = 1.645
-#: A few lucky texts prove nothing: at least so many must be labeled otherwise, and rightly.
-_LEAST_GAIN = 4
+#: Least net number of corrected texts, to exclude chance.
+_MIN_GAIN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What labeled texts chose."""
+    """The vote selected from labeled texts."""
 
-    #: None: each text keeps its own prediction.
+    #: None: no vote; the LLM's own labels are kept.
     policy: VotePolicy | None
     k: int
-    #: 0: no prior correction; else towards balanced labels.
+    #: Strength of the prior correction towards balanced labels; 0: none.
     prior_power: float
     #: Accuracy of the own predictions on the labeled texts.
     alone: float
-    #: Cross-validated gain in accuracy of choosing like this, and its 90 % interval.
+    #: Cross-validated gain in accuracy, and its 90% interval.
     gain: float
     interval: tuple[float, float]
     texts: int
@@ -74,22 +74,31 @@ def tune_votes(
     n_classes: int,
     seed: int = 0,
 ) -> Tuning:
-    """Choose policy, k and prior by labeled texts.
+    """Select policy, k and prior correction from labeled texts.
+
+    Without a significant gain over the LLM's own labels, no vote is selected.
 
     Parameters
     ----------
-    neighbor_ids, similarities : int64, float32[N, K]
+    neighbor_ids, similarities : int64[N, K], float32[N, K]
         The neighbors of all texts, as positions.
-    pool_labels, pool_confidences : int32, float32[N]
-        Predictions; -1 and NaN where there is none.
+    pool_labels, pool_confidences : int32[N], float32[N]
+        Predictions; -1 and NaN if missing.
     rows : int64[n]
-        Which texts are labeled.
+        Positions of the labeled texts.
     gold : int32[n]
         Their labels.
     n_classes, seed : int
+
+    Raises
+    ------
+    InvalidInputError
+        There are fewer than 5 labeled texts, or `rows` and `gold` differ in length.
     """
     if len(rows) < _FOLDS or len(rows) != len(gold):
-        raise InvalidInputError(f"{len(rows)} labeled texts and {len(gold)} labels; give 50 or so")
+        raise InvalidInputError(
+            f"got {len(rows)} labeled texts and {len(gold)} labels; give about 50 of each"
+        )
     own = pool_labels[rows]
     base = own == gold
     choices: list[_Choice] = []
@@ -102,18 +111,18 @@ def tune_votes(
     table = np.array(gains)
     chosen = _best(table)
     fold = np.random.default_rng(seed).permutation(len(rows)) % _FOLDS
-    honest = np.zeros(len(rows))
+    validated = np.zeros(len(rows))
     for part in range(_FOLDS):
         out = fold == part
         pick = _best(table[:, ~out])
         if pick is not None:
-            honest[out] = table[pick, out]
-    gain = float(honest.mean())
-    error = _SPREAD * float(honest.std(ddof=1)) / np.sqrt(len(rows))
+            validated[out] = table[pick, out]
+    gain = float(validated.mean())
+    error = _SPREAD * float(validated.std(ddof=1)) / np.sqrt(len(rows))
     interval = (gain - error, gain + error)
     alone = float(base.mean())
     if chosen is None or interval[0] < 0:
-        reason = "no vote is surely better than the own predictions"
+        reason = "no vote is significantly better than the LLM's own labels"
         return Tuning(None, 0, 0.0, alone, 0.0, (0.0, 0.0), len(rows), reason)
     best = choices[chosen]
     reason = f"vote of {best.k} with {best.policy}" + (
@@ -123,14 +132,14 @@ def tune_votes(
 
 
 def _best(table: NDArray[np.float64]) -> int | None:
-    """Return the choice with the surest gain, if it is sure enough."""
+    """Return the choice with the most significant gain, or None if none is significant."""
     right, wrong = (table > 0).sum(axis=1), (table < 0).sum(axis=1)
     gain = right - wrong
-    # the sign test's statistic: texts that a choice leaves alone say nothing
-    sure = gain / np.sqrt(np.maximum(right + wrong, 1))
-    sure = np.where(gain >= _LEAST_GAIN, sure, -np.inf)
-    best = int(sure.argmax())
-    return best if sure[best] >= _SURE else None
+    # z statistic of the sign test, over the texts whose outcome the choice changes
+    z = gain / np.sqrt(np.maximum(right + wrong, 1))
+    z = np.where(gain >= _MIN_GAIN, z, -np.inf)
+    best = int(z.argmax())
+    return best if z[best] >= _MIN_Z else None
 
 
 def _winners(
@@ -141,7 +150,7 @@ def _winners(
     rows: NDArray[np.int64],
     n_classes: int,
 ) -> Iterator[tuple[_Choice, NDArray[np.int32]]]:
-    """Yield each choice and the labels it gives the labeled texts."""
+    """Yield each choice and its winners for the labeled texts, int32[n]."""
     ks = tuple(k for k in _KS if k <= ids.shape[1]) or (ids.shape[1],)
     policies = [VotePolicy(own_weight=w) for w in _OWN_WEIGHTS]
     if np.isfinite(confidences).any():

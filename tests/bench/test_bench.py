@@ -65,10 +65,11 @@ def test_paper_names_wrong_paths(recorded):
     folder, predictions, _ = recorded
     code, _, err = bench("paper", "--data", folder, "--predictions", folder / "nowhere")
     assert code == 1
-    assert "there is no file of predictions" in err
+    assert "predictions file" in err
     code, _, err = bench("paper", "--data", folder, "--predictions", predictions)
     assert code == 1
-    assert "there is no dataset" in err
+    assert "dataset" in err
+    assert "does not exist" in err
 
 
 def test_the_list_of_benchmarks():
@@ -76,7 +77,7 @@ def test_the_list_of_benchmarks():
     assert code == 1
     assert "paper" in err
     code, _, err = bench("nothing")
-    assert "there is no benchmark 'nothing'" in err
+    assert "unknown benchmark 'nothing'" in err
 
 
 def test_store_measures_and_opens_again(tmp_path):
@@ -166,7 +167,7 @@ def test_paper_names_wrong_studies(named):
     folder, predictions, _ = named
     code, _, err = bench("paper", "--data", folder, "--study", "nothing", "--model", "local/x")
     assert code == 1
-    assert "there is no study 'nothing'; choose from datasets, gold, k" in err
+    assert "unknown study 'nothing'; choose from datasets, gold, k" in err
     code, _, err = bench("paper", "--data", folder, "--study", "k")
     assert code == 2
     assert "give one of --model and --predictions" in err
@@ -199,13 +200,13 @@ def test_cost_of_the_demos_messages(tmp_path):
     calls = {way: row["calls per text"] for way, row in rows.items()}
     assert calls["plain prompting"] == calls["a batch as its own pool"] == 1
     assert calls["5 + 1 calls per text (computed)"] == 6
-    assert calls["a batch as its own pool, 10 texts a call"] == 0.1
-    assert calls["texts alone, stored neighbors (TestNUC-S)"] == 1
-    assert calls["texts alone, early exit"] > 1
-    assert calls["texts alone, early exit"] <= calls["texts alone, each neighbor once (computed)"]
+    assert calls["a batch as its own pool, 10 texts per call"] == 0.1
+    assert calls["single texts, stored neighbors (TestNUC-S)"] == 1
+    assert calls["single texts, early exit"] > 1
+    assert calls["single texts, early exit"] <= calls["single texts, each neighbor once (computed)"]
     usd = {way: row["usd per 1,000 texts"] for way, row in rows.items()}
     assert usd["plain prompting"] > 0
-    for way in ("a batch as its own pool", "a batch as its own pool, 10 texts a call"):
+    for way in ("a batch as its own pool", "a batch as its own pool, 10 texts per call"):
         lane = f"{way}, batch lane"
         assert calls[lane] == calls[way]
         assert usd[lane] == pytest.approx(usd[way] / 2, rel=0.01)
@@ -214,4 +215,4 @@ def test_cost_of_the_demos_messages(tmp_path):
 def test_cost_names_a_wrong_folder(tmp_path):
     code, _, err = bench("cost", "--data", tmp_path)
     assert code == 1
-    assert "there is no file" in err
+    assert "does not exist" in err

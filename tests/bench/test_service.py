@@ -43,7 +43,7 @@ def test_a_small_run_answers_all_and_counts_all(tmp_path):
 def report(**more):
     made = Report("service", "")
     fine = {"errors": 0, "p99/p50": 2.0, "by CPU": 2.0, "MB by tenths": [50.0] * 11}
-    for what in ("bare aiohttp.web", "new texts", "2,000 texts over and over", "64 at a time"):
+    for what in ("bare aiohttp.web", "new texts", "2,000 repeated texts", "limited to 64 pending"):
         made.row(what=what, **(fine | (more if what.startswith("2,000") else {})))
     return made
 

@@ -58,12 +58,12 @@ def test_any_file_with_usual_or_named_columns(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("", "holds no rows"),
+        ("", "has no rows"),
         ("{oops\n", "line 1 is not JSON"),
         ("[1]\n", "line 1 is not a JSON object"),
         (jsonl([("", "a"), ("x", "b")]), "line 1: the text is empty"),
         (jsonl([("x", "a"), ("y", None)]), "line 2: the label is None"),
-        (jsonl([("x", "a"), ("y", "a")]), "one label"),
+        (jsonl([("x", "a"), ("y", "a")]), "only the label"),
     ],
 )
 def test_broken_files_are_named_with_their_line(tmp_path, content, says):
@@ -74,7 +74,7 @@ def test_broken_files_are_named_with_their_line(tmp_path, content, says):
 
 
 def test_mistakes_in_what_is_asked_for(tmp_path):
-    with pytest.raises(InvalidInputError, match="no dataset 'bankng77'; give one of bank"):
+    with pytest.raises(InvalidInputError, match="unknown dataset 'bankng77'; use one of bank"):
         load("bankng77")
     with pytest.raises(InvalidInputError, match="check the path"):
         load(tmp_path / "nowhere.csv")
@@ -146,7 +146,7 @@ def test_a_download_is_checked_and_kept(mirror, tmp_path, monkeypatch):
     assert len(load("banking77", base_url=url)) == 3
     served["content"] += b"\n"
     first.source.unlink()
-    with pytest.raises(InvalidInputError, match="is not the file it was"):
+    with pytest.raises(InvalidInputError, match="checksum mismatch"):
         load("banking77", base_url=url)
     assert not first.source.exists()
     with pytest.raises(InvalidInputError, match="cannot download"):

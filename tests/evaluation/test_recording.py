@@ -147,7 +147,7 @@ async def test_costs_by_method(tmp_path):
             ks=(3,),
             price=Price.of("openai", "gpt-4o-mini"),
         )
-        with pytest.raises(InvalidInputError, match="in the pool, too"):
+        with pytest.raises(InvalidInputError, match="also in the pool"):
             await measure_costs(client, pool, pool)
     calls = table.set_index(["method", "way"])["calls"]
     assert calls["one", "alone"] == calls["one", "neighbors stored"] == calls["one", "batch"] == 1
@@ -178,7 +178,7 @@ async def test_nothing_is_asked_before_the_estimate_is_agreed_to(dataset, tmp_pa
 
     async with LoopbackLLM(confident) as llm:
         options = {**arguments(llm), "method": method, "agree": agree, "store": tmp_path / "a.db"}
-        with pytest.raises(InvalidInputError, match="not agreed"):
+        with pytest.raises(InvalidInputError, match="cost estimate declined"):
             await record(dataset, **options)
         assert llm.requests == 0
         await record(dataset, **options)

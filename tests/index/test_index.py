@@ -11,8 +11,8 @@ import pytest
 from testnuc._base.checks import hash_text
 from testnuc.errors import EmbeddingError
 from testnuc.index import NearestVectors
+from testnuc.index.fair_lock import FairLock
 from testnuc.index.memory_pool import Pool
-from testnuc.index.nearest import FairLock
 from testnuc.protocols import PoolText
 
 
@@ -118,7 +118,7 @@ def test_one_bad_vector_is_refused_and_spoils_nothing(bad):
     index.add(half, np.arange(150, dtype=np.uint64))
     spoiled = half[:3].copy()
     spoiled[1, 4] = bad
-    with pytest.raises(EmbeddingError, match="vector 1 has NaN or infinity"):
+    with pytest.raises(EmbeddingError, match="NaN or infinity in vector 1"):
         index.add(spoiled, np.arange(3, dtype=np.uint64))
     with pytest.raises(EmbeddingError, match="dimension"):
         index.add(unit(2, dim=8), np.arange(2, dtype=np.uint64))

@@ -153,9 +153,9 @@ async def test_what_is_there_already_stays(tmp_path):
         ({"kind": "planet"}, "unknown kind 'planet'"),
         ({"kind": "prediction", "key": "zz"}, "'zz' is not hexadecimal"),
         ({"kind": "prediction", "key": "00"}, "not a hash of 16 bytes"),
-        ({"kind": "vector", "embedder": "e"}, "cannot be read: KeyError"),
-        ({"kind": "vector", "embedder": "e", "hash": "0" * 32, "vector": "AAA"}, "cannot be read"),
-        ({"kind": "vector", "embedder": "e", "hash": "0" * 32, "vector": ""}, "not of one length"),
+        ({"kind": "vector", "embedder": "e"}, "is malformed: KeyError"),
+        ({"kind": "vector", "embedder": "e", "hash": "0" * 32, "vector": "AAA"}, "is malformed"),
+        ({"kind": "vector", "embedder": "e", "hash": "0" * 32, "vector": ""}, "differ in length"),
         ({"kind": "vector", "embedder": "e", "hash": "0" * 32, "vector": "AHwAfA=="}, "NaN"),
     ],
 )

@@ -77,12 +77,12 @@ def test_synchronous_is_one_of_two(tmp_path):
 
 
 async def test_a_folder(tmp_path):
-    assert "is a folder; give the path of a file" in await refusal(tmp_path)
+    assert "is a folder; use the path of a file" in await refusal(tmp_path)
 
 
 async def test_a_missing_folder(tmp_path):
     message = await refusal(tmp_path / "missing" / "s.db")
-    assert "there is no folder" in message
+    assert "does not exist" in message
     assert "create it" in message
     assert list(tmp_path.iterdir()) == []
 
@@ -105,7 +105,7 @@ async def test_the_file_of_another_program(tmp_path, application, journal):
     other.execute("CREATE TABLE history (url TEXT)")
     other.close()
     before = content(path)
-    assert "the SQLite file of another program; it was left as it is" in await refusal(path)
+    assert "the SQLite database of another program and was not changed" in await refusal(path)
     assert content(path) == before
 
 
@@ -115,7 +115,7 @@ async def test_a_newer_schema(filled):
     connection.close()
     before = content(filled)
     message = await refusal(filled)
-    assert "schema 99" in message
+    assert "schema version 99" in message
     assert "upgrade testnuc" in message
     assert content(filled) == before
 
@@ -127,7 +127,7 @@ async def test_a_damaged_head(filled, start):
     filled.write_bytes(raw)
     before = content(filled)
     message = await refusal(filled)
-    assert "damaged" in message or "another program" in message
+    assert "corrupt" in message or "another program" in message
     assert content(filled) == before
 
 
@@ -136,7 +136,7 @@ async def test_a_damaged_page_is_found_where_it_is_read(filled):
     raw[8 * 4096 :] = os.urandom(len(raw) - 8 * 4096)
     filled.write_bytes(raw)
     store = SqliteStore(filled)
-    with pytest.raises(StoreError, match=r"is damaged .*restore a copy"):
+    with pytest.raises(StoreError, match=r"is corrupt .*restore a backup"):
         await store.get_predictions([stored(i).key for i in range(2_000)])
     await store.close()
 
@@ -145,7 +145,7 @@ async def test_a_truncated_file(filled):
     raw = filled.read_bytes()
     filled.write_bytes(raw[: len(raw) // 2])
     store = SqliteStore(filled)
-    with pytest.raises(StoreError, match="damaged"):
+    with pytest.raises(StoreError, match="corrupt"):
         await store.get_predictions([stored(i).key for i in range(2_000)])
     await store.close()
 
@@ -159,7 +159,7 @@ async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(tmp_path):
             f"PRAGMA max_page_count = {c.execute('PRAGMA page_count').fetchone()[0] + 2}"
         ).fetchone()
     )
-    with pytest.raises(StoreError, match=r"disk is full .*was stored before is intact"):
+    with pytest.raises(StoreError, match=r"disk is full .*stored before is intact"):
         await store.put_predictions([stored(i) for i in range(100, 5_000)])
     # what fits is stored beside what does not
     big = store.put_predictions([stored(i) for i in range(5_000, 9_000)])
@@ -222,12 +222,12 @@ async def _make(path):
 
 
 async def test_a_process_that_writes_for_too_long(filled, monkeypatch):
-    monkeypatch.setattr("testnuc.stores.sqlite.database._PATIENCE", 0.02)
+    monkeypatch.setattr("testnuc.stores.sqlite.database._BUSY_TIMEOUT", 0.02)
     other = sqlite3.connect(filled, isolation_level=None)
     store = SqliteStore(filled)
     await store.open()
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StoreError, match="another process has been writing"):
+    with pytest.raises(StoreError, match="locked by another process"):
         await asyncio.gather(*(store.put_predictions([stored(i)]) for i in range(9_000, 9_009)))
     assert await store.get_predictions([stored(0).key]) == [stored(0).prediction]
     other.execute("ROLLBACK")

@@ -149,7 +149,7 @@ def test_in_another_process(tmp_path):
 
 def test_a_process_that_cannot_start_says_so(tmp_path, capfd):
     missing = serve_in_process(tmp_path / "missing.json")
-    with pytest.raises(TestNUCError, match="ended with code"), missing:
+    with pytest.raises(TestNUCError, match="exited with code"), missing:
         pass
     assert "missing.json" in capfd.readouterr().err
     impossible = serve_in_process(["x"], latency=lambda rng: 0.1)

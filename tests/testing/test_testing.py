@@ -13,7 +13,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.prompts import parse_reply
 from testnuc.protocols import Answer, Embedder
 from testnuc.testing import CURABLE_KINDS, FAULT_KINDS, Faults, HashEmbedder, by_hash
-from testnuc.testing.answers import asker, delays
+from testnuc.testing.answers import answer_function, latency_function
 from testnuc.testing.content import WRONG_LABEL, compose
 from testnuc.testing.faults import LOST_KINDS, PACKED_KINDS
 from testnuc.testing.formats import ANTHROPIC, OPENAI, Quota
@@ -152,8 +152,8 @@ def test_explicit_schedules():
     [
         ({"rate": 1.5}, "between 0 and 1"),
         ({"kinds": ()}, "rate=0"),
-        ({"kinds": ("5oo",)}, "no fault is called '5oo'"),
-        ({"schedule": ["200"]}, "no fault is called '200'"),
+        ({"kinds": ("5oo",)}, "unknown fault '5oo'"),
+        ({"schedule": ["200"]}, "unknown fault '200'"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):
@@ -221,21 +221,21 @@ def test_how_an_answer_is_called_shows_in_its_signature():
         (lambda text, time: "x", True),
     ]
     for answer, counts in cases:
-        ask, found = asker(answer)
+        ask, found = answer_function(answer)
         assert found is counts
         assert ask("a", 0)
     with pytest.raises(InvalidInputError, match="a mapping of text"):
-        asker(["x"])
+        answer_function(["x"])
 
 
 def test_latency_may_be_drawn():
-    assert delays(0.5, 0)() == 0.5
-    draw = delays((0.1, 0.2), 7)
+    assert latency_function(0.5, 0)() == 0.5
+    draw = latency_function((0.1, 0.2), 7)
     assert all(0.1 <= draw() <= 0.2 for _ in range(100))
-    assert delays((0.1, 0.2), 7)() == delays((0.1, 0.2), 7)()
-    assert delays(lambda rng: rng.choice([3.0]), 0)() == 3.0
+    assert latency_function((0.1, 0.2), 7)() == latency_function((0.1, 0.2), 7)()
+    assert latency_function(lambda rng: rng.choice([3.0]), 0)() == 3.0
     with pytest.raises(InvalidInputError, match="seconds"):
-        delays(-1, 0)
+        latency_function(-1, 0)
 
 
 def test_by_hash_knows_every_text():

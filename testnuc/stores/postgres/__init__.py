@@ -1,4 +1,4 @@
-"""The shared store: PostgreSQL with pgvector, which many processes use at once."""
+"""The PostgreSQL store: shared by many processes, with pgvector for the pool."""
 
 from __future__ import annotations
 

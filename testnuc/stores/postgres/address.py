@@ -1,4 +1,4 @@
-"""The URL of a database, without ever showing its password."""
+"""PostgresDatabase URLs with redacted passwords."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["Address"]
 
 _SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d{0,5})?")
-#: Options in the URL that may be shown.
-_SHOWN = ("host", "port", "dbname", "user")
+#: URL options that are not secret.
+_PUBLIC = ("host", "port", "dbname", "user")
 
 
 class Address:
-    """Where a database is.
+    """The URL of a database.
 
     Parameters
     ----------
     url : str
-        ``postgresql://user:password@host:port/database?schema=name&..``; all options but
-        ``schema`` are the driver's.
+        ``postgresql://user:password@host:port/database?schema=name&..``; options other than
+        ``schema`` are passed to the driver.
 
     Raises
     ------
     InvalidInputError
-        It cannot be read. The message does not repeat it: what was misread may be a password.
+        The URL is malformed. The message omits it, since any part may belong to the password.
     """
 
     __slots__ = ("_secrets", "_url", "public", "schema")
@@ -37,28 +37,28 @@ class Address:
             parts = urlsplit(url)
             options = dict(parse_qsl(parts.query, keep_blank_values=True))
         except ValueError:
-            raise _unreadable() from None
+            raise _malformed() from None
         user_info, _, hosts = parts.netloc.rpartition("@")
-        readable = all(_HOST.fullmatch(host) for host in hosts.split(","))
-        if parts.scheme not in {"postgresql", "postgres"} or not readable:
-            raise _unreadable()
-        # an @ or # here was meant to be part of a password
+        valid = all(_HOST.fullmatch(host) for host in hosts.split(","))
+        if parts.scheme not in {"postgresql", "postgres"} or not valid:
+            raise _malformed()
+        # an @ or # here is an unescaped part of the password
         if "@" in parts.path or parts.fragment:
-            raise _unreadable()
+            raise _malformed()
         self.schema = options.pop("schema", "testnuc")
         if not _SCHEMA.fullmatch(self.schema):
             raise InvalidInputError(
-                f"the schema of the store is {self.schema!r}; give a name of lower-case letters, "
-                "digits and underscores that does not begin with pg_"
+                f"the schema of the store is {self.schema!r}; use a name of lower-case letters, "
+                "digits and underscores that does not start with pg_"
             )
         user, _, password = user_info.partition(":")
         given = {password, unquote(password), options.get("password", "")}
         self._secrets = sorted(filter(None, given), key=len, reverse=True)
         self._url = url.partition("?")[0] + ("?" + urlencode(options) if options else "")
-        shown = {name: options[name] for name in _SHOWN if name in options}
+        shown = {name: options[name] for name in _PUBLIC if name in options}
         if self.schema != "testnuc":
             shown["schema"] = self.schema
-        #: The URL as it may be shown.
+        #: The URL without secrets, for messages and logs.
         self.public = (
             f"postgresql://{user}{'@' if user else ''}{hosts}{parts.path}"
             f"{'?' if shown else ''}{urlencode(shown, safe='/')}"
@@ -68,18 +68,18 @@ class Address:
         return f"Address({self.public!r})"
 
     def reveal(self) -> str:
-        """Return the URL for the driver, password included."""
+        """Return the URL with the password, for the driver."""
         return self._url
 
-    def scrubbed(self, message: str) -> str:
-        """Return a message from elsewhere without the password, should it be in there."""
+    def redact(self, message: str) -> str:
+        """Replace the password in a message."""
         for secret in self._secrets:
             message = message.replace(secret, "***")
         return message
 
 
-def _unreadable() -> InvalidInputError:
+def _malformed() -> InvalidInputError:
     return InvalidInputError(
-        "the URL of the store cannot be read; give postgresql://user:password@host:port/database, "
-        "with special characters of the password escaped by urllib.parse.quote(password, safe='')"
+        "the URL of the store is malformed; use postgresql://user:password@host:port/database, "
+        "and escape the password with urllib.parse.quote(password, safe='')"
     )

@@ -1,4 +1,4 @@
-"""Batches at providers: intents, ids, and how they ended. Every statement is harmless to repeat."""
+"""Queries on batch jobs; every statement is idempotent."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["claim", "end", "insert", "note", "select"]
 
 
 async def insert(connection: Any, batch: StoredBatch, owner: bytes, seconds: float) -> None:
-    """Note a batch, held by its owner."""
+    """Insert a batch, leased by `owner`."""
     await connection.execute(
         "INSERT INTO batches (id, scope, facts, requests, created, items, owner, until) "
         "VALUES ($1, $2, $3, $4, $5, $6, $7, clock_timestamp() + make_interval(secs => $8)) "
         "ON CONFLICT DO NOTHING",
         batch.id,
         batch.scope,
-        # as JSON it holds no NUL but an escaped one
+        # JSON escapes NUL, which PostgreSQL cannot store
         orjson.dumps(dict(batch.facts)).decode(),
         batch.requests,
         batch.created,
@@ -38,7 +38,7 @@ async def insert(connection: Any, batch: StoredBatch, owner: bytes, seconds: flo
 
 
 async def claim(connection: Any, batch: bytes, owner: bytes, seconds: float) -> bool:
-    """Hold an open batch that nobody else holds."""
+    """Take or extend the lease of an open batch; False if it is leased or has ended."""
     found = await connection.fetchval(
         "UPDATE batches SET owner = $2, until = clock_timestamp() + make_interval(secs => $3) "
         "WHERE id = $1 AND outcome IS NULL AND (owner = $2 OR until <= clock_timestamp()) "
@@ -51,14 +51,14 @@ async def claim(connection: Any, batch: bytes, owner: bytes, seconds: float) -> 
 
 
 async def note(connection: Any, batch: bytes, remote_id: str) -> None:
-    """Note the provider's id of a batch."""
+    """Store the provider's id of a batch."""
     await connection.execute(
         "UPDATE batches SET remote = $2 WHERE id = $1", batch, to_text(remote_id)
     )
 
 
 async def end(connection: Any, batch: bytes, outcome: str, usage: Usage, owner: bytes) -> bool:
-    """End a batch that is open; True again, if repeated by who ended it."""
+    """Mark a batch as ended; True for repeated calls of the owner that ended it."""
     found = await connection.fetchval(
         "UPDATE batches SET outcome = $2, usage = $3, items = ''::bytea, owner = $4 "
         "WHERE id = $1 AND (outcome IS NULL OR owner = $4) RETURNING true",

@@ -1,4 +1,4 @@
-"""Connections to one database: few, shared, and made anew when the server was away."""
+"""A connection pool that retries after connection loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from testnuc.errors import TestNUCError
-from testnuc.stores.postgres.errors import driver, passing, store_error
+from testnuc.stores.postgres.errors import driver, is_transient, store_error
 from testnuc.stores.postgres.schema import migrate
 
 if TYPE_CHECKING:
@@ -22,29 +22,29 @@ __all__ = ["PostgresDatabase"]
 _T = TypeVar("_T")
 _log = logging.getLogger("testnuc")
 
-#: Seconds to wait for a connection.
-_CONNECT = 10.0
-#: Seconds after which the server gives up a statement; a little later the client gives it up.
-_STATEMENT = 60.0
-_GRACE = 15.0
-#: Seconds to go on trying when there never was a connection.
-_FIRST_PATIENCE = 5.0
-#: Seconds between two tries: the first time, and at most.
+#: Timeouts in seconds: of a connection attempt, of a statement on the server, and what the client
+#: waits beyond the latter.
+_CONNECT_TIMEOUT = 10.0
+_STATEMENT_TIMEOUT = 60.0
+_CLIENT_MARGIN = 15.0
+#: Seconds of retries before the first successful connection.
+_FIRST_RETRY_TIME = 5.0
+#: First and longest back-off between retries, in seconds.
 _BACKOFF = (0.05, 2.0)
-#: Seconds to wait for statements under way when closing.
-_CLOSING = 10.0
+#: Seconds to wait for running statements on close.
+_CLOSE_TIMEOUT = 10.0
 
 
 class PostgresDatabase:
-    """Runs work on connections; opened by the first work, and again after `close`.
+    """Runs functions on pooled connections; opened on first use, also after `close`.
 
     Parameters
     ----------
     address : Address
     connections : int
-        Most connections at a time.
+        Maximum number of open connections.
     patience : float
-        Seconds to go on trying when the server is away, before a `StoreError`.
+        Seconds to retry while the server is unavailable, before `StoreError` is raised.
     """
 
     def __init__(self, address: Address, *, connections: int, patience: float) -> None:
@@ -57,76 +57,76 @@ class PostgresDatabase:
         self._was_open = False
 
     async def open(self) -> None:
-        """Connect, and bring the tables up to date.
+        """Connect, and apply pending migrations.
 
         Raises
         ------
         StoreError
             The database cannot be used.
         """
-        await self.run(_nothing)
+        await self.run(_no_op)
 
     async def run(self, work: Callable[[Any], Awaitable[_T]]) -> _T:
-        """Run `work` on a connection; again on another one, where the first broke.
+        """Run `work` on a connection; retries on another one after connection loss.
 
-        `work` must be harmless to repeat: its transaction may have been committed although the
-        connection broke before that was heard of.
+        `work` must be idempotent: its transaction may have been committed although the connection
+        was lost before the confirmation arrived.
         """
         started = time.monotonic()
         pause, longest = _BACKOFF
         while True:
             pool = connection = None
             try:
-                pool = await self._ready()
+                pool = await self._open_pool()
                 async with pool.acquire() as connection:
                     return await work(connection)
             except TestNUCError:
                 raise
             except Exception as exc:
                 pg = driver()
-                # whoever shares this store may have closed it while this waited for a connection
+                # another user of this store may have closed it during the wait for a connection
                 closed = isinstance(exc, pg.InterfaceError) and (
                     pool is not self._pool or (connection is not None and connection.is_closed())
                 )
                 waited = time.monotonic() - started
-                most = self._patience if self._was_open else min(self._patience, _FIRST_PATIENCE)
-                if not (closed or passing(exc)) or waited > most:
+                most = self._patience if self._was_open else min(self._patience, _FIRST_RETRY_TIME)
+                if not (closed or is_transient(exc)) or waited > most:
                     raise store_error(exc, self.address) from exc
                 _log.info(
-                    "the store %s failed (%s); trying again",
+                    "the store %s failed (%s); retrying",
                     self.address.public,
                     type(exc).__name__,
                 )
                 if not isinstance(exc, (pg.DeadlockDetectedError, pg.SerializationError)):
-                    await self._renew(pool)
+                    await self._expire_idle(pool)
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
     async def close(self) -> None:
-        """Wait for statements under way, and let go of all connections."""
+        """Wait for running statements, then close all connections."""
         pool, self._pool = self._pool, None
         if pool is None:
             return
         if self._loop is not asyncio.get_running_loop():
-            _abandon(pool)
+            _terminate(pool)
             return
         try:
-            await asyncio.wait_for(pool.close(), _CLOSING)
+            await asyncio.wait_for(pool.close(), _CLOSE_TIMEOUT)
         except TimeoutError:
             pool.terminate()
 
-    async def _renew(self, pool: Any) -> None:
-        """See that idle connections, which may be as broken as the one that failed, are left."""
+    async def _expire_idle(self, pool: Any) -> None:
+        """Expire idle connections, which may be as broken as the one that failed."""
         if pool is not None and pool is self._pool:
             with contextlib.suppress(driver().InterfaceError):
                 await pool.expire_connections()
 
-    async def _ready(self) -> Any:
+    async def _open_pool(self) -> Any:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            # connections belong to the loop they were made in, which has ended
+            # connections are bound to the event loop they were opened in
             if self._pool is not None:
-                _abandon(self._pool)
+                _terminate(self._pool)
             self._pool, self._loop, self._opening = None, loop, asyncio.Lock()
         if self._pool is None:
             async with self._opening:
@@ -139,21 +139,21 @@ class PostgresDatabase:
         pg = driver()
         url = self.address.reveal()
         try:
-            connection = await pg.connect(url, timeout=_CONNECT)
+            connection = await pg.connect(url, timeout=_CONNECT_TIMEOUT)
         except (pg.ClientConfigurationError, ValueError):
-            # what was misread may be part of the password
+            # the driver's message may quote a part of the password
             raise store_error(
-                ValueError("the driver cannot read the URL of the store"), self.address
+                ValueError("the driver cannot parse the URL of the store"), self.address
             ) from None
         try:
             home = await migrate(connection, self.address)
         except BaseException:
             connection.terminate()
             raise
-        await connection.close(timeout=_CONNECT)
+        await connection.close(timeout=_CONNECT_TIMEOUT)
 
         async def init(connection: Any) -> None:
-            # its bytes as they are: a codec that makes arrays one by one is what costs
+            # raw bytes: decoding vector by vector would dominate the cost
             await connection.set_type_codec(
                 "halfvec", schema=home, encoder=bytes, decoder=bytes, format="binary"
             )
@@ -162,28 +162,28 @@ class PostgresDatabase:
             url,
             min_size=0,
             max_size=self._connections,
-            timeout=_CONNECT,
-            command_timeout=_STATEMENT + _GRACE,
+            timeout=_CONNECT_TIMEOUT,
+            command_timeout=_STATEMENT_TIMEOUT + _CLIENT_MARGIN,
             init=init,
-            # nothing is left behind on a connection that a reset would have to undo
-            reset=_nothing,
+            # statements leave no session state that a reset would have to undo
+            reset=_no_op,
             server_settings={
                 "application_name": "testnuc",
                 "search_path": f'"{self.address.schema}", "{home}"',
-                "statement_timeout": str(int(_STATEMENT * 1e3)),
-                # a client that hangs must not hold up the pool's counter for everybody
-                "idle_in_transaction_session_timeout": str(int(_STATEMENT * 1e3)),
-                # compiling a search takes longer than the search
+                "statement_timeout": str(int(_STATEMENT_TIMEOUT * 1e3)),
+                # a stalled client must not block the row-number counter of the pool
+                "idle_in_transaction_session_timeout": str(int(_STATEMENT_TIMEOUT * 1e3)),
+                # JIT compilation takes longer than the searches
                 "jit": "off",
             },
         )
 
 
-def _abandon(pool: Any) -> None:
-    """Drop the connections of a loop that has ended."""
+def _terminate(pool: Any) -> None:
+    """Close the connections of an event loop that has ended."""
     with contextlib.suppress(Exception):
         pool.terminate()
 
 
-async def _nothing(connection: Any) -> None:
+async def _no_op(connection: Any) -> None:
     del connection

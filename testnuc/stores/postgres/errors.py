@@ -1,4 +1,4 @@
-"""What can be wrong with a server, said so that its user knows what to do."""
+"""Translation of driver and server errors to `StoreError`."""
 
 from __future__ import annotations
 
@@ -9,33 +9,27 @@ from testnuc.errors import MissingDependencyError, StoreError
 if TYPE_CHECKING:
     from testnuc.stores.postgres.address import Address
 
-__all__ = ["driver", "passing", "store_error"]
+__all__ = ["driver", "is_transient", "store_error"]
 
 
 def driver() -> Any:
-    """Return asyncpg.
-
-    Raises
-    ------
-    MissingDependencyError
-        It is not installed.
-    """
+    """Import and return asyncpg; raises `MissingDependencyError` if it is not installed."""
     try:
         import asyncpg
     except ImportError as exc:
         raise MissingDependencyError(
-            "a store in PostgreSQL needs asyncpg; install it with: pip install 'testnuc[postgres]'"
+            "the PostgreSQL store needs asyncpg; install it with: pip install 'testnuc[postgres]'"
         ) from exc
     return asyncpg
 
 
-def passing(error: BaseException) -> bool:
-    """Whether the same statement may succeed a moment later, on another connection."""
+def is_transient(error: BaseException) -> bool:
+    """Return whether a retry on another connection can succeed."""
     pg = driver()
     return isinstance(
         error,
         (
-            # no connection, or it broke; a time limit of the connection is an OSError, too
+            # connection failed or was lost; a connection timeout is an OSError as well
             OSError,
             pg.PostgresConnectionError,
             pg.CannotConnectNowError,
@@ -43,41 +37,43 @@ def passing(error: BaseException) -> bool:
             pg.AdminShutdownError,
             pg.CrashShutdownError,
             pg.IdleInTransactionSessionTimeoutError,
-            # one of two transactions that wait for each other
+            # the server aborted one of the conflicting transactions
             pg.DeadlockDetectedError,
             pg.SerializationError,
-            # the driver lost track of a connection that broke in the middle of a statement
+            # raised by the driver for a connection lost during a statement
             pg.InternalClientError,
-            # a standby that is about to become the primary
+            # a standby that is being promoted
             pg.ReadOnlySQLTransactionError,
         ),
     )
 
 
 def store_error(error: BaseException, address: Address) -> StoreError:
-    """Return what an error of the driver or of the server means."""
+    """Translate an error of the driver or the server."""
     pg = driver()
     where = f"the store {address.public}"
-    said = address.scrubbed(f"{type(error).__name__}: {error}")
+    message = address.redact(f"{type(error).__name__}: {error}")
     remedies: tuple[tuple[Any, str], ...] = (
         (
             pg.InvalidAuthorizationSpecificationError,
-            "refuses the user or the password ({}); correct the URL, PGPASSWORD or ~/.pgpass",
+            "rejected the user or the password ({}); correct the URL, PGPASSWORD or ~/.pgpass",
         ),
         (pg.InvalidCatalogNameError, "does not exist ({}); create it with: createdb"),
         (
             pg.InsufficientPrivilegeError,
-            f"lacks a right ({{}}); let its owner CREATE SCHEMA {address.schema} AUTHORIZATION ..",
+            f"denies a permission ({{}}); run CREATE SCHEMA {address.schema} AUTHORIZATION ..",
         ),
-        (pg.QueryCanceledError, "took too long over a statement, which was given up ({})"),
+        (pg.QueryCanceledError, "canceled a statement that exceeded its timeout ({})"),
         (
             (pg.DiskFullError, pg.OutOfMemoryError),
-            "is out of room ({}); what was stored before is intact",
+            "is out of disk space or memory ({}); data stored before is intact",
         ),
     )
     for kind, problem in remedies:
         if isinstance(error, kind):
-            return StoreError(f"{where} {problem.format(said)}")
-    if passing(error):
-        return StoreError(f"{where} cannot be reached ({said}); see that it runs, then run again")
-    return StoreError(f"{where} failed: {said}")
+            return StoreError(f"{where} {problem.format(message)}")
+    if is_transient(error):
+        return StoreError(
+            f"{where} cannot be reached ({message}); check that the server is running, then retry"
+        )
+    return StoreError(f"{where} failed: {message}")

@@ -1,4 +1,4 @@
-"""All that is stored, page by page: what another store can be filled from."""
+"""Paged reads of all rows, for export."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["all_embedders", "all_scopes", "page_of_predictions", "page_of_vector
 
 
 async def all_scopes(connection: Any) -> list[tuple[bytes, dict[str, Any]]]:
-    """Return each scope and its facts."""
+    """Return all scopes and their metadata."""
     rows = await connection.fetch("SELECT scope, facts FROM scopes ORDER BY id")
     return [(scope, orjson.loads(facts)) for scope, facts in rows]
 
 
 async def all_embedders(connection: Any) -> list[tuple[str, int]]:
-    """Return name and dimension of each embedder."""
+    """Return the name and dimension of each embedder."""
     rows = await connection.fetch("SELECT name, dim FROM embedders ORDER BY id")
     return [(name, dim) for name, dim in rows]
 
 
 async def page_of_predictions(connection: Any, after: bytes, count: int) -> list[StoredPrediction]:
-    """Return the next predictions in the order of their keys."""
+    """Return the next predictions, ordered by key."""
     rows = await connection.fetch(
         "SELECT p.key, s.scope, p.text, p.sample, p.label, p.confidence, p.said "
         "FROM predictions p JOIN scopes s ON s.id = p.scope "
@@ -51,7 +51,7 @@ async def page_of_predictions(connection: Any, after: bytes, count: int) -> list
 async def page_of_vectors(
     connection: Any, embedder: EmbedderRow, after: bytes, count: int
 ) -> list[tuple[bytes, NDArray[np.float16]]]:
-    """Return the next vectors of an embedder in the order of their texts' hashes."""
+    """Return the next vectors of an embedder, ordered by text hash."""
     rows = await connection.fetch(
         f"SELECT hash, vector FROM texts_{embedder.id} "  # noqa: S608 - a number
         "WHERE hash > $1 ORDER BY hash LIMIT $2",

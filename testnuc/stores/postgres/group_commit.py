@@ -1,4 +1,4 @@
-"""Predictions on their way to the server: those that arrive together are written together."""
+"""Group commit of predictions."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Writer"]
 
-#: Most rows in one statement.
-_GROUP = 1_000
-#: How often to look again for a prediction that another process stored, and then dropped.
+#: Most rows per statement.
+_MAX_GROUP = 1_000
+#: Attempts to insert or read a row that another process inserts and deletes meanwhile.
 _ATTEMPTS = 5
 
 
 class Writer:
-    """Stores predictions; a caller that is cancelled undoes nothing.
+    """Stores predictions with group commit; cancelling a caller does not undo its write.
 
-    While one statement is under way, the rows of all other callers wait and then share the next:
-    hundreds of concurrent callers cost one connection and a few commits.
+    Rows that arrive during a statement share the next one: hundreds of concurrent callers cost one
+    connection and a few commits.
 
     Parameters
     ----------
@@ -38,70 +38,70 @@ class Writer:
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
-        self._waiting: deque[
+        self._pending: deque[
             tuple[Sequence[StoredPrediction], asyncio.Future[list[Prediction]]]
         ] = deque()
-        self._pump: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         #: Scopes that have a row.
         self._scopes: set[bytes] = set()
 
     async def put(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
-        """Store predictions; returns what stands."""
+        """Store predictions; the first one under a key wins. Returns the stored ones."""
         if not rows:
             return []
         future: asyncio.Future[list[Prediction]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((rows, future))
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._write(), name="testnuc-store")
+        self._pending.append((rows, future))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._write(), name="testnuc-store")
         return await future
 
     async def drain(self) -> None:
-        """Wait until all is written."""
-        if self._pump is not None and not self._pump.done():
-            await asyncio.wait([self._pump])
+        """Wait until all pending rows are written."""
+        if self._task is not None and not self._task.done():
+            await asyncio.wait([self._task])
 
     async def _write(self) -> None:
-        while self._waiting:
-            group = [self._waiting.popleft()]
+        while self._pending:
+            group = [self._pending.popleft()]
             size = len(group[0][0])
-            while self._waiting and size + len(self._waiting[0][0]) <= _GROUP:
-                group.append(self._waiting.popleft())
+            while self._pending and size + len(self._pending[0][0]) <= _MAX_GROUP:
+                group.append(self._pending.popleft())
                 size += len(group[-1][0])
             try:
-                standing = await self._store([row for rows, _ in group for row in rows])
+                stored = await self._store([row for rows, _ in group for row in rows])
             except BaseException as exc:
                 for _, future in group:
                     if not future.done():
                         future.set_exception(exc)
-                        future.exception()  # whoever is cancelled does not ask for it
+                        future.exception()  # a cancelled caller never retrieves it
                 if not isinstance(exc, Exception):
                     raise
                 continue
             for rows, future in group:
                 if not future.done():
-                    future.set_result([standing[row.key] for row in rows])
+                    future.set_result([stored[row.key] for row in rows])
 
     async def _store(self, rows: Sequence[StoredPrediction]) -> dict[bytes, Prediction]:
         first: dict[bytes, StoredPrediction] = {}
         for row in rows:
             first.setdefault(row.key, row)
-        standing: dict[bytes, Prediction] = {}
+        stored: dict[bytes, Prediction] = {}
         for _ in range(_ATTEMPTS):
-            left = [row for key, row in first.items() if key not in standing]
+            left = [row for key, row in first.items() if key not in stored]
             if not left:
-                return standing
+                return stored
             unknown = {row.scope for row in left} - self._scopes
             if unknown:
-                await self._database.run(partial(sql.note_scopes, scopes=sorted(unknown)))
+                await self._database.run(partial(sql.insert_scopes, scopes=sorted(unknown)))
                 self._scopes |= unknown
             new = await self._database.run(partial(sql.insert_predictions, rows=left))
-            standing.update((key, first[key].prediction) for key in new)
+            stored.update((key, first[key].prediction) for key in new)
             others = [row.key for row in left if row.key not in new]
             if others:
-                # in a statement of its own: only that sees what was committed during the first
-                standing.update(
+                # a separate statement sees what was committed during the first one
+                stored.update(
                     await self._database.run(partial(sql.select_predictions, keys=others))
                 )
-                # a row that is neither new nor there lacks its scope: somebody dropped it
+                # a row that is neither new nor stored lacks its scope, which was deleted
                 self._scopes.clear()
-        raise StoreError("predictions vanish as soon as they are stored; who deletes them?")
+        raise StoreError("rows disappeared after commit; is another process deleting them?")

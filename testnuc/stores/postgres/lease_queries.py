@@ -1,6 +1,6 @@
-"""Leases: who asks for a prediction just now, so that nobody else pays for it, too.
+"""Leases on predictions: at most one worker requests a prediction at a time.
 
-Times are those of the server's clock: the clocks of the processes need not agree.
+Expiry uses the server's clock, so the clocks of the workers need not agree.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ __all__ = ["drop_stale", "lease", "release", "renew"]
 async def lease(
     connection: Any, keys: Sequence[bytes], owner: bytes, call: int, seconds: float
 ) -> set[bytes]:
-    """Take the keys that nobody holds and nobody has answered; returns them.
+    """Acquire leases on the keys that are neither leased nor stored; returns these keys.
 
-    `call` tells a repetition, after a connection broke, from a second wish for the same key.
+    `call` makes a retry after a lost connection idempotent: the same owner and call get the same
+    lease again, while another call of that owner does not.
     """
     granted = [
         row["key"]
@@ -41,21 +42,21 @@ async def lease(
     ]
     if not granted:
         return set()
-    # A lease ends in the transaction that stores its answer. So this one may have been free because
-    # the answer came after the caller had looked; a statement begun now sees that answer.
-    answered = [
+    # A lease ends in the transaction that stores its prediction, so it may be free because the
+    # prediction was stored after the caller's lookup. A new statement sees that commit.
+    stored = [
         row["key"]
         for row in await connection.fetch(
             "SELECT key FROM predictions WHERE key = ANY($1)", granted
         )
     ]
-    if answered:
-        await release(connection, answered, owner)
-    return set(granted) - set(answered)
+    if stored:
+        await release(connection, stored, owner)
+    return set(granted) - set(stored)
 
 
 async def renew(connection: Any, keys: Sequence[bytes], owner: bytes, seconds: float) -> set[bytes]:
-    """Hold on to keys for longer; returns those that are still held."""
+    """Extend leases; returns the keys that are still held."""
     rows = await connection.fetch(
         """
         UPDATE leases SET until = clock_timestamp() + make_interval(secs => $3)
@@ -72,7 +73,7 @@ async def renew(connection: Any, keys: Sequence[bytes], owner: bytes, seconds: f
 
 
 async def release(connection: Any, keys: Sequence[bytes], owner: bytes) -> None:
-    """Let others ask."""
+    """Release leases without storing a prediction."""
     await connection.execute(
         """
         DELETE FROM leases WHERE key IN (
@@ -85,7 +86,7 @@ async def release(connection: Any, keys: Sequence[bytes], owner: bytes) -> None:
 
 
 async def drop_stale(connection: Any) -> None:
-    """Clear away what processes left behind that are no more."""
+    """Delete the leases of processes that ended long ago."""
     await connection.execute(
         """
         DELETE FROM leases WHERE key IN (

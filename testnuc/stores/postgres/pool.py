@@ -1,4 +1,4 @@
-"""The pool that lives in the database, and is searched there."""
+"""The pool of the PostgreSQL store, searched in the database."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from testnuc.errors import EmbeddingError
-from testnuc.index import NearestVectors
-from testnuc.protocols import Matches
+from testnuc.index import NearestVectors, check_dim, empty_matches, ranks_of
 from testnuc.stores.postgres import pool_queries as sql
 from testnuc.stores.postgres.queries import (
     from_vectors,
@@ -26,47 +24,47 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from testnuc.protocols import PoolText
+    from testnuc.protocols import Matches, PoolText
     from testnuc.stores.postgres.database import PostgresDatabase
     from testnuc.stores.postgres.queries import EmbedderRow
 
 __all__ = ["Owner", "PostgresPool"]
 
-#: Texts added in one transaction: others that add wait for it.
-_ADDED = 500
-#: Texts fetched in one statement.
-_FETCHED = 2_000
-#: Queries in one statement, and statements at a time.
-_QUERIES = 32
-_AT_ONCE = 4
-#: Up to so many queries the server compares with all texts itself; for more, the vectors of a small
-#: pool are sent over once, which is quicker than as many scans of its table.
-_FEW = 8
-#: Seconds between two looks at a graph that another process builds.
-_BUILDING = 0.2
+#: Texts added per transaction; bounds how long other writers wait.
+_ADD_CHUNK = 500
+#: Texts fetched per statement.
+_FETCH_CHUNK = 2_000
+#: Queries per statement, and concurrent statements.
+_QUERY_CHUNK = 32
+_CONCURRENCY = 4
+#: Up to this many queries, the server scans a small pool. For more, fetching its vectors once is
+#: faster than that many table scans.
+_FEW_QUERIES = 8
+#: Seconds between polls while another process builds the graph.
+_POLL_INTERVAL = 0.2
 #: Candidates fetched beyond k, so that re-scoring can change their order.
 _EXTRA = 8
-#: How far below the k-th best score a candidate still is re-scored: more than float32's error.
-_SLACK = 1e-4
+#: Candidates this far below the k-th best score are re-scored: more than the error of float32.
+_SCORE_SLACK = 1e-4
 
 
 class Owner(Protocol):
-    """The store, as far as its pools know it."""
+    """The methods of the store that its pools call."""
 
     async def embedder(self, name: str) -> EmbedderRow | None:
-        """Return what is known of an embedder."""
+        """Return the row of an embedder; its counts may be stale."""
 
     async def require_embedder(self, name: str, dim: int) -> EmbedderRow:
-        """Return an embedder, whose tables are made where it is new."""
+        """Return the row of an embedder; creates its tables if it is new."""
 
     async def finish(self, work: Coroutine[Any, Any, int]) -> int:
-        """Run a change to its end, also when the caller is cancelled."""
+        """Run a write to completion, even if the caller is cancelled."""
 
 
 class PostgresPool:
-    """The texts of one embedder's pool; an `Index` that many processes add to and search.
+    """The pool of one embedder; an `Index` shared by many processes.
 
-    Numbers are the same in all of them, so a number is a snapshot everywhere.
+    Row numbers are equal in all processes, so a snapshot is valid in all of them.
 
     Parameters
     ----------
@@ -88,14 +86,14 @@ class PostgresPool:
         self._count = 0
         self._indexed = False
         self._building: asyncio.Task[None] | None = None
-        self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_CONCURRENCY)
 
     def __len__(self) -> int:
-        """Return how many texts there were when the pool was last used."""
+        """Return the number of texts as of the latest operation."""
         return self._count
 
     async def open(self) -> None:
-        """Count the texts.
+        """Read the size of the pool.
 
         Raises
         ------
@@ -105,15 +103,15 @@ class PostgresPool:
         await self._now()
 
     async def close(self) -> None:
-        """Stop building a graph; the connections are the store's."""
+        """Cancel a running graph build; the store closes the connections."""
         if self._building is not None:
             self._building.cancel()
             await asyncio.wait([self._building])
 
     async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
-        """Add the texts that are not there yet; see `testnuc.protocols.Index.add`.
+        """Add texts; see `testnuc.protocols.Index.add`.
 
-        They are stored before this returns. A vector that is stored for a text stays.
+        They are committed when this returns. Existing vectors are not changed.
         """
         if not len(texts):
             now = await self._now()
@@ -124,7 +122,7 @@ class PostgresPool:
         return size
 
     async def remove(self, hashes: Sequence[bytes]) -> int:
-        """Take texts out of the pool; returns how many were in it."""
+        """Remove texts from the pool; returns how many were in it."""
         embedder = await self._store.embedder(self._name)
         if embedder is None:
             return 0
@@ -144,29 +142,24 @@ class PostgresPool:
         exclude: Sequence[bytes] | None = None,
         upto: int | None = None,
     ) -> Matches:
-        """Find the k nearest texts of each vector; see `testnuc.protocols.Index.search`."""
-        matches = Matches(
-            np.full((len(vectors), k), -1, dtype=np.int64),
-            np.zeros((len(vectors), k), dtype=np.float32),
-        )
+        """Return the k nearest texts of each vector; see `testnuc.protocols.Index.search`."""
+        matches = empty_matches(len(vectors), k)
         now = await self._now()
         if now is None or not len(vectors) or not k:
             return matches
-        if vectors.shape[1] != now.dim:
-            raise EmbeddingError(
-                f"the embedder gave vectors of dimension {vectors.shape[1]}, "
-                f"but the pool holds dimension {now.dim}"
-            )
+        check_dim(vectors, now.dim)
         limit = now.size if upto is None else min(upto, now.size)
         own = list(exclude) if exclude is not None else [b""] * len(vectors)
-        if limit < self._exact_below and len(vectors) > _FEW:
-            await self._compare_here(matches, now, vectors, own, limit)
+        if limit < self._exact_below and len(vectors) > _FEW_QUERIES:
+            await self._search_in_process(matches, now, vectors, own, limit)
             return matches
-        graph = limit >= self._exact_below and await self._graph(now, wait=len(vectors) > _FEW)
-        step = _QUERIES if graph else 1
+        graph = limit >= self._exact_below and await self._graph(
+            now, wait=len(vectors) > _FEW_QUERIES
+        )
+        step = _QUERY_CHUNK if graph else 1
         tasks = [
             asyncio.create_task(
-                self._search_there(
+                self._search_on_server(
                     matches, slice(start, start + step), now, vectors, own, limit, graph=graph
                 )
             )
@@ -181,20 +174,20 @@ class PostgresPool:
         return matches
 
     async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
-        """Return the texts with these numbers."""
+        """Return the texts with these row numbers."""
         embedder = await self._store.embedder(self._name)
         texts: list[PoolText] = []
         numbers = ids.tolist()
-        for start in range(0, len(numbers) if embedder is not None else 0, _FETCHED):
+        for start in range(0, len(numbers) if embedder is not None else 0, _FETCH_CHUNK):
             assert embedder is not None
-            part = numbers[start : start + _FETCHED]
+            part = numbers[start : start + _FETCH_CHUNK]
             texts += await self._database.run(
                 partial(sql.texts_of, embedder=embedder, numbers=part)
             )
         return texts
 
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
-        """Return at most `count` texts numbered from `start`, and where to go on."""
+        """Return the texts of rows `start` to `start + count`, and the next start or None."""
         now = await self._now()
         if now is None:
             return [], None
@@ -205,33 +198,33 @@ class PostgresPool:
         return texts, end if end < now.size else None
 
     async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
-        """Return the label that a person gave each text; None: none, or not in the pool."""
+        """Return the known label of each text; None if it has none or is not in the pool."""
         embedder = await self._store.embedder(self._name)
         if embedder is None:
             return [None] * len(hashes)
         found: list[str | None] = []
-        for start in range(0, len(hashes), _FETCHED):
-            part = hashes[start : start + _FETCHED]
+        for start in range(0, len(hashes), _FETCH_CHUNK):
+            part = hashes[start : start + _FETCH_CHUNK]
             found += await self._database.run(
                 partial(sql.labels_of, embedder=embedder, hashes=part)
             )
         return found
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
-        """Return the vector of each text that is in the pool."""
+        """Return the vector of each text, float16[dim]; None if it is not in the pool."""
         embedder = await self._store.embedder(self._name)
         if embedder is None:
             return [None] * len(hashes)
         found: list[NDArray[np.float16] | None] = []
-        for start in range(0, len(hashes), _FETCHED):
-            part = hashes[start : start + _FETCHED]
+        for start in range(0, len(hashes), _FETCH_CHUNK):
+            part = hashes[start : start + _FETCH_CHUNK]
             found += await self._database.run(
                 partial(select_vectors, embedder=embedder, hashes=part, pooled=True)
             )
         return found
 
     async def _now(self) -> EmbedderRow | None:
-        """Return how far the pool has come."""
+        """Return the current row of the embedder, or None."""
         now = await self._database.run(partial(select_embedder, name=self._name))
         self._count = 0 if now is None else now.size - now.removals
         return now
@@ -240,8 +233,8 @@ class PostgresPool:
         self, embedder: EmbedderRow, texts: Sequence[PoolText], vectors: NDArray[np.float16]
     ) -> int:
         size = 0
-        for start in range(0, len(texts), _ADDED):
-            part = slice(start, start + _ADDED)
+        for start in range(0, len(texts), _ADD_CHUNK):
+            part = slice(start, start + _ADD_CHUNK)
             size = await self._database.run(
                 partial(
                     sql.insert_texts, embedder=embedder, texts=texts[part], vectors=vectors[part]
@@ -250,15 +243,15 @@ class PostgresPool:
         return size
 
     async def _graph(self, now: EmbedderRow, *, wait: bool) -> bool:
-        """Return whether there is a graph; if there is none, it is built.
+        """Return whether the graph can be searched; starts a build if it is missing.
 
-        It is made for the first search that needs it, not while texts are added: to build one is
-        several times quicker than to add to one. A search that is cancelled does not stop it.
+        The graph is built for the first search that needs it, not while texts are added: a bulk
+        build is several times faster. Cancelling a search does not stop the build.
         """
         if not self._indexed:
             if self._building is None or self._building.done():
                 self._building = asyncio.create_task(self._build(now), name="testnuc-graph")
-                self._building.add_done_callback(_retrieve)
+                self._building.add_done_callback(_retrieve_exception)
             if wait:
                 await asyncio.shield(self._building)
         return self._indexed
@@ -266,10 +259,10 @@ class PostgresPool:
     async def _build(self, now: EmbedderRow) -> None:
         build = partial(index_texts, number=now.id, dim=now.dim)
         while not await self._database.run(build):  # noqa: ASYNC110 - another process builds it
-            await asyncio.sleep(_BUILDING)
+            await asyncio.sleep(_POLL_INTERVAL)
         self._indexed = True
 
-    async def _compare_here(
+    async def _search_in_process(
         self,
         matches: Matches,
         now: EmbedderRow,
@@ -277,14 +270,17 @@ class PostgresPool:
         own: Sequence[bytes],
         limit: int,
     ) -> None:
-        """Compare many queries with a pool that is small enough to be sent over."""
+        """Fetch all vectors of a small pool and search them exactly."""
         parts = [
             await self._database.run(
                 partial(
-                    sql.rows_between, embedder=now, start=start, end=min(start + _FETCHED, limit)
+                    sql.rows_between,
+                    embedder=now,
+                    start=start,
+                    end=min(start + _FETCH_CHUNK, limit),
                 )
             )
-            for start in range(0, limit, _FETCHED)
+            for start in range(0, limit, _FETCH_CHUNK)
         ]
         if not parts:
             return
@@ -296,7 +292,7 @@ class PostgresPool:
 
         def compare() -> tuple[NDArray[np.int64], NDArray[np.float32]]:
             nearest = NearestVectors(now.dim, exact_below=len(pool) + 1)
-            nearest.add(pool, _ranks(hashes))
+            nearest.add(pool, ranks_of(hashes))
             return nearest.search(vectors, matches.ids.shape[1], exclude=exclude)
 
         if len(pool):
@@ -304,7 +300,7 @@ class PostgresPool:
             matches.ids[:] = np.where(ids >= 0, numbers[ids], -1)
             matches.similarities[:] = similarities
 
-    async def _search_there(
+    async def _search_on_server(
         self,
         matches: Matches,
         part: slice,
@@ -315,8 +311,8 @@ class PostgresPool:
         *,
         graph: bool,
     ) -> None:
-        """Let the server find candidates, then score and rank them as every index does."""
-        async with self._turn:
+        """Search candidates on the server, then re-score and rank them in this process."""
+        async with self._slots:
             k = matches.ids.shape[1]
             queries = to_vectors(vectors[part])
             candidates = await self._candidates(now, queries, own[part], k, limit, graph=graph)
@@ -337,7 +333,7 @@ class PostgresPool:
 
             half = from_vectors((stored[h] for h in hashes), now.dim)
             scores = rescore(vectors[part].astype(np.float32), half.view(np.uint16), found)
-            best, values = rank_rows(found, np.minimum(scores, np.float32(1)), _ranks(hashes), k)
+            best, values = rank_rows(found, np.minimum(scores, np.float32(1)), ranks_of(hashes), k)
             matches.ids[part] = np.where(best >= 0, numbers[best], -1)
             matches.similarities[part] = np.where(best >= 0, values, np.float32(0))
 
@@ -353,43 +349,39 @@ class PostgresPool:
         *,
         graph: bool,
     ) -> sql.Nearest:
-        """Return what holds the k best of each query, its own text left out."""
+        """Return candidates that include the k best of each query, without its own text."""
         count = k + 1 + _EXTRA
         found: sql.Nearest = [[] for _ in queries]
-        open_ = list(range(len(queries)))
+        pending = list(range(len(queries)))
         if graph:
-            rows = await self._ask(sql.nearest_by_graph, now, queries, count, limit)
+            rows = await self._nearest(sql.nearest_by_graph, now, queries, count, limit)
             for i, row in enumerate(rows):
                 found[i] = [c for c in row if c[0] != own[i]]
-            # a graph search that met too many texts outside the snapshot
-            open_ = [i for i in open_ if len(found[i]) < min(k, limit - now.removals - 1)]
-        while open_:
-            rows = await self._ask(
-                sql.nearest_by_scan, now, [queries[i] for i in open_], count, limit
+            # too many rows of the graph were outside the snapshot
+            pending = [i for i in pending if len(found[i]) < min(k, limit - now.removals - 1)]
+        while pending:
+            rows = await self._nearest(
+                sql.nearest_by_scan, now, [queries[i] for i in pending], count, limit
             )
-            unsure = []
-            for i, row in zip(open_, rows, strict=True):
+            incomplete = []
+            for i, row in zip(pending, rows, strict=True):
                 found[i] = [c for c in row if c[0] != own[i]]
-                # all that could be among the best k after re-scoring, ties at the edge included
-                if len(row) == count and row[-1][2] >= found[i][k - 1][2] - _SLACK:
-                    unsure.append(i)
-            open_ = unsure
+                # rows beyond `count` may be among the best k after re-scoring
+                if len(row) == count and row[-1][2] >= found[i][k - 1][2] - _SCORE_SLACK:
+                    incomplete.append(i)
+            pending = incomplete
             count *= 4
         return found
 
-    async def _ask(
-        self, how: Any, now: EmbedderRow, queries: Sequence[bytes], count: int, limit: int
+    async def _nearest(
+        self, query: Any, now: EmbedderRow, vectors: Sequence[bytes], count: int, limit: int
     ) -> sql.Nearest:
         found: sql.Nearest = await self._database.run(
-            partial(how, embedder=now, queries=queries, count=count, limit=limit)
+            partial(query, embedder=now, queries=vectors, count=count, limit=limit)
         )
         return found
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         task.exception()
-
-
-def _ranks(hashes: Sequence[bytes]) -> NDArray[np.uint64]:
-    return np.array([int.from_bytes(h[:8], "big") for h in hashes], dtype=np.uint64)

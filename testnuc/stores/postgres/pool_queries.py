@@ -1,4 +1,4 @@
-"""Rows of a pool: which texts are in it, under which numbers, and which are near a vector."""
+"""Queries on pool rows: texts, their numbers, and nearest neighbors."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = [
     "vectors_of",
 ]
 
-#: Of each query: hash, number and inner product of texts that are near it, nearest first.
+#: Per query: hash, number and inner product of candidates, best first.
 Nearest = list[list[tuple[bytes, int, float]]]
 
-#: Nodes the graph search keeps in view, at least; pgvector allows 1,000.
-_VIEW, _WIDEST_VIEW = 160, 1_000
-#: Nodes it visits at most when rows are filtered; pgvector's own default.
-_VISITED = 20_000
-#: How many more texts are fetched by the signs of their numbers than are wanted.
+#: Least and largest ``hnsw.ef_search``; pgvector allows up to 1,000.
+_EF_SEARCH, _MAX_EF_SEARCH = 160, 1_000
+#: Least ``hnsw.max_scan_tuples``; pgvector's default.
+_MAX_SCAN_TUPLES = 20_000
+#: Candidates per wanted text when the graph indexes signs only.
 _BIT_FACTOR = 20
 
 
@@ -48,7 +48,7 @@ async def insert_texts(
     texts: Sequence[PoolText],
     vectors: NDArray[np.float16],
 ) -> int:
-    """Add the texts that are not in the pool, with the vectors that stand; returns its size."""
+    """Add the texts that are not in the pool; returns its size. Existing vectors stay."""
     hashes = [entry.hash for entry in texts]
     table = f"texts_{embedder.id}"
     rows = await connection.fetch(
@@ -67,7 +67,7 @@ async def insert_texts(
     ):
         return await _size(connection, embedder.id)
     async with connection.transaction():
-        # whoever adds waits here, until the numbers given before have been committed
+        # waits until the transaction that assigned the previous numbers has committed
         size = await _size(connection, embedder.id, "FOR UPDATE")
         numbered = {
             row["hash"]
@@ -112,9 +112,9 @@ async def _size(connection: Any, embedder: int, lock: str = "") -> int:
 
 
 async def remove_texts(connection: Any, embedder: EmbedderRow, hashes: Sequence[bytes]) -> int:
-    """Take texts out of the pool; returns how many were in it.
+    """Remove texts from the pool; returns how many were in it.
 
-    Their vectors stay, and so does what a search that is under way must be able to fetch.
+    Their vectors stay, and a running search can still fetch their texts.
     """
     async with connection.transaction():
         await _size(connection, embedder.id, "FOR UPDATE")
@@ -138,7 +138,7 @@ async def remove_texts(connection: Any, embedder: EmbedderRow, hashes: Sequence[
 async def labels_of(
     connection: Any, embedder: EmbedderRow, hashes: Sequence[bytes]
 ) -> list[str | None]:
-    """Return the label that a person gave each text."""
+    """Return the known label of each text."""
     rows = await connection.fetch(
         f"SELECT hash, label FROM texts_{embedder.id} "  # noqa: S608 - a number
         "WHERE hash = ANY($1) AND number IS NOT NULL AND label IS NOT NULL",
@@ -151,7 +151,7 @@ async def labels_of(
 async def texts_of(
     connection: Any, embedder: EmbedderRow, numbers: Sequence[int]
 ) -> list[PoolText]:
-    """Return the texts with these numbers, removed ones included."""
+    """Return the texts with these numbers, including removed ones."""
     table = f"texts_{embedder.id}"
     rows = await connection.fetch(
         f"SELECT number, text, hash, label FROM {table} WHERE number = ANY($1) "  # noqa: S608
@@ -167,13 +167,13 @@ async def texts_of(
     try:
         return [found[number] for number in numbers]
     except KeyError as exc:
-        raise StoreError(f"there is no text {exc} in the pool of {embedder.name!r}") from exc
+        raise StoreError(f"the pool of {embedder.name!r} has no text {exc}") from exc
 
 
 async def texts_between(
     connection: Any, embedder: EmbedderRow, start: int, end: int
 ) -> list[PoolText]:
-    """Return the texts of the pool that have these numbers."""
+    """Return the texts in the pool with numbers from `start` to `end`, exclusive."""
     rows = await connection.fetch(
         f"SELECT text, hash, label FROM texts_{embedder.id} "  # noqa: S608 - a number
         "WHERE number >= $1 AND number < $2 ORDER BY number",
@@ -186,7 +186,7 @@ async def texts_between(
 async def rows_between(
     connection: Any, embedder: EmbedderRow, start: int, end: int
 ) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.float16]]:
-    """Return hash, number and vector of the texts of the pool that have these numbers."""
+    """Return hashes, numbers and vectors of the texts numbered `start` to `end`, exclusive."""
     rows = await connection.fetch(
         f"SELECT hash, number, vector FROM texts_{embedder.id} "  # noqa: S608 - a number
         "WHERE number >= $1 AND number < $2 ORDER BY number",
@@ -203,7 +203,7 @@ async def rows_between(
 async def vectors_of(
     connection: Any, embedder: EmbedderRow, hashes: Sequence[bytes]
 ) -> dict[bytes, bytes]:
-    """Return the vectors of texts, by hash, as the server sends them."""
+    """Return the vectors of texts by hash, in the server's binary form."""
     rows = await connection.fetch(
         f"SELECT hash, vector FROM texts_{embedder.id} WHERE hash = ANY($1)",  # noqa: S608
         hashes,
@@ -217,9 +217,9 @@ async def nearest_by_scan(
     """Compare each query with every text numbered below `limit`; return the best `count`."""
     return await _nearest(
         connection,
-        # the graph is an index: without one, all rows are read and sorted
+        # without index scans, all rows are read and sorted
         "SET LOCAL enable_indexscan = off",
-        # the comment tells it from the graph's statement: a plan that is kept is kept by the text
+        # the comment separates its cached plan, keyed by the statement, from the graph's
         "SELECT /* scan */ hash, number, vector <#> q.vector AS distance "  # noqa: S608
         f"FROM texts_{embedder.id} WHERE number IS NOT NULL AND number < $2 "
         "ORDER BY vector <#> q.vector LIMIT $3",
@@ -232,20 +232,19 @@ async def nearest_by_scan(
 async def nearest_by_graph(
     connection: Any, embedder: EmbedderRow, queries: Sequence[bytes], count: int, limit: int
 ) -> Nearest:
-    """Search the graph for texts numbered below `limit`; it may miss some of the best `count`.
+    """Search the graph for texts numbered below `limit`; approximate, may miss some.
 
-    A scan goes on until so many are found that pass the filter, or it has visited its share of the
-    graph. Vectors that are too long for a graph are found by the signs of their numbers, and then
-    compared in full.
+    An iterative scan continues until enough rows pass the filter, or `max_scan_tuples` is reached.
+    Vectors with too many dimensions for a graph are searched by their signs and then re-ranked.
     """
     wanted = count * _BIT_FACTOR if uses_bits(embedder.dim) else count
-    view = min(max(_VIEW, 2 * wanted), _WIDEST_VIEW)
+    ef_search = min(max(_EF_SEARCH, 2 * wanted), _MAX_EF_SEARCH)
     settings = (
-        # any plan but the graph's has to sort
+        # forces the graph: every other plan has to sort
         "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; "
         "SET LOCAL enable_sort = off; SET LOCAL hnsw.iterative_scan = relaxed_order; "
-        f"SET LOCAL hnsw.ef_search = {view}; "
-        f"SET LOCAL hnsw.max_scan_tuples = {max(_VISITED, 4 * wanted)}"
+        f"SET LOCAL hnsw.ef_search = {ef_search}; "
+        f"SET LOCAL hnsw.max_scan_tuples = {max(_MAX_SCAN_TUPLES, 4 * wanted)}"
     )
     distance = "vector <#> q.vector"
     if uses_bits(embedder.dim):
@@ -269,9 +268,9 @@ async def nearest_by_graph(
 async def _nearest(
     connection: Any, settings: str, select: str, queries: Sequence[bytes], limit: int, count: int
 ) -> Nearest:
-    """Run `select` for each query, all in one statement."""
+    """Run `select` for all queries in one statement."""
     found: Nearest = [[] for _ in queries]
-    # the settings end with the transaction; sent together, they cost one round trip
+    # SET LOCAL ends with the transaction; one round trip for all settings
     await connection.execute(f"BEGIN READ ONLY; {settings}")
     try:
         rows = await connection.fetch(

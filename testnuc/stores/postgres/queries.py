@@ -1,4 +1,4 @@
-"""Predictions, scopes and vectors: reads and writes of many rows, in one round trip each."""
+"""Queries on predictions, scopes and vectors; one round trip per query."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = [
     "from_text",
     "from_vectors",
     "insert_predictions",
+    "insert_scopes",
     "insert_vectors",
-    "note_scopes",
     "select_embedder",
     "select_predictions",
     "select_vectors",
@@ -35,48 +35,48 @@ __all__ = [
     "to_vectors",
 ]
 
-#: Stands for itself and for the one character that PostgreSQL does not store.
+#: Escape character for NUL, which PostgreSQL cannot store in text.
 _ESCAPE = "\x1a"
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedderRow:
-    """One embedder's row."""
+    """A row of the embedders table."""
 
     id: int
     name: str
     dim: int
-    #: Numbers given in its pool.
+    #: Numbers assigned in its pool.
     size: int
-    #: Texts taken out of its pool.
+    #: Texts removed from its pool.
     removals: int
 
     def require(self, dim: int) -> None:
-        """Raise `StoreError` where vectors of another dimension are stored under this name."""
+        """Raise `StoreError` if the stored vectors have another dimension."""
         if dim != self.dim:
             raise StoreError(
-                f"the store holds vectors of dimension {self.dim} of the embedder {self.name!r}, "
-                f"which now gives vectors of dimension {dim}; give the embedder another `name`, "
-                "or use another store"
+                f"the store contains vectors of dimension {self.dim} of the embedder "
+                f"{self.name!r}, which now returns vectors of dimension {dim}; give the embedder "
+                "another `name`, or use another store"
             )
 
 
 def to_text(value: str | None) -> str | None:
-    """Return what is stored for a string: PostgreSQL has no NUL."""
+    """Escape NUL characters, which PostgreSQL cannot store in text."""
     if value is None or not ("\0" in value or _ESCAPE in value):
         return value
     return value.replace(_ESCAPE, f"{_ESCAPE}1").replace("\0", f"{_ESCAPE}0")
 
 
 def from_text(value: str | None) -> str | None:
-    """Return the string that was stored."""
+    """Undo `to_text`."""
     if value is None or _ESCAPE not in value:
         return value
     return value.replace(f"{_ESCAPE}0", "\0").replace(f"{_ESCAPE}1", _ESCAPE)
 
 
 def to_vectors(vectors: NDArray[np.float16]) -> list[bytes]:
-    """Return each row as the server reads it: dimension, nothing, numbers; big-endian."""
+    """Encode rows, float16[n, dim], as pgvector's binary halfvec: dim, 0, values; big-endian."""
     n, dim = vectors.shape
     rows = np.zeros((n, 2 + dim), dtype=">u2")
     rows[:, 0] = dim
@@ -86,13 +86,13 @@ def to_vectors(vectors: NDArray[np.float16]) -> list[bytes]:
 
 
 def from_vectors(values: Iterable[bytes], dim: int) -> NDArray[np.float16]:
-    """Return float16[n, dim]."""
+    """Decode pgvector's binary halfvecs to float16[n, dim]."""
     rows = np.frombuffer(b"".join(values), dtype=">u2").reshape(-1, 2 + dim)
     return rows[:, 2:].astype(np.uint16).view(np.float16)
 
 
 async def describe(connection: Any, scope: bytes, facts: Mapping[str, Any]) -> None:
-    """Note what a scope is."""
+    """Insert or update the metadata of a scope."""
     await connection.execute(
         "INSERT INTO scopes (scope, facts) VALUES ($1, $2) "
         "ON CONFLICT (scope) DO UPDATE SET facts = excluded.facts "
@@ -102,8 +102,8 @@ async def describe(connection: Any, scope: bytes, facts: Mapping[str, Any]) -> N
     )
 
 
-async def note_scopes(connection: Any, scopes: Sequence[bytes]) -> None:
-    """See that the scopes have a row each."""
+async def insert_scopes(connection: Any, scopes: Sequence[bytes]) -> None:
+    """Insert a row for each scope that has none."""
     await connection.execute(
         "INSERT INTO scopes (scope, facts) SELECT u.scope, '{}' "
         "FROM unnest($1::bytea[]) u (scope) ORDER BY 1 ON CONFLICT DO NOTHING",
@@ -112,7 +112,7 @@ async def note_scopes(connection: Any, scopes: Sequence[bytes]) -> None:
 
 
 async def count(connection: Any, scope: bytes) -> int:
-    """Return how many texts have a prediction of this scope."""
+    """Return the number of texts with a prediction in this scope."""
     found: int = await connection.fetchval(
         "SELECT count(DISTINCT text) FROM predictions "
         "WHERE scope = (SELECT id FROM scopes WHERE scope = $1)",
@@ -122,22 +122,22 @@ async def count(connection: Any, scope: bytes) -> int:
 
 
 async def forget(connection: Any, model: str | None, scope: bytes | None) -> int:
-    """Drop the predictions of a model, or of a scope; returns how many."""
-    gone = [
+    """Delete the predictions of a model, or of a scope; returns their number."""
+    scopes = [
         row["id"]
         for row in await connection.fetch("SELECT id, scope, facts FROM scopes")
         if row["scope"] == scope
         or (model is not None and orjson.loads(row["facts"]).get("model") == model)
     ]
-    done = await connection.execute("DELETE FROM predictions WHERE scope = ANY($1::int[])", gone)
+    done = await connection.execute("DELETE FROM predictions WHERE scope = ANY($1::int[])", scopes)
     return int(done.split()[-1])
 
 
 async def insert_predictions(connection: Any, rows: Sequence[StoredPrediction]) -> set[bytes]:
-    """Store predictions of distinct keys, and end their leases; returns the keys that were new.
+    """Insert predictions of distinct keys and release their leases; returns the new keys.
 
-    Rows are locked in the order of their keys everywhere, so that two writers never wait for each
-    other. A lease that is locked just now is left to expire: its key has an answer.
+    All queries lock rows in the order of their keys, which prevents deadlocks. A lease that is
+    locked by another transaction is left to expire: its prediction is stored.
     """
     rows = sorted(rows, key=lambda row: row.key)
     stored = await connection.fetch(
@@ -168,7 +168,7 @@ async def insert_predictions(connection: Any, rows: Sequence[StoredPrediction]) 
 
 
 async def select_predictions(connection: Any, keys: Sequence[bytes]) -> dict[bytes, Prediction]:
-    """Return the predictions that are stored under these keys."""
+    """Return the stored predictions by key."""
     return {
         key: Prediction(from_text(label), confidence, from_text(said))
         for key, label, confidence, said in await connection.fetch(
@@ -178,7 +178,7 @@ async def select_predictions(connection: Any, keys: Sequence[bytes]) -> dict[byt
 
 
 async def select_embedder(connection: Any, name: str) -> EmbedderRow | None:
-    """Return what is known of an embedder."""
+    """Return the row of an embedder, or None."""
     found = await connection.fetchrow(
         "SELECT id, name, dim, size, removals FROM embedders WHERE name = $1", name
     )
@@ -188,15 +188,15 @@ async def select_embedder(connection: Any, name: str) -> EmbedderRow | None:
 async def insert_vectors(
     connection: Any, embedder: int, hashes: Sequence[bytes], vectors: NDArray[np.float16]
 ) -> None:
-    """Store vectors where there are none yet.
+    """Insert vectors; existing ones are not changed.
 
     Raises
     ------
     EmbeddingError
-        A vector has NaN or infinity; nothing was stored.
+        A vector contains NaN or infinity; nothing was stored.
     """
     if not np.isfinite(vectors).all():
-        raise EmbeddingError("a vector has NaN or infinity; the embedder is at fault")
+        raise EmbeddingError("the embedder returned a vector with NaN or infinity")
     order = sorted(range(len(hashes)), key=lambda i: hashes[i])
     await connection.execute(
         f"INSERT INTO texts_{embedder} (hash, vector) "  # noqa: S608 - a number
@@ -210,7 +210,7 @@ async def insert_vectors(
 async def select_vectors(
     connection: Any, embedder: EmbedderRow, hashes: Sequence[bytes], *, pooled: bool = False
 ) -> list[NDArray[np.float16] | None]:
-    """Return the stored vector of each text; with `pooled`, of those that are in the pool."""
+    """Return the stored vector of each text; with `pooled`, only of texts in the pool."""
     where = "AND number IS NOT NULL" if pooled else ""
     rows = await connection.fetch(
         f"SELECT hash, vector FROM texts_{embedder.id} "  # noqa: S608 - a number

@@ -1,13 +1,12 @@
-"""The tables, and how a database is brought to their newest form.
+"""The schema and its migrations.
 
-Content never changes under its name: a prediction or a vector that is stored stays as it is, so
-that whoever comes second reads what stands. Each embedder has a table of its own, because a vector
-index is of one dimension.
+Predictions and vectors are write-once: a second writer reads the stored row. Each embedder has its
+own table, because a vector index has one dimension.
 
-A text of the pool has a number. Numbers are given from a counter in the embedder's row, which is
-locked until the transaction that took them has ended: so they are committed in order and without
-gaps, and whoever reads the counter as n sees every text with a number below n, now and later. A
-sequence would give a number away before its text can be seen.
+Pool texts are numbered from a counter in the embedder's row, which stays locked until the
+transaction ends. Numbers are therefore committed in order and without gaps: a reader that sees the
+counter at n sees every text with a number below n. A sequence does not guarantee this, since it
+assigns numbers before the rows are visible.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_DIM", "create_texts", "index_texts", "migrate", "uses_bits"]
 
-#: Of all advisory locks of a database, the one that changes of tables are made under: "tNUC".
+#: Key of the advisory lock for schema changes: "tNUC".
 _LOCK = 0x744E5543
-#: Iterative scans came with this version.
-_PGVECTOR = (0, 8)
-#: Dimensions that halfvec can store, and that an HNSW graph of it can hold.
+#: The first version with iterative index scans.
+_MIN_PGVECTOR = (0, 8)
+#: Largest dimension of a halfvec, and of an HNSW index on halfvec.
 MAX_DIM = 16_000
 _MAX_GRAPH_DIM = 4_000
-#: Seconds that the building of a graph may take.
-_BUILDING = 24 * 3600.0
+#: Timeout for building an index, in seconds.
+_BUILD_TIMEOUT = 24 * 3600.0
 
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -47,9 +46,9 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             scope integer NOT NULL,      -- scopes.id
             text bytea NOT NULL,         -- hash
             sample integer NOT NULL,
-            label text,                  -- NULL: said something outside the label set
+            label text,                  -- NULL: the answer is outside the label set
             confidence double precision, -- NULL: unknown
-            said text                    -- NULL: the label, literally
+            said text                    -- the answer; NULL: equal to the label
         )
         """,
         """
@@ -57,12 +56,11 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
             name text NOT NULL UNIQUE,
             dim integer NOT NULL,
-            size bigint NOT NULL DEFAULT 0,      -- numbers given in its pool
-            removals bigint NOT NULL DEFAULT 0   -- texts taken out of its pool
+            size bigint NOT NULL DEFAULT 0,      -- numbers assigned in its pool
+            removals bigint NOT NULL DEFAULT 0   -- texts removed from its pool
         )
         """,
-        # not logged: what is lost in a crash is who asks just now, and asking ends with the crash
-        # of the server or is repeated
+        # UNLOGGED: after a server crash no lease is needed, since requests end or are retried
         """
         CREATE UNLOGGED TABLE leases (
             key bytea PRIMARY KEY,
@@ -75,17 +73,17 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """
         CREATE TABLE batches (
-            id bytea PRIMARY KEY,        -- ours, known before the provider's
+            id bytea PRIMARY KEY,        -- assigned before the batch is submitted
             scope bytea NOT NULL,
-            facts text NOT NULL,         -- JSON: what it takes to read the answers
+            facts text NOT NULL,         -- JSON: metadata for decoding the answers
             requests integer NOT NULL,
             created double precision NOT NULL,  -- seconds since the epoch, by the process's clock
             items bytea NOT NULL,        -- keys of each request; empty once it has ended
-            remote text,                 -- the provider's id; NULL: it may have none
-            outcome text,                -- NULL: it has not ended
+            remote text,                 -- the provider's id; NULL: not known to be submitted
+            outcome text,                -- NULL: open
             usage text,                  -- JSON, once it has ended
-            owner bytea NOT NULL,        -- who creates it, or looks for it
-            until timestamptz NOT NULL   -- for how long it is left to the owner
+            owner bytea NOT NULL,        -- worker that holds the lease
+            until timestamptz NOT NULL   -- expiry of the lease
         )
         """,
         "CREATE INDEX batches_open ON batches (scope) WHERE outcome IS NULL",
@@ -94,23 +92,23 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
 
 
 async def migrate(connection: Any, address: Address) -> str:
-    """Bring the tables to their newest form; one process does it, others wait.
+    """Apply pending migrations; concurrent processes wait for the first one.
 
     Returns
     -------
     str
-        The schema in which pgvector is.
+        The schema of pgvector.
 
     Raises
     ------
     StoreError
-        pgvector is missing or too old, or the tables were made by a newer version.
+        pgvector is missing or too old, or a newer version of testnuc made the schema.
     """
     schema = address.schema
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
         home = await _extension(connection, address)
-        # CREATE .. IF NOT EXISTS asks for the right to create also where there is nothing to do
+        # CREATE .. IF NOT EXISTS needs the CREATE privilege even if the schema exists
         if not await connection.fetchval("SELECT 1 FROM pg_namespace WHERE nspname = $1", schema):
             await connection.execute(f'CREATE SCHEMA "{schema}"')
         await connection.execute(f'SET LOCAL search_path TO "{schema}", "{home}"')
@@ -123,7 +121,7 @@ async def migrate(connection: Any, address: Address) -> str:
         if done > len(_MIGRATIONS):
             raise StoreError(
                 f"the store {address.public} has schema version {done}, but this version of "
-                f"testnuc knows versions up to {len(_MIGRATIONS)}; upgrade testnuc, or give "
+                f"testnuc supports versions up to {len(_MIGRATIONS)}; upgrade testnuc, or use "
                 "another ?schema=name"
             )
         for number, statements in enumerate(_MIGRATIONS[done:], done + 1):
@@ -145,26 +143,26 @@ async def _extension(connection: Any, address: Address) -> str:
             await connection.execute("CREATE EXTENSION vector")
         except pg.InsufficientPrivilegeError as exc:
             raise StoreError(
-                f"the store {address.public} lacks pgvector, and this user may not add it; let an "
-                "administrator run in this database: CREATE EXTENSION vector"
+                f"the store {address.public} lacks pgvector, and this user may not install it; ask "
+                "an administrator to run in this database: CREATE EXTENSION vector"
             ) from exc
         except (pg.UndefinedFileError, pg.FeatureNotSupportedError) as exc:
             raise StoreError(
-                f"the server of the store {address.public} does not have pgvector; install it "
-                "there (packages are called postgresql-NN-pgvector, images pgvector/pgvector)"
+                f"pgvector is not installed on the server of the store {address.public}; install "
+                "the package postgresql-NN-pgvector there, or use the image pgvector/pgvector"
             ) from exc
         found = await connection.fetchrow(query)
     version, home = found
-    if tuple(int(part) for part in version.split(".")[:2]) < _PGVECTOR:
+    if tuple(int(part) for part in version.split(".")[:2]) < _MIN_PGVECTOR:
         raise StoreError(
-            f"the store {address.public} has pgvector {version}, but 0.8 or later is needed; "
+            f"the store {address.public} has pgvector {version}, but 0.8 or later is required; "
             "upgrade it on the server and run: ALTER EXTENSION vector UPDATE"
         )
     return str(home)
 
 
 async def create_texts(connection: Any, name: str, dim: int) -> None:
-    """Note an embedder and make its tables, if nobody has done so yet."""
+    """Insert an embedder and create its tables, unless it exists."""
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
         number = await connection.fetchval(
@@ -181,7 +179,7 @@ async def create_texts(connection: Any, name: str, dim: int) -> None:
                 vector halfvec({dim}) NOT NULL,
                 number bigint,           -- NULL: embedded, but not in the pool
                 text text,
-                label text               -- known from a person
+                label text               -- known label
             )
             """
         )
@@ -195,15 +193,15 @@ async def create_texts(connection: Any, name: str, dim: int) -> None:
 
 
 def uses_bits(dim: int) -> bool:
-    """Whether the graph holds the signs of the numbers only."""
+    """Return whether the graph indexes only the signs of the components (binary quantization)."""
     return dim > _MAX_GRAPH_DIM
 
 
 async def index_texts(connection: Any, number: int, dim: int) -> bool:
-    """Build the graph of an embedder's pool, if there is none; False: another process is at it.
+    """Build the graph of an embedder's pool if missing; False if another process is building it.
 
-    Nobody has to wait for it: texts are added meanwhile. Nor does anybody wait for the lock, since
-    a transaction that waits is one that the building waits for.
+    Texts can be added during the build. The lock is tried, not awaited: a build waits for open
+    transactions, including one that waits for the lock.
     """
     if await _has_graph(connection, number):
         return True
@@ -211,9 +209,9 @@ async def index_texts(connection: Any, number: int, dim: int) -> bool:
         return False
     try:
         if not await _has_graph(connection, number):
-            # minutes for a pool that was filled before it had a graph
+            # the build of a large pool takes minutes
             await connection.execute("SET statement_timeout = 0")
-            # what is left of a building that was interrupted
+            # an interrupted build leaves an invalid index
             await connection.execute(f"DROP INDEX IF EXISTS texts_{number}_graph")
             column = f"(binary_quantize(vector)::bit({dim})) bit_hamming_ops"
             if not uses_bits(dim):
@@ -221,12 +219,12 @@ async def index_texts(connection: Any, number: int, dim: int) -> bool:
             await connection.execute(
                 f"CREATE INDEX CONCURRENTLY texts_{number}_graph ON texts_{number} "
                 f"USING hnsw ({column}) WHERE number IS NOT NULL",
-                timeout=_BUILDING,
+                timeout=_BUILD_TIMEOUT,
             )
         await connection.execute("RESET statement_timeout")
         await connection.execute("SELECT pg_advisory_unlock($1, $2)", _LOCK, number)
     except BaseException:
-        # with the connection its lock ends, and what was set on it
+        # closing the connection releases the lock and resets the timeout
         connection.terminate()
         raise
     return True

@@ -1,4 +1,4 @@
-"""The store of a fleet: predictions, vectors, pools and leases in one PostgreSQL database."""
+"""`PostgresStore`: predictions, embeddings, pools, leases and batches of many hosts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.checks import checked_whole
 from testnuc.errors import EmbeddingError, InvalidInputError, StoreError
 from testnuc.stores.postgres import batch_queries as batches
 from testnuc.stores.postgres import export_queries as paging
@@ -34,41 +35,42 @@ if TYPE_CHECKING:
 
 __all__ = ["PostgresStore"]
 
-#: Up to here it is quicker to compare a batch with all texts than to ask the server's graph.
+#: Below this size, comparing a batch with all texts is faster than searching the server's graph.
 EXACT_BELOW = 20_000
-#: Vectors and keys in one statement.
+#: Vectors or keys per statement.
 _CHUNK = 2_000
 
 
 class PostgresStore:
-    """Predictions, embeddings and the pool in a PostgreSQL database with pgvector.
+    """Stores predictions, embeddings and pools in a PostgreSQL database with pgvector.
 
-    Any number of processes may use it at once. Neighbors are searched for in the database. What a
-    method has stored is committed when it returns.
+    Many processes can use it at the same time. Nearest neighbors are searched in the database.
+    Writes are committed when a method returns.
 
     Parameters
     ----------
     url : str
-        ``postgresql://user:password@host:port/database``; options after a ``?`` are the driver's,
-        but for ``schema``, where the tables are (default ``testnuc``).
+        ``postgresql://user:password@host:port/database``. The option ``?schema=name`` sets the
+        schema of the tables (default ``testnuc``); other options are passed to the driver.
     connections : int
-        Most connections at a time.
+        Maximum number of open connections.
     patience : float
-        Seconds to go on trying when the server is away, before a `StoreError`.
+        Seconds to retry while the server is unavailable, before `StoreError` is raised.
     exact_below : int
         Number of texts below which the search is exact.
     lease_seconds : float
-        How long others wait for what a process that was killed had begun to ask.
+        Lifetime of a lease, in seconds: how long other workers wait for a prediction that a killed
+        process had requested.
 
     Raises
     ------
     InvalidInputError
-        An argument is wrong.
+        An argument is invalid.
 
     Notes
     -----
-    Nothing is opened before it is used, and a store that was closed opens again when it is used:
-    one object may serve several clients.
+    Connections are opened on first use, and again on first use after `close`: several clients can
+    share one object.
     """
 
     durable = True
@@ -82,8 +84,7 @@ class PostgresStore:
         exact_below: int = EXACT_BELOW,
         lease_seconds: float = 30.0,
     ) -> None:
-        if connections < 1:
-            raise InvalidInputError(f"connections is {connections}; give at least 1")
+        checked_whole("connections", connections, least=1)
         if not lease_seconds > 0:
             raise InvalidInputError(f"lease_seconds is {lease_seconds}; give a positive number")
         self.lease_seconds = lease_seconds
@@ -92,7 +93,7 @@ class PostgresStore:
         self._writer = Writer(self._database)
         self._exact_below = exact_below
         self._embedders: dict[str, sql.EmbedderRow] = {}
-        # leases are of this object: two clients that share it do not share their leases
+        # leases belong to this object, not to the process
         self._owner = secrets.token_bytes(16)
         self._calls = count()
         self._running: set[asyncio.Task[Any]] = set()
@@ -101,13 +102,13 @@ class PostgresStore:
         return f"PostgresStore({self._address.public!r})"
 
     async def open(self) -> None:
-        """Connect, and bring the tables up to date.
+        """Connect, and apply pending migrations.
 
         Raises
         ------
         StoreError
-            The server cannot be reached, lacks pgvector, refuses the user, or holds tables of a
-            newer version.
+            The server cannot be reached, lacks pgvector, rejects the user, or has the schema of a
+            newer version of testnuc.
         MissingDependencyError
             asyncpg is not installed.
         """
@@ -115,7 +116,7 @@ class PostgresStore:
         await self._database.run(leasing.drop_stale)
 
     async def close(self) -> None:
-        """Finish what was begun and let go of all connections."""
+        """Complete pending work and close all connections."""
         await self._writer.drain()
         mine = [t for t in self._running if t.get_loop() is asyncio.get_running_loop()]
         if mine:
@@ -123,23 +124,23 @@ class PostgresStore:
         await self._database.close()
 
     def pool(self, embedder: str) -> Index:
-        """Return the pool of an embedder, which lives in this store."""
+        """Return the pool of an embedder."""
         return PostgresPool(self, self._database, embedder, exact_below=self._exact_below)
 
     async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
-        """Note what a scope is."""
+        """Store the metadata of a scope."""
         await self._database.run(partial(sql.describe, scope=scope, facts=facts))
 
     async def count(self, scope: bytes) -> int:
-        """Return how many texts have a prediction of this scope."""
+        """Return the number of texts with a prediction in this scope."""
         return await self._database.run(partial(sql.count, scope=scope))
 
     async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
-        """Drop the predictions of a model, or of a scope."""
+        """Delete the predictions of a model, or of a scope; returns their number."""
         return await self._database.run(partial(sql.forget, model=model, scope=scope))
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
-        """Return the stored prediction of each key."""
+        """Return the stored prediction for each key; None if missing."""
         found: dict[bytes, Prediction] = {}
         for start in range(0, len(keys), _CHUNK):
             part = keys[start : start + _CHUNK]
@@ -147,13 +148,13 @@ class PostgresStore:
         return [found.get(key) for key in keys]
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
-        """Store predictions; returns what stands: the first one stored under a key wins."""
+        """Store predictions; the first one under a key wins. Returns the stored ones."""
         return await self._writer.put(rows)
 
     async def get_vectors(
         self, embedder: str, hashes: Sequence[bytes]
     ) -> list[NDArray[np.float16] | None]:
-        """Return the stored embedding of each text."""
+        """Return the stored embedding of each text, float16[dim]; None if missing."""
         known = await self.embedder(embedder)
         found: list[NDArray[np.float16] | None] = []
         if known is None:
@@ -168,7 +169,7 @@ class PostgresStore:
     async def put_vectors(
         self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
     ) -> None:
-        """Store embeddings where there are none yet; one that is there stays."""
+        """Store embeddings, float16[len(hashes), dim]; existing ones are not changed."""
         if not len(hashes):
             return
         known = await self.require_embedder(embedder, vectors.shape[1])
@@ -186,23 +187,23 @@ class PostgresStore:
             )
 
     async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
-        """Note a batch that is about to be created, held by `owner`."""
+        """Store a batch that is about to be submitted, leased by `owner`."""
         work = partial(batches.insert, batch=batch, owner=owner, seconds=seconds)
         await self.finish(self._database.run(work))
 
     async def claim_batch(self, batch: bytes, owner: bytes, seconds: float) -> bool:
-        """Hold an open batch that nobody else holds; False: somebody does, or it has ended."""
+        """Take or extend the lease of an open batch; False if it is leased or has ended."""
         work = partial(batches.claim, batch=batch, owner=owner, seconds=seconds)
         return await self._database.run(work)
 
     async def note_batch(self, batch: bytes, remote_id: str) -> None:
-        """Note the provider's id of a batch."""
+        """Store the provider's id of a batch."""
         work = partial(batches.note, batch=batch, remote_id=remote_id)
         await self.finish(self._database.run(work))
 
     async def end_batch(self, batch: bytes, outcome: str, usage: Usage) -> bool:
-        """End a batch; False: it had ended already, and what is stored stays."""
-        # of this call alone: a repetition after a connection broke is told from a second end
+        """Mark a batch as ended; False if it had ended already (nothing is changed then)."""
+        # unique per call: distinguishes a retry after a lost connection from a second call
         once = secrets.token_bytes(16)
         work = partial(batches.end, batch=batch, outcome=outcome, usage=usage, owner=once)
         return await self.finish(self._database.run(work))
@@ -210,19 +211,19 @@ class PostgresStore:
     async def batches(
         self, scope: bytes | None = None, *, ended: bool = False
     ) -> list[StoredBatch]:
-        """Return the open batches (of a scope), oldest first; `ended`: all there ever were."""
+        """Return the open batches (of a scope), oldest first; `ended` includes ended ones."""
         return await self._database.run(partial(batches.select, scope=scope, ended=ended))
 
     async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
-        """Return each scope and its facts."""
+        """Return all scopes and their metadata."""
         return await self._database.run(paging.all_scopes)
 
     async def embedders(self) -> list[tuple[str, int]]:
-        """Return name and dimension of each embedder that vectors are stored of."""
+        """Return the name and dimension of each embedder in the store."""
         return await self._database.run(paging.all_embedders)
 
     async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
-        """Return the next `count` predictions after a key; fewer: there are no more."""
+        """Return up to `count` predictions after a key, ordered by key; empty at the end."""
         return await self._database.run(
             partial(paging.page_of_predictions, after=after, count=count)
         )
@@ -230,7 +231,7 @@ class PostgresStore:
     async def vectors(
         self, embedder: str, after: bytes = b"", count: int = 1_000
     ) -> list[tuple[bytes, NDArray[np.float16]]]:
-        """Return the next `count` vectors after a text's hash; fewer: there are no more."""
+        """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
         known = await self.embedder(embedder)
         if known is None:
             return []
@@ -239,13 +240,13 @@ class PostgresStore:
         )
 
     async def lease(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
-        """Ask to be the only one who asks for these predictions.
+        """Acquire leases, so that no other worker requests these predictions.
 
         Returns
         -------
         list of bool
-            True: nobody else will ask before so many seconds have passed. False: somebody else
-            does, or has: look again for the prediction.
+            True: the lease was granted for `seconds`. False: another worker holds the lease, or
+            the prediction has been stored; read it again.
         """
         mine = await self._database.run(
             partial(
@@ -259,18 +260,18 @@ class PostgresStore:
         return [key in mine for key in keys]
 
     async def renew(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
-        """Hold leases for so many seconds from now; False: it ran out and was taken or ended."""
+        """Extend leases to `seconds` from now; False if a lease has expired and was taken."""
         mine = await self._database.run(
             partial(leasing.renew, keys=keys, owner=self._owner, seconds=seconds)
         )
         return [key in mine for key in keys]
 
     async def release(self, keys: Sequence[bytes]) -> None:
-        """End leases without an answer; `put_predictions` ends those that have one."""
+        """Release leases without a prediction; `put_predictions` releases all others."""
         await self._database.run(partial(leasing.release, keys=keys, owner=self._owner))
 
     async def embedder(self, name: str) -> sql.EmbedderRow | None:
-        """Return what is known of an embedder; its counts may be old."""
+        """Return the row of an embedder; its counts may be stale."""
         known = self._embedders.get(name)
         if known is None:
             known = await self._database.run(partial(sql.select_embedder, name=name))
@@ -279,29 +280,34 @@ class PostgresStore:
         return known
 
     async def require_embedder(self, name: str, dim: int) -> sql.EmbedderRow:
-        """Return an embedder, whose tables are made where it is new.
+        """Return the row of an embedder; creates its tables if it is new.
 
         Raises
         ------
         StoreError
-            The store holds vectors of another dimension under this name.
+            The store contains vectors of another dimension under this name.
+        EmbeddingError
+            pgvector cannot store vectors of this dimension.
         """
         known = await self.embedder(name)
         if known is None:
             if not 1 <= dim <= MAX_DIM:
                 raise EmbeddingError(
-                    f"the embedder {name!r} gives vectors of dimension {dim}; pgvector stores 1 to "
-                    f"{MAX_DIM}"
+                    f"the embedder {name!r} returns vectors of dimension {dim}; pgvector supports "
+                    f"1 to {MAX_DIM}"
                 )
             await self._database.run(partial(create_texts, name=name, dim=dim))
             known = await self.embedder(name)
         if known is None:
-            raise StoreError(f"the embedder {name!r} vanished from {self._address.public}")
+            raise StoreError(
+                f"the row of embedder {name!r} disappeared from {self._address.public}; is another "
+                "process deleting it?"
+            )
         known.require(dim)
         return known
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a change to its end, also when the caller is cancelled."""
+        """Run a write to completion, even if the caller is cancelled."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._finished)

@@ -1,4 +1,4 @@
-"""The embedded store: one SQLite file, its index beside it."""
+"""The SQLite store: one database file, with the vector index in files beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches at providers: intents, ids, and how they ended."""
+"""Queries on batch jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["claim", "end", "insert", "note", "select"]
 def insert(
     connection: sqlite3.Connection, batch: StoredBatch, owner: bytes, seconds: float
 ) -> None:
-    """Note a batch, held by its owner."""
+    """Insert a batch, leased by `owner`."""
     connection.execute(
         "INSERT INTO batches (id, scope, facts, requests, created, items, owner, until) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
@@ -39,7 +39,7 @@ def insert(
 
 
 def claim(connection: sqlite3.Connection, batch: bytes, owner: bytes, seconds: float) -> bool:
-    """Hold an open batch that nobody else holds."""
+    """Take or extend the lease of an open batch; False if it is leased or has ended."""
     now = time.time()
     done = connection.execute(
         "UPDATE batches SET owner = ?, until = ? "
@@ -50,12 +50,12 @@ def claim(connection: sqlite3.Connection, batch: bytes, owner: bytes, seconds: f
 
 
 def note(connection: sqlite3.Connection, batch: bytes, remote_id: str) -> None:
-    """Note the provider's id of a batch."""
+    """Store the provider's id of a batch."""
     connection.execute("UPDATE batches SET remote = ? WHERE id = ?", (remote_id, batch))
 
 
 def end(connection: sqlite3.Connection, batch: bytes, outcome: str, usage: Usage) -> bool:
-    """End a batch that is open."""
+    """Mark a batch as ended; False if it had ended already."""
     done = connection.execute(
         "UPDATE batches SET outcome = ?, usage = ?, items = x'' WHERE id = ? AND outcome IS NULL",
         (outcome, orjson.dumps(usage).decode(), batch),

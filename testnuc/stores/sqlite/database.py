@@ -1,7 +1,7 @@
-"""One SQLite file from an event loop: a thread that writes, a few that read.
+"""Asynchronous access to one SQLite file: one writer thread, a few reader threads.
 
-Writes that arrive while the disk is at work are committed together afterwards: a thousand
-concurrent callers cost a handful of transactions.
+Group commit: writes that arrive during a transaction share the next one, so a thousand concurrent
+callers cost a handful of transactions.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from testnuc.stores.sqlite.errors import check_file, require_ours, store_error
+from testnuc.stores.sqlite.errors import check_file, require_store, store_error
 from testnuc.stores.sqlite.schema import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-__all__ = ["SQLiteDatabase"]
+__all__ = ["SqliteDatabase"]
 
 _T = TypeVar("_T")
 
-#: Seconds to wait for another process that writes.
-_PATIENCE = 60.0
-#: Most writes in one transaction.
-_GROUP = 512
+#: Seconds to wait for the write lock of another process.
+_BUSY_TIMEOUT = 60.0
+#: Most writes per transaction.
+_MAX_GROUP = 512
 _READERS = 2
-#: Bytes of the write-ahead log that are kept after it was copied to the file.
-_LOG_KEPT = 64 << 20
+#: Size limit of the write-ahead log after a checkpoint, in bytes.
+_WAL_LIMIT = 64 << 20
 _WRITER_CACHE_KIB = 32 << 10
 
 
@@ -44,21 +44,21 @@ class _Job:
     loop: asyncio.AbstractEventLoop
 
 
-class SQLiteDatabase:
-    """Runs work on connections in threads; opened by the first work, and again after `close`.
+class SqliteDatabase:
+    """Runs functions on connections in threads; opened on first use, also after `close`.
 
     Parameters
     ----------
     path : str
-        The file, absolute.
+        Absolute path of the file.
     synchronous : {"normal", "full"}
-        Whether a commit waits until the disk has it ("full"), or until the system has it.
+        SQLite's ``synchronous`` pragma.
     """
 
     def __init__(self, path: str, *, synchronous: Literal["normal", "full"]) -> None:
         self.path = path
         self._synchronous = synchronous
-        # guards what follows: who puts a job on the queue must know that somebody will take it
+        # guards the attributes below: a job must never be put on a queue without a writer
         self._lock = threading.Lock()
         self._queue: SimpleQueue[_Job | None] | None = None
         self._writer: threading.Thread | None = None
@@ -66,15 +66,14 @@ class SQLiteDatabase:
         self._opened = False
 
     async def open(self) -> None:
-        """Make the file if there is none, and bring its tables up to date."""
+        """Create the file if missing, and apply pending migrations."""
         if not self._opened:
             await self.write(lambda _: None)
 
     async def write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Run `work` in a transaction; returns when it is committed.
+        """Run `work` in a transaction; returns after the commit.
 
-        A caller that is cancelled does not undo it. `work` may run a second time, after a
-        rollback.
+        Cancelling the caller does not roll back. `work` may run again after a rollback.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
@@ -89,7 +88,7 @@ class SQLiteDatabase:
         return await future
 
     async def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Run `work`, which changes nothing; it sees all that was committed before."""
+        """Run a read-only `work`; it sees all earlier commits."""
         await self.open()
         with self._lock:
             if self._readers is None:
@@ -98,7 +97,7 @@ class SQLiteDatabase:
         return await asyncio.wrap_future(running)
 
     async def close(self) -> None:
-        """Finish what was begun and let go of the file."""
+        """Complete pending work and close the file."""
         with self._lock:
             queue, writer, readers = self._queue, self._writer, self._readers
             self._queue = self._writer = self._readers = None
@@ -107,25 +106,25 @@ class SQLiteDatabase:
             if readers is not None:
                 await asyncio.to_thread(readers.close)
         finally:
-            # the last connection to close copies the log to the file and removes it; two that
-            # close at once may each take the other for the last
+            # the last connection to close checkpoints and deletes the log; if two close at the
+            # same time, neither may see itself as the last
             if queue is not None:
                 queue.put(None)
         if writer is not None:
             await asyncio.to_thread(writer.join)
 
     def connect(self) -> sqlite3.Connection:
-        """Return a new connection; for a thread that keeps it to itself.
+        """Return a new connection, for use by one thread.
 
         Raises
         ------
         StoreError
-            The file cannot be used.
+            The file cannot be opened.
         """
         try:
-            # closed from the thread that closes the database, when its own has ended
+            # `close` closes connections of reader threads that have ended
             connection = sqlite3.connect(
-                self.path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
+                self.path, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
             )
             try:
                 connection.execute(f"PRAGMA synchronous = {self._synchronous}")
@@ -136,31 +135,31 @@ class SQLiteDatabase:
             raise store_error(exc, self.path) from exc
         return connection
 
-    def translated(self, error: BaseException) -> BaseException:
-        """Return the error that users see."""
+    def _translate(self, error: BaseException) -> BaseException:
+        """Return the `StoreError` for an error of SQLite; other errors unchanged."""
         if isinstance(error, sqlite3.Error):
-            known = store_error(error, self.path)
-            known.__cause__ = error
-            return known
+            translated = store_error(error, self.path)
+            translated.__cause__ = error
+            return translated
         return error
 
     def _write(self, queue: SimpleQueue[_Job | None]) -> None:
-        """Run jobs until there is a None."""
+        """Run jobs until a None arrives (the writer thread)."""
         try:
             connection = self._open_for_writing()
-        except BaseException as exc:  # noqa: BLE001 - handed to all who wait for it
+        except BaseException as exc:  # noqa: BLE001 - passed on to all callers
             with self._lock:
                 if self._queue is queue:
                     self._queue = self._writer = None
-            # nobody can put a job there any more
-            failure = self.translated(exc)
-            _deliver([(job, failure) for job in _waiting(queue) if job is not None])
+            # no job can be put on this queue any more
+            failure = self._translate(exc)
+            _deliver([(job, failure) for job in _drain(queue) if job is not None])
             return
         try:
             last = False
             while not last:
                 first = queue.get()
-                jobs = [first, *_waiting(queue, _GROUP - 1)]
+                jobs = [first, *_drain(queue, _MAX_GROUP - 1)]
                 last = None in jobs
                 self._commit(connection, [job for job in jobs if job is not None])
         finally:
@@ -170,9 +169,9 @@ class SQLiteDatabase:
         check_file(self.path)
         connection = self.connect()
         try:
-            require_ours(connection, self.path)
-            _log_ahead(connection)
-            connection.execute(f"PRAGMA journal_size_limit = {_LOG_KEPT}")
+            require_store(connection, self.path)
+            _enable_wal(connection)
+            connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT}")
             connection.execute(f"PRAGMA cache_size = -{_WRITER_CACHE_KIB}")
             migrate(connection, self.path)
         except BaseException:
@@ -190,28 +189,28 @@ class SQLiteDatabase:
             connection.execute("BEGIN IMMEDIATE")
             begun = True
             for job in jobs:
-                results.append(job.work(connection))  # noqa: PERF401 - what is done is counted
+                results.append(job.work(connection))  # noqa: PERF401 - counted if one fails
             connection.execute("COMMIT")
-        except BaseException as exc:  # noqa: BLE001 - handed to whoever waits for it
+        except BaseException as exc:  # noqa: BLE001 - passed on to the callers
             if connection.in_transaction:
-                # the disk may be too full even for this; closing the connection rolls back, too
+                # may fail on a full disk; closing the connection rolls back as well
                 with contextlib.suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
             if begun and len(jobs) > 1 and len(results) < len(jobs):
-                # one of them is at fault: the others must not fail with it
+                # one job failed: run each alone, so that the others succeed
                 for job in jobs:
                     self._commit(connection, [job])
                 return
-            failure = self.translated(exc)
+            failure = self._translate(exc)
             _deliver([(job, failure) for job in jobs])
         else:
             _deliver(list(zip(jobs, results, strict=True)))
 
 
 class _Readers:
-    """Threads with a connection each."""
+    """Reader threads with one connection each."""
 
-    def __init__(self, database: SQLiteDatabase) -> None:
+    def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
         self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix="testnuc-read")
         self._local = threading.local()
@@ -236,9 +235,9 @@ class _Readers:
             raise store_error(exc, self._database.path) from exc
 
 
-def _log_ahead(connection: sqlite3.Connection) -> None:
-    """Turn the write-ahead log on; SQLite does not wait for others who do the same just now."""
-    deadline = time.monotonic() + _PATIENCE
+def _enable_wal(connection: sqlite3.Connection) -> None:
+    """Enable WAL mode; SQLite's busy timeout does not apply to concurrent switches."""
+    deadline = time.monotonic() + _BUSY_TIMEOUT
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -251,7 +250,8 @@ def _log_ahead(connection: sqlite3.Connection) -> None:
             return
 
 
-def _waiting(queue: SimpleQueue[_Job | None], most: int | None = None) -> list[_Job | None]:
+def _drain(queue: SimpleQueue[_Job | None], most: int | None = None) -> list[_Job | None]:
+    """Return queued jobs without blocking, up to and including a None."""
     jobs: list[_Job | None] = []
     with contextlib.suppress(Empty):
         while most is None or len(jobs) < most:
@@ -262,10 +262,10 @@ def _waiting(queue: SimpleQueue[_Job | None], most: int | None = None) -> list[_
 
 
 def _deliver(outcomes: list[tuple[_Job, Any]]) -> None:
-    """Wake each event loop once for all of its jobs."""
+    """Resolve the futures of the jobs, with one wake-up per event loop."""
     for loop in {job.loop for job, _ in outcomes}:
         mine = [(job.future, outcome) for job, outcome in outcomes if job.loop is loop]
-        # a loop that is closed waits for nothing
+        # the loop may be closed
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_set, mine)
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a file, said so that its owner knows what to do."""
+"""Checks of the store file, and translation of SQLite errors to `StoreError`."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from pathlib import Path
 from testnuc.errors import StoreError
 from testnuc.stores.sqlite.schema import APPLICATION_ID
 
-__all__ = ["check_file", "require_ours", "store_error"]
+__all__ = ["check_file", "require_store", "store_error"]
 
 _MAGIC = b"SQLite format 3\0"
 _APPLICATION_AT = slice(68, 72)
 
 
 def check_file(path: str) -> None:
-    """Look at the path before SQLite does: it would change what it opens.
+    """Check the path before SQLite opens it, because opening may modify the file.
 
     Raises
     ------
     StoreError
-        No store is there, and none can be made.
+        The file is not a store, and none can be created at this path.
     """
     file = Path(path)
     if file.is_dir():
-        raise StoreError(f"the store {path} is a folder; give the path of a file")
+        raise StoreError(f"the store {path} is a folder; use the path of a file")
     folder = file.parent
     if not folder.is_dir():
         raise StoreError(
-            f"the store {path} cannot be made: there is no folder {folder}; create it, or correct "
-            "the path"
+            f"cannot create the store {path}: the folder {folder} does not exist; create it, or "
+            "correct the path"
         )
     try:
         with file.open("rb") as content:
@@ -41,28 +41,28 @@ def check_file(path: str) -> None:
         raise StoreError(f"the store {path} cannot be read: {exc.strerror}") from exc
     if head and not head.startswith(_MAGIC):
         raise StoreError(
-            f"{path} is no store: it is not an SQLite file; it was left as it is. Give another path"
+            f"{path} is not an SQLite file and was not changed; use another path for the store"
         )
     if head and int.from_bytes(head[_APPLICATION_AT], "big") not in {0, APPLICATION_ID}:
-        raise _foreign(path)
+        raise _not_a_store(path)
     if head and not os.access(path, os.W_OK):
         raise _read_only(path)
     if not os.access(folder, os.W_OK):
         raise StoreError(
-            f"the store {path} is in a folder that is read-only; SQLite keeps files beside it, so "
-            "copy it to where you may write"
+            f"the store {path} is in a read-only folder, but SQLite creates files next to it; copy "
+            "the store to a writable folder"
         )
 
 
-def require_ours(connection: sqlite3.Connection, path: str) -> None:
-    """See that the file is a store, or empty so that it may become one.
+def require_store(connection: sqlite3.Connection, path: str) -> None:
+    """Check that the file is a store or an empty database.
 
     Raises
     ------
     StoreError
-        It is the file of another program.
+        It is the database of another program.
     """
-    # one snapshot: another process may be making the tables
+    # one snapshot: another process may be creating the tables
     connection.execute("BEGIN")
     try:
         found = connection.execute("PRAGMA application_id").fetchone()[0]
@@ -70,42 +70,44 @@ def require_ours(connection: sqlite3.Connection, path: str) -> None:
     finally:
         connection.execute("ROLLBACK")
     if found != APPLICATION_ID and (found != 0 or tables != 0):
-        raise _foreign(path)
+        raise _not_a_store(path)
 
 
-def _foreign(path: str) -> StoreError:
+def _not_a_store(path: str) -> StoreError:
     return StoreError(
-        f"{path} is no store: it is the SQLite file of another program; it was left as it is. "
-        "Give another path"
+        f"{path} is the SQLite database of another program and was not changed; use another path "
+        "for the store"
     )
 
 
 def _read_only(path: str) -> StoreError:
     return StoreError(
-        f"the store {path} is read-only; allow writing, or copy it to where you may write"
+        f"the store {path} is read-only; make it writable, or copy it to a writable folder"
     )
 
 
 def store_error(error: sqlite3.Error, path: str) -> StoreError:
-    """Return what an error of SQLite means."""
+    """Translate an error of SQLite."""
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
     if code == sqlite3.SQLITE_FULL:
         return StoreError(
-            f"the store {path} cannot grow: the disk is full ({error}); what was stored before is "
-            "intact. Make room and run again"
+            f"the store {path} cannot grow: the disk is full ({error}); data stored before is "
+            "intact. Free disk space and run again"
         )
     if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
         return StoreError(
-            f"the store {path} is damaged ({error}); restore a copy of it, or move it away and "
-            "start anew"
+            f"the store {path} is corrupt ({error}); restore a backup, or delete it and start with "
+            "an empty store"
         )
     if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}:
         return _read_only(path)
     if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
         return StoreError(
-            f"the store {path} is locked: another process has been writing to it for too long "
-            f"({error}); end that process, or run again later"
+            f"the store {path} is locked by another process ({error}); stop that process, or run "
+            "again later"
         )
     if code == sqlite3.SQLITE_CANTOPEN:
-        return StoreError(f"the store {path} cannot be opened ({error}); check its folder's rights")
+        return StoreError(
+            f"the store {path} cannot be opened ({error}); check the permissions of its folder"
+        )
     return StoreError(f"the store {path} failed: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""All of a store's content, page by page: what moving it to another store takes."""
+"""Paged reads of all rows, for export."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["all_embedders", "all_scopes", "page_of_predictions", "page_of_vector
 
 
 def all_scopes(connection: sqlite3.Connection) -> list[tuple[bytes, dict[str, Any]]]:
-    """Return each scope and what is known of it."""
+    """Return all scopes and their metadata."""
     rows = connection.execute("SELECT scope, facts FROM scopes ORDER BY id")
     return [(scope, orjson.loads(facts)) for scope, facts in rows]
 
 
 def all_embedders(connection: sqlite3.Connection) -> list[tuple[str, int]]:
-    """Return name and dimension of each embedder."""
+    """Return the name and dimension of each embedder."""
     return connection.execute("SELECT name, dim FROM embedders ORDER BY id").fetchall()
 
 
 def page_of_predictions(
     connection: sqlite3.Connection, after: bytes, count: int
 ) -> list[StoredPrediction]:
-    """Return the next predictions in the order of their keys."""
+    """Return the next predictions, ordered by key."""
     rows = connection.execute(
         "SELECT key, scopes.scope, text, sample, label, confidence, said FROM predictions "
         "JOIN scopes ON scopes.id = predictions.scope WHERE key > ? ORDER BY key LIMIT ?",
@@ -48,7 +48,7 @@ def page_of_predictions(
 def page_of_vectors(
     connection: sqlite3.Connection, embedder: str, after: bytes, count: int
 ) -> list[tuple[bytes, NDArray[np.float16]]]:
-    """Return the next vectors of an embedder in the order of their texts' hashes."""
+    """Return the next vectors of an embedder, ordered by text hash."""
     rows = connection.execute(
         "SELECT hash, vector FROM vectors "
         "WHERE embedder = (SELECT id FROM embedders WHERE name = ?) AND hash > ? "

@@ -1,7 +1,7 @@
-"""The index of a stored pool: loaded, kept up to date, saved; all in one thread.
+"""Synchronization of the vector index with the database: load, catch up, save.
 
-SQLite is what is true. The files beside it only save the minutes that a new graph takes: what they
-hold is checked on opening, and built anew where it is not what was saved.
+The database is the source of truth. The index files only avoid rebuilding the graph, which takes
+minutes; they are verified when opened, and rebuilt if damaged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.errors import StoreError
-from testnuc.index import DamagedIndexError, NearestVectors
+from testnuc.index import DamagedIndexError, NearestVectors, ranks_of
 from testnuc.stores.sqlite import pool_queries as sql
 from testnuc.stores.sqlite.errors import store_error
 
@@ -23,45 +23,46 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from testnuc.index import SavedIndex
-    from testnuc.stores.sqlite.database import SQLiteDatabase
+    from testnuc.stores.sqlite.database import SqliteDatabase
 
-__all__ = ["Keeper"]
+__all__ = ["IndexSync"]
 
 _log = logging.getLogger("testnuc.stores")
 
 #: Rows read from SQLite at a time.
 _CHUNK = 2_000
-#: Rows whose content is compared between the files and SQLite.
+#: Rows compared between the index files and the database.
 _COMPARED = 64
-#: Additions after which the index is saved: a part of its size, within these bounds.
-_SAVED_EVERY = (20_000, 100_000)
-#: Additions that are worth saving at the end.
-_SAVED_AT_END = 1_000
-#: Seconds after which a file that nobody claims was left by a process that was killed.
-_FORGOTTEN = 86_400.0
+#: The index is saved after a quarter of its size in new rows, within these bounds.
+_SAVE_EVERY = (20_000, 100_000)
+#: Least number of unsaved rows for a save on close.
+_SAVE_ON_CLOSE = 1_000
+#: Age in seconds at which an unreferenced file is deleted; a killed process leaves such files.
+_ORPHAN_AGE = 86_400.0
 _ATTEMPTS = 5
 
 
-class Keeper:
-    """Keeps a `NearestVectors` in step with a pool of the store.
+class IndexSync:
+    """Synchronizes a `NearestVectors` with a pool of the store.
 
     Parameters
     ----------
-    database : SQLiteDatabase
+    database : SqliteDatabase
     embedder : str
-        Whose pool.
+        Name of the embedder.
     folder : Path
-        Where the files of the index are, and nothing else.
+        Folder of the index files; contains no other files.
     exact_below : int
         See `NearestVectors`; smaller pools are not saved.
 
     Notes
     -----
-    All methods are called from one thread; what others read is replaced, never changed.
+    All methods are called from one thread. Other threads read attributes, which are replaced and
+    never mutated.
     """
 
     def __init__(
-        self, database: SQLiteDatabase, embedder: str, folder: Path, *, exact_below: int
+        self, database: SqliteDatabase, embedder: str, folder: Path, *, exact_below: int
     ) -> None:
         self._database = database
         self._embedder = embedder
@@ -69,17 +70,17 @@ class Keeper:
         self._exact_below = exact_below
         self._connection: sqlite3.Connection | None = None
         self._saved: SavedIndex | None = None
-        #: What was noted as saved and proved to be damaged.
+        #: The saved record whose files proved to be damaged.
         self._damaged: str | None = None
-        #: None: nothing was ever added.
+        #: None while the pool has never had a text.
         self.nearest: NearestVectors | None = None
-        #: Removals that `nearest` knows of.
+        #: Removals that were applied to `nearest`.
         self.removals = 0
-        #: Rebuilt on opening because the files were not what was saved; for whoever wonders.
+        #: Whether `load` found damaged files and rebuilt the index.
         self.rebuilt = False
 
     def load(self) -> None:
-        """Open what was saved, and bring it up to date."""
+        """Open the saved index and catch up with the database."""
         try:
             self._connection = self._database.connect()
             for _ in range(_ATTEMPTS):
@@ -92,10 +93,10 @@ class Keeper:
                 except DamagedIndexError as exc:
                     again = sql.state(self._connection, self._embedder)
                     if again is not None and again.saved != now.saved:
-                        # another process has saved meanwhile and taken the old files away
+                        # another process has saved meanwhile and deleted the old files
                         continue
                     _log.warning(
-                        "the index in %s cannot be used (%s): building it anew from %d vectors",
+                        "the index in %s cannot be used (%s): rebuilding it from %d vectors",
                         self._folder,
                         exc,
                         now.size,
@@ -107,7 +108,7 @@ class Keeper:
             raise store_error(exc, self._database.path) from exc
 
     def catch_up(self) -> None:
-        """Take over what was added and removed since, by this process or another."""
+        """Apply additions and removals of this process and of others."""
         assert self._connection is not None
         try:
             now = sql.state(self._connection, self._embedder)
@@ -117,11 +118,11 @@ class Keeper:
             while len(nearest) < now.size:
                 nearest.add(*sql.rows_from(self._connection, now, len(nearest), _CHUNK))
                 self.nearest = nearest
-                if self._unsaved() >= min(max(len(nearest) // 4, _SAVED_EVERY[0]), _SAVED_EVERY[1]):
+                if self._unsaved() >= min(max(len(nearest) // 4, _SAVE_EVERY[0]), _SAVE_EVERY[1]):
                     self.save()
             if now.removals > self.removals:
                 gone = sql.numbers_removed(self._connection, now.embedder, self.removals)
-                # what was removed since is of a later state, and may be of later rows
+                # removals are read later than `now`, so they may include later rows
                 nearest.remove(gone[gone < len(nearest)])
                 self.removals = now.removals
             self.nearest = nearest
@@ -129,11 +130,11 @@ class Keeper:
             raise store_error(exc, self._database.path) from exc
 
     def close(self) -> None:
-        """Save what is worth it and let go of the file."""
+        """Save the index if enough rows are unsaved, and close the connection."""
         if self._connection is None:
             return
         try:
-            if self._unsaved() >= min(_SAVED_AT_END, self._exact_below):
+            if self._unsaved() >= min(_SAVE_ON_CLOSE, self._exact_below):
                 self.save()
         finally:
             self._connection.close()
@@ -142,7 +143,7 @@ class Keeper:
                 self.nearest.close()
 
     def save(self) -> None:
-        """Save the index; a failure costs time on the next opening, and nothing else."""
+        """Save the index; a failure is logged and only makes the next opening slower."""
         if self.nearest is None or len(self.nearest) < self._exact_below:
             return
         try:
@@ -158,17 +159,17 @@ class Keeper:
         saved = now.index()
         assert saved is not None
         nearest = NearestVectors.open(self._folder, saved, exact_below=self._exact_below)
-        # the files may be of another copy of the store that went another way
+        # the files may belong to another copy of the store whose content diverged
         some = np.unique(np.linspace(0, saved.rows - 1, _COMPARED).astype(np.int64))
         texts = sql.texts_of(self._connection, now.embedder, some.tolist())
-        ranks = [int.from_bytes(texts[i].hash[:8], "big") for i in some.tolist() if i in texts]
-        if nearest.ranks(some).tolist() != ranks:
+        ranks = ranks_of([texts[i].hash for i in some.tolist() if i in texts])
+        if not np.array_equal(nearest.ranks(some), ranks):
             nearest.close()
-            raise DamagedIndexError("it is of other texts")
+            raise DamagedIndexError("its texts differ from those of the store")
         return nearest, saved
 
     def _unsaved(self) -> int:
-        """Return how many additions the next opening would have to repeat."""
+        """Return the number of rows that the next opening would have to add again."""
         if self.nearest is None or len(self.nearest) < self._exact_below:
             return 0
         rows, graph_rows = (
@@ -193,27 +194,27 @@ class Keeper:
             won = sql.replace_saved(self._connection, now.embedder, now.saved, saved)
         finally:
             self._connection.execute("COMMIT")
-        kept = before.files() if before is not None else set()
+        old = before.files() if before is not None else set()
         if not won:
-            # another process was quicker: join its files
-            self._discard(saved.files() - kept)
+            # another process has saved first: share its files
+            self._delete(saved.files() - old)
             return False
-        # what points to the old files must be gone from the disk before they are
+        # the reference to the old files must leave the disk before the files do
         self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        self._discard(kept - saved.files())
-        self._discard(self._left_behind(saved))
+        self._delete(old - saved.files())
+        self._delete(self._orphans(saved))
         self._saved = saved
         return True
 
-    def _left_behind(self, saved: SavedIndex) -> set[str]:
-        mine, late = saved.files(), time.time() - _FORGOTTEN
+    def _orphans(self, saved: SavedIndex) -> set[str]:
+        used, oldest = saved.files(), time.time() - _ORPHAN_AGE
         return {
             path.name
             for path in self._folder.iterdir()
-            if path.name not in mine and path.stat().st_mtime < late
+            if path.name not in used and path.stat().st_mtime < oldest
         }
 
-    def _discard(self, names: set[str]) -> None:
+    def _delete(self, names: set[str]) -> None:
         for name in names:
             with contextlib.suppress(OSError):
                 (self._folder / name).unlink()

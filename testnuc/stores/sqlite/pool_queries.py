@@ -1,4 +1,4 @@
-"""Rows of a pool: which texts are in it, under which numbers."""
+"""Queries on pool rows: texts and their numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from testnuc.errors import StoreError
-from testnuc.index import DamagedIndexError, SavedIndex
+from testnuc.index import DamagedIndexError, SavedIndex, ranks_of
 from testnuc.protocols import PoolText
 from testnuc.stores.sqlite.queries import VECTOR, chunks, insert_vectors, placeholders
 from testnuc.stores.sqlite.schema import first_id
@@ -37,30 +37,30 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """How far a pool has come."""
+    """The state of a pool."""
 
     #: The embedder's id.
     embedder: int
     dim: int
-    #: Numbers given so far.
+    #: Numbers assigned so far.
     size: int
-    #: Texts taken out so far.
+    #: Texts removed so far.
     removals: int
-    #: JSON of the index that was saved last.
+    #: JSON of the latest saved index.
     saved: str | None
 
     def index(self) -> SavedIndex | None:
-        """Return what was saved; raises `DamagedIndexError` where another version did."""
+        """Return the saved index; raises `DamagedIndexError` if it cannot be used."""
         if self.saved is None:
             return None
         facts = orjson.loads(self.saved)
         if facts.get("dim") != self.dim or facts.get("rows", 0) > self.size:
-            raise DamagedIndexError("the index was saved of other content")
+            raise DamagedIndexError("the index was saved from other content")
         return SavedIndex.of(facts)
 
 
 def state(connection: sqlite3.Connection, embedder: str) -> PoolState | None:
-    """Return how far the pool has come; None: nothing was ever added."""
+    """Return the state of a pool; None if it has never had a text."""
     row = connection.execute(
         "SELECT id, dim, size, removals, saved FROM embedders WHERE name = ?", (embedder,)
     ).fetchone()
@@ -73,7 +73,7 @@ def insert_texts(
     texts: Sequence[PoolText],
     vectors: NDArray[np.float16],
 ) -> int:
-    """Add the texts that are not in the pool, with the vectors that stand; returns its size."""
+    """Add the texts that are not in the pool; returns its size. Existing vectors stay."""
     number = insert_vectors(connection, embedder, [t.hash for t in texts], vectors)
     size = int(
         connection.execute("SELECT size FROM embedders WHERE id = ?", (number,)).fetchone()[0]
@@ -106,7 +106,7 @@ def insert_texts(
 
 
 def remove_texts(connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes]) -> int:
-    """Take texts out of the pool; returns how many were in it."""
+    """Remove texts from the pool; returns how many were in it."""
     now = state(connection, embedder)
     if now is None:
         return 0
@@ -124,7 +124,7 @@ def remove_texts(connection: sqlite3.Connection, embedder: str, hashes: Sequence
 def numbers(
     connection: sqlite3.Connection, embedder: int, hashes: Sequence[bytes]
 ) -> NDArray[np.int64]:
-    """Return the number of each text, int64[n]; -1: not in the pool."""
+    """Return the number of each text, int64[n]; -1 if it is not in the pool."""
     found = {h: row - first_id(embedder) for h, row in _rows(connection, embedder, hashes)}
     return np.array([found.get(h, -1) for h in hashes], dtype=np.int64)
 
@@ -144,7 +144,7 @@ def _rows(
 def labels_of(
     connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes]
 ) -> list[str | None]:
-    """Return the label that a person gave each text."""
+    """Return the known label of each text."""
     now = state(connection, embedder)
     if now is None:
         return [None] * len(hashes)
@@ -162,7 +162,7 @@ def labels_of(
 
 
 def numbers_removed(connection: sqlite3.Connection, embedder: int, after: int) -> NDArray[np.int64]:
-    """Return the numbers of the texts that were taken out after so many others."""
+    """Return the numbers of the texts that were removed after the first `after` removals."""
     rows = connection.execute(
         "SELECT id FROM pool WHERE id >= ? AND id < ? AND removed > ?",
         (first_id(embedder), first_id(embedder + 1), after),
@@ -173,7 +173,7 @@ def numbers_removed(connection: sqlite3.Connection, embedder: int, after: int) -
 def rows_from(
     connection: sqlite3.Connection, now: PoolState, start: int, count: int
 ) -> tuple[NDArray[np.float16], NDArray[np.uint64]]:
-    """Return vectors and ranks of the numbers from `start`, removed ones included.
+    """Return vectors and ranks of the numbers from `start`, including removed ones.
 
     Returns
     -------
@@ -189,19 +189,18 @@ def rows_from(
     ).fetchall()
     if len(rows) != end - start:
         raise StoreError(
-            f"the pool lacks texts among the numbers {start} to {end}: the store is damaged; "
-            "restore a copy of it"
+            f"the store is corrupt: texts are missing among the pool rows {start} to {end}; "
+            "restore a backup"
         )
     content = b"".join(vector for _, vector in rows)
     vectors = np.frombuffer(content, dtype=VECTOR).reshape(len(rows), now.dim)
-    ranks = [int.from_bytes(text_hash[:8], "big") for text_hash, _ in rows]
-    return vectors.astype(np.float16, copy=False), np.array(ranks, dtype=np.uint64)
+    return vectors.astype(np.float16, copy=False), ranks_of([text_hash for text_hash, _ in rows])
 
 
 def texts_of(
     connection: sqlite3.Connection, embedder: int, ids: Sequence[int]
 ) -> dict[int, PoolText]:
-    """Return the texts with these numbers, removed ones included."""
+    """Return the texts with these numbers, including removed ones."""
     found = {}
     for part in chunks(ids):
         rows = connection.execute(
@@ -218,7 +217,7 @@ def texts_of(
 def texts_between(
     connection: sqlite3.Connection, embedder: int, start: int, end: int
 ) -> list[PoolText]:
-    """Return the texts of the pool that have these numbers."""
+    """Return the texts in the pool with numbers from `start` to `end`, exclusive."""
     rows = connection.execute(
         "SELECT text, hash, label FROM pool JOIN vectors ON vectors.id = pool.vector "
         "WHERE pool.id >= ? AND pool.id < ? AND removed IS NULL ORDER BY pool.id",
@@ -230,7 +229,7 @@ def texts_between(
 def replace_saved(
     connection: sqlite3.Connection, embedder: int, before: str | None, now: SavedIndex
 ) -> bool:
-    """Note a saved index, unless another process has noted one meanwhile."""
+    """Record a saved index (compare-and-set); False if another process has saved meanwhile."""
     done = connection.execute(
         "UPDATE embedders SET saved = ? WHERE id = ? AND saved IS ?",
         (orjson.dumps(now.facts()).decode(), embedder, before),

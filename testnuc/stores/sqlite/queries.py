@@ -1,4 +1,4 @@
-"""Reads and writes of many rows, in statements that SQLite keeps prepared."""
+"""Queries on predictions, scopes and vectors, in statements that sqlite3 caches."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ __all__ = [
     "to_vector",
 ]
 
-#: Values bound to one statement; older versions of SQLite take 999.
+#: Parameters per statement; older versions of SQLite allow 999.
 _BOUND = 500
-#: How a vector is kept, whatever the machine's own byte order.
+#: Stored form of a vector: little-endian float16 on every machine.
 VECTOR = np.dtype("<f2")
 
 
 def chunks(values: Sequence[Any], size: int = _BOUND) -> Iterator[Sequence[Any]]:
-    """Yield the values, as many at a time as fit in a statement."""
+    """Yield the values in chunks that fit in one statement."""
     for start in range(0, len(values), size):
         yield values[start : start + size]
 
 
 def placeholders(values: Sequence[Any]) -> str:
-    """Return ``?,?,..`` for the values."""
+    """Return ``?,?,..``, one for each value."""
     return ",".join("?" * len(values))
 
 
 def describe(connection: sqlite3.Connection, scope: bytes, facts: Mapping[str, Any]) -> None:
-    """Note what a scope is."""
+    """Insert or update the metadata of a scope."""
     connection.execute(
         "INSERT INTO scopes (scope, facts) VALUES (?, ?) "
         "ON CONFLICT (scope) DO UPDATE SET facts = excluded.facts WHERE facts != excluded.facts",
@@ -60,27 +60,27 @@ def describe(connection: sqlite3.Connection, scope: bytes, facts: Mapping[str, A
 def insert_predictions(
     connection: sqlite3.Connection, rows: Sequence[StoredPrediction]
 ) -> list[Prediction]:
-    """Store predictions; returns what stands: the first one stored under a key wins."""
+    """Insert predictions; the first one under a key wins. Returns the stored ones."""
     scopes: dict[bytes, int] = {}
-    standing = []
+    stored = []
     for row in rows:
         scope = scopes.get(row.scope)
         if scope is None:
             scope = scopes[row.scope] = _scope(connection, row.scope)
-        said = row.prediction
+        new = row.prediction
         done = connection.execute(
             "INSERT INTO predictions (key, scope, text, sample, label, confidence, said) "
             "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-            (row.key, scope, row.text_hash, row.sample, said.label, said.confidence, said.said),
+            (row.key, scope, row.text_hash, row.sample, new.label, new.confidence, new.said),
         )
         if done.rowcount:
-            standing.append(said)
+            stored.append(new)
         else:
             found = connection.execute(
                 "SELECT label, confidence, said FROM predictions WHERE key = ?", (row.key,)
             )
-            standing.append(Prediction(*found.fetchone()))
-    return standing
+            stored.append(Prediction(*found.fetchone()))
+    return stored
 
 
 def _scope(connection: sqlite3.Connection, scope: bytes) -> int:
@@ -94,7 +94,7 @@ def _scope(connection: sqlite3.Connection, scope: bytes) -> int:
 def select_predictions(
     connection: sqlite3.Connection, keys: Sequence[bytes]
 ) -> list[Prediction | None]:
-    """Return the stored prediction of each key."""
+    """Return the stored prediction for each key; None if missing."""
     found: dict[bytes, Prediction] = {}
     for part in chunks(keys):
         rows = connection.execute(
@@ -108,25 +108,25 @@ def select_predictions(
 
 
 def forget(connection: sqlite3.Connection, model: str | None, scope: bytes | None) -> int:
-    """Drop the predictions of a model, or of a scope; returns how many."""
-    gone = [
+    """Delete the predictions of a model, or of a scope; returns their number."""
+    scopes = [
         number
         for number, known, facts in connection.execute("SELECT id, scope, facts FROM scopes")
         if known == scope or (model is not None and orjson.loads(facts).get("model") == model)
     ]
     return sum(
         connection.execute("DELETE FROM predictions WHERE scope = ?", (number,)).rowcount
-        for number in gone
+        for number in scopes
     )
 
 
 def require_embedder(connection: sqlite3.Connection, name: str, dim: int) -> int:
-    """Return the id of an embedder, which is noted where it is new.
+    """Return the id of an embedder; inserts it if it is new.
 
     Raises
     ------
     StoreError
-        The store holds vectors of another dimension under this name.
+        The store contains vectors of another dimension under this name.
     """
     connection.execute(
         "INSERT INTO embedders (name, dim) VALUES (?, ?) ON CONFLICT DO NOTHING", (name, dim)
@@ -136,8 +136,8 @@ def require_embedder(connection: sqlite3.Connection, name: str, dim: int) -> int
     ).fetchone()
     if known != dim:
         raise StoreError(
-            f"the store holds vectors of dimension {known} of the embedder {name!r}, which now "
-            f"gives vectors of dimension {dim}; give the embedder another `name`, or use another "
+            f"the store contains vectors of dimension {known} of the embedder {name!r}, which now "
+            f"returns vectors of dimension {dim}; give the embedder another `name`, or use another "
             "store"
         )
     return int(number)
@@ -149,15 +149,15 @@ def insert_vectors(
     hashes: Sequence[bytes],
     vectors: NDArray[np.float16],
 ) -> int:
-    """Store vectors where there are none yet; returns the embedder's id.
+    """Insert vectors; existing ones are not changed. Returns the embedder's id.
 
     Raises
     ------
     EmbeddingError
-        A vector has NaN or infinity: it would spoil the index each time it is built.
+        A vector contains NaN or infinity, which would corrupt every index built from it.
     """
     if not np.isfinite(vectors).all():
-        raise EmbeddingError("a vector has NaN or infinity; the embedder is at fault")
+        raise EmbeddingError("the embedder returned a vector with NaN or infinity")
     number = require_embedder(connection, embedder, vectors.shape[1])
     plain = vectors.astype(VECTOR, copy=False)
     connection.executemany(
@@ -170,7 +170,7 @@ def insert_vectors(
 def select_vectors(
     connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes], *, pooled: bool = False
 ) -> list[NDArray[np.float16] | None]:
-    """Return the stored vector of each text; with `pooled`, of those that are in the pool."""
+    """Return the stored vector of each text; with `pooled`, only of texts in the pool."""
     found: dict[bytes, NDArray[np.float16]] = {}
     known = connection.execute("SELECT id FROM embedders WHERE name = ?", (embedder,)).fetchone()
     if known is not None:
@@ -187,5 +187,5 @@ def select_vectors(
 
 
 def to_vector(blob: bytes) -> NDArray[np.float16]:
-    """Return a stored vector."""
+    """Decode a stored vector."""
     return np.frombuffer(blob, dtype=VECTOR).astype(np.float16, copy=False)

@@ -1,8 +1,7 @@
-"""The tables, and how a file is brought to their newest form.
+"""The schema and its migrations.
 
-Content never changes under its name: a prediction or a vector that is stored stays as it is, so
-that whoever comes second reads what stands. Rows of the pool are numbered from 0 in the order of
-arrival, the same for every process, and a number is not used again.
+Predictions and vectors are write-once: a second writer reads the stored row. Pool rows are numbered
+from 0 in insertion order, equal for every process, and a number is never reused.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["APPLICATION_ID", "POOL_SHIFT", "first_id", "migrate"]
 
-#: "tNUC", in the header of every store: tells our files from those of other programs.
+#: "tNUC", the SQLite application id in the header of every store file.
 APPLICATION_ID = 0x744E5543
 
-#: ``pool.id`` is the embedder's id, shifted by so many bits, plus the number in its pool: one
-#: integer key needs no index beside the table, and the rows of one pool lie together.
+#: ``pool.id`` is the embedder's id, shifted by so many bits, plus the number in its pool. A single
+#: integer key needs no separate index, and the rows of one pool are contiguous.
 POOL_SHIFT = 40
 
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -38,9 +37,9 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             scope INTEGER NOT NULL REFERENCES scopes (id),
             text BLOB NOT NULL,          -- hash
             sample INTEGER NOT NULL,
-            label TEXT,                  -- NULL: said something outside the label set
+            label TEXT,                  -- NULL: the answer is outside the label set
             confidence REAL,             -- NULL: unknown
-            said TEXT                    -- NULL: the label, literally
+            said TEXT                    -- the answer; NULL: equal to the label
         ) WITHOUT ROWID
         """,
         """
@@ -48,8 +47,8 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             id INTEGER PRIMARY KEY,
             name TEXT NOT NULL UNIQUE,
             dim INTEGER NOT NULL,
-            size INTEGER NOT NULL DEFAULT 0,      -- numbers given in its pool
-            removals INTEGER NOT NULL DEFAULT 0,  -- texts taken out of its pool
+            size INTEGER NOT NULL DEFAULT 0,      -- numbers assigned in its pool
+            removals INTEGER NOT NULL DEFAULT 0,  -- texts removed from its pool
             saved TEXT                            -- JSON: the files of its index
         )
         """,
@@ -67,8 +66,8 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             id INTEGER PRIMARY KEY,
             vector INTEGER NOT NULL REFERENCES vectors (id),
             text TEXT NOT NULL,
-            label TEXT,                  -- known from a person
-            removed INTEGER              -- the how-manieth removal; NULL: it is in the pool
+            label TEXT,                  -- known label
+            removed INTEGER              -- 1-based removal sequence number; NULL: in the pool
         )
         """,
         "CREATE UNIQUE INDEX pool_vector ON pool (vector) WHERE removed IS NULL",
@@ -77,17 +76,17 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """
         CREATE TABLE batches (
-            id BLOB PRIMARY KEY,         -- ours, known before the provider's
+            id BLOB PRIMARY KEY,         -- assigned before the batch is submitted
             scope BLOB NOT NULL,
-            facts TEXT NOT NULL,         -- JSON: what it takes to read the answers
+            facts TEXT NOT NULL,         -- JSON: metadata for decoding the answers
             requests INTEGER NOT NULL,
             created REAL NOT NULL,       -- seconds since the epoch
             items BLOB NOT NULL,         -- keys of each request; empty once it has ended
-            remote TEXT,                 -- the provider's id; NULL: it may have none
-            outcome TEXT,                -- NULL: it has not ended
+            remote TEXT,                 -- the provider's id; NULL: not known to be submitted
+            outcome TEXT,                -- NULL: open
             usage TEXT,                  -- JSON, once it has ended
-            owner BLOB NOT NULL,         -- who creates it, or looks for it
-            until REAL NOT NULL          -- for how long it is left to the owner
+            owner BLOB NOT NULL,         -- worker that holds the lease
+            until REAL NOT NULL          -- expiry of the lease
         ) WITHOUT ROWID
         """,
         "CREATE INDEX batches_open ON batches (scope) WHERE outcome IS NULL",
@@ -101,12 +100,12 @@ def first_id(embedder: int) -> int:
 
 
 def migrate(connection: sqlite3.Connection, path: str) -> None:
-    """Bring the tables to their newest form; one process does it, others wait.
+    """Apply pending migrations; concurrent processes wait for the first one.
 
     Raises
     ------
     StoreError
-        The file was written by a newer version.
+        A newer version of testnuc wrote the file.
     """
     if _version(connection, path) == len(_MIGRATIONS):
         return
@@ -128,7 +127,7 @@ def _version(connection: sqlite3.Connection, path: str) -> int:
     found = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if found > len(_MIGRATIONS):
         raise StoreError(
-            f"the store {path} has schema {found}, but this version of testnuc knows schemas up "
-            f"to {len(_MIGRATIONS)}; upgrade testnuc, or give another path"
+            f"the store {path} has schema version {found}, but this version of testnuc supports "
+            f"versions up to {len(_MIGRATIONS)}; upgrade testnuc, or use another path"
         )
     return found
