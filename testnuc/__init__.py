@@ -7,9 +7,10 @@ The way of a text::
 ``await TestNUC(labels, model=..).classify_many(texts)`` asks the LLM once per distinct text and
 lets each text's nearest neighbors vote on its label: in a batch, the batch is the unlabeled data.
 
-Where to look: `client` puts the steps together; `embedders`, `index`, `providers`, `methods`,
-`stores` and `voting` each do one of them; `protocols` says what you may bring your own of;
-`types`, `results` and `errors` hold what comes back; `testing` has doubles for your own tests.
+Where to look: `client` is the face of `_engine`, which puts the steps together; `embedders`,
+`index`, `providers`, `methods`, `stores` and `voting` each do one of them; `protocols` says what
+you may bring your own of; `types`, `results` and `errors` hold what comes back; `testing` has
+doubles for your own tests.
 
 Names are imported when they are first used: ``import testnuc`` loads neither numba, aiohttp nor
 torch.
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 from testnuc._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from testnuc.client import SmallPoolWarning, TestNUC
+    from testnuc.client import TestNUC
     from testnuc.errors import (
         AuthenticationError,
         BadRequestError,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         RefusalError,
         ReplyError,
         ServerError,
+        SmallPoolWarning,
         StoreError,
         TestNUCError,
         TruncatedReplyError,
@@ -55,12 +57,15 @@ if TYPE_CHECKING:
     from testnuc.limits import BatchPolicy, Budget, RateLimit, RetryPolicy
     from testnuc.methods import (
         BestOfN,
+        Sampling,
         SelfConsistency,
         StandardPrompting,
         TopKICL,
         TopKICLP,
         WeightedBestOfN,
     )
+    from testnuc.providers.anthropic import Anthropic
+    from testnuc.providers.openai import OpenAI
     from testnuc.report import read_marks
     from testnuc.results import Results
     from testnuc.sync import SyncTestNUC
@@ -81,7 +86,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 _HOMES = {
-    "client": ("SmallPoolWarning", "TestNUC"),
+    "client": ("TestNUC",),
     "errors": (
         "AuthenticationError",
         "BadRequestError",
@@ -102,6 +107,7 @@ _HOMES = {
         "RefusalError",
         "ReplyError",
         "ServerError",
+        "SmallPoolWarning",
         "StoreError",
         "TestNUCError",
         "TruncatedReplyError",
@@ -112,12 +118,15 @@ _HOMES = {
     "limits": ("BatchPolicy", "Budget", "RateLimit", "RetryPolicy"),
     "methods": (
         "BestOfN",
+        "Sampling",
         "SelfConsistency",
         "StandardPrompting",
         "TopKICL",
         "TopKICLP",
         "WeightedBestOfN",
     ),
+    "providers.anthropic": ("Anthropic",),
+    "providers.openai": ("OpenAI",),
     "report": ("read_marks",),
     "results": ("Results",),
     "sync": ("SyncTestNUC",),
@@ -136,6 +145,7 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Anthropic",
     "AuthenticationError",
     "BadRequestError",
     "BatchPolicy",
@@ -159,6 +169,7 @@ __all__ = [
     "MissingDependencyError",
     "Neighbor",
     "NotAnsweredError",
+    "OpenAI",
     "PoolStats",
     "Prediction",
     "ProviderError",
@@ -170,6 +181,7 @@ __all__ = [
     "Results",
     "RetryPolicy",
     "Review",
+    "Sampling",
     "SelfConsistency",
     "ServerError",
     "SmallPoolWarning",

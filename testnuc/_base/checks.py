@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,14 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["checked_choice", "checked_number", "checked_whole", "hash_text", "valid_text"]
+__all__ = [
+    "checked_choice",
+    "checked_number",
+    "checked_whole",
+    "hash_text",
+    "restore_fields",
+    "valid_text",
+]
 
 
 def hash_text(text: str) -> bytes:
@@ -69,3 +77,12 @@ def checked_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     if value not in choices:
         raise InvalidInputError(f"{name} is {value!r}; choose from {', '.join(choices)}")
     return str(value)
+
+
+def restore_fields(record: Any, state: Sequence[Any]) -> None:
+    """Restore a frozen dataclass with slots from its pickled values.
+
+    An earlier version may have had fewer fields; those that it lacks get their defaults.
+    """
+    for i, field in enumerate(fields(record)):
+        object.__setattr__(record, field.name, state[i] if i < len(state) else field.default)

@@ -1,4 +1,4 @@
-"""What a run would cost, told before anything is sent."""
+"""Estimate the cost of a run before anything is sent."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from testnuc._dispatch.predictor import Predictor
     from testnuc.limits import Price
     from testnuc.protocols import Index, Method, PoolText, Store
+    from testnuc.trust import VoteSettings
 
 __all__ = ["Estimator"]
 
@@ -40,16 +41,14 @@ class Estimator:
     Parameters
     ----------
     asker, store, pool, method
-        The steps of the way of a text; nothing is sent, embedded or added.
-    neighbors_of_each : int
-        Most neighbors that are asked about for each text.
+        Parts of the client; nothing is sent, embedded or added.
+    neighbors : bool
+        Whether neighbors without a prediction are asked about, too.
     texts_per_call : int
     price : Price, optional
     batch_price : Price, optional
     batches : bool
         Whether the provider has a batch lane.
-    neighbors_later : bool
-        Whether neighbors are asked about once the texts themselves have answers.
     rate_limit : RateLimit, optional
     """
 
@@ -57,24 +56,25 @@ class Estimator:
     store: Store
     pool: Index
     method: Method
-    neighbors_of_each: int
+    neighbors: bool
     texts_per_call: int
     price: Price | None
     batch_price: Price | None = None
     batches: bool = False
-    neighbors_later: bool = False
     rate_limit: RateLimit | None = None
 
-    async def usage(self, entries: Sequence[PoolText]) -> Estimate:
-        """Return what labeling distinct texts would use, if no call had to be made again."""
+    async def usage(self, entries: Sequence[PoolText], settings: VoteSettings) -> Estimate:
+        """Return what labeling distinct texts would use, without retries."""
         labels = await self.pool.labels([entry.hash for entry in entries])
         open_ = [e for e, label in zip(entries, labels, strict=True) if label is None]
-        most = self.neighbors_of_each * len(entries)
+        most = settings.voters * len(entries) if self.neighbors else 0
+        # neighbors are asked once the texts themselves have answers
+        later = settings.policy is None
         if not self.method.context:
             missing, stored = await self._missing(open_, self.method.samples)
             most *= self.method.samples
             others = await self._missing_in_pool(entries, most, self.method.samples)
-            stages = 1 + (self.neighbors_later and bool(others))
+            stages = 1 + (later and bool(others))
             return await self._sum([(text, ()) for text in [*missing, *others]], stored, stages)
         # which examples a prompt holds is known only once its text is embedded: all count as open
         rest = [text async for text in self._pool_texts(entries)]
@@ -91,7 +91,7 @@ class Estimator:
             most = self.method.context * len(asked)
             first += await self._missing_in_pool(entries, most, 1)
             calls += [(text, ()) for text in first]
-        stages = 1 + self.method.labeled + (self.neighbors_later and bool(rest[:most]))
+        stages = 1 + self.method.labeled + (later and bool(rest[:most]))
         return await self._sum(calls, stored, stages)
 
     async def _missing(self, entries: Sequence[PoolText], samples: int) -> tuple[list[str], int]:

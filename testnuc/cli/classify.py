@@ -15,8 +15,8 @@ from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import check_output, read_table, usable, write_results
 from testnuc.cli.progress import RunProgress
-from testnuc.client import SmallPoolWarning, TestNUC
-from testnuc.errors import InvalidInputError
+from testnuc.client import TestNUC
+from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.limits import BatchPolicy
 from testnuc.results import run_record
 
@@ -62,7 +62,7 @@ def run(
             raise
         raise InvalidInputError(f"{exc}; what was answered is kept in {kept.where}") from exc
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    notes(console, caught, client)
+    notes(console, caught)
     console.print(_summary(results, len(problems), output), markup=False)
     if results.errors:
         first = results.errors[0]
@@ -204,15 +204,12 @@ def _number(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}"
 
 
-def notes(console: Console, caught: list[warnings.WarningMessage], client: dict[str, Any]) -> None:
-    """Print what the client warned of, and which options help."""
-    remedy = "label more texts at once, or "
-    remedy += "choose --policy weighted" if client["policy"] == "auto" else "give a smaller --k"
-    if client["policy"] != "auto" and client["neighbors"] == "stored":
-        remedy += "; with --neighbors stored only texts with a stored answer vote"
+def notes(console: Console, caught: list[warnings.WarningMessage]) -> None:
+    """Print the warnings of the client, with the options that help."""
     for warning in caught:
-        if isinstance(warning.message, SmallPoolWarning):
-            console.print(f"note: {warning.message.problem}; {remedy}", markup=False)
+        message = warning.message
+        if isinstance(message, SmallPoolWarning):
+            console.print(f"note: {message.problem}; {message.options}", markup=False)
 
 
 def _summary(results: Results, invalid: int, output: str | None) -> str:

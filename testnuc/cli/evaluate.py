@@ -61,7 +61,7 @@ def run(
             show_estimate(texts, client, kept)
             return
         results, caught = label_all(texts, client, kept)
-        notes(err, caught, client)
+        notes(err, caught)
     right = [gold[at] for at in where]
     sure = [None if r.prediction is None else r.prediction.confidence for r in results]
     alone = score(right, [r.own_label for r in results], sure)

@@ -10,7 +10,8 @@ from uuid import uuid4
 
 from testnuc import methods
 from testnuc._base.checks import checked_whole
-from testnuc.client import SmallPoolWarning, TestNUC
+from testnuc._engine.small_pool import few_neighbors, few_predictions
+from testnuc.client import TestNUC
 from testnuc.errors import (
     ConfigurationError,
     InvalidInputError,
@@ -19,7 +20,6 @@ from testnuc.errors import (
 from testnuc.ray.limits_actor import SharedLimits
 from testnuc.ray.stages import COLUMNS, Embed, Index, Predict, Vote, hash_texts
 from testnuc.ray.workers import Settings, Voting
-from testnuc.trust import MIN_PREDICTIONS
 
 if TYPE_CHECKING:
     import os
@@ -41,8 +41,6 @@ _BLOCKS_PER_CPU = 2
 _REFUSED = {
     "join_pool": "all texts of the dataset are each other's neighbors",
     "neighbors": "all texts of the dataset are asked about",
-    "prior": "the shares of the whole dataset would have to be known before the first vote",
-    "prior_power": "there is no prior",
 }
 #: CPUs that an actor reserves where there are enough: those that wait for a provider need little.
 _CPUS = {"embed": 1.0, "predict": 0.25, "index": 0.1}
@@ -50,7 +48,7 @@ _CPUS = {"embed": 1.0, "predict": 0.25, "index": 0.1}
 
 @dataclass(frozen=True, slots=True)
 class Labeled:
-    """A labeled dataset, and what it took."""
+    """A labeled dataset, and its usage."""
 
     #: The rows that were given, with the columns of the vote: ``label``, ``share``, ``margin``,
     #: ``voters``, ``trust``, ``own_label``, ``own_confidence``, ``error``, ``reason``.
@@ -155,7 +153,7 @@ def classify_dataset(
         checked_whole(
             name if name in {"shards", "batch_size"} else f"{name}_actors", number, least=1
         )
-    _check(dataset, client, column, prefix)
+    auto = _check(dataset, client, column, prefix)
     name = f"testnuc-limits-{uuid4().hex}"
     job = Settings(client, name, ray.get_runtime_context().namespace)
     limits = (
@@ -202,7 +200,7 @@ def classify_dataset(
         counts = put.to_pandas() if put.count() else None
         number = 0 if counts is None else int(counts["texts"].sum())
         dim = 1 if counts is None else int(counts["dim"].iloc[0])
-        diagnosis = _decide(ray, job, pool, dim)
+        diagnosis = _decide(ray, job, pool, dim) if auto else None
         usage = ray.get(limits.usage.remote())
     except Exception:
         for actor in pool:
@@ -223,8 +221,8 @@ def classify_dataset(
     return Labeled(labeled, number, usage, diagnosis)
 
 
-def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, prefix: str) -> None:
-    """Refuse what cannot work, before anything is started."""
+def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, prefix: str) -> bool:
+    """Refuse what cannot work, before anything is started; returns whether the policy is "auto"."""
     from ray import nodes
 
     for name, why in _REFUSED.items():
@@ -236,7 +234,12 @@ def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, pr
             f"store is {store!r}; every actor opens its own: give a path or postgresql://.."
         )
     # what `TestNUC` refuses is refused here, not by an actor of the cluster
-    TestNUC(**{**client, "store": None})
+    checked = TestNUC(**{**client, "store": None})
+    if getattr(client["policy"], "prior", None) is not None:
+        raise InvalidInputError(
+            "a job on Ray takes no prior: the shares of the whole dataset would have to be known "
+            "before the first vote"
+        )
     method = methods.resolve(client["method"])
     if method.context:
         raise InvalidInputError(
@@ -257,6 +260,7 @@ def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, pr
             f"the dataset has a column {taken[0]!r} already, which a job adds; give a prefix, such "
             "as prefix='testnuc_'"
         )
+    return checked.policy is None
 
 
 def _shares(actors: Mapping[str, int], cpus: float) -> dict[str, float]:
@@ -281,10 +285,8 @@ def _shard(ray: Any) -> Any:
     return ray.remote(Shard).options(**options).remote()
 
 
-def _decide(ray: Any, job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis | None:
-    """Look at the predictions in the shards, where the policy is "auto"."""
-    if job.client["policy"] != "auto" or job.client.get("k") == 0:
-        return None
+def _decide(ray: Any, job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis:
+    """Diagnose the predictions in the shards."""
     diagnosis: Diagnosis = ray.get(
         ray.remote(_diagnosed).options(num_cpus=1).remote(job, list(pool), dim)
     )
@@ -303,17 +305,12 @@ def _diagnosed(job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis | None
 
 
 def _warn(texts: int, diagnosis: Diagnosis | None, k: int | None) -> None:
-    if diagnosis is not None and diagnosis.predictions < MIN_PREDICTIONS:
-        warnings.warn(
-            f"policy 'auto' has {diagnosis.predictions} predictions to judge by and needs "
-            f"{MIN_PREDICTIONS}: each text keeps its own; label more texts at once, or choose "
-            "policy='weighted'",
-            SmallPoolWarning,
-            stacklevel=3,
+    warning = None
+    if diagnosis is not None:
+        warning = few_predictions(diagnosis.predictions)
+    elif k is not None:
+        warning = few_neighbors(
+            k, texts, max(texts - 1, 0), stored=False, more="label a larger dataset"
         )
-    elif diagnosis is None and k is not None and texts <= k:
-        warnings.warn(
-            f"k is {k}, but the dataset holds {texts} distinct texts: give a smaller k",
-            SmallPoolWarning,
-            stacklevel=3,
-        )
+    if warning is not None:
+        warnings.warn(warning, stacklevel=3)

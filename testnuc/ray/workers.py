@@ -1,4 +1,4 @@
-"""The clients of a job's actors: one asks, another votes on what was said."""
+"""What the actors of a job hold: one predicts texts, another votes on the predictions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from testnuc._engine.components import Components
 from testnuc._engine.inputs import distinct
 from testnuc._engine.neighborhoods import Rows, placed
-from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.protocols import Matches, PoolText
 from testnuc.ray.limits_client import Line, RemoteAccount, RemoteAdmission
-from testnuc.stores import resolve
-from testnuc.stores.memory import MemoryStore
-from testnuc.stores.override import with_pool
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,16 +33,16 @@ __all__ = ["Asking", "Settings", "Voting"]
 
 #: Texts that a decision looks at.
 _SAMPLE = 10_000
-#: What all workers share, and what only a vote needs.
+#: The arguments that all workers share, and those that a vote needs.
 _SHARED = frozenset({"rate_limit", "budget"})
-_OF_VOTES = frozenset({"labels", "k", "policy", "min_trust", "none_label"})
+_OF_VOTES = frozenset({"labels", "k", "policy", "none_label"})
 
 
 class Settings:
-    """What a job was called with, as every actor gets it.
+    """The arguments of a job, as every actor gets them.
 
-    Pickled as a whole: Ray would share the arrays of an embedder of the user's own between actors,
-    which makes them read-only.
+    Pickled as a whole: Ray would share the arrays of the user's embedder between actors, which
+    makes them read-only.
 
     Parameters
     ----------
@@ -87,7 +84,7 @@ class Settings:
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
-        """Tell the job of an error of ours: what Ray passes on of it is a text."""
+        """Report an error of testnuc to the job: Ray passes on its text only."""
         import ray
 
         try:
@@ -100,8 +97,8 @@ class Settings:
         return {name: value for name, value in vars(self).items() if name != "client"}
 
 
-class Asking(TestNUC):
-    """Asks about the texts that it is given, within the limits of the job.
+class Asking:
+    """Predicts the texts that it is given, within the limits of the job.
 
     Parameters
     ----------
@@ -109,7 +106,7 @@ class Asking(TestNUC):
     limits : Limits
         What all workers share.
     vectors : Vectors
-        Those of the texts at hand, for a labeler that works on them.
+        Of the current texts, for a provider that uses them.
     actor : str
         The actor that it lives in.
     """
@@ -118,38 +115,38 @@ class Asking(TestNUC):
         self, settings: Settings, limits: Limits, vectors: Vectors, actor: str = ""
     ) -> None:
         given = {name: v for name, v in settings.client.items() if name not in _SHARED}
-        given["store"] = with_pool(resolve(given.get("store")), vectors)
-        super().__init__(**given)
-        self._line = Line(limits, self._meter.mark, actor)
+        # votes are counted elsewhere, so that kernels are not needed
+        self._parts = Components(**given, pool=vectors, kernels=False)
+        self._line = Line(limits, self._parts.meter.mark, actor)
+        self._opened = False
         rate: RateLimit | None = settings.client.get("rate_limit")
         budget: Budget | None = settings.client.get("budget")
-        self._transport.share(
+        self._parts.transport.share(
             RemoteAdmission(self._line, time.monotonic),
             None if budget is None else RemoteAccount(self._line, budget),
             by_tokens=rate is not None and rate.tokens_per_minute is not None,
         )
 
-    async def _open(self) -> None:
-        # nothing is voted on here, so that no kernel is needed
-        self._line.open()
-        await self._open_store()
-
     async def aclose(self) -> None:
-        """Hang up when all that was sent is answered."""
+        """Disconnect from the shared limits once calls in flight are answered."""
         try:
-            await super().aclose()
+            await self._parts.aclose()
         finally:
             await self._line.close()
 
     async def predict(self, entries: Sequence[PoolText]) -> list[Prediction | Exception]:
-        """Return what is said of each of some distinct texts, or why nothing is."""
-        await self._ready()
+        """Return the prediction of each of some distinct texts, or its error."""
+        if not self._opened:
+            self._opened = True
+            self._line.open()
+        await self._parts.ready()
+        pipeline = self._parts.pipeline
         nobody = Matches(np.empty((len(entries), 0), np.int64), np.empty((len(entries), 0), "f4"))
         window = placed(
-            self.labels, self._pipeline.counting, entries, np.empty(0, np.int64), [], nobody
+            pipeline.labels, pipeline.settings, entries, np.empty(0, np.int64), [], nobody
         )
         try:
-            await self._pipeline.predict_own(window)
+            await pipeline.predict_own(window)
         finally:
             await self._line.flush()
         if self._line.broken is not None:
@@ -163,7 +160,7 @@ class Asking(TestNUC):
 
 
 class _NoModel:
-    """Stands where a client has its model: all is said."""
+    """Takes the place of a model: all texts have their prediction."""
 
     name = "none"
     model = "none"
@@ -174,7 +171,7 @@ class _NoModel:
 
 
 class _NoEmbedder:
-    """Stands where a client has its embedder: all vectors are in the shards."""
+    """Takes the place of an embedder: all vectors are in the shards."""
 
     name = "board"
 
@@ -188,7 +185,7 @@ class _NoEmbedder:
         )
 
 
-class Voting(TestNUC):
+class Voting:
     """Votes on texts whose predictions, and those of their neighbors, are in the shards.
 
     Parameters
@@ -198,25 +195,20 @@ class Voting(TestNUC):
     dim : int
         Length of a vector.
     decision : Decision, optional
-        What the predictions of the job say, where the policy is "auto".
+        Made from the predictions of the job, where the policy is "auto".
     """
 
     def __init__(
         self, settings: Settings, shards: Shards, dim: int, decision: Decision | None = None
     ) -> None:
         given = {name: v for name, v in settings.client.items() if name in _OF_VOTES}
-        super().__init__(
-            model=_NoModel(),
-            embedder=_NoEmbedder(dim),
-            store=with_pool(MemoryStore(), shards),
-            **given,
-        )
+        self._parts = Components(model=_NoModel(), embedder=_NoEmbedder(dim), pool=shards, **given)
         self._shards = shards
         self._decision = decision
 
     async def vote(self, texts: Sequence[str]) -> Rows:
         """Return the classification of each text."""
-        await self._ready()
+        await self._parts.ready()
         entries, places = await distinct(texts)
         window = await self._window(entries)
         if window.counting.policy is None:
@@ -225,17 +217,17 @@ class Voting(TestNUC):
         return await asyncio.to_thread(Rows, window, texts, places)
 
     async def decide(self) -> Diagnosis | None:
-        """Look at the predictions of the job; None where nothing is to be decided."""
-        if self._pipeline.counting.policy is not None:
+        """Diagnose the predictions of the job; None where the policy is fixed."""
+        if self._parts.pipeline.settings.policy is not None:
             return None
-        await self._ready()
+        await self._parts.ready()
         entries = await self._shards.sample(_SAMPLE)
         window = await self._window(entries)
         diagnosis: Diagnosis = await asyncio.to_thread(window.diagnose)
         return diagnosis
 
     async def _window(self, entries: Sequence[PoolText]) -> Neighborhoods:
-        window = await self._pipeline.prepare(entries, together=True)
+        window = await self._parts.pipeline.prepare(entries, together=True)
         outcomes = await self._shards.outcomes([entry.hash for entry in window.entries])
         for place, outcome in enumerate(outcomes):
             if outcome is not None:
