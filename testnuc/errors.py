@@ -27,7 +27,8 @@
       EmbeddingError                     the embedder failed or returned unusable vectors
       StoreError                         the store cannot be read or written
 
-Errors carry facts, not prose to parse: see the attributes of `ProviderError`.
+Errors carry facts, not prose to parse: see the attributes of `ProviderError`. The only warning is
+`SmallPoolWarning`.
 """
 
 from __future__ import annotations

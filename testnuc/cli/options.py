@@ -85,7 +85,9 @@ def _client(
     budget_usd: float | None = typer.Option(
         None, help="The most US dollars to spend.", rich_help_panel=_LIMITS
     ),
-    max_concurrency: int = typer.Option(64, help="The most calls in flight.", rich_help_panel=_LIMITS),
+    max_concurrency: int = typer.Option(
+        64, help="The most calls in flight.", rich_help_panel=_LIMITS
+    ),
     requests_per_minute: int | None = typer.Option(
         None, help="The provider's limit.", rich_help_panel=_LIMITS
     ),

@@ -89,7 +89,9 @@ async def test_packs_and_batches_multiply(model, lane):
     faults = Faults(schedule=["missing-ids", "duplicate-ids", "prose"])
     async with (
         LoopbackLLM(confident, faults=faults) as llm,
-        lane(llm, model=model, sampling=Sampling(texts_per_call=10), policy={"max_requests": 10}) as nuc,
+        lane(
+            llm, model=model, sampling=Sampling(texts_per_call=10), policy={"max_requests": 10}
+        ) as nuc,
     ):
         results = await nuc.classify_many(texts, lane="batch")
         assert [r.prediction.label for r in results] == [gold(t) for t in texts]
@@ -261,7 +263,10 @@ async def test_batches_keep_within_the_bytes_of_the_provider(model, lane, monkey
         results = await nuc.classify_many(messages(100), lane="batch")
         assert not results.errors
         assert 3 < llm.batches < 10
-        assert {b.outcome for b in await nuc._engine.parts.store.batches(ended=True)} <= {"completed", "ended"}
+        assert {b.outcome for b in await nuc._engine.parts.store.batches(ended=True)} <= {
+            "completed",
+            "ended",
+        }
 
 
 async def test_a_budget_is_reserved_before_a_batch_is_created(lane):
@@ -348,7 +353,9 @@ async def test_a_run_that_is_cancelled_leaves_its_batches_to_the_next(model, lan
     store = MemoryStore()
     batches = Batches(polls=20, shuffle=True)
     async with LoopbackLLM(confident, batches=batches) as llm:
-        async with lane(llm, model=model, store=store, sampling=Sampling(texts_per_call=per_call)) as nuc:
+        async with lane(
+            llm, model=model, store=store, sampling=Sampling(texts_per_call=per_call)
+        ) as nuc:
             run = asyncio.create_task(nuc.classify_many(texts, lane="batch"))
             await until(lambda: llm.batches == 1)
             run.cancel()
@@ -356,7 +363,9 @@ async def test_a_run_that_is_cancelled_leaves_its_batches_to_the_next(model, lan
                 await run
         open_ = await store.batches()
         assert [b.remote_id is not None for b in open_] == [True]
-        async with lane(llm, model=model, store=store, sampling=Sampling(texts_per_call=per_call)) as nuc:
+        async with lane(
+            llm, model=model, store=store, sampling=Sampling(texts_per_call=per_call)
+        ) as nuc:
             results = await nuc.classify_many(texts, lane="batch")
             assert [r.prediction.label for r in results] == [gold(t) for t in texts]
             assert (llm.batches, llm.calls, nuc.usage.calls) == (1, 90 // per_call, 90 // per_call)

@@ -314,7 +314,10 @@ async def test_same_answer_at_any_concurrency(client_of):
 
 async def test_packed_texts_get_their_own_answers(client_of):
     texts = messages(95)
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, sampling=Sampling(texts_per_call=10))) as nuc:
+    async with (
+        LoopbackLLM(confident) as llm,
+        TestNUC(**client_of(llm, sampling=Sampling(texts_per_call=10))) as nuc,
+    ):
         results = await nuc.classify_many(texts)
         assert llm.texts == 95
         assert llm.calls == 10
@@ -468,7 +471,7 @@ async def test_k_larger_than_the_pool_says_what_to_do(client_of):
 @pytest.mark.filterwarnings("default::testnuc.SmallPoolWarning")
 async def test_a_pool_of_one_keeps_the_own_label_and_says_so(client_of):
     async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
-        with pytest.warns(SmallPoolWarning, match="nobody but the text itself"):
+        with pytest.warns(SmallPoolWarning, match="only the text itself votes"):
             results = await nuc.classify_many(["refund please"])
         assert (results[0].label, results[0].voters, results[0].share) == ("refund", 1, 1.0)
 

@@ -306,7 +306,9 @@ async def test_a_wrong_key_stops_every_method_at_once(client_of):
 
 def test_several_texts_in_one_prompt_cannot_have_examples(client_of):
     with pytest.raises(testnuc.InvalidInputError, match=r"texts_per_call is 4.*examples"):
-        TestNUC(LABELS, "openai/x", api_key="k", method=TopKICL(3), sampling=Sampling(texts_per_call=4))
+        TestNUC(
+            LABELS, "openai/x", api_key="k", method=TopKICL(3), sampling=Sampling(texts_per_call=4)
+        )
 
 
 @pytest.mark.parametrize("method", [SelfConsistency(3), TopKICL(3), TopKICLP(3)])
