@@ -1,8 +1,8 @@
 """A scikit-learn classifier: `TestNUCClassifier` (extra ``sklearn``).
 
-What ``fit`` is given becomes the pool; ``predict`` asks about each text and lets its neighbors in
-that pool vote. A loop in a thread of its own does the work, so that it may be used where a loop
-runs, as in a notebook.
+``fit`` makes its texts the pool; ``predict`` asks the LLM about each text and lets its neighbors in
+that pool vote. A background thread runs the event loop, so that the classifier also works where a
+loop already runs, as in a notebook.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TestNUCClassifier"]
 
-#: Parameters that are not the client's.
+#: Parameters that are not passed on by name.
 _OWN = frozenset({"labels", "store"})
 
 
@@ -77,7 +77,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     classes_ : array
         The labels, sorted.
     tuning_ : Tuning or None
-        What the labels chose, where ``fit`` was given any and the policy is "auto".
+        The settings tuned on the labels, if ``fit`` was given any and the policy is "auto".
 
     Examples
     --------
@@ -133,15 +133,15 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.budget = budget
 
     def fit(self, X: Any, y: Any = None) -> Self:  # noqa: N803 - scikit-learn's names
-        """Make texts the pool, and ask about each distinct one.
+        """Make texts the pool, and predict each distinct one.
 
         Parameters
         ----------
         X : sequence of str
             Lists, Series of pandas or polars, arrays.
         y : sequence of labels, optional
-            Right labels, None for texts without one. With policy "auto" they choose how votes
-            weigh; under any other policy they only tell `classes_`, where ``labels`` is None. They
+            Correct labels, None for texts without one. With policy "auto" they tune how votes
+            weigh; under any other policy they only set `classes_`, if ``labels`` is None. They
             never vote.
 
         Raises
@@ -182,15 +182,15 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Raises
         ------
         TestNUCError
-            A text has no label: its call failed (what the others cost is stored), or the LLM named
-            none of the labels and there is no ``none_label``.
+            A text has no label: its call failed (answers to the others are stored), or the LLM
+            named none of the labels and ``none_label`` is not set.
         """
         found = [self._place(row) for row in self.results(X)]
         predicted: NDArray[Any] = self.classes_[found]
         return predicted
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Return each label's part of the vote, float64[n, n_classes].
+        """Return each label's share of the vote, float64[n, n_classes].
 
         Not a calibrated probability; where labels tie, `predict` takes that of the most similar
         voter.
@@ -202,15 +202,15 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             for label, weight in result.votes.items():
                 shares[at, places[label]] = weight
             if not shares[at].any():
-                # nobody voted: the text's own label stands
+                # without any vote the text's own label stands
                 shares[at, self._place(result)] = 1.0
         shares /= shares.sum(axis=1, keepdims=True)
         return shares
 
     def results(self, X: Any) -> Results:  # noqa: N803
-        """Return all that leads to the labels: votes, neighbors, trust.
+        """Return the full results: labels, votes, neighbors, trust.
 
-        Texts do not vote on each other, so that none depends on what it is given with.
+        Texts do not vote on each other, so that a result depends on its own text only.
         """
         check_is_fitted(self)
         texts = _column(X)
@@ -218,12 +218,12 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def usage_(self) -> Usage:
-        """What was spent since `fit` began, in this process."""
+        """Usage since `fit` began, in this process."""
         check_is_fitted(self)
         return self._fitted.learner.engine.usage
 
     def close(self) -> None:
-        """End the thread and close the connections; `fit` begins anew."""
+        """Stop the thread and close the connections; call `fit` to start again."""
         fitted = self.__dict__.pop("_fitted", None)
         if fitted is not None:
             fitted.close()
@@ -236,7 +236,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.string = True
         tags.input_tags.two_d_array = False
         tags.target_tags.required = False
-        # another call of an LLM may be answered otherwise; what is stored is not asked again
+        # an LLM may answer differently the next time; stored answers are reused
         tags.non_deterministic = True
         return tags
 
@@ -287,7 +287,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if result.error is not None:
                 raise result.error
             raise TestNUCError(
-                f"text {result.index} ({result.text[:60]!r}) has no label: what the LLM said is "
+                f"text {result.index} ({result.text[:60]!r}) has no label: the LLM's answer is "
                 "none of them; give none_label='other' for such texts"
             )
         return [str(known) for known in self.classes_.tolist()].index(label)
@@ -378,7 +378,7 @@ class _Fitted:
             self._background.close()
 
 
-#: All that may be open yet.
+#: Engines that may still be open.
 _FITTED: weakref.WeakSet[_Fitted] = weakref.WeakSet()
 
 
@@ -427,7 +427,7 @@ def _gold(y: Any, n: int) -> list[Any]:
         gold.append(None if missing else getattr(label, "item", lambda own=label: own)())
     known = [label for label in gold if label is not None]
     if known:
-        # numbers that no class has are refused, as by every classifier
+        # refuses continuous targets, as every classifier does
         check_classification_targets(known)
     return gold
 

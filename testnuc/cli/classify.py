@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.types import Estimate, Usage
 
-__all__ = ["Kept", "cost", "label_all", "notes", "run", "show_estimate"]
+__all__ = ["AnswerStore", "cost", "label_all", "notes", "run", "show_estimate"]
 
 
 def run(
@@ -38,60 +38,62 @@ def run(
     lane: Any = "live",
     rest: Any = "batch",
 ) -> None:
-    """Read, label, write; the bar and the summary go to stderr, so that stdout can be piped."""
+    """Read, label, write; progress and summary go to stderr, so that stdout can be piped."""
     if lane == "batch" and not client["store"]:
         raise InvalidInputError(
-            "--lane batch needs --store PATH: batches take hours, and the store is what finds "
-            "their answers when this process has ended meanwhile"
+            "--lane batch needs --store PATH: batches take hours, and the store is where a later "
+            "process finds them if this one ends"
         )
     policy = BatchPolicy(rest=rest)
     table = read_table(file, text_column)
     check_output(output, file, table, full=full)
     problems, valid = usable(table, file)
     texts = [table.texts[at] for at in valid]
-    kept = Kept.of(client, output)
+    store = AnswerStore.of(client, output)
     if dry_run:
-        show_estimate(texts, client, kept)
+        show_estimate(texts, client, store)
         return
-    results, caught = label_all(texts, client, kept, lane=lane, batches=policy)
+    results, caught = label_all(texts, client, store, lane=lane, batches=policy)
     labeled = dict(zip(valid, results, strict=True))
     try:
         write_results(output, table, labeled, problems, run=run_record(results) if full else None)
     except InvalidInputError as exc:
-        if kept.where is None:
+        if store.where is None:
             raise
-        raise InvalidInputError(f"{exc}; what was answered is kept in {kept.where}") from exc
+        raise InvalidInputError(f"{exc}; the answers are stored in {store.where}") from exc
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     notes(console, caught)
     console.print(_summary(results, len(problems), output), markup=False)
     if results.errors:
         first = results.errors[0]
         console.print(f"first error: {type(first.error).__name__}: {first.error}", markup=False)
-        if kept.where is not None:
-            console.print(f"to ask again for those, run it again: the others are in {kept.where}")
+        if store.where is not None:
+            console.print(
+                f"to retry those, run the command again: the others are stored in {store.where}"
+            )
         if all(result.label is None for result in results):
             sys.exit(1)
     else:
-        kept.tidy()
+        store.remove()
 
 
 @dataclass(slots=True)
-class Kept:
-    """Where the answers of a run are kept until it is done."""
+class AnswerStore:
+    """The store of one run's answers, temporary where the user named none."""
 
-    #: The store; None: in memory.
+    #: Its path or URL; None: in memory.
     where: str | None
-    #: The folder of a store that is for this run alone.
+    #: The folder of a temporary store.
     folder: Path | None = None
     #: Whether that folder is new.
     new: bool = False
 
     @classmethod
-    def of(cls, client: dict[str, Any], output: str | None) -> Kept:
-        """Return the store of the user or, beside the output, one that goes when all is written.
+    def of(cls, client: dict[str, Any], output: str | None) -> AnswerStore:
+        """Return the user's store, or a temporary one beside the output.
 
-        An interruption, or a machine that fails, then costs nothing. What is free needs none, and
-        without an output there is no place for one.
+        An interrupted run can then be resumed without repeating calls. A local model needs no
+        store, and without an output there is no place for one.
         """
         if client["store"] is not None:
             return cls(client["store"])
@@ -100,20 +102,20 @@ class Kept:
         folder = Path(f"{output}.resume")
         return cls(str(folder / "answers.db"), folder, not folder.exists())
 
-    def begin(self) -> None:
-        """Make the folder."""
+    def create(self) -> None:
+        """Create the folder."""
         if self.folder is None:
             return
         try:
             self.folder.mkdir(exist_ok=True)
         except OSError as exc:
             raise InvalidInputError(
-                f"{self.folder} cannot be made: {exc.strerror or exc}; write the output elsewhere, "
-                "or name a --store"
+                f"{self.folder} cannot be created: {exc.strerror or exc}; write the output "
+                "elsewhere, or name a --store"
             ) from exc
 
-    def tidy(self) -> None:
-        """Remove the folder: what it held is in the output."""
+    def remove(self) -> None:
+        """Remove the folder: its answers are in the output."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -121,17 +123,17 @@ class Kept:
 def label_all(
     texts: list[str],
     client: dict[str, Any],
-    kept: Kept,
+    store: AnswerStore,
     *,
     lane: Any = "live",
     batches: BatchPolicy | None = None,
 ) -> tuple[Results, list[warnings.WarningMessage]]:
-    """Label texts; what was answered until Ctrl-C is kept, and how to go on is told."""
-    nuc = client_of(client, store=kept.where, batches=batches)
+    """Label texts; after Ctrl-C, print how to resume."""
+    nuc = client_of(client, store=store.where, batches=batches)
     progress = RunProgress(lambda: nuc.usage)
 
     async def label() -> Results:
-        kept.begin()
+        store.create()
         async with nuc:
             return await nuc.classify_many(texts, progress=progress, lane=lane)
 
@@ -140,39 +142,41 @@ def label_all(
         try:
             results = run_to_end(label())
         except KeyboardInterrupt:
-            _interrupted(nuc, progress, kept, lane=lane)
+            _interrupted(nuc, progress, store, lane=lane)
         except Exception:
-            if kept.new and not nuc.usage.calls:
-                kept.tidy()
+            if store.new and not nuc.usage.calls:
+                store.remove()
             raise
     return results, list(caught)
 
 
-def _interrupted(nuc: TestNUC, progress: RunProgress, kept: Kept, *, lane: str) -> NoReturn:
+def _interrupted(nuc: TestNUC, progress: RunProgress, store: AnswerStore, *, lane: str) -> NoReturn:
     usage = nuc.usage
-    line = f"interrupted: {progress.done:,} of {progress.texts:,} texts have their answer"
+    line = f"interrupted: {progress.done:,} of {progress.texts:,} texts are answered"
     if not progress.done:
-        line = "interrupted before any text had its answer"
-    elif kept.where is not None:
-        line += f", kept in {kept.where}; to go on, run the same command again: "
-        line += "nothing is paid for twice"
+        line = "interrupted before any text was answered"
+    elif store.where is not None:
+        line += (
+            f"; the answers are stored in {store.where}; to resume, run the same command again: "
+        )
+        line += "stored answers are not requested again"
     elif usage.calls and not nuc.model.startswith("local/"):
-        line += f"; the {usage.calls:,} answers are lost: name a --store to keep them"
+        line += f"; the {usage.calls:,} answers are lost: use --store to store them"
     if lane == "batch":
         line += (
-            f"; batches under way go on (testnuc batch list {kept.where}): the same command again "
-            "goes on with them"
+            f"; running batches continue (testnuc batch list {store.where}), and the same command "
+            "resumes them"
         )
-    # in a line of its own, after what is left of a progress bar
+    # on a line of its own, after the progress bar
     print(f"\ntestnuc: {line}", file=sys.stderr)  # noqa: T201 - the command's output
-    if kept.new and not usage.calls:
-        kept.tidy()
+    if store.new and not usage.calls:
+        store.remove()
     sys.exit(130)
 
 
-def show_estimate(texts: list[str], client: dict[str, Any], kept: Kept) -> None:
-    """Print what labeling would cost; sends nothing, and leaves no store behind."""
-    where = kept.where
+def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) -> None:
+    """Print the estimated cost; sends nothing, and creates no store."""
+    where = store.where
     if where is not None and "://" not in where and not Path(where).exists():
         where = None
     # nothing is sent, so no key is needed
@@ -187,7 +191,7 @@ def show_estimate(texts: list[str], client: dict[str, Any], kept: Kept) -> None:
     rows = {
         "texts": f"{len(texts):,}",
         "distinct texts": f"{len(set(texts)):,}",
-        "answers that are stored": f"{usage.store_hits:,}",
+        "stored answers": f"{usage.store_hits:,}",
         "calls": f"{usage.calls:,}",
         "input tokens, about": _number(usage.input_tokens),
         "output tokens, about": _number(usage.output_tokens),
@@ -227,7 +231,7 @@ def _summary(results: Results, invalid: int, output: str | None) -> str:
 
 
 def cost(usage: Usage) -> str:
-    """Tell tokens and dollars in a few words; nothing where nothing was spent."""
+    """Format tokens and dollars; empty where nothing was spent."""
     tokens = None
     if usage.input_tokens is not None and usage.output_tokens is not None:
         tokens = usage.input_tokens + usage.output_tokens

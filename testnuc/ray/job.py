@@ -37,7 +37,7 @@ __all__ = ["Labeled", "classify_dataset"]
 #: Bytes of distinct texts in one block, at about.
 _BLOCK_BYTES = 64 << 20
 _BLOCKS_PER_CPU = 2
-#: What `TestNUC` takes and a job cannot do, and why.
+#: Arguments of `TestNUC` that a job cannot honor, and why.
 _REFUSED = {
     "join_pool": "all texts of the dataset are each other's neighbors",
     "neighbors": "all texts of the dataset are asked about",
@@ -56,9 +56,9 @@ class Labeled:
     dataset: ray.data.Dataset
     #: Distinct texts.
     texts: int
-    #: What all workers spent.
+    #: Of all workers.
     usage: Usage
-    #: What the predictions say of themselves, with policy "auto".
+    #: Diagnosis of the predictions, with policy "auto".
     diagnosis: Diagnosis | None
 
 
@@ -98,8 +98,8 @@ def classify_dataset(
     prefix : str
         Put before the names of the columns that are added.
     store : str or path, optional
-        Where predictions and embeddings are kept, so that a job that ends early goes on where it
-        was: ``"postgresql://.."``; on a cluster of one machine, a path (SQLite).
+        Stores predictions and embeddings, so that a job that ends early can be resumed:
+        ``"postgresql://.."``; on a cluster of one machine, a path (SQLite).
     max_concurrency : int
         Most calls in flight, of all actors together.
     embed_actors, predict_actors, vote_actors : int
@@ -116,7 +116,7 @@ def classify_dataset(
     Returns
     -------
     Labeled
-        Everything is asked by then; the votes are counted when its ``dataset`` is read.
+        All predictions are made by then; votes are counted when its ``dataset`` is read.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Where a service listens, who may call it, and how much it takes."""
+"""Settings of the HTTP service: address, token, request limits and timeouts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class ServerSettings:
     Parameters
     ----------
     host, port
-        Where to listen; port 0 takes a free one.
+        The address to listen on; port 0 chooses a free one.
     token : str, optional
-        What callers must send as ``Authorization: Bearer ..``. An address that other machines can
-        reach needs one.
+        Callers send it as ``Authorization: Bearer ..``. Required for an address that is not
+        loopback.
     max_body : int
         Bytes of one request.
     max_texts : int
@@ -33,21 +33,19 @@ class ServerSettings:
     max_text_chars : int
         Characters of one text.
     max_pending : int
-        Texts that are being labeled or wait for it, of all requests together; more are refused
-        with 429.
+        Texts in progress and queued, of all requests together; more are rejected with 429.
     body_timeout : float
-        Seconds that a request may take to arrive.
+        Seconds to receive a request.
     idle_timeout : float
-        Seconds after which a connection without a request, or one that does not take its answer,
-        is closed.
+        Seconds after which an idle connection, or one that does not read its response, is closed.
     request_timeout : float
-        Seconds after which a request is answered with 504; answers of the LLM that come in later
-        are stored all the same.
+        Seconds after which a request is answered with 504; later answers of the LLM are still
+        stored.
     grace : float
-        Seconds after SIGTERM in which requests are still taken, while ``/readyz`` already says 503:
-        as long as a load balancer needs to notice.
+        Seconds after SIGTERM in which requests are still accepted while ``/readyz`` returns 503, so
+        that a load balancer can stop routing to this process.
     drain_timeout : float
-        Seconds that requests under way then have.
+        Seconds for requests in progress to finish after that.
     """
 
     host: str = "127.0.0.1"
@@ -74,19 +72,20 @@ class ServerSettings:
         if self.max_texts > self.max_pending:
             raise InvalidInputError(
                 f"max_texts is {self.max_texts}, but only max_pending={self.max_pending} texts are "
-                "taken at a time: such a request could never be; raise the one or lower the other"
+                "accepted at a time: a full request would always be rejected; raise max_pending "
+                "or lower max_texts"
             )
         if self.token is not None:
             self._check_token(self.token)
         elif not is_loopback(self.host):
             raise ConfigurationError(
-                f"host {self.host} can be reached from other machines, and who reaches it spends "
-                "your money: set a token (TESTNUC_TOKEN or --token-file), or listen on 127.0.0.1"
+                f"host {self.host} is reachable from other machines, and every caller spends your "
+                "money: set a token (TESTNUC_TOKEN or --token-file), or listen on 127.0.0.1"
             )
 
     @staticmethod
     def _check_token(token: str) -> None:
-        # the token itself is in no message
+        # messages never contain the token
         if not isinstance(token, str) or len(token) < _LEAST_TOKEN:
             raise ConfigurationError(
                 f"the token has fewer than {_LEAST_TOKEN} characters and could be guessed; make "
@@ -94,11 +93,11 @@ class ServerSettings:
             )
         if not token.isascii() or not token.isprintable() or " " in token:
             raise ConfigurationError(
-                "the token holds characters that a header cannot carry; use letters and digits"
+                "the token contains characters that a header cannot carry; use letters and digits"
             )
 
     def limits(self) -> dict[str, int]:
-        """Return what is refused beyond, by name."""
+        """Return the limits of requests, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name in _COUNTS}
 
 

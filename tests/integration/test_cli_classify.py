@@ -65,7 +65,7 @@ def test_a_dry_run_tells_the_cost_and_sends_nothing(source, tmp_path, monkeypatc
         assert llm.calls == 15
         _, out, _ = run_here(*given)
         told = dict(re.findall(r"^  (.+?)  +(\S+)$", out, re.MULTILINE))
-        assert (told["calls"], told["answers that are stored"]) == ("15", "15")
+        assert (told["calls"], told["stored answers"]) == ("15", "15")
         assert llm.calls == 15
 
 
@@ -141,7 +141,9 @@ def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp
         finally:
             process.kill()
         assert process.returncode == 130, err
-        assert re.search(r"interrupted: \d+ of 30 texts have their answer, kept in", err)
+        assert re.search(
+            r"interrupted: \d+ of 30 texts are answered; the answers are stored in", err
+        )
         assert "run the same command again" in err
         assert "Traceback" not in err
         answered = llm.calls
@@ -248,14 +250,14 @@ def test_an_output_that_cannot_be_written(source, tmp_path):
         given = ["classify", source, *options(llm, model="openai/test"), "-o", out]
         code, _, err = run_here(*given)
         assert (code, llm.requests) == (2, 0)
-        assert "out.csv.resume cannot be made" in err
+        assert "out.csv.resume cannot be created" in err
         # what cannot be foreseen: nothing that was paid for is lost
         (tmp_path / "out.csv.resume").unlink()
         (tmp_path / "out.csv.part").mkdir()
         code, _, err = run_here(*given)
         assert code == 2
         assert "out.csv cannot be written" in err
-        assert "is kept in" in err
+        assert "are stored in" in err
         assert llm.calls == 30
         (tmp_path / "out.csv.part").rmdir()
         code, _, err = run_here(*given)

@@ -24,14 +24,14 @@ class Labeler:
     def __init__(self):
         self.gate = asyncio.Event()
         self.gate.set()
-        self.waiting = 0
+        self.called = asyncio.Event()
         self.asked = 0
 
     async def answer(self, request):
         self.asked += len(request.texts)
-        self.waiting += 1
+        if not self.gate.is_set():
+            self.called.set()
         await self.gate.wait()
-        self.waiting -= 1
         said = []
         for text in request.texts:
             number = int(text.rsplit(" ", 1)[1])
@@ -94,12 +94,12 @@ async def test_classification_during_a_tune_uses_the_former_settings():
         labeler.gate.clear()
         fresh = [f"{t}0" for t in TEXTS]
         tuning = asyncio.create_task(nuc.tune(fresh, GOLD))
-        while not labeler.waiting:
-            await asyncio.sleep(0)
+        await labeler.called.wait()
         assert nuc.k == 10
         during = await nuc.classify_many(TEXTS)
         assert [(r.label, r.share) for r in during] == [(r.label, r.share) for r in before]
         assert max(len(r.neighbors) for r in during) == 10
+        assert not tuning.done()
         labeler.gate.set()
         await tuning
 
@@ -125,9 +125,9 @@ async def test_a_calibration_holds_until_the_next_one_is_complete():
         labeler.gate.clear()
         fresh = [f"{t}0" for t in TEXTS]
         again = asyncio.create_task(nuc.calibrate(fresh, DISPUTED))
-        while not labeler.waiting:
-            await asyncio.sleep(0)
+        await labeler.called.wait()
         assert await trusts() == expected
+        assert not again.done()
         labeler.gate.set()
         second = await again
         assert second != first
