@@ -16,8 +16,7 @@ import numpy as np
 import orjson
 
 from bench._report import Report
-from testnuc import TestNUC
-from testnuc.client import SmallPoolWarning
+from testnuc import Sampling, SmallPoolWarning, TestNUC
 from testnuc.evaluation.recording import KnownVectors
 from testnuc.limits import PICO, Price
 from testnuc.protocols import TokenUsage
@@ -124,11 +123,11 @@ async def _separate(data: _Data, k: int, neighbors: str) -> tuple[Usage, int]:
         await nuc.add(data.pool)
         if neighbors == "stored":
             await nuc.predict_pool()
-        before = nuc._meter.mark()
+        before = nuc._engine.parts.meter.mark()
         results = await nuc.classify_many(data.own)
         _check(llm, nuc)
         voted = {neighbor.text for result in results for neighbor in result.neighbors}
-        return nuc._meter.since(before), len(voted)
+        return nuc._engine.parts.meter.since(before), len(voted)
 
 
 def _check(llm: LoopbackLLM, nuc: TestNUC) -> None:
@@ -172,8 +171,8 @@ async def _report(data: _Data, k: int) -> Report:
     for pack in _PACKS:
         packed = f", {pack} texts per call" if pack > 1 else ""
         way = f"a batch as its own pool{packed}"
-        measured(way, await _batch(data, k, texts_per_call=pack))
-        sent_in_batches = await _batch(data, k, "batch", texts_per_call=pack)
+        measured(way, await _batch(data, k, sampling=Sampling(texts_per_call=pack)))
+        sent_in_batches = await _batch(data, k, "batch", sampling=Sampling(texts_per_call=pack))
         measured(f"{way}, batch lane", sent_in_batches, half)
     stored, different = await _separate(data, k, "stored")
     share = (n + different) / n

@@ -9,8 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from bench._report import Report
-from testnuc import RateLimit, TestNUC
-from testnuc.client import SmallPoolWarning
+from testnuc import RateLimit, Sampling, SmallPoolWarning, TestNUC
 from testnuc.testing import CURABLE_KINDS, Faults, HashEmbedder, LoopbackLLM, by_hash
 from testnuc.testing.faults import PACKED_KINDS
 
@@ -52,7 +51,7 @@ async def _run(
             api_key="key",
             embedder=HashEmbedder(),
             k=0,
-            texts_per_call=per_call,
+            sampling=Sampling(texts_per_call=per_call),
             rate_limit=limit,
         ) as nuc,
     ):

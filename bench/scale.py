@@ -130,21 +130,22 @@ def _client(store: str | None, embedder: _Embedder, **more: Any) -> testnuc.Test
 
 async def _fill(nuc: testnuc.TestNUC, n: int, dim: int, every: int) -> None:
     """Write pool and predictions directly into the store; every `every`-th text has none."""
-    await nuc._ready()
-    ask = nuc._pipeline._asker.ask
+    client = nuc._engine.parts
+    await client.ready()
+    ask, scope = client.predictor.ask, client.predictor.scope
     start = 0
     for rows in parts(n, dim):
         texts = [_text(i) for i in range(start, start + len(rows))]
         entries = [PoolText(t, hash_text(t)) for t in texts]
         predictions = [
             StoredPrediction(
-                ask(e.text, e.hash, 0).key, nuc._scope, e.hash, 0, Prediction(_label(e.text), 0.9)
+                ask(e.text, e.hash, 0).key, scope, e.hash, 0, Prediction(_label(e.text), 0.9)
             )
             for i, e in enumerate(entries, start)
             if not every or i % every
         ]
-        await nuc._store.put_predictions(predictions)
-        await nuc._pool.add(entries, rows)
+        await client.store.put_predictions(predictions)
+        await client.pool.add(entries, rows)
         start += len(rows)
 
 
@@ -152,14 +153,15 @@ async def _classify(
     nuc: testnuc.TestNUC, embedder: _Embedder, texts: list[str]
 ) -> dict[str, float]:
     steps = _Steps()
-    pipeline: Any = nuc._pipeline
-    steps.watch(nuc._pool, "search", "search")
+    parts: Any = nuc._engine.parts
+    pipeline = parts.pipeline
+    steps.watch(parts.pool, "search", "search")
     steps.watch(pipeline, "_note_usable", "usable")
     steps.watch(pipeline, "_window", "window")
     steps.watch(pipeline, "predict", "ask")
-    steps.watch(nuc._embedding, "vectors", "vectors")
-    steps.watch(nuc._pool, "labels", "labels")
-    steps.watch(nuc._pool, "add", "add")
+    steps.watch(parts.embedding, "vectors", "vectors")
+    steps.watch(parts.pool, "labels", "labels")
+    steps.watch(parts.pool, "add", "add")
     embedder.cpu = 0.0
     with _voting(steps):
         started, cpu = time.perf_counter(), time.process_time()

@@ -51,9 +51,9 @@ def _requests(host: str, kind: str, distinct: int) -> Iterator[bytes]:
 
 
 def _serve(llm: str, policy: str, max_pending: int) -> None:
-    """Run the service as `testnuc serve` does, with a cheap embedder."""
+    """Run the service as `testnuc serve` does, with an embedder that costs next to nothing."""
+    from testnuc import SmallPoolWarning, TestNUC
     from testnuc.cli.event_loop import run_to_end
-    from testnuc.client import SmallPoolWarning, TestNUC
     from testnuc.server import ServerSettings, Service, serve
 
     warnings.simplefilter("ignore", SmallPoolWarning)

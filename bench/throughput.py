@@ -109,8 +109,8 @@ async def _testnuc(base_url: str, texts: list[str], concurrency: int, store: Any
             nonlocal labeled
             labeled += getattr(outcome, "label", None) in _LABELS
 
-        await nuc._ready()
-        fanout, asker = nuc._fanout, nuc._pipeline._asker
+        parts = nuc._engine.parts
+        fanout, asker = parts.scheduler, parts.predictor
         from testnuc._base.checks import hash_text
 
         asks = (asker.ask(text, hash_text(text), i) for i, text in enumerate(texts))

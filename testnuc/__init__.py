@@ -7,9 +7,9 @@ The path of a text::
 ``await TestNUC(labels, model=..).classify_many(texts)`` calls the LLM once per distinct text. The
 nearest neighbors of each text then vote on its label: the batch itself is the unlabeled data.
 
-`client` is the entry point. `embedders`, `index`, `providers`, `methods`, `stores` and `voting`
-implement one step each; `protocols` defines their interfaces. `types`, `results` and `errors`
-define what calls return and raise. `testing` provides test doubles.
+`client` is the entry point and `_engine` runs the steps. `embedders`, `index`, `providers`,
+`methods`, `stores` and `voting` implement one step each; `protocols` defines their interfaces.
+`types`, `results` and `errors` define what calls return and raise. `testing` provides test doubles.
 
 Public names are imported lazily: ``import testnuc`` loads neither numba, aiohttp nor torch.
 """
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from testnuc._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from testnuc.client import SmallPoolWarning, TestNUC
+    from testnuc.client import TestNUC
     from testnuc.errors import (
         AuthenticationError,
         BadRequestError,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         RefusalError,
         ReplyError,
         ServerError,
+        SmallPoolWarning,
         StoreError,
         TestNUCError,
         TruncatedReplyError,
@@ -54,12 +55,15 @@ if TYPE_CHECKING:
     from testnuc.limits import BatchPolicy, Budget, RateLimit, RetryPolicy
     from testnuc.methods import (
         BestOfN,
+        Sampling,
         SelfConsistency,
         StandardPrompting,
         TopKICL,
         TopKICLP,
         WeightedBestOfN,
     )
+    from testnuc.providers.anthropic import Anthropic
+    from testnuc.providers.openai import OpenAI
     from testnuc.report import read_marks
     from testnuc.results import Results
     from testnuc.sync import SyncTestNUC
@@ -80,7 +84,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 _HOMES = {
-    "client": ("SmallPoolWarning", "TestNUC"),
+    "client": ("TestNUC",),
     "errors": (
         "AuthenticationError",
         "BadRequestError",
@@ -101,6 +105,7 @@ _HOMES = {
         "RefusalError",
         "ReplyError",
         "ServerError",
+        "SmallPoolWarning",
         "StoreError",
         "TestNUCError",
         "TruncatedReplyError",
@@ -111,12 +116,15 @@ _HOMES = {
     "limits": ("BatchPolicy", "Budget", "RateLimit", "RetryPolicy"),
     "methods": (
         "BestOfN",
+        "Sampling",
         "SelfConsistency",
         "StandardPrompting",
         "TopKICL",
         "TopKICLP",
         "WeightedBestOfN",
     ),
+    "providers.anthropic": ("Anthropic",),
+    "providers.openai": ("OpenAI",),
     "report": ("read_marks",),
     "results": ("Results",),
     "sync": ("SyncTestNUC",),
@@ -135,6 +143,7 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Anthropic",
     "AuthenticationError",
     "BadRequestError",
     "BatchPolicy",
@@ -158,6 +167,7 @@ __all__ = [
     "MissingDependencyError",
     "Neighbor",
     "NotAnsweredError",
+    "OpenAI",
     "PoolStats",
     "Prediction",
     "ProviderError",
@@ -169,6 +179,7 @@ __all__ = [
     "Results",
     "RetryPolicy",
     "Review",
+    "Sampling",
     "SelfConsistency",
     "ServerError",
     "SmallPoolWarning",

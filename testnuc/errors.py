@@ -27,7 +27,8 @@
       EmbeddingError                     the embedder failed or returned unusable vectors
       StoreError                         the store cannot be opened, read or written
 
-Do not parse messages: the attributes of `ProviderError` hold status, request id and attempts.
+Do not parse messages: the attributes of `ProviderError` hold status, request id and attempts. The
+only warning is `SmallPoolWarning`.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ __all__ = [
     "RefusalError",
     "ReplyError",
     "ServerError",
+    "SmallPoolWarning",
     "StoreError",
     "TestNUCError",
     "TruncatedReplyError",
@@ -247,4 +249,25 @@ class EmbeddingError(TestNUCError):
 
 
 class StoreError(TestNUCError):
-    """The store cannot be opened, read or written; the message gives the cause."""
+    """The store cannot be opened, read or written; the message says why."""
+
+
+class SmallPoolWarning(UserWarning):
+    """There are too few neighbors, or too few predictions, for the vote that was asked for.
+
+    Parameters
+    ----------
+    problem : str
+        What there is too little of, and the consequence.
+    remedy : str
+        What to do, in Python.
+    options : str
+        What to do, in options of the command line.
+    """
+
+    def __init__(self, problem: str, remedy: str = "", options: str = "") -> None:
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+        #: The message without the remedy.
+        self.problem = problem
+        #: The remedy in options of the command line.
+        self.options = options

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import fsum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from testnuc._base.checks import checked_whole
+from testnuc._base.checks import checked_choice, checked_number, checked_whole
 from testnuc.errors import InvalidInputError
 from testnuc.protocols import Method
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BestOfN",
+    "Sampling",
     "SelfConsistency",
     "StandardPrompting",
     "TopKICL",
@@ -25,6 +28,50 @@ __all__ = [
     "WeightedBestOfN",
     "resolve",
 ]
+
+# the modules that version 0.1.0 pickled its methods from
+for _old in ("best_of_n", "self_consistency", "standard", "topk_icl"):
+    sys.modules[f"{__name__}.{_old}"] = sys.modules[__name__]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the model is asked for one answer.
+
+    Parameters
+    ----------
+    temperature, top_p : float, optional
+        By default the paper's; None: the provider's own.
+    confidence : {"verbalized", "logprobs"}
+        The source of the LLM's confidence: its own words, or its token log-probabilities.
+    texts_per_call : int
+        Texts packed in one prompt.
+    request_options : mapping
+        Passed to the provider unchanged: ``max_tokens``, ``reasoning_effort``, ..
+
+    Examples
+    --------
+    ::
+
+        TestNUC(labels, sampling=Sampling(temperature=0.0, texts_per_call=10))
+    """
+
+    temperature: float | None = 0.7
+    top_p: float | None = 1.0
+    confidence: Literal["verbalized", "logprobs"] = "verbalized"
+    texts_per_call: int = 1
+    request_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        checked_number("temperature", self.temperature, 0.0, 2.0)
+        checked_number("top_p", self.top_p, 0.0, 1.0)
+        checked_choice("confidence", self.confidence, ("verbalized", "logprobs"))
+        checked_whole("texts_per_call", self.texts_per_call, least=1)
+        if not isinstance(self.request_options, Mapping):
+            raise InvalidInputError(
+                f"request_options is {self.request_options!r}; give a mapping such as "
+                "{'max_tokens': 100}"
+            )
 
 
 class _Method:

@@ -1,8 +1,8 @@
 """A scikit-learn classifier: `TestNUCClassifier` (extra ``sklearn``).
 
-What ``fit`` is given becomes the pool; ``predict`` asks about each text and lets its neighbors in
-that pool vote. A loop in a thread of its own does the work, so that it may be used where a loop
-runs, as in a notebook.
+``fit`` makes its texts the pool; ``predict`` asks the LLM about each text and lets its neighbors in
+that pool vote. A background thread runs the event loop, so that the classifier also works where a
+loop already runs, as in a notebook.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
 from testnuc._base.checks import hash_text
 from testnuc._base.loop_thread import Background, at_exit
+from testnuc._engine.components import Components
+from testnuc._engine.engine import Engine
 from testnuc._engine.inputs import values
-from testnuc.client import SmallPoolWarning, TestNUC
+from testnuc._engine.parameters import client_arguments
+from testnuc._engine.small_pool import few_predictions
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
 from testnuc.index.memory_pool import Pool
 from testnuc.protocols import PoolText
-from testnuc.stores import resolve
 from testnuc.stores.memory import MemoryStore
-from testnuc.stores.override import with_pool
-from testnuc.trust import MIN_PREDICTIONS
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TestNUCClassifier"]
 
-#: Parameters that are not the client's.
+#: Parameters that are not passed on by name.
 _OWN = frozenset({"labels", "store"})
 
 
@@ -61,21 +61,23 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     labels : sequence of str or mapping of str to str, optional
         The labels to choose from, or label -> description; default: those of ``y``.
-    model, base_url, embedder, k, policy, method, instructions, none_label, request_options
+    model, base_url, embedder, k, policy, method, instructions, none_label
         As for `TestNUC`.
-    texts_per_call, temperature, top_p, confidence, rate_limit, max_concurrency, retry, budget
-        As for `TestNUC`. The key comes from the provider's environment variable, so that it is in
-        no ``repr`` and no pickle.
+    rate_limit, max_concurrency, retry, budget
+        As for `TestNUC`. The key comes from the provider's environment variable, so that neither
+        ``repr`` nor a pickle contains it.
+    temperature, top_p, confidence, texts_per_call, request_options
+        As for `Sampling`; flat, so that a search can vary them.
     store : str or path, optional
-        Where predictions and embeddings are kept: with it, fits on the same texts (clones, folds
-        of a search) pay for each text once. Default: the memory of this estimator.
+        Stores predictions and embeddings: with it, fits on the same texts (clones, folds of a
+        search) ask about each text once. Default: in the memory of this estimator.
 
     Attributes
     ----------
     classes_ : array
         The labels, sorted.
     tuning_ : Tuning or None
-        What the labels chose, where ``fit`` was given any and the policy is "auto".
+        The settings tuned on the labels, if ``fit`` was given any and the policy is "auto".
 
     Examples
     --------
@@ -104,7 +106,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         texts_per_call: int = 1,
         temperature: float | None = 0.7,
         top_p: float | None = 1.0,
-        confidence: str = "verbalized",
+        confidence: Literal["verbalized", "logprobs"] = "verbalized",
         rate_limit: RateLimit | None = None,
         max_concurrency: int = 64,
         retry: RetryPolicy | None = None,
@@ -131,15 +133,15 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.budget = budget
 
     def fit(self, X: Any, y: Any = None) -> Self:  # noqa: N803 - scikit-learn's names
-        """Make texts the pool, and ask about each distinct one.
+        """Make texts the pool, and predict each distinct one.
 
         Parameters
         ----------
         X : sequence of str
             Lists, Series of pandas or polars, arrays.
         y : sequence of labels, optional
-            Right labels, None for texts without one. With policy "auto" they choose how votes
-            weigh; under any other policy they only tell `classes_`, where ``labels`` is None. They
+            Correct labels, None for texts without one. With policy "auto" they tune how votes
+            weigh; under any other policy they only set `classes_`, if ``labels`` is None. They
             never vote.
 
         Raises
@@ -162,20 +164,16 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     )
         fitted = _Fitted(self._client_arguments(asked), self.store)
         labels = {} if gold is None else _first(texts, gold)
-        fitted.run(fitted.client.learn(texts, labels))
+        fitted.run(fitted.learner.learn(texts, labels))
         self.close()
         self.classes_ = classes
-        self.tuning_ = fitted.client.tuning
+        self.tuning_ = fitted.learner.tuning
         self._fitted = fitted
-        predicted = fitted.client.predicted
-        if predicted is not None and predicted < MIN_PREDICTIONS and self.tuning_ is None:
-            warnings.warn(
-                f"policy 'auto' has {predicted} predictions to judge by and needs "
-                f"{MIN_PREDICTIONS}: each text keeps its own; fit more texts, or choose "
-                "policy='weighted'",
-                SmallPoolWarning,
-                stacklevel=2,
-            )
+        predicted = fitted.learner.predicted
+        if predicted is not None and self.tuning_ is None:
+            warning = few_predictions(predicted, "fit more texts")
+            if warning is not None:
+                warnings.warn(warning, stacklevel=2)
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
@@ -184,15 +182,15 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Raises
         ------
         TestNUCError
-            A text has no label: its call failed (what the others cost is stored), or the LLM named
-            none of the labels and there is no ``none_label``.
+            A text has no label: its call failed (answers to the others are stored), or the LLM
+            named none of the labels and ``none_label`` is not set.
         """
         found = [self._place(row) for row in self.results(X)]
         predicted: NDArray[Any] = self.classes_[found]
         return predicted
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Return each label's part of the vote, float64[n, n_classes].
+        """Return each label's share of the vote, float64[n, n_classes].
 
         Not a calibrated probability; where labels tie, `predict` takes that of the most similar
         voter.
@@ -204,28 +202,28 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             for label, weight in result.votes.items():
                 shares[at, places[label]] = weight
             if not shares[at].any():
-                # nobody voted: the text's own label stands
+                # without any vote the text's own label stands
                 shares[at, self._place(result)] = 1.0
         shares /= shares.sum(axis=1, keepdims=True)
         return shares
 
     def results(self, X: Any) -> Results:  # noqa: N803
-        """Return all that leads to the labels: votes, neighbors, trust.
+        """Return the full results: labels, votes, neighbors, trust.
 
-        Texts do not vote on each other, so that none depends on what it is given with.
+        Texts do not vote on each other, so that a result depends on its own text only.
         """
         check_is_fitted(self)
         texts = _column(X)
-        return self._fitted.run(self._fitted.client.classify_many(texts))
+        return self._fitted.run(self._fitted.learner.engine.classify_many(texts))
 
     @property
     def usage_(self) -> Usage:
-        """What was spent since `fit` began, in this process."""
+        """Usage since `fit` began, in this process."""
         check_is_fitted(self)
-        return self._fitted.client.usage
+        return self._fitted.learner.engine.usage
 
     def close(self) -> None:
-        """End the thread and close the connections; `fit` begins anew."""
+        """Stop the thread and close the connections; call `fit` to start again."""
         fitted = self.__dict__.pop("_fitted", None)
         if fitted is not None:
             fitted.close()
@@ -238,7 +236,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.string = True
         tags.input_tags.two_d_array = False
         tags.target_tags.required = False
-        # another call of an LLM may be answered otherwise; what is stored is not asked again
+        # an LLM may answer differently the next time; stored answers are reused
         tags.non_deterministic = True
         return tags
 
@@ -246,7 +244,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         state: dict[str, Any] = dict(super().__getstate__())
         fitted = state.pop("_fitted", None)
         if fitted is not None:
-            state["_learned"] = fitted.run(fitted.client.learned())
+            state["_learned"] = fitted.run(fitted.learner.learned())
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -254,12 +252,12 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         super().__setstate__(state)
         if learned is not None:
             fitted = _Fitted(self._client_arguments(learned["labels"]), self.store)
-            fitted.run(fitted.client.recall(learned))
+            fitted.run(fitted.learner.recall(learned))
             self._fitted = fitted
 
     def _client_arguments(self, labels: Any) -> dict[str, Any]:
         given = {n: v for n, v in self.get_params(deep=False).items() if n not in _OWN}
-        return {**given, "labels": labels}
+        return client_arguments({**given, "labels": labels})
 
     def _classes(self, gold: list[Any] | None) -> tuple[NDArray[Any], Any]:
         """Return the sorted classes, and the labels as the LLM is to choose from."""
@@ -289,86 +287,84 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if result.error is not None:
                 raise result.error
             raise TestNUCError(
-                f"text {result.index} ({result.text[:60]!r}) has no label: what the LLM said is "
+                f"text {result.index} ({result.text[:60]!r}) has no label: the LLM's answer is "
                 "none of them; give none_label='other' for such texts"
             )
         return [str(known) for known in self.classes_.tolist()].index(label)
 
 
-class _Learner(TestNUC):
-    """The client of a fitted classifier; the pool is what it was fitted on and nothing else."""
+class _Learner:
+    """The engine of a fitted classifier; its pool holds exactly the texts of the fit."""
 
     def __init__(self, arguments: Mapping[str, Any], store: Any) -> None:
         self._memory = MemoryStore() if store is None else None
-        kept = resolve(store) if self._memory is None else self._memory
-        super().__init__(
+        self._parts = Components(
             **arguments,
-            store=with_pool(kept, Pool()),
+            store=store if self._memory is None else self._memory,
+            pool=Pool(),
             neighbors="stored",
             join_pool=False,
         )
+        self.engine = Engine(self._parts)
         self._texts: list[str] = []
         self.tuning: Tuning | None = None
-        #: How many predictions a decision was made by; None: nothing was to be decided.
+        #: Predictions that the auto policy decided by; None: there was nothing to decide.
         self.predicted: int | None = None
 
     async def learn(self, texts: Sequence[str], labels: Mapping[str, str]) -> None:
-        """Ask about the pool, and decide how it votes where that is to be decided."""
+        """Predict the pool, and decide how it votes unless the policy is fixed."""
+        engine = self.engine
         self._texts = list(dict.fromkeys(texts))
-        await self.add(texts)
-        await self.predict_pool()
-        pipeline = self._pipeline
-        if self.policy is not None:
+        await engine.add(texts)
+        await engine.predict_pool()
+        if engine.settings.policy is not None:
             return
         if labels:
-            self.tuning = await self.tune(list(labels), list(labels.values()))
-            # a correction towards given shares is one of a batch; here each text is alone
-            pipeline.counting = replace(pipeline.counting, prior=None)
-        if pipeline.decision is None:
-            found = await self.diagnose()
+            self.tuning = await engine.tune(list(labels), list(labels.values()))
+            # a prior corrects the shares of a batch; here each text is classified alone
+            engine.settings = replace(engine.settings, prior=None)
+        if engine.settings.decision is None:
+            found = await engine.diagnose()
             self.predicted = found.predictions
-            pipeline.decision = found.decision
+            engine.settings = replace(engine.settings, decision=found.decision)
 
     async def learned(self) -> dict[str, Any]:
-        """Return all that was learned and paid for, for `recall`."""
+        """Return everything that `recall` needs."""
         rows: list[StoredPrediction] = [] if self._memory is None else self._memory.rows()
         hashes = [hash_text(text) for text in self._texts]
-        vectors = await self._embedding.vectors(self._texts, hashes)
-        pipeline = self._pipeline
+        labels = self._parts.labels
         return {
-            "labels": {n: self.labels.descriptions.get(n, "") for n in self.labels.names},
+            "labels": {n: labels.descriptions.get(n, "") for n in labels.names},
             "texts": self._texts,
-            "vectors": vectors,
+            "vectors": await self._parts.embedding.vectors(self._texts, hashes),
             "rows": rows,
-            "decision": pipeline.decision,
-            "counting": pipeline.counting,
-            "k": pipeline.k,
-            "policy": self.policy,
+            "settings": self.engine.settings,
         }
 
     async def recall(self, learned: Mapping[str, Any]) -> None:
-        """Be as the client was that `learned` came from."""
-        await self._ready()
+        """Restore what another one `learned`."""
+        await self._parts.ready()
         self._texts = learned["texts"]
         entries = [PoolText(text, hash_text(text)) for text in self._texts]
         if entries:
-            await self._pool.add(entries, learned["vectors"])
+            await self._parts.pool.add(entries, learned["vectors"])
         if self._memory is not None:
             await self._memory.put_predictions(learned["rows"])
-        self._pipeline.decision = learned["decision"]
-        self._pipeline.counting = learned["counting"]
-        self._pipeline.k = learned["k"]
-        self.policy = learned["policy"]
+        settings = learned.get("settings")
+        if settings is None:
+            # version 0.1.0 pickled the decision and k beside them
+            settings = replace(learned["counting"], decision=learned["decision"], k=learned["k"])
+        self.engine.settings = settings
 
 
 class _Fitted:
-    """A client and the thread that it runs in; closed with the estimator."""
+    """An engine and the thread that it runs in; closed with the estimator."""
 
     def __init__(self, arguments: Mapping[str, Any], store: Any) -> None:
-        self.client = _Learner(arguments, store)
+        self.learner = _Learner(arguments, store)
         self._background = Background("testnuc-sklearn")
         self.run = self._background.run
-        self._left = weakref.finalize(self, self._background.leave, self.client.aclose)
+        self._left = weakref.finalize(self, self._background.leave, self.learner.engine.aclose)
         # at exit it is closed as by `close`
         self._left.atexit = False
         _FITTED.add(self)
@@ -377,12 +373,12 @@ class _Fitted:
         if self._left.detach() is None:
             return
         try:
-            self._background.run(self.client.aclose())
+            self._background.run(self.learner.engine.aclose())
         finally:
             self._background.close()
 
 
-#: All that may be open yet.
+#: Engines that may still be open.
 _FITTED: weakref.WeakSet[_Fitted] = weakref.WeakSet()
 
 
@@ -431,7 +427,7 @@ def _gold(y: Any, n: int) -> list[Any]:
         gold.append(None if missing else getattr(label, "item", lambda own=label: own)())
     known = [label for label in gold if label is not None]
     if known:
-        # numbers that no class has are refused, as by every classifier
+        # refuses continuous targets, as every classifier does
         check_classification_targets(known)
     return gold
 

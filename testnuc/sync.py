@@ -1,7 +1,7 @@
-"""The client for code without an event loop: the same methods, each of which waits.
+"""The blocking client: `SyncTestNUC` has the methods of `TestNUC`, each of which blocks.
 
-One thread in the background has an event loop, and every call goes there; so it works in scripts,
-in threads, and inside of a loop that already runs, as in a notebook.
+A background thread runs the event loop of every call; so it works in scripts, in threads, and where
+a loop already runs, as in a notebook.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from testnuc.labels import LabelSet
     from testnuc.types import Classification, Usage
+    from testnuc.voting import VotePolicy
 
 __all__ = ["SyncTestNUC"]
 
@@ -29,7 +30,7 @@ T = TypeVar("T")
 def _made_like(
     _init: Callable[Concatenate[TestNUC, P], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[SyncTestNUC, P], None]]:
-    """Take over the parameters of the client."""
+    """Give a constructor the parameters of the client."""
 
     def give(own: Callable[..., None]) -> Callable[Concatenate[SyncTestNUC, P], None]:
         @wraps(_init)
@@ -44,7 +45,7 @@ def _made_like(
 def _waiting(
     method: Callable[Concatenate[TestNUC, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[SyncTestNUC, P], T]:
-    """Make a method that waits out of one that is awaited."""
+    """Return a blocking form of an asynchronous method."""
 
     @wraps(method)
     def call(self: SyncTestNUC, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -57,14 +58,14 @@ class SyncTestNUC:
     """`TestNUC` for code without ``await``; takes the same arguments.
 
     ``with SyncTestNUC(labels, model=..) as nuc: results = nuc.classify_many(texts)``. Any thread
-    may call it, also one whose event loop runs (which then waits, too: there, prefer `TestNUC`).
-    Ctrl-C cancels what was asked for; what was paid for is stored before the call ends.
+    may call it, also one whose event loop runs (which then blocks, too: there, prefer `TestNUC`).
+    Ctrl-C cancels the call; answers that were received are stored before it returns.
     """
 
     @_made_like(TestNUC.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._client = TestNUC(*args, **kwargs)
-        #: Begins with the first call.
+        #: Started by the first call.
         self._background: Background | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -86,7 +87,7 @@ class SyncTestNUC:
     ) -> Iterator[Classification]:
         """Label texts from any iterable in bounded memory; see `TestNUC.stream`.
 
-        The iterable is read in the background's thread.
+        The iterable is read in the background thread.
         """
         results = self._client.stream(texts, window=window)
         try:
@@ -96,14 +97,24 @@ class SyncTestNUC:
                 except StopAsyncIteration:
                     return
         finally:
-            # where the loop over it is left early, what is under way ends here
+            # if the consumer leaves its loop early, calls in flight end here
             if not self._closed and self._background is not None:
                 self._background.end(results.aclose())
 
     @property
     def usage(self) -> Usage:
-        """What this client has spent so far."""
+        """Calls, tokens and US dollars that this client has spent so far."""
         return self._client.usage
+
+    @property
+    def policy(self) -> VotePolicy | None:
+        """How votes weigh; None: decided from the predictions, or by `tune`."""
+        return self._client.policy
+
+    @property
+    def k(self) -> int:
+        """The most neighbors that are retrieved for a text."""
+        return self._client.k
 
     @property
     def labels(self) -> LabelSet:
@@ -139,7 +150,7 @@ class SyncTestNUC:
         self.close()
 
     def close(self) -> None:
-        """Wait a few seconds for calls that were sent, store their answers, and let go of all."""
+        """Wait a few seconds for calls in flight, store their answers, and close everything."""
         if self._closed:
             return
         try:

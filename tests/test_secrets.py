@@ -19,7 +19,7 @@ from testnuc.testing import Faults, HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, messages
 from tests.transport.small_server import serving
 
-pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 #: As providers make them, and one that no pattern would find.
 KEYS = ["sk-proj-Zq81xYkLm0TheSecretPart77", "hunter2hunter2"]
@@ -56,10 +56,11 @@ async def test_representations(client_of, logged, key, model):
         results = await nuc.classify_many(messages(20))
         sent = llm.headers[0]
         assert key in f"{sent.get('authorization')} {sent.get('x-api-key')}"
-        provider = nuc._estimator.asker.provider
+        parts = nuc._engine.parts
         shown = [
-            nuc, results, results[0], nuc.usage, nuc._transport, nuc._fanout, nuc._embedding,
-            nuc._store, nuc._pool, provider, nuc.labels, nuc._transport._connections,
+            nuc, results, results[0], nuc.usage, parts.transport, parts.scheduler, parts.embedding,
+            parts.store, parts.pool, parts.predictor.provider, nuc.labels,
+            parts.transport._connections,
         ]  # fmt: skip
         for thing in shown:
             assert key not in f"{thing!r} {thing}"

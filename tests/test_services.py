@@ -10,13 +10,13 @@ from contextlib import contextmanager
 import pytest
 from blockbuster import BlockingError, blockbuster_ctx
 
-from testnuc import TestNUC
+from testnuc import Sampling, TestNUC
 from testnuc.errors import EmbeddingError
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import confident, gold, messages
 
-pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +118,7 @@ async def test_a_large_batch_leaves_the_loop_to_others(no_gc):
 
     # without sockets: the calls themselves are what other tests are about
     async with TestNUC(
-        ["refund", "login"], Rule(), embedder=HashEmbedder(), texts_per_call=20
+        ["refund", "login"], Rule(), embedder=HashEmbedder(), sampling=Sampling(texts_per_call=20)
     ) as nuc:
         with long_steps() as long:
             results = await nuc.classify_many(texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from hashlib import blake2b
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ __all__ = [
     "checked_positive",
     "checked_whole",
     "hash_text",
+    "restore_fields",
     "valid_text",
 ]
 
@@ -87,3 +89,12 @@ def checked_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     if value not in choices:
         raise InvalidInputError(f"{name} is {value!r}; choose from {', '.join(choices)}")
     return str(value)
+
+
+def restore_fields(record: Any, state: Sequence[Any]) -> None:
+    """Restore a frozen dataclass with slots from its pickled values.
+
+    An earlier version may have had fewer fields; those that it lacks get their defaults.
+    """
+    for i, field in enumerate(fields(record)):
+        object.__setattr__(record, field.name, state[i] if i < len(state) else field.default)

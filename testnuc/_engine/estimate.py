@@ -1,4 +1,4 @@
-"""What a run would cost, told before anything is sent."""
+"""Estimate the cost of a run before anything is sent."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from testnuc._dispatch.predictor import Predictor
     from testnuc.limits import Price
     from testnuc.protocols import Index, Method, PoolText, Store
+    from testnuc.trust import VoteSettings
 
 __all__ = ["Estimator"]
 
 #: Texts looked up at a time.
 _CHUNK = 128
-#: As for prompts: low, so that the estimate is rather too high.
+#: As for prompts: low, so that the estimate errs on the high side.
 _BYTES_PER_TOKEN = 3.2
-#: Seconds in which a provider answers a batch, or ends it.
+#: Seconds after which a provider has answered or expired a batch.
 _WINDOW = 24 * 3600.0
 #: A confidence as models write it.
 _CONFIDENCE = 0.95
@@ -40,16 +41,14 @@ class Estimator:
     Parameters
     ----------
     asker, store, pool, method
-        The steps of the way of a text; nothing is sent, embedded or added.
-    neighbors_of_each : int
-        Most neighbors that are asked about for each text.
+        Parts of the client; nothing is sent, embedded or added.
+    neighbors : bool
+        Whether neighbors without a prediction are asked about, too.
     texts_per_call : int
     price : Price, optional
     batch_price : Price, optional
     batches : bool
         Whether the provider has a batch lane.
-    neighbors_later : bool
-        Whether neighbors are asked about once the texts themselves have answers.
     rate_limit : RateLimit, optional
     """
 
@@ -57,26 +56,27 @@ class Estimator:
     store: Store
     pool: Index
     method: Method
-    neighbors_of_each: int
+    neighbors: bool
     texts_per_call: int
     price: Price | None
     batch_price: Price | None = None
     batches: bool = False
-    neighbors_later: bool = False
     rate_limit: RateLimit | None = None
 
-    async def usage(self, entries: Sequence[PoolText]) -> Estimate:
-        """Return what labeling distinct texts would use, if no call had to be made again."""
+    async def usage(self, entries: Sequence[PoolText], settings: VoteSettings) -> Estimate:
+        """Return what labeling distinct texts would use, without retries."""
         labels = await self.pool.labels([entry.hash for entry in entries])
         open_ = [e for e, label in zip(entries, labels, strict=True) if label is None]
-        most = self.neighbors_of_each * len(entries)
+        most = settings.voters * len(entries) if self.neighbors else 0
+        # neighbors are asked once the texts themselves have answers
+        later = settings.policy is None
         if not self.method.context:
             missing, stored = await self._missing(open_, self.method.samples)
             most *= self.method.samples
             others = await self._missing_in_pool(entries, most, self.method.samples)
-            stages = 1 + (self.neighbors_later and bool(others))
+            stages = 1 + (later and bool(others))
             return await self._sum([(text, ()) for text in [*missing, *others]], stored, stages)
-        # which examples a prompt holds is known only once its text is embedded: all count as open
+        # the examples of a prompt are known only once its text is embedded: count all as missing
         rest = [text async for text in self._pool_texts(entries)]
         asked = [e.text for e in [*open_, *rest[:most]]]
         shown = [Demonstration(e.text) for e in [*open_, *rest][: self.method.context + 1]]
@@ -91,7 +91,7 @@ class Estimator:
             most = self.method.context * len(asked)
             first += await self._missing_in_pool(entries, most, 1)
             calls += [(text, ()) for text in first]
-        stages = 1 + self.method.labeled + (self.neighbors_later and bool(rest[:most]))
+        stages = 1 + self.method.labeled + (later and bool(rest[:most]))
         return await self._sum(calls, stored, stages)
 
     async def _missing(self, entries: Sequence[PoolText], samples: int) -> tuple[list[str], int]:
@@ -153,24 +153,24 @@ class Estimator:
                     pico_usd[i] += 0 if price is None else price.pico(tokens)
             if calls % _CHUNK == 0:
                 await asyncio.sleep(0)
-        told = reserve is not None or not calls
+        known = reserve is not None or not calls
         live, batch = (
             LaneEstimate(
                 lane,
                 calls,
-                sent if told else None,
-                received if told else None,
-                self._usd(price, pico, told=told, calls=calls),
+                sent if known else None,
+                received if known else None,
+                self._usd(price, pico, known=known, calls=calls),
             )
             for lane, price, pico in zip(("live", "batch"), prices, pico_usd, strict=True)
         )
-        live = replace(live, least_seconds=self._seconds(calls, sent + received if told else None))
+        live = replace(live, least_seconds=self._seconds(calls, sent + received if known else None))
         # stored answers take no time in either lane
         batch = replace(batch, most_seconds=_WINDOW * stages if calls else 0.0)
         return Estimate(
             calls=calls,
             input_tokens=live.input_tokens,
-            cached_tokens=0 if told else None,
+            cached_tokens=0 if known else None,
             output_tokens=live.output_tokens,
             usd=live.usd,
             store_hits=stored,
@@ -178,12 +178,12 @@ class Estimator:
         )
 
     @staticmethod
-    def _usd(price: Price | None, pico_usd: int, *, told: bool, calls: int) -> float | None:
-        priced = price is not None and (told or price.is_free)
+    def _usd(price: Price | None, pico_usd: int, *, known: bool, calls: int) -> float | None:
+        priced = price is not None and (known or price.is_free)
         return pico_usd / PICO if priced or not calls else None
 
     def _seconds(self, calls: int, tokens: int | None) -> float | None:
-        """How long the live lane takes at least; its limits are per minute."""
+        """Return the least seconds of the live lane, by its limits per minute."""
         limit = self.rate_limit or RateLimit()
         minutes = [0.0] if not calls else []
         if limit.requests_per_minute is not None:
@@ -193,7 +193,7 @@ class Estimator:
         return 60 * max(minutes) if minutes else None
 
     def _answer(self, part: Sequence[str]) -> int:
-        """Tokens of a typical answer: a label of middling length, and a confidence."""
+        """Return the tokens of a typical answer: a label of median length, and a confidence."""
         task = self.asker.task
         label = sorted(task.labels, key=len)[len(task.labels) // 2]
         said: dict[str, object] = {"label": label}

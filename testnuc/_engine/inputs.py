@@ -1,4 +1,4 @@
-"""What users hand in: checked whole before anything is spent, then made distinct."""
+"""Input texts and labels: validated as a whole before any call, then made distinct."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = [
     "values",
 ]
 
-#: Texts looked at between two turns of the event loop.
+#: Texts processed between two turns of the event loop.
 _TURN = 1_024
 
 
 def values(column: Any, name: str = "texts") -> Iterable[Any]:
-    """Return what yields the values of a list, a Series of pandas or polars, or an Arrow array.
+    """Return an iterable of the values of a list, a pandas or polars Series, or an Arrow array.
 
-    None of these libraries is imported: what such an object is, is seen by what it can do.
+    None of these libraries is imported: objects are recognized by their attributes.
 
     Raises
     ------
     InvalidInputError
-        It is a whole table, which would yield the names of its columns.
+        It is a table, which would yield the names of its columns.
     """
     if hasattr(column, "shape") and (hasattr(column, "columns") or hasattr(column, "column_names")):
         raise InvalidInputError(
@@ -50,13 +50,13 @@ def values(column: Any, name: str = "texts") -> Iterable[Any]:
 
 
 def _arrow_values(column: Any) -> Iterator[Any]:
-    """Yield strings where Arrow would yield scalars of its own, a part at a time."""
+    """Yield strings instead of Arrow scalars, in chunks."""
     for start in range(0, len(column), _TURN):
         yield from column.slice(start, _TURN).to_pylist()
 
 
 def _null_in(column: Any, position: int, value: Any) -> str | None:
-    """Return what to say of a value that a column has where it has none."""
+    """Return the problem with a value that stands for a missing one; None: it does not."""
     missing = (
         value is None
         or type(value).__name__ in {"NAType", "NaTType"}
@@ -78,7 +78,7 @@ async def checked_texts(texts: Iterable[str]) -> list[str]:
     Raises
     ------
     InvalidInputError
-        `texts` is no iterable of texts, or one of them cannot be labeled.
+        `texts` is not an iterable of texts, or one of them cannot be labeled.
     """
     if isinstance(texts, str | bytes):
         raise InvalidInputError(
@@ -122,7 +122,7 @@ def labeled(
     labels: Sequence[str],
     allowed: LabelSet,
 ) -> list[PoolText]:
-    """Return the entries with the labels that people gave their texts.
+    """Return the entries with the known labels of their texts.
 
     Raises
     ------

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.labels import LabelSet
     from testnuc.protocols import Index, Method, Store
-    from testnuc.trust import Decision, Diagnosis, VoteSettings
+    from testnuc.trust import Diagnosis, VoteSettings
     from testnuc.types import Prediction
 
 __all__ = ["Pipeline"]
@@ -71,8 +71,8 @@ class Pipeline:
 
     Parameters
     ----------
-    labels, counting, method
-        What to vote on, how, on which predictions; ``counting.k`` neighbors are looked for.
+    labels, settings, method
+        What to vote on, how, on which predictions; ``settings.k`` neighbors are retrieved.
     neighbors : {"predict", "stored"}
         Whether neighbors without a prediction are asked about, or not considered.
     asker, fanout, embedding, pool, store
@@ -84,7 +84,7 @@ class Pipeline:
     def __init__(
         self,
         labels: LabelSet,
-        counting: VoteSettings,
+        settings: VoteSettings,
         method: Method,
         neighbors: Literal["predict", "stored"],
         *,
@@ -96,10 +96,8 @@ class Pipeline:
         join_pool: bool,
     ) -> None:
         self.labels = labels
-        self.counting = counting
-        self.k = counting.k
-        #: Decided once for all, by labeled texts.
-        self.decision: Decision | None = None
+        #: Replaced as a whole; each run reads it once.
+        self.settings = settings
         self._looked: _Look | None = None
         self._looking: asyncio.Task[Diagnosis] | None = None
         #: Texts whose outcome came in: no more predictions can have been made than these.
@@ -119,7 +117,9 @@ class Pipeline:
                 method, asker=asker, embedding=embedding, pool=pool, store=store
             )
 
-    async def prepare(self, texts: Sequence[PoolText], *, together: bool) -> Neighborhoods:
+    async def prepare(
+        self, texts: Sequence[PoolText], *, together: bool, settings: VoteSettings | None = None
+    ) -> Neighborhoods:
         """Find the neighbors of distinct texts.
 
         Parameters
@@ -129,7 +129,10 @@ class Pipeline:
         together : bool
             True: the texts are each other's neighbors (they join the pool first). False: they see
             the pool as it is (and join it afterwards).
+        settings : VoteSettings, optional
+            For this run alone; default: those of the client.
         """
+        settings = settings or self.settings
         hashes = [entry.hash for entry in texts]
         vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
         known = await self._pool.labels(hashes)
@@ -148,10 +151,10 @@ class Pipeline:
                 snapshot.vectors = dict(zip(hashes, vectors, strict=True))
             if self.neighbors == "stored":
                 snapshot.askable = frozenset(hashes) if together else frozenset()
-        matches = await self._search(texts, vectors, upto, together=together)
+        matches = await self._search(texts, vectors, settings.k, upto, together=together)
         if self.join_pool and not together:
             await self._pool.add(texts, vectors)
-        window = await self._window(texts, matches)
+        window = await self._window(texts, matches, settings)
         window.snapshot = snapshot
         return window
 
@@ -192,7 +195,7 @@ class Pipeline:
 
     async def _decide(self, window: Neighborhoods) -> None:
         """Decide by the predictions that there are, and ask about neighbors only if they vote."""
-        decision = self.decision
+        decision = window.counting.decision
         if decision is None:
             if self.neighbors == "predict":
                 await self._fill(window, range(window.n_own, len(window.entries)))
@@ -226,6 +229,7 @@ class Pipeline:
 
     async def diagnose(self) -> Diagnosis:
         """Look at the predictions of the pool."""
+        settings = self.settings
         size, outcomes = len(self._pool), self._outcomes
         chunks = range(0, size, _SEARCH)
         if len(chunks) > _CHUNKS:
@@ -239,12 +243,12 @@ class Pipeline:
                 e for e, p in zip(part, stored, strict=True) if p is not None or e.label is not None
             ]
         if len(texts) < MIN_PREDICTIONS:
-            window = await self._window(texts, _nobody(len(texts)))
+            window = await self._window(texts, _nobody(len(texts)), settings)
         else:
             hashes = [entry.hash for entry in texts]
             vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
-            matches = await self._search(texts, vectors, None, together=False)
-            window = await self._window(texts, matches)
+            matches = await self._search(texts, vectors, settings.k, None, together=False)
+            window = await self._window(texts, matches, settings)
         await self._fill(window, range(len(window.entries)))
         found = await asyncio.to_thread(window.diagnose)
         self._looked = _Look(size, outcomes, found)
@@ -262,7 +266,7 @@ class Pipeline:
                 # all at once: each part would be a day
                 more, start = await self._pool.scan(start, _SEARCH)
                 texts += more
-            window = await self._window(texts, _nobody(len(texts)))
+            window = await self._window(texts, _nobody(len(texts)), self.settings)
             window.snapshot, window.lane = snapshot, lane
             if snapshot is not None and self.neighbors == "stored":
                 await self._fill(window, range(len(texts)))
@@ -272,6 +276,7 @@ class Pipeline:
         self,
         texts: Sequence[PoolText],
         vectors: NDArray[np.float16],
+        k: int,
         upto: int | None,
         *,
         together: bool,
@@ -282,9 +287,9 @@ class Pipeline:
             part = slice(start, start + _SEARCH)
             hashes = [entry.hash for entry in texts[part]]
             if self.neighbors == "stored":
-                found = await self._search_stored(vectors[part], hashes, upto, batch)
+                found = await self._search_stored(vectors[part], hashes, k, upto, batch)
             else:
-                found = await self._pool.search(vectors[part], self.k, exclude=hashes, upto=upto)
+                found = await self._pool.search(vectors[part], k, exclude=hashes, upto=upto)
             if len(found.ids) == len(texts):
                 return found
             if matches is None:
@@ -299,15 +304,16 @@ class Pipeline:
         self,
         vectors: NDArray[np.float16],
         hashes: Sequence[bytes],
+        k: int,
         upto: int | None,
         batch: set[bytes],
     ) -> Matches:
         """Find the k nearest texts that have a prediction, or will have one with this batch."""
-        ids = np.full((len(vectors), self.k), -1, dtype=np.int64)
-        similarities = np.zeros((len(vectors), self.k), dtype=np.float32)
+        ids = np.full((len(vectors), k), -1, dtype=np.int64)
+        similarities = np.zeros((len(vectors), k), dtype=np.float32)
         usable: dict[int, bool] = {}
         rows = np.arange(len(vectors))
-        want = self.k
+        want = k
         while len(rows) and want:
             found = await self._pool.search(
                 vectors[rows], want, exclude=[hashes[i] for i in rows.tolist()], upto=upto
@@ -316,10 +322,10 @@ class Pipeline:
             missing = []
             for at, row in enumerate(rows.tolist()):
                 good = [j for j, i in enumerate(found.ids[at].tolist()) if i >= 0 and usable[i]]
-                good = good[: self.k]
+                good = good[:k]
                 ids[row, : len(good)] = found.ids[at, good]
                 similarities[row, : len(good)] = found.similarities[at, good]
-                if len(good) < self.k and found.ids[at, -1] >= 0:
+                if len(good) < k and found.ids[at, -1] >= 0:
                     missing.append(row)
             rows = np.array(missing, dtype=np.int64)
             want *= _WIDEN
@@ -357,12 +363,14 @@ class Pipeline:
         samples = [[p for p in found[i : i + n] if p is not None] for i in range(0, len(found), n)]
         return [self.method.reduce(of) if len(of) == n else None for of in samples]
 
-    async def _window(self, texts: Sequence[PoolText], matches: Matches) -> Neighborhoods:
+    async def _window(
+        self, texts: Sequence[PoolText], matches: Matches, settings: VoteSettings
+    ) -> Neighborhoods:
         """Give each text a place: own texts first, then the neighbors that are none of them."""
         ids = await _aside(len(texts), numbers_of, matches)
         others = await self._pool.fetch(ids)
         window: Neighborhoods = await _aside(
-            len(texts), placed, self.labels, self.counting, texts, ids, others, matches
+            len(texts), placed, self.labels, settings, texts, ids, others, matches
         )
         if self.neighbors == "stored":
             await self._fill(window, range(len(texts), len(window.entries)))

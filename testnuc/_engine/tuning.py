@@ -1,4 +1,4 @@
-"""What a few labeled texts teach a client: how to vote, and how far to trust a share."""
+"""Tune how a client votes from labeled texts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from testnuc._engine.pipeline import Pipeline
     from testnuc.labels import LabelSet
     from testnuc.protocols import PoolText
-    from testnuc.trust import Tuning
+    from testnuc.trust import Tuning, VoteSettings
 
 __all__ = ["gold_labels", "tune"]
 
 
 def gold_labels(labels: Sequence[str], texts: int, known: LabelSet) -> NDArray[np.int32]:
-    """Return labels that a person gave as numbers."""
+    """Return the classes of labels that the user gave, int32[texts]."""
     if isinstance(labels, str) or len(labels) != texts:
         raise InvalidInputError(f"there are {texts} texts; give a list of as many labels")
     numbers = []
@@ -44,9 +44,14 @@ async def tune(
     places: NDArray[np.int64],
     gold: NDArray[np.int32],
 ) -> Tuning:
-    """Choose how a pipeline votes; asks about nothing but the texts themselves."""
-    pipeline.k = max(pipeline.k, MAX_NEIGHBORS)
-    window = await pipeline.prepare(entries, together=True)
+    """Choose how a pipeline votes; asks about nothing but the texts themselves.
+
+    The settings of the pipeline are replaced at the end, so that a failure leaves them as they were
+    and concurrent runs never see a part of the change.
+    """
+    before = pipeline.settings
+    wide = replace(before, k=max(before.k, MAX_NEIGHBORS))
+    window = await pipeline.prepare(entries, together=True, settings=wide)
     await pipeline.predict_own(window)
     # a text that was given twice is one observation
     _, once = np.unique(places, return_index=True)
@@ -61,15 +66,17 @@ async def tune(
         gold[once],
         n_classes=len(pipeline.labels.names),
     )
-    if tuning.policy is None and pipeline.counting.auto:
-        # what the predictions themselves say is still to be had
-        return tuning
-    counting = replace(pipeline.counting, policy=None, auto=True, k=pipeline.k)
-    if tuning.prior_power:
-        n_labels = len(pipeline.labels.names)
-        counting = replace(
-            counting, prior=np.full(n_labels, 1 / n_labels), prior_power=tuning.prior_power
-        )
-    pipeline.counting = counting
-    pipeline.decision = Decision(tuning.policy, tuning.k, str(tuning))
+    # the auto policy can still decide from the predictions themselves
+    if tuning.policy is not None or not before.auto:
+        # the current ones: another call may have calibrated them meanwhile
+        pipeline.settings = _tuned(pipeline.settings, wide.k, tuning, len(pipeline.labels.names))
     return tuning
+
+
+def _tuned(settings: VoteSettings, k: int, tuning: Tuning, n_labels: int) -> VoteSettings:
+    decision = Decision(tuning.policy, tuning.k, str(tuning))
+    settings = replace(settings, policy=None, auto=True, k=k, decision=decision)
+    if not tuning.prior_power:
+        return settings
+    balanced = np.full(n_labels, 1 / n_labels)
+    return replace(settings, prior=balanced, prior_power=tuning.prior_power)

@@ -15,8 +15,8 @@ from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import check_output, read_table, usable, write_results
 from testnuc.cli.progress import RunProgress
-from testnuc.client import SmallPoolWarning, TestNUC
-from testnuc.errors import InvalidInputError
+from testnuc.client import TestNUC
+from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.limits import BatchPolicy
 from testnuc.results import run_record
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.types import Estimate, Usage
 
-__all__ = ["Kept", "cost", "label_all", "notes", "run", "show_estimate"]
+__all__ = ["AnswerStore", "cost", "label_all", "notes", "run", "show_estimate"]
 
 
 def run(
@@ -38,60 +38,62 @@ def run(
     lane: Any = "live",
     rest: Any = "batch",
 ) -> None:
-    """Read, label and write; progress and summary go to stderr, so that stdout can be piped."""
+    """Read, label, write; progress and summary go to stderr, so that stdout can be piped."""
     if lane == "batch" and not client["store"]:
         raise InvalidInputError(
-            "--lane batch needs --store PATH: batches take hours, and a later process finds their "
-            "answers through the store"
+            "--lane batch needs --store PATH: batches take hours, and the store is where a later "
+            "process finds them if this one ends"
         )
     policy = BatchPolicy(rest=rest)
     table = read_table(file, text_column)
     check_output(output, file, table, full=full)
     problems, valid = usable(table, file)
     texts = [table.texts[at] for at in valid]
-    kept = Kept.of(client, output)
+    store = AnswerStore.of(client, output)
     if dry_run:
-        show_estimate(texts, client, kept)
+        show_estimate(texts, client, store)
         return
-    results, caught = label_all(texts, client, kept, lane=lane, batches=policy)
+    results, caught = label_all(texts, client, store, lane=lane, batches=policy)
     labeled = dict(zip(valid, results, strict=True))
     try:
         write_results(output, table, labeled, problems, run=run_record(results) if full else None)
     except InvalidInputError as exc:
-        if kept.where is None:
+        if store.where is None:
             raise
-        raise InvalidInputError(f"{exc}; the answers are stored in {kept.where}") from exc
+        raise InvalidInputError(f"{exc}; the answers are stored in {store.where}") from exc
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    notes(console, caught, client)
+    notes(console, caught)
     console.print(_summary(results, len(problems), output), markup=False)
     if results.errors:
         first = results.errors[0]
         console.print(f"first error: {type(first.error).__name__}: {first.error}", markup=False)
-        if kept.where is not None:
-            console.print(f"run the command again to retry; the others are stored in {kept.where}")
+        if store.where is not None:
+            console.print(
+                f"to retry those, run the command again: the others are stored in {store.where}"
+            )
         if all(result.label is None for result in results):
             sys.exit(1)
     else:
-        kept.tidy()
+        store.remove()
 
 
 @dataclass(slots=True)
-class Kept:
-    """The store of a run: the user's, or a temporary one that is kept until the run succeeds."""
+class AnswerStore:
+    """The store of one run's answers, temporary where the user named none."""
 
-    #: Path or URL of the store; None: in memory.
+    #: Its path or URL; None: in memory.
     where: str | None
-    #: Folder of the temporary store.
+    #: The folder of a temporary store.
     folder: Path | None = None
     #: Whether this run creates the folder.
     new: bool = False
 
     @classmethod
-    def of(cls, client: dict[str, Any], output: str | None) -> Kept:
+    def of(cls, client: dict[str, Any], output: str | None) -> AnswerStore:
         """Return the user's store, or a temporary one beside the output.
 
-        A run that was interrupted can then resume without repeating calls. Local models need no
-        store, and without an output file there is no place for one.
+        An interrupted run can then be resumed without repeating calls. A local model needs no
+        store, and without an output there is no place for one.
         """
         if client["store"] is not None:
             return cls(client["store"])
@@ -100,7 +102,7 @@ class Kept:
         folder = Path(f"{output}.resume")
         return cls(str(folder / "answers.db"), folder, not folder.exists())
 
-    def begin(self) -> None:
+    def create(self) -> None:
         """Create the folder."""
         if self.folder is None:
             return
@@ -112,8 +114,8 @@ class Kept:
                 "elsewhere, or name a --store"
             ) from exc
 
-    def tidy(self) -> None:
-        """Remove the folder; its contents are in the output."""
+    def remove(self) -> None:
+        """Remove the folder: its answers are in the output."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -121,17 +123,17 @@ class Kept:
 def label_all(
     texts: list[str],
     client: dict[str, Any],
-    kept: Kept,
+    store: AnswerStore,
     *,
     lane: Any = "live",
     batches: BatchPolicy | None = None,
 ) -> tuple[Results, list[warnings.WarningMessage]]:
-    """Label texts; after Ctrl-C, say how to resume."""
-    nuc = client_of(client, store=kept.where, batches=batches)
+    """Label texts; after Ctrl-C, print how to resume."""
+    nuc = client_of(client, store=store.where, batches=batches)
     progress = RunProgress(lambda: nuc.usage)
 
     async def label() -> Results:
-        kept.begin()
+        store.create()
         async with nuc:
             return await nuc.classify_many(texts, progress=progress, lane=lane)
 
@@ -140,39 +142,41 @@ def label_all(
         try:
             results = run_to_end(label())
         except KeyboardInterrupt:
-            _interrupted(nuc, progress, kept, lane=lane)
+            _interrupted(nuc, progress, store, lane=lane)
         except Exception:
-            if kept.new and not nuc.usage.calls:
-                kept.tidy()
+            if store.new and not nuc.usage.calls:
+                store.remove()
             raise
     return results, list(caught)
 
 
-def _interrupted(nuc: TestNUC, progress: RunProgress, kept: Kept, *, lane: str) -> NoReturn:
+def _interrupted(nuc: TestNUC, progress: RunProgress, store: AnswerStore, *, lane: str) -> NoReturn:
     usage = nuc.usage
     line = f"interrupted: {progress.done:,} of {progress.texts:,} texts are answered"
     if not progress.done:
         line = "interrupted before any text was answered"
-    elif kept.where is not None:
-        line += f", stored in {kept.where}; to resume, run the same command again: "
-        line += "no call is made twice"
+    elif store.where is not None:
+        line += (
+            f"; the answers are stored in {store.where}; to resume, run the same command again: "
+        )
+        line += "stored answers are not requested again"
     elif usage.calls and not nuc.model.startswith("local/"):
-        line += f"; the {usage.calls:,} answers are lost: name a --store to save them"
+        line += f"; the {usage.calls:,} answers are lost: use --store to store them"
     if lane == "batch":
         line += (
-            f"; open batches continue (testnuc batch list {kept.where}): the same command resumes "
-            "them"
+            f"; running batches continue (testnuc batch list {store.where}), and the same command "
+            "resumes them"
         )
-    # on a new line, after the remains of a progress bar
+    # on a line of its own, after the progress bar
     print(f"\ntestnuc: {line}", file=sys.stderr)  # noqa: T201 - the command's output
-    if kept.new and not usage.calls:
-        kept.tidy()
+    if store.new and not usage.calls:
+        store.remove()
     sys.exit(130)
 
 
-def show_estimate(texts: list[str], client: dict[str, Any], kept: Kept) -> None:
-    """Print the estimated cost of labeling; sends nothing, and creates no store."""
-    where = kept.where
+def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) -> None:
+    """Print the estimated cost; sends nothing, and creates no store."""
+    where = store.where
     if where is not None and "://" not in where and not Path(where).exists():
         where = None
     # nothing is sent, so no key is needed
@@ -204,15 +208,12 @@ def _number(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}"
 
 
-def notes(console: Console, caught: list[warnings.WarningMessage], client: dict[str, Any]) -> None:
-    """Print the client's warnings, with the options that help."""
-    remedy = "label more texts at once, or "
-    remedy += "choose --policy weighted" if client["policy"] == "auto" else "give a smaller --k"
-    if client["policy"] != "auto" and client["neighbors"] == "stored":
-        remedy += "; with --neighbors stored only texts with a stored answer vote"
+def notes(console: Console, caught: list[warnings.WarningMessage]) -> None:
+    """Print the warnings of the client, with the options that help."""
     for warning in caught:
-        if isinstance(warning.message, SmallPoolWarning):
-            console.print(f"note: {warning.message.problem}; {remedy}", markup=False)
+        message = warning.message
+        if isinstance(message, SmallPoolWarning):
+            console.print(f"note: {message.problem}; {message.options}", markup=False)
 
 
 def _summary(results: Results, invalid: int, output: str | None) -> str:
@@ -230,7 +231,7 @@ def _summary(results: Results, invalid: int, output: str | None) -> str:
 
 
 def cost(usage: Usage) -> str:
-    """Return tokens and dollars in a few words; empty if nothing was spent."""
+    """Format tokens and dollars; empty where nothing was spent."""
     tokens = None
     if usage.input_tokens is not None and usage.output_tokens is not None:
         tokens = usage.input_tokens + usage.output_tokens

@@ -11,8 +11,7 @@ from testnuc._base.checks import valid_text
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import read_table, usable
-from testnuc.client import SmallPoolWarning
-from testnuc.errors import InvalidInputError
+from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.results import read_results
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from testnuc.cli.classify import Kept, label_all, notes, show_estimate
+from testnuc.cli.classify import AnswerStore, label_all, notes, show_estimate
 from testnuc.cli.files import read_labels, read_table, require_column, require_folder, usable
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.scores import Scores, score
@@ -56,12 +56,12 @@ def run(
         _, valid = usable(table, file)
         where = [at for at in valid if at in gold]
         _take_labels(client, gold, label_column, file)
-        texts, kept = [table.texts[at] for at in where], Kept.of(client, None)
+        texts, kept = [table.texts[at] for at in where], AnswerStore.of(client, None)
         if dry_run:
             show_estimate(texts, client, kept)
             return
         results, caught = label_all(texts, client, kept)
-        notes(err, caught, client)
+        notes(err, caught)
     right = [gold[at] for at in where]
     sure = [None if r.prediction is None else r.prediction.confidence for r in results]
     alone = score(right, [r.own_label for r in results], sure)

@@ -1,4 +1,4 @@
-"""The client's options, shared by several commands."""
+"""The options of a client, which several commands share."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ __all__ = [
     "MODEL",
     "OF_ASKING",
     "TEXT_COLUMN",
+    "client_options",
     "options_of",
     "with_client",
 ]
 
 _VOTE, _LIMITS = "Vote", "Limits"
 
-#: Options of a single run; not read from settings.
+#: Given for one run only, never in the settings.
 _OF_ONE_RUN = frozenset({"output", "plot", "yes", "dry_run", "title"})
 
-#: Options without a use in commands that make no calls.
+#: Options that a command without calls does not take.
 OF_ASKING = (
     "neighbors",
     "budget_usd",
@@ -35,7 +36,7 @@ OF_ASKING = (
     "tokens_per_minute",
 )
 
-DRY_RUN = typer.Option(default=False, help="Estimate the cost without sending anything.")
+DRY_RUN = typer.Option(default=False, help="Estimate the cost, and send nothing.")
 LABELS_OF_FILE = typer.Option(
     None, help="A file, or a,b,c; default: the labels in FILE.", show_default=False
 )
@@ -57,7 +58,7 @@ def _client(
     base_url: str | None = BASE_URL,
     embedder: str = EMBEDDER,
     store: str | None = typer.Option(
-        None, help="Store for answers, so that no call is made twice: a path, or postgresql://.."
+        None, help="Stores answers, so that each is requested once: a path, postgresql://.."
     ),
     instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
     none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
@@ -82,9 +83,11 @@ def _client(
         None, help="Withhold labels with lower trust.", rich_help_panel=_VOTE
     ),
     budget_usd: float | None = typer.Option(
-        None, help="Most US dollars to spend.", rich_help_panel=_LIMITS
+        None, help="The most US dollars to spend.", rich_help_panel=_LIMITS
     ),
-    max_concurrency: int = typer.Option(64, help="Most calls in flight.", rich_help_panel=_LIMITS),
+    max_concurrency: int = typer.Option(
+        64, help="The most calls in flight.", rich_help_panel=_LIMITS
+    ),
     requests_per_minute: int | None = typer.Option(
         None, help="The provider's limit.", rich_help_panel=_LIMITS
     ),
@@ -95,10 +98,15 @@ def _client(
     """Only its signature is used."""
 
 
+def client_options() -> dict[str, Any]:
+    """Return the default of each option of a client, by its flat name."""
+    return {name: p.default.default for name, p in inspect.signature(_client).parameters.items()}
+
+
 def with_client(
     *without: str, **instead: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the client's options to a command, which receives them as the mapping `client`.
+    """Add the options of a client to a command, which gets them as the mapping `client`.
 
     Parameters
     ----------

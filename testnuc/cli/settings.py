@@ -1,4 +1,4 @@
-"""Settings of commands: options, then ``TESTNUC_*``, then ``testnuc.toml``, then defaults."""
+"""Settings of commands: flags win over ``TESTNUC_*``, ``testnuc.toml`` and the defaults."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["FILE", "PREFIX", "defaults"]
 
 FILE = "testnuc.toml"
 PREFIX = "TESTNUC_"
-#: Variables that are read elsewhere; not options.
+#: Environment variables that are not options.
 _OTHER = frozenset({"CONFIG", "TOKEN", "DATA"})
-#: Secrets, which a shared file must not hold -> where to set them instead.
+#: Secrets, which a settings file must not contain, and where to put them.
 _SECRETS = {
     "api_key": "set OPENAI_API_KEY or ANTHROPIC_API_KEY",
     "openai_api_key": "set OPENAI_API_KEY",
@@ -29,7 +29,7 @@ _SECRETS = {
     "token": "set TESTNUC_TOKEN, or name a file by token_file",
     "password": "set PGPASSWORD, or use ~/.pgpass",
 }
-#: Command -> option -> parser.
+#: Command -> option -> parser of its value.
 _Options = Mapping[str, Mapping[str, Any]]
 
 
@@ -41,7 +41,7 @@ def defaults(
     Parameters
     ----------
     options : mapping
-        Command -> option -> parser, which raises `ValueError` for an invalid value.
+        Command -> option -> parser of its value, which raises `ValueError`.
     config : str, optional
         A settings file; default: `FILE` in the current folder, if it is there.
     environment : mapping
@@ -51,12 +51,12 @@ def defaults(
     values : dict
         Command -> option -> value.
     notes : list of str
-        On variables that resemble a setting.
+        About variables that look like a setting but are not.
 
     Raises
     ------
     ConfigurationError
-        The file is missing or not TOML, or a setting is unknown, of another type, or a secret.
+        The file is missing or not TOML, or a setting is unknown, of a wrong type, or a secret.
     """
     values: dict[str, dict[str, Any]] = {command: {} for command in options}
     path = Path(config) if config is not None else Path(FILE)
@@ -69,7 +69,7 @@ def _take_file(path: Path, options: _Options, values: dict[str, dict[str, Any]])
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as exc:
-        raise ConfigurationError(f"there is no settings file {path}; check --config") from exc
+        raise ConfigurationError(f"settings file {path} does not exist; check --config") from exc
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise ConfigurationError(f"{path} cannot be read as TOML: {exc}") from exc
     every = {name for of in options.values() for name in of}
@@ -83,7 +83,7 @@ def _take_file(path: Path, options: _Options, values: dict[str, dict[str, Any]])
         for command, of in options.items():
             if key in of:
                 values[command][key] = _value(f"{path}: {name}", value, of[key])
-    # settings of one command win over settings of all
+    # the table of a command wins over the settings of all
     for command, table in tables.items():
         of = options[command]
         for name, value in table.items():
@@ -97,22 +97,23 @@ def _require_known(
 ) -> None:
     if key in _SECRETS:
         raise ConfigurationError(
-            f"{path}: {name} is a secret, and settings files are easily shared; {_SECRETS[key]}"
+            f"{path}: {name} is a secret, and a settings file is easily shared; {_SECRETS[key]}"
         )
     if key not in known:
-        raise ConfigurationError(f"{path}: there is no setting {name!r}; {_hint(key, near)}")
+        raise ConfigurationError(f"{path}: {name!r} is not a setting; {_hint(key, near)}")
 
 
 def _hint(key: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = get_close_matches(key, names, 1)
-    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
 
 
 def _value(name: str, value: Any, convert: Any) -> Any:
     if isinstance(value, str) and "://" in value and urlsplit(value).password:
         raise ConfigurationError(
-            f"{name} holds a password, and settings files are easily shared; {_SECRETS['password']}"
+            f"{name} contains a password, and a settings file is easily shared; "
+            f"{_SECRETS['password']}"
         )
     if isinstance(value, list | dict):
         # labels, with or without descriptions

@@ -35,6 +35,7 @@ from testnuc.providers._dialect import (
     less_structure,
 )
 from testnuc.transport.api_errors import as_error
+from testnuc.transport.endpoint import checked_headers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,6 +115,8 @@ class HTTPProvider(ABC):
         key: str | None,
         hint: str,
         dialect: Dialect,
+        extra_headers: Mapping[str, str] | None = None,
+        trust_env: bool = False,
     ) -> None:
         if not isinstance(model, str) or not model.strip():
             raise InvalidInputError(f"the model name is {model!r}; give a non-empty string.")
@@ -122,7 +125,13 @@ class HTTPProvider(ABC):
         self.url = endpoint.at(base_path + call_path)
         self._endpoint = endpoint
         self._base_path = base_path
-        self.headers: Mapping[str, str] = {"Content-Type": "application/json", **headers}
+        own = checked_headers(extra_headers or {})
+        taken = {name.lower() for name in own}
+        # the user's own win, in whatever case they are written
+        kept = {n: v for n, v in headers.items() if n.lower() not in taken}
+        self.headers: Mapping[str, str] = {"Content-Type": "application/json", **kept, **own}
+        #: Whether connections use the proxies of the environment.
+        self.trust_env = trust_env
         self.dialect = dialect
         self._where = f"{model} at {endpoint.netloc}"
         self._key = key

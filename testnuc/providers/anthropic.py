@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import orjson
@@ -43,6 +44,10 @@ class Anthropic(HTTPProvider):
         Default: ``ANTHROPIC_BASE_URL``, or Anthropic's own. With or without ``/v1``.
     api_key : str, optional
         Default: ``ANTHROPIC_API_KEY``. Only Anthropic's own host needs one.
+    headers : mapping of str to str, optional
+        Sent with every request; one of the same name replaces the provider's own.
+    trust_env : bool
+        Use the proxies named in the environment; makes each call slower.
 
     Raises
     ------
@@ -61,7 +66,13 @@ class Anthropic(HTTPProvider):
     )
 
     def __init__(
-        self, model: str, *, base_url: str | None = None, api_key: str | None = None
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        trust_env: bool = False,
     ) -> None:
         source = "base_url"
         if base_url is None and os.environ.get("ANTHROPIC_BASE_URL"):
@@ -71,13 +82,15 @@ class Anthropic(HTTPProvider):
         if key is None and endpoint.host == "api.anthropic.com":
             raise missing_key(endpoint.host, "ANTHROPIC_API_KEY")
         path = endpoint.path.removesuffix("/messages").rstrip("/")
-        headers = {"anthropic-version": _VERSION}
+        own_headers = {"anthropic-version": _VERSION}
         super().__init__(
             model,
             endpoint=endpoint,
             base_path=path if path.endswith("/v1") else f"{path}/v1",
             call_path="/messages",
-            headers=headers if key is None else headers | {"x-api-key": key},
+            headers=own_headers if key is None else own_headers | {"x-api-key": key},
+            extra_headers=headers,
+            trust_env=trust_env,
             key=key,
             hint="Check the key in ANTHROPIC_API_KEY, or give another api_key.",
             dialect=Dialect(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
 from testnuc.providers._http import Body, HTTPProvider, Message
 from testnuc.providers._logprobs import with_logprobs
-from testnuc.transport.endpoint import Endpoint, checked_key, missing_key
+from testnuc.transport.endpoint import Endpoint, checked_headers, checked_key, missing_key
 
 __all__ = ["OpenAI"]
 
@@ -46,6 +47,12 @@ class OpenAI(HTTPProvider):
     api_key : str, optional
         Default: ``OPENAI_API_KEY``; on Azure's hosts ``AZURE_OPENAI_API_KEY`` before it. Only
         OpenAI's and Azure's own hosts need one.
+    organization, project : str, optional
+        Of the account that is billed.
+    headers : mapping of str to str, optional
+        Sent with every request; one of the same name replaces the provider's own.
+    trust_env : bool
+        Use the proxies named in the environment; makes each call slower.
 
     Raises
     ------
@@ -59,7 +66,15 @@ class OpenAI(HTTPProvider):
     batch_format = "openai"
 
     def __init__(
-        self, model: str, *, base_url: str | None = None, api_key: str | None = None
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        organization: str | None = None,
+        project: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        trust_env: bool = False,
     ) -> None:
         source = "base_url"
         if base_url is None and os.environ.get("OPENAI_BASE_URL"):
@@ -71,15 +86,19 @@ class OpenAI(HTTPProvider):
         key = checked_key(api_key, (variable, "OPENAI_API_KEY"))
         if key is None and own:
             raise missing_key(endpoint.host, variable)
-        headers = {}
+        own_headers = {}
         if key is not None:
-            headers = {"api-key": key} if azure else {"Authorization": f"Bearer {key}"}
+            own_headers = {"api-key": key} if azure else {"Authorization": f"Bearer {key}"}
+        account = {"OpenAI-Organization": organization, "OpenAI-Project": project}
+        given = {name: value for name, value in account.items() if value is not None}
         super().__init__(
             model,
             endpoint=endpoint,
             base_path=_base_path(endpoint, azure=azure, source=source),
             call_path="/chat/completions",
-            headers=headers,
+            headers=own_headers,
+            extra_headers=given | checked_headers(headers or {}),
+            trust_env=trust_env,
             key=key,
             hint=f"Check the key in {variable}, or give another api_key.",
             dialect=Dialect(limit="max_completion_tokens" if own else "max_tokens"),

@@ -10,7 +10,8 @@ from uuid import uuid4
 
 from testnuc import methods
 from testnuc._base.checks import checked_whole
-from testnuc.client import SmallPoolWarning, TestNUC
+from testnuc._engine.small_pool import few_neighbors, few_predictions
+from testnuc.client import TestNUC
 from testnuc.errors import (
     ConfigurationError,
     InvalidInputError,
@@ -19,7 +20,6 @@ from testnuc.errors import (
 from testnuc.ray.limits_actor import SharedLimits
 from testnuc.ray.stages import COLUMNS, BuildIndex, Embed, Predict, Vote, hash_texts
 from testnuc.ray.workers import Settings, Voting
-from testnuc.trust import MIN_PREDICTIONS
 
 if TYPE_CHECKING:
     import os
@@ -41,8 +41,6 @@ _BLOCKS_PER_CPU = 2
 _REFUSED = {
     "join_pool": "all texts of the dataset are each other's neighbors",
     "neighbors": "all texts of the dataset are asked about",
-    "prior": "it would need the label shares of the whole dataset before the first vote",
-    "prior_power": "there is no prior",
 }
 #: CPUs reserved by an actor, if there are enough: waiting for a provider needs little.
 _CPUS = {"embed": 1.0, "predict": 0.25, "index": 0.1}
@@ -155,7 +153,7 @@ def classify_dataset(
         checked_whole(
             name if name in {"shards", "batch_size"} else f"{name}_actors", number, least=1
         )
-    _check(dataset, client, column, prefix)
+    auto = _check(dataset, client, column, prefix)
     name = f"testnuc-limits-{uuid4().hex}"
     job = Settings(client, name, ray.get_runtime_context().namespace)
     limits = (
@@ -202,7 +200,7 @@ def classify_dataset(
         counts = put.to_pandas() if put.count() else None
         number = 0 if counts is None else int(counts["texts"].sum())
         dim = 1 if counts is None else int(counts["dim"].iloc[0])
-        diagnosis = _decide(ray, job, pool, dim)
+        diagnosis = _decide(ray, job, pool, dim) if auto else None
         usage = ray.get(limits.usage.remote())
     except Exception:
         for actor in pool:
@@ -223,8 +221,8 @@ def classify_dataset(
     return Labeled(labeled, number, usage, diagnosis)
 
 
-def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, prefix: str) -> None:
-    """Validate the arguments, before anything is started."""
+def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, prefix: str) -> bool:
+    """Validate the arguments, before anything starts; returns whether the policy is "auto"."""
     from ray import nodes
 
     for name, why in _REFUSED.items():
@@ -236,7 +234,12 @@ def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, pr
             f"store is {store!r}; every actor opens its own connection: use a path or postgresql://.."
         )
     # raise the errors of `TestNUC` here, not in an actor
-    TestNUC(**{**client, "store": None})
+    checked = TestNUC(**{**client, "store": None})
+    if getattr(client["policy"], "prior", None) is not None:
+        raise InvalidInputError(
+            "a job on Ray does not support a prior: it would need the label shares of the whole "
+            "dataset before the first vote"
+        )
     method = methods.resolve(client["method"])
     if method.context:
         raise InvalidInputError(
@@ -257,6 +260,7 @@ def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, pr
             f"the dataset already has a column {taken[0]!r}, which a job adds; set a prefix, such "
             "as prefix='testnuc_'"
         )
+    return checked.policy is None
 
 
 def _shares(actors: Mapping[str, int], cpus: float) -> dict[str, float]:
@@ -302,17 +306,12 @@ def _diagnosed(job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis | None
 
 
 def _warn(texts: int, diagnosis: Diagnosis | None, k: int | None) -> None:
-    if diagnosis is not None and diagnosis.predictions < MIN_PREDICTIONS:
-        warnings.warn(
-            f"policy 'auto' has {diagnosis.predictions} predictions to judge by and needs "
-            f"{MIN_PREDICTIONS}: each text keeps its own; label more texts at once, or choose "
-            "policy='weighted'",
-            SmallPoolWarning,
-            stacklevel=3,
+    warning = None
+    if diagnosis is not None:
+        warning = few_predictions(diagnosis.predictions)
+    elif k is not None:
+        warning = few_neighbors(
+            k, texts, max(texts - 1, 0), stored=False, more="label a larger dataset"
         )
-    elif diagnosis is None and k is not None and texts <= k:
-        warnings.warn(
-            f"k is {k}, but the dataset holds {texts} distinct texts: give a smaller k",
-            SmallPoolWarning,
-            stacklevel=3,
-        )
+    if warning is not None:
+        warnings.warn(warning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""The clients of a job's actors: one asks, another votes on what was said."""
+"""What the actors of a job hold: one predicts texts, another votes on the predictions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from testnuc._engine.components import Components
 from testnuc._engine.inputs import distinct
 from testnuc._engine.neighborhoods import Rows, placed
-from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.protocols import Matches, PoolText
 from testnuc.ray.limits_client import LimitsClient
-from testnuc.stores import resolve
-from testnuc.stores.memory import MemoryStore
-from testnuc.stores.override import with_pool
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,15 +31,15 @@ __all__ = ["Asking", "Settings", "Voting"]
 
 #: Texts that a decision looks at.
 _SAMPLE = 10_000
-#: What all workers share, and what only a vote needs.
+#: The arguments that all workers share, and those that a vote needs.
 _SHARED = frozenset({"rate_limit", "budget"})
-_OF_VOTES = frozenset({"labels", "k", "policy", "min_trust", "none_label"})
+_OF_VOTES = frozenset({"labels", "k", "policy", "none_label"})
 
 
 class Settings:
-    """The arguments of a job, as every actor receives them.
+    """The arguments of a job, as every actor gets them.
 
-    Pickled as one object: Ray would share the arrays of a user's embedder between actors, which
+    Pickled as a whole: Ray would share the arrays of the user's embedder between actors, which
     makes them read-only.
 
     Parameters
@@ -61,8 +58,8 @@ class Settings:
                 cloudpickle.dumps(value)
             except Exception as exc:
                 raise InvalidInputError(
-                    f"{name} is {value!r:.200}, which cannot be sent to the actors ({exc}); use "
-                    "its name, if it has one, or an object that can be pickled"
+                    f"{name} is {value!r:.200}, which cannot be sent to the actors ({exc}); give "
+                    "its name where it has one, or an object that can be pickled"
                 ) from exc
         self._pickled: bytes = cloudpickle.dumps(dict(client))
         self._limits = limits
@@ -85,7 +82,7 @@ class Settings:
 
     @contextlib.contextmanager
     def reporting_errors(self) -> Iterator[None]:
-        """Report an error of ours to the job: Ray passes on its text only."""
+        """Report an error of testnuc to the job: Ray passes on its text only."""
         import ray
 
         try:
@@ -98,8 +95,8 @@ class Settings:
         return {name: value for name, value in vars(self).items() if name != "client"}
 
 
-class Asking(TestNUC):
-    """Asks about the texts that it is given, within the limits of the job.
+class Asking:
+    """Predicts the texts that it is given, within the limits of the job.
 
     Parameters
     ----------
@@ -107,45 +104,47 @@ class Asking(TestNUC):
     limits : SharedLimits or actor handle
         What all workers share.
     vectors : Vectors
-        Those of the texts at hand, for a labeler that works on them.
+        Of the current texts, for a provider that uses them.
     actor : str
         The actor that it lives in.
     """
 
     def __init__(self, settings: Settings, limits: Any, vectors: Vectors, actor: str = "") -> None:
         given = {name: v for name, v in settings.client.items() if name not in _SHARED}
-        given["store"] = with_pool(resolve(given.get("store")), vectors)
-        super().__init__(**given)
+        # votes are counted elsewhere, so that kernels are not needed
+        self._parts = Components(**given, pool=vectors, kernels=False)
         rate: RateLimit | None = settings.client.get("rate_limit")
         budget: Budget | None = settings.client.get("budget")
-        self._shared_limits = LimitsClient(limits, self._meter.mark, budget=budget, actor=actor)
-        self._transport.share(
+        self._shared_limits = LimitsClient(
+            limits, self._parts.meter.mark, budget=budget, actor=actor
+        )
+        self._opened = False
+        self._parts.transport.share(
             self._shared_limits,
             None if budget is None else self._shared_limits,
             by_tokens=rate is not None and rate.tokens_per_minute is not None,
         )
 
-    async def _open(self) -> None:
-        # nothing is voted on here, so that no kernel is needed
-        self._shared_limits.open()
-        await self._open_store()
-
     async def aclose(self) -> None:
-        """Hang up when all that was sent is answered."""
+        """Disconnect from the shared limits once calls in flight are answered."""
         try:
-            await super().aclose()
+            await self._parts.aclose()
         finally:
             await self._shared_limits.close()
 
     async def predict(self, entries: Sequence[PoolText]) -> list[Prediction | Exception]:
-        """Return what is said of each of some distinct texts, or why nothing is."""
-        await self._ready()
+        """Return the prediction of each of some distinct texts, or its error."""
+        if not self._opened:
+            self._opened = True
+            self._shared_limits.open()
+        await self._parts.ready()
+        pipeline = self._parts.pipeline
         nobody = Matches(np.empty((len(entries), 0), np.int64), np.empty((len(entries), 0), "f4"))
         window = placed(
-            self.labels, self._pipeline.counting, entries, np.empty(0, np.int64), [], nobody
+            pipeline.labels, pipeline.settings, entries, np.empty(0, np.int64), [], nobody
         )
         try:
-            await self._pipeline.predict_own(window)
+            await pipeline.predict_own(window)
         finally:
             await self._shared_limits.flush()
         if self._shared_limits.broken is not None:
@@ -159,7 +158,7 @@ class Asking(TestNUC):
 
 
 class _NoModel:
-    """Stands where a client has its model: all is said."""
+    """Takes the place of a model: all texts have their prediction."""
 
     name = "none"
     model = "none"
@@ -170,7 +169,7 @@ class _NoModel:
 
 
 class _NoEmbedder:
-    """Stands where a client has its embedder: all vectors are in the shards."""
+    """Takes the place of an embedder: all vectors are in the shards."""
 
     name = "board"
 
@@ -184,7 +183,7 @@ class _NoEmbedder:
         )
 
 
-class Voting(TestNUC):
+class Voting:
     """Votes on texts whose predictions, and those of their neighbors, are in the shards.
 
     Parameters
@@ -194,25 +193,20 @@ class Voting(TestNUC):
     dim : int
         Length of a vector.
     decision : Decision, optional
-        What the predictions of the job say, where the policy is "auto".
+        Made from the predictions of the job, where the policy is "auto".
     """
 
     def __init__(
         self, settings: Settings, shards: Shards, dim: int, decision: Decision | None = None
     ) -> None:
         given = {name: v for name, v in settings.client.items() if name in _OF_VOTES}
-        super().__init__(
-            model=_NoModel(),
-            embedder=_NoEmbedder(dim),
-            store=with_pool(MemoryStore(), shards),
-            **given,
-        )
+        self._parts = Components(model=_NoModel(), embedder=_NoEmbedder(dim), pool=shards, **given)
         self._shards = shards
         self._decision = decision
 
     async def vote(self, texts: Sequence[str]) -> Rows:
         """Return the classification of each text."""
-        await self._ready()
+        await self._parts.ready()
         entries, places = await distinct(texts)
         window = await self._window(entries)
         if window.counting.policy is None:
@@ -221,17 +215,17 @@ class Voting(TestNUC):
         return await asyncio.to_thread(Rows, window, texts, places)
 
     async def decide(self) -> Diagnosis | None:
-        """Look at the predictions of the job; None where nothing is to be decided."""
-        if self._pipeline.counting.policy is not None:
+        """Diagnose the predictions of the job; None where the policy is fixed."""
+        if self._parts.pipeline.settings.policy is not None:
             return None
-        await self._ready()
+        await self._parts.ready()
         entries = await self._shards.sample(_SAMPLE)
         window = await self._window(entries)
         diagnosis: Diagnosis = await asyncio.to_thread(window.diagnose)
         return diagnosis
 
     async def _window(self, entries: Sequence[PoolText]) -> Neighborhoods:
-        window = await self._pipeline.prepare(entries, together=True)
+        window = await self._parts.pipeline.prepare(entries, together=True)
         outcomes = await self._shards.outcomes([entry.hash for entry in window.entries])
         for place, outcome in enumerate(outcomes):
             if outcome is not None:

@@ -1,4 +1,4 @@
-"""Address, token and limits of a service."""
+"""Settings of the HTTP service: address, token, request limits and timeouts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class ServerSettings:
     Parameters
     ----------
     host, port
-        Listen address; port 0 chooses a free port.
+        The address to listen on; port 0 chooses a free one.
     token : str, optional
-        Required as ``Authorization: Bearer ..``. Non-loopback addresses require one.
+        Callers send it as ``Authorization: Bearer ..``. Required for an address that is not
+        loopback.
     max_body : int
         Most bytes of a request.
     max_texts : int
@@ -32,19 +33,19 @@ class ServerSettings:
     max_text_chars : int
         Most characters of a text.
     max_pending : int
-        Most texts being labeled or waiting, of all requests; requests beyond it get 429.
+        Texts in progress and queued, of all requests together; more are rejected with 429.
     body_timeout : float
-        Seconds to receive a body.
+        Seconds to receive a request.
     idle_timeout : float
-        Seconds after which a connection that sends no request, or does not read its response, is
-        closed.
+        Seconds after which an idle connection, or one that does not read its response, is closed.
     request_timeout : float
-        Seconds after which a request gets 504; later LLM responses are still stored.
+        Seconds after which a request is answered with 504; later answers of the LLM are still
+        stored.
     grace : float
-        Seconds after SIGTERM in which requests are still accepted while ``/readyz`` returns 503,
-        so that a load balancer notices.
+        Seconds after SIGTERM in which requests are still accepted while ``/readyz`` returns 503, so
+        that a load balancer can stop routing to this process.
     drain_timeout : float
-        Seconds to finish in-flight requests after that.
+        Seconds for requests in progress to finish after that.
     """
 
     host: str = "127.0.0.1"
@@ -70,20 +71,21 @@ class ServerSettings:
             raise InvalidInputError(f"host is {self.host!r}; give an address such as 127.0.0.1")
         if self.max_texts > self.max_pending:
             raise InvalidInputError(
-                f"max_texts is {self.max_texts}, which exceeds max_pending={self.max_pending}; "
-                "raise max_pending or lower max_texts"
+                f"max_texts is {self.max_texts}, but only max_pending={self.max_pending} texts are "
+                "accepted at a time: a full request would always be rejected; raise max_pending "
+                "or lower max_texts"
             )
         if self.token is not None:
             self._check_token(self.token)
         elif not is_loopback(self.host):
             raise ConfigurationError(
-                f"host is {self.host}: non-loopback addresses require a token; set one "
-                "(TESTNUC_TOKEN or --token-file), or listen on 127.0.0.1"
+                f"host {self.host} is reachable from other machines, and every caller spends your "
+                "money: set a token (TESTNUC_TOKEN or --token-file), or listen on 127.0.0.1"
             )
 
     @staticmethod
     def _check_token(token: str) -> None:
-        # messages must not contain the token
+        # messages never contain the token
         if not isinstance(token, str) or len(token) < _LEAST_TOKEN:
             raise ConfigurationError(
                 f"the token has fewer than {_LEAST_TOKEN} characters and can be guessed; create "
@@ -91,11 +93,11 @@ class ServerSettings:
             )
         if not token.isascii() or not token.isprintable() or " " in token:
             raise ConfigurationError(
-                "the token has characters that are invalid in a header; use letters and digits"
+                "the token contains characters that a header cannot carry; use letters and digits"
             )
 
     def limits(self) -> dict[str, int]:
-        """Return the limits by name."""
+        """Return the limits of requests, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name in _COUNTS}
 
 

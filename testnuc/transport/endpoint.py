@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from testnuc.errors import ConfigurationError, InvalidInputError
 
-__all__ = ["Endpoint", "checked_key", "missing_key", "redacted"]
+__all__ = ["Endpoint", "checked_headers", "checked_key", "missing_key", "redacted"]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -114,6 +116,26 @@ def checked_key(given: str | None, variables: tuple[str, ...]) -> str | None:
             "typographic quote, ..). Copy it again, without surrounding characters."
         )
     return key
+
+
+def checked_headers(headers: Any) -> dict[str, str]:
+    """Return the user's own headers; refuses what could not be sent.
+
+    Raises
+    ------
+    InvalidInputError
+        It is no mapping of strings, or one holds a line break. The message shows no value.
+    """
+    if not isinstance(headers, Mapping):
+        raise InvalidInputError("headers is not a mapping; give {'X-Team': 'support'}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidInputError(f"header {name!r:.60} is not a pair of strings; convert it")
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not value.isprintable():
+            raise InvalidInputError(
+                f"header {name!r:.60} holds a character that cannot be sent, such as a line break"
+            )
+    return dict(headers)
 
 
 def missing_key(host: str, variable: str) -> ConfigurationError:

@@ -7,6 +7,9 @@ vote share to a probability, and `review_queue` ranks results for manual review.
 
 from __future__ import annotations
 
+import sys
+
+from testnuc.trust import calibration, review
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
 from testnuc.trust.calibration import Calibration, calibrate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
@@ -34,3 +37,7 @@ __all__ = [
     "review_queue",
     "tune_votes",
 ]
+
+# the modules that version 0.1.0 pickled these classes from; `counting` has a file of its own
+sys.modules[f"{__name__}.calibrating"] = calibration
+sys.modules[f"{__name__}.reviewing"] = review

@@ -1,4 +1,4 @@
-"""From a vote's share to the chance that its label is right, learned from a few labeled texts."""
+"""Calibration: from a vote's share to the probability that its label is right."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 __all__ = ["Calibration", "calibrate"]
 
-#: An isotonic curve has as many steps as the data gives it, and follows the noise of fewer texts.
+#: With fewer texts an isotonic curve overfits.
 _ISOTONIC_FROM = 500
 _LEAST = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A curve from share to chance; call it with a share."""
+    """A curve from share to probability; call it with a share."""
 
     #: "isotonic" or "platt".
     method: str
     shares: tuple[float, ...]
     chances: tuple[float, ...]
-    #: How many labeled texts it was learned from.
+    #: The number of labeled texts that it was fitted on.
     texts: int
 
     def __call__(self, share: float) -> float:
-        """Return the chance that a label with this share is right."""
+        """Return the probability that a label with this share is right."""
         return float(np.interp(share, self.shares, self.chances))
 
 
 def calibrate(shares: ArrayLike, right: ArrayLike, *, method: str | None = None) -> Calibration:
-    """Learn the chance that a label is right from shares whose labels are known.
+    """Fit the probability that a label is right on shares whose labels are known.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def calibrate(shares: ArrayLike, right: ArrayLike, *, method: str | None = None)
     Raises
     ------
     InvalidInputError
-        There are fewer than 20 texts, or all are right, or all are wrong.
+        There are fewer than 20 texts, or all labels are right, or all are wrong.
     MissingDependencyError
         scikit-learn is not installed (extra ``trust``).
     """
@@ -76,7 +76,7 @@ def calibrate(shares: ArrayLike, right: ArrayLike, *, method: str | None = None)
         chances = curve.fit(x, y).predict(grid)
     else:
         line = LogisticRegression(C=100.0).fit(x[:, None], y)
-        # a share that says less the larger it is would turn trust upside down
+        # a negative slope would invert trust
         slope = max(float(line.coef_[0, 0]), 0.0)
         flat = slope == 0.0
         start = np.log(y.mean() / (1 - y.mean())) if flat else float(line.intercept_[0])

@@ -1,43 +1,54 @@
-"""How the votes of one run are counted: what the user said, or what was decided."""
+"""How the votes of one client are counted: what the user set, or what was decided since."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from testnuc._base.checks import checked_whole, restore_fields
+from testnuc.trust.auto_policy import MAX_NEIGHBORS
 from testnuc.trust.prior import target_shares
 from testnuc.voting import VotePolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from testnuc.trust.diagnosis import Decision
+
 __all__ = ["VoteSettings"]
+
+_DEFAULT_K = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VoteSettings:
-    """How votes are counted, and what is made of their trust.
+    """How votes are counted, and how their shares become trust.
+
+    A run reads its settings once. New settings are computed aside and replace the old ones as a
+    whole, so that a concurrent run uses either the old or the new ones.
 
     Parameters
     ----------
     policy : VotePolicy or None
-        None: not decided yet.
+        None: decided from the predictions, or by `decision`.
     k : int
-        Neighbors that vote.
+        Neighbors that are retrieved; all of them vote, unless `decision` takes fewer.
     auto : bool
         Whether policy and k are decided from the predictions.
     fixed_k : bool
-        Whether k is the user's, so that only the own weight is decided.
+        Whether the user set k, so that only the own weight is decided.
     prior : float64[C], optional
         The share that each label should have.
     prior_power : float
     min_trust : float, optional
         Below it a text gets no label.
     calibration : callable, optional
-        Turns a share into the chance that the label is right.
+        Maps a share to the probability that the label is right.
+    decision : Decision, optional
+        Made from labeled texts, or restored; replaces the decision of each run.
     """
 
     policy: VotePolicy | None
@@ -48,30 +59,49 @@ class VoteSettings:
     prior_power: float = 1.0
     min_trust: float | None = None
     calibration: Callable[[float], float] | None = None
+    # the last one: version 0.1.0 pickled the others in this order
+    decision: Decision | None = None
 
     @classmethod
-    def of(
-        cls,
-        policy: str | VotePolicy,
-        k: int | None,
-        prior: str | Mapping[str, float] | None,
-        prior_power: float,
-        min_trust: float | None,
-        names: Sequence[str],
-        default_k: int,
-        most: int,
-    ) -> VoteSettings:
-        """Return what the arguments of a client mean."""
-        auto = isinstance(policy, str) and policy == "auto"
-        if auto and k == 0:
-            # nothing is left to decide
-            auto, policy = False, "weighted"
+    def of(cls, policy: str | VotePolicy, k: int | None, names: Sequence[str]) -> VoteSettings:
+        """Return the settings for the arguments of a client.
+
+        Parameters
+        ----------
+        policy : str or VotePolicy
+        k : int, optional
+        names : sequence of str
+            The labels.
+        """
+        if k is not None:
+            checked_whole("k", k, least=0)
+        if isinstance(policy, str) and policy == "auto":
+            policy = VotePolicy.auto()
+        given = policy if isinstance(policy, VotePolicy) else VotePolicy.of(policy)
+        prior = target_shares(given.prior, names)
+        fixed: VotePolicy | None
+        if given.weight != "auto":
+            fixed = replace(given, prior=None, prior_power=1.0, min_trust=None)
+        else:
+            # with k=0 nothing is left to decide
+            fixed = VotePolicy.weighted() if k == 0 else None
+        auto = fixed is None
         return cls(
-            policy=None if auto else VotePolicy.of(policy),
-            k=(most if auto else default_k) if k is None else k,
+            policy=fixed,
+            k=(MAX_NEIGHBORS if auto else _DEFAULT_K) if k is None else k,
             auto=auto,
             fixed_k=k is not None,
-            prior=target_shares(prior, names),
-            prior_power=prior_power,
-            min_trust=min_trust,
+            prior=prior,
+            prior_power=given.prior_power,
+            min_trust=given.min_trust,
         )
+
+    @property
+    def voters(self) -> int:
+        """The most neighbors that can vote on one text."""
+        if self.policy is not None or self.decision is None:
+            return self.k
+        return 0 if self.decision.policy is None else self.decision.k
+
+    def __setstate__(self, state: list[object]) -> None:
+        restore_fields(self, state)

@@ -1,12 +1,14 @@
-"""How a vote weighs, and who may vote."""
+"""How a vote weighs, which votes count, and when a label is withheld."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from testnuc._base.checks import restore_fields
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PRESETS", "VotePolicy"]
 
-Weight: TypeAlias = Literal["uniform", "similarity", "similarity*confidence"]
+Weight: TypeAlias = Literal["uniform", "similarity", "similarity*confidence", "auto"]
 
 #: Keeps sums in an int64 with the most neighbors that can vote.
 _MAX_OWN_WEIGHT = 1000.0
@@ -22,18 +24,38 @@ _MAX_OWN_WEIGHT = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class VotePolicy:
-    """How a vote weighs, and who may vote.
+    """How a vote weighs, which votes count, and when a label is withheld.
 
     Parameters
     ----------
-    weight : {"similarity", "uniform", "similarity*confidence"}
-        What the vote of a neighbor weighs.
+    weight : {"similarity", "uniform", "similarity*confidence", "auto"}
+        The weight of a neighbor's vote. "auto": the client decides from the predictions whether
+        and how neighbors vote; the next three parameters are then decided, too.
     min_confidence : float, optional
         Votes with a lower confidence, or with none, do not count; the text's own neither.
     min_similarity : float, optional
         Neighbors less similar do not count.
     own_weight : float
         Multiplies the text's own vote; 0 leaves the vote to the neighbors.
+    prior : "balanced" or mapping of str to float, optional
+        The share that each label should have in a batch: votes for labels that the LLM over-uses
+        are reduced. Set it only where the shares are known. No effect on `TestNUC.classify`.
+    prior_power : float
+        1 = full correction, 0.5 = half of it.
+    min_trust : float, optional
+        A label with less trust is withheld: ``label`` is None, and ``reason`` says why.
+
+    Notes
+    -----
+    "auto", `prior` and `min_trust` need the predictions of a client (``TestNUC(policy=..)``);
+    `testnuc.vote` and its variants refuse them.
+
+    Examples
+    --------
+    ::
+
+        TestNUC(labels, policy=VotePolicy("similarity", min_confidence=0.7))
+        TestNUC(labels, policy=VotePolicy.auto(min_trust=0.8))
     """
 
     weight: Weight = "similarity"
@@ -42,6 +64,10 @@ class VotePolicy:
     own_weight: float = 1.0
     #: The policy as the kernels read it, float64[6].
     fields: NDArray[np.float64] = field(init=False, repr=False, compare=False)
+    # after `fields`, where the state that version 0.1.0 pickled ends; a mapping has no hash
+    prior: Literal["balanced"] | Mapping[str, float] | None = field(default=None, hash=False)
+    prior_power: float = 1.0
+    min_trust: float | None = None
 
     def __post_init__(self) -> None:
         if self.weight not in get_args(Weight):
@@ -51,8 +77,10 @@ class VotePolicy:
             ("min_confidence", self.min_confidence, 0.0, 1.0),
             ("min_similarity", self.min_similarity, -1.0, 1.0),
             ("own_weight", self.own_weight, 0.0, _MAX_OWN_WEIGHT),
+            ("prior_power", self.prior_power, 0.0, 2.0),
+            ("min_trust", self.min_trust, 0.0, 1.0),
         ):
-            if value is None and name != "own_weight":
+            if value is None and name not in {"own_weight", "prior_power"}:
                 continue
             if not isinstance(value, (int, float, np.integer, np.floating)) or not (
                 low <= value <= high
@@ -60,6 +88,13 @@ class VotePolicy:
                 raise InvalidInputError(
                     f"{name} is {value!r}; give a number from {low:g} to {high:g}"
                 )
+        if self.weight == "auto" and (
+            (self.min_confidence, self.min_similarity, self.own_weight) != (None, None, 1.0)
+        ):
+            raise InvalidInputError(
+                "policy 'auto' decides min_confidence, min_similarity and own_weight itself; leave "
+                "them out, or choose another weight"
+            )
         uniform = self.weight == "uniform"
         # without a threshold a uniform weight ignores the similarity; others are cut off at 0
         lowest = -2.0 if uniform else 0.0
@@ -78,6 +113,20 @@ class VotePolicy:
         )
         fields.flags.writeable = False
         object.__setattr__(self, "fields", fields)
+
+    def __setstate__(self, state: list[object]) -> None:
+        restore_fields(self, state)
+
+    @classmethod
+    def auto(
+        cls,
+        *,
+        prior: Literal["balanced"] | Mapping[str, float] | None = None,
+        prior_power: float = 1.0,
+        min_trust: float | None = None,
+    ) -> VotePolicy:
+        """Let the client decide from the predictions whether and how neighbors vote."""
+        return cls("auto", prior=prior, prior_power=prior_power, min_trust=min_trust)
 
     @classmethod
     def majority(cls) -> VotePolicy:
@@ -101,8 +150,19 @@ class VotePolicy:
 
     @classmethod
     def of(cls, policy: str | VotePolicy) -> VotePolicy:
-        """Return the policy itself, or the preset of that name."""
+        """Return the policy itself, or the preset of that name.
+
+        Raises
+        ------
+        InvalidInputError
+            There is no such preset, or the policy needs the predictions of a client.
+        """
         if isinstance(policy, VotePolicy):
+            if policy.weight == "auto" or policy.prior is not None or policy.min_trust is not None:
+                raise InvalidInputError(
+                    f"policy is {policy!r}; 'auto', prior and min_trust need the predictions of a "
+                    "client: use TestNUC(policy=..), or leave them out"
+                )
             return policy
         preset = PRESETS.get(policy) if isinstance(policy, str) else None
         if preset is None and isinstance(policy, str):

@@ -17,7 +17,7 @@ from testnuc.evaluation.recording import KnownVectors
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import HashEmbedder, LoopbackLLM
 
-pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 # -- any pool: the label never depends on where the waves stopped ---------------------------------
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import testnuc
-from testnuc import TestNUC
+from testnuc import Sampling, TestNUC
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
 
-pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 
 class Idle(HashEmbedder):
@@ -29,7 +29,9 @@ async def test_a_batch_costs_what_was_estimated(client_of, per_call):
     embedder = Idle()
     async with (
         LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, texts_per_call=per_call, embedder=embedder)) as nuc,
+        TestNUC(
+            **client_of(llm, sampling=Sampling(texts_per_call=per_call), embedder=embedder)
+        ) as nuc,
     ):
         told = await nuc.estimate([*texts, *texts[:20]])
         assert (llm.requests, embedder.embedded, len(nuc)) == (0, 0, 0)

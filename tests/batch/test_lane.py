@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 import testnuc
-from testnuc import BatchPolicy, Budget, SelfConsistency, TestNUC, TopKICLP
+from testnuc import BatchPolicy, Budget, Sampling, SelfConsistency, TestNUC, TopKICLP
 from testnuc.batch.anthropic import AnthropicBatches
 from testnuc.batch.manifest import RequestedPrediction, pack
 from testnuc.batch.openai import OpenAIBatches
@@ -90,7 +90,9 @@ async def test_packs_and_batches_multiply(model, lane):
     faults = Faults(schedule=["missing-ids", "duplicate-ids", "prose"])
     async with (
         LoopbackLLM(confident, faults=faults) as llm,
-        lane(llm, model=model, texts_per_call=10, policy={"max_requests": 10}) as nuc,
+        lane(
+            llm, model=model, sampling=Sampling(texts_per_call=10), policy={"max_requests": 10}
+        ) as nuc,
     ):
         results = await nuc.classify_many(texts, lane="batch")
         assert [r.prediction.label for r in results] == [gold(t) for t in texts]
@@ -247,7 +249,7 @@ async def test_a_queue_is_not_filled_beyond_what_the_user_allows(lane):
         lane(llm, policy={"max_enqueued_tokens": 7_000}) as nuc,
     ):
         await nuc.classify_many(messages(200), lane="batch")
-        stored = await nuc._store.batches(ended=True)
+        stored = await nuc._engine.parts.store.batches(ended=True)
         assert {b.outcome for b in stored} == {"completed"}
 
 
@@ -262,7 +264,10 @@ async def test_batches_keep_within_the_bytes_of_the_provider(model, lane, monkey
         results = await nuc.classify_many(messages(100), lane="batch")
         assert not results.errors
         assert 3 < llm.batches < 10
-        assert {b.outcome for b in await nuc._store.batches(ended=True)} <= {"completed", "ended"}
+        assert {b.outcome for b in await nuc._engine.parts.store.batches(ended=True)} <= {
+            "completed",
+            "ended",
+        }
 
 
 async def test_a_budget_is_reserved_before_a_batch_is_created(lane):
@@ -298,7 +303,7 @@ async def test_samples_are_packed_with_other_texts(lane):
     texts = messages(60)
     async with (
         LoopbackLLM(confident) as llm,
-        lane(llm, method=SelfConsistency(n=4), texts_per_call=20) as nuc,
+        lane(llm, method=SelfConsistency(n=4), sampling=Sampling(texts_per_call=20)) as nuc,
     ):
         results = await nuc.classify_many(texts, lane="batch")
         assert not results.errors
@@ -349,7 +354,9 @@ async def test_a_run_that_is_cancelled_leaves_its_batches_to_the_next(model, lan
     store = MemoryStore()
     batches = Batches(polls=20, shuffle=True)
     async with LoopbackLLM(confident, batches=batches) as llm:
-        async with lane(llm, model=model, store=store, texts_per_call=per_call) as nuc:
+        async with lane(
+            llm, model=model, store=store, sampling=Sampling(texts_per_call=per_call)
+        ) as nuc:
             run = asyncio.create_task(nuc.classify_many(texts, lane="batch"))
             await until(lambda: llm.batches == 1)
             run.cancel()
@@ -357,7 +364,9 @@ async def test_a_run_that_is_cancelled_leaves_its_batches_to_the_next(model, lan
                 await run
         open_ = await store.batches()
         assert [b.remote_id is not None for b in open_] == [True]
-        async with lane(llm, model=model, store=store, texts_per_call=per_call) as nuc:
+        async with lane(
+            llm, model=model, store=store, sampling=Sampling(texts_per_call=per_call)
+        ) as nuc:
             results = await nuc.classify_many(texts, lane="batch")
             assert [r.prediction.label for r in results] == [gold(t) for t in texts]
             assert (llm.batches, llm.calls, nuc.usage.calls) == (1, 90 // per_call, 90 // per_call)
@@ -366,9 +375,9 @@ async def test_a_run_that_is_cancelled_leaves_its_batches_to_the_next(model, lan
 async def test_confidences_of_token_probabilities_come_through(lane):
     texts = messages(30)
     async with LoopbackLLM(confident) as llm:
-        async with lane(llm, confidence="logprobs") as nuc:
+        async with lane(llm, sampling=Sampling(confidence="logprobs")) as nuc:
             live = await nuc.classify_many(texts)
-        async with lane(llm, confidence="logprobs") as nuc:
+        async with lane(llm, sampling=Sampling(confidence="logprobs")) as nuc:
             results = await nuc.classify_many(texts, lane="batch")
     assert [r.prediction for r in results] == [r.prediction for r in live]
     assert all(r.prediction.confidence is not None for r in results)
@@ -567,7 +576,7 @@ async def test_batches_of_others_are_not_taken_for_ours(lane):
     async with (
         LoopbackLLM(confident, batches=Batches(lost=[0, 1, 2], polls=3)) as llm,
         lane(llm, model=model, store=store, policy=policy) as ours,
-        lane(llm, model=model, policy=policy, temperature=0.1) as theirs,
+        lane(llm, model=model, policy=policy, sampling=Sampling(temperature=0.1)) as theirs,
     ):
         # three batches of the same size at the same time, and nobody was told an id
         mine, others = await asyncio.gather(

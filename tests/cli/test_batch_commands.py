@@ -40,7 +40,7 @@ def left_behind(tmp_path, model):
             async with client(llm, path, model) as nuc:
                 run = asyncio.create_task(nuc.classify_many(TEXTS, lane="batch"))
                 await until(lambda: llm.batches == 3)
-                await until(lambda: not nuc._lane._creating)
+                await until(lambda: not nuc._engine.parts.batch_lane._creating)
                 run.cancel()
                 await asyncio.gather(run, return_exceptions=True)
 

@@ -96,7 +96,7 @@ def test_settings_that_are_refused(folder, content, says):
 def test_a_file_that_is_not_there_and_an_environment_that_is_wrong(folder):
     code, _, err = run_here("--config", "nowhere.toml", "classify", "in.csv", "--labels", "a,b")
     assert code == 2
-    assert "no settings file nowhere.toml" in err
+    assert "settings file nowhere.toml does not exist" in err
     code, _, err = run_here("classify", "in.csv", "--labels", "a,b", TESTNUC_K="many")
     assert code == 2
     assert "TESTNUC_K is 'many'; give an integer" in err

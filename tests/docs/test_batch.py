@@ -14,7 +14,7 @@ DOCS = (Path(__file__).parents[2] / "docs" / "batch.md").read_text(encoding="utf
 
 async def test_the_example_runs(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("testnuc.client.embedders.resolve", lambda _: HashEmbedder())
+    monkeypatch.setattr("testnuc.embedders.resolve", lambda _: HashEmbedder())
     names: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL):
         exec(compile(block, "batch.md", "exec"), names)

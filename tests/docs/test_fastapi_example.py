@@ -14,7 +14,7 @@ from tests.conftest import confident, gold, messages
 pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning"),
+    pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:starlette.*"),
 ]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fastapi_app.py"

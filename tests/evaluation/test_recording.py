@@ -23,7 +23,7 @@ from testnuc.limits import Price
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
 
-pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.conftest import LABELS, confident, gold, messages
 from tests.server.serving import JSON, Held, client, served, until
 
 pytest.importorskip("prometheus_client")
-pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 
 def request(body, *, length=None):

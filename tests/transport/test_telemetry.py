@@ -68,7 +68,9 @@ def told(monkeypatch):
 async def test_calls_are_told_by_the_conventions_and_agree_with_usage(told, client_of):
     async with (
         LoopbackLLM(confident, api_key=KEY) as llm,
-        testnuc.TestNUC(**client_of(llm, k=3, request_options={"max_tokens": 50})) as nuc,
+        testnuc.TestNUC(
+            **client_of(llm, k=3, sampling=testnuc.Sampling(request_options={"max_tokens": 50}))
+        ) as nuc,
     ):
         with told.tracing.get_tracer("app").start_as_current_span("job") as job:
             await nuc.classify_many(TEXTS)

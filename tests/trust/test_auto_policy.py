@@ -114,7 +114,7 @@ async def test_trust_is_unknown_without_voters_and_withholds_labels():
     _, nuc = client(policy="weighted", k=0)
     async with nuc:
         assert (await nuc.classify_many(TEXTS[:5]))[0].trust is None
-    _, nuc = client(policy="weighted", min_trust=0.6)
+    _, nuc = client(policy=VotePolicy(min_trust=0.6))
     async with nuc:
         results = await nuc.classify_many(TEXTS)
     withheld = [r for r in results if r.label is None]
@@ -134,7 +134,7 @@ async def test_what_the_vote_changed_is_counted_without_making_the_rows():
 
 
 async def test_prior_balances_the_batch():
-    _, nuc = client(policy="weighted", prior={name: 1 + (name == NAMES[0]) * 20 for name in NAMES})
+    _, nuc = client(policy=VotePolicy(prior={n: 1 + (n == NAMES[0]) * 20 for n in NAMES}))
     async with nuc:
         tilted = await nuc.classify_many(TEXTS)
         streamed = {r.index: r.label async for r in nuc.stream(TEXTS, window=len(TEXTS))}
@@ -182,13 +182,14 @@ async def test_stored_neighbors_and_no_joining():
 async def test_many_callers_look_at_the_pool_once():
     labeler, nuc = client(neighbors="stored")
     looks = []
-    look = nuc._pipeline.diagnose
+    pipeline = nuc._engine.parts.pipeline
+    look = pipeline.diagnose
 
     async def counted():
         looks.append(len(nuc))
         return await look()
 
-    nuc._pipeline.diagnose = counted
+    pipeline.diagnose = counted
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallPoolWarning)
         async with nuc:

@@ -299,7 +299,7 @@ def test_a_kept_label_is_not_overruled_by_its_neighbors():
     ids, similarities, labels, _ = pairs_among_others()
     texts = [PoolText(str(i), str(i).encode()) for i in range(len(labels))]
     names = [f"label {i}" for i in range(CLASSES)]
-    counting = VoteSettings.of("auto", None, None, 1.0, None, names, 10, 30)
+    counting = VoteSettings.of("auto", None, names)
     window = Neighborhoods(LabelSet(names), counting, texts, len(texts), ids, similarities)
     for place, label in enumerate(labels.tolist()):
         window.put(place, Prediction(names[label], 0.9))

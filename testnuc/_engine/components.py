@@ -1,0 +1,254 @@
+"""The parts of one client: made from its arguments, wired, opened and closed together."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Literal
+
+from testnuc import embedders, methods, providers, stores
+from testnuc._base.checks import checked_choice, checked_whole
+from testnuc._dispatch.inflight import InFlight
+from testnuc._dispatch.predictor import Predictor
+from testnuc._dispatch.scheduler import Scheduler
+from testnuc._engine.estimate import Estimator
+from testnuc._engine.neighborhoods import load_kernels
+from testnuc._engine.pipeline import Pipeline
+from testnuc.batch import BatchLane, has_batches
+from testnuc.embedders.cache import EmbeddingCache, embedder_name
+from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.index.memory_pool import Pool
+from testnuc.labels import LabelSet
+from testnuc.limits import BatchPolicy, Meter, Price, require_price
+from testnuc.methods import Sampling
+from testnuc.protocols import WireProvider
+from testnuc.transport import Transport
+from testnuc.transport.telemetry import Telemetry
+from testnuc.trust import VoteSettings
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from testnuc.limits import Budget, RateLimit, RetryPolicy
+    from testnuc.protocols import Embedder, Index, Method, Provider, Store
+    from testnuc.voting import VotePolicy
+
+__all__ = ["Components"]
+
+
+class Components:
+    """Embedder, index, provider, store and what connects them; parameters as for `TestNUC`.
+
+    Parameters
+    ----------
+    pool : Index, optional
+        Holds the neighbors in place of the store's own pool.
+    kernels : bool
+        Whether to load the voting kernels when it is opened, which takes seconds.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[str] | Mapping[str, str],
+        model: str | Provider | WireProvider = "openai/gpt-4o-mini",
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        embedder: str | Embedder = "sentence-transformers/all-MiniLM-L6-v2",
+        store: str | os.PathLike[str] | Store | None = None,
+        k: int | None = None,
+        policy: str | VotePolicy = "auto",
+        instructions: str | None = None,
+        none_label: str | None = None,
+        method: Method | None = None,
+        sampling: Sampling | None = None,
+        neighbors: Literal["predict", "stored"] = "predict",
+        join_pool: bool = True,
+        rate_limit: RateLimit | None = None,
+        max_concurrency: int = 64,
+        retry: RetryPolicy | None = None,
+        budget: Budget | None = None,
+        batches: BatchPolicy | None = None,
+        pool: Index | None = None,
+        kernels: bool = True,
+    ) -> None:
+        self.labels = LabelSet(labels, none_label=none_label)
+        settings = VoteSettings.of(policy, k, self.labels.names)
+        self.sampling = _checked_sampling(sampling)
+        checked_whole("max_concurrency", max_concurrency, least=1)
+        checked_choice("neighbors", neighbors, ("predict", "stored"))
+        if instructions is not None and not isinstance(instructions, str):
+            raise InvalidInputError(f"instructions is {instructions!r}; give a string or None")
+        per_call = self.sampling.texts_per_call
+        self.store = stores.resolve(store)
+        self.embedder = embedders.resolve(embedder)
+        # an embedder that was made here is closed here; the user's own is the user's
+        self._own_embedder = isinstance(embedder, str)
+        if pool is None:
+            pool = self.store.pool(embedder_name(self.embedder))
+        # an empty pool is false, too
+        self.pool: Index = Pool() if pool is None else pool
+        self.embedding = EmbeddingCache(self.embedder, self.store, self.pool)
+        provider = self._provider(model, base_url, api_key)
+        self.model = f"{provider.name}/{provider.model}"
+        url = getattr(provider, "url", None)
+        price = Price.of(provider.name, provider.model, url)
+        require_price(budget, price, self.model)
+        self.meter = Meter()
+        self.telemetry = Telemetry.of(provider.name, provider.model, url)
+        self.embedding.telemetry = self.telemetry
+        self.transport = Transport(
+            rate_limit=rate_limit,
+            max_concurrency=max_concurrency,
+            retry=retry,
+            budget=budget,
+            price=price,
+            trust_env=getattr(provider, "trust_env", False),
+            meter=self.meter,
+            telemetry=self.telemetry,
+        )
+        self.predictor = Predictor(
+            provider,
+            self.transport,
+            self.labels,
+            instructions=instructions,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            confidence=self.sampling.confidence,
+            options=self.sampling.request_options,
+            texts_per_call=per_call,
+        )
+        self._inflight = InFlight()
+        self.scheduler = Scheduler(
+            self.predictor.answer,
+            self.store,
+            self.predictor.scope,
+            meter=self.meter,
+            workers=max_concurrency,
+            per_call=per_call,
+            board=self._inflight,
+        )
+        self.transport.on_wait = self.scheduler.lend
+        self._max_concurrency = max_concurrency
+        self._batches = batches or BatchPolicy()
+        #: Opened when the batch lane is first used.
+        self.batch_lane: BatchLane | None = None
+        self.pipeline = Pipeline(
+            self.labels,
+            settings,
+            methods.resolve(method, texts_per_call=per_call),
+            neighbors,
+            asker=self.predictor,
+            fanout=self.scheduler,
+            embedding=self.embedding,
+            pool=self.pool,
+            store=self.store,
+            join_pool=join_pool,
+        )
+        self.estimator = Estimator(
+            self.predictor,
+            self.store,
+            self.pool,
+            self.pipeline.method,
+            neighbors=neighbors == "predict",
+            texts_per_call=per_call,
+            price=price,
+            batch_price=Price.of(provider.name, provider.model, url, batch=True),
+            batches=has_batches(provider),
+            rate_limit=rate_limit,
+        )
+        self._kernels = kernels
+        self._opening: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def ready(self, lane: str = "live") -> None:
+        """Open everything that a lane needs, once.
+
+        Raises
+        ------
+        InvalidInputError
+            There is no such lane, or the provider or the store has no batch lane; nothing was sent.
+        """
+        checked_choice("lane", lane, ("live", "batch"))
+        if lane == "batch" and self.batch_lane is None:
+            self.batch_lane = BatchLane(
+                self.predictor,
+                self.store,
+                self.transport,
+                policy=self._batches,
+                price=self.estimator.batch_price,
+                per_call=self.sampling.texts_per_call,
+                live=self._max_concurrency,
+                board=self._inflight,
+            )
+            self.pipeline.lanes["batch"] = self.batch_lane.fanout
+        if self._closed:
+            raise TestNUCError("this client is closed; make a new one")
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+        await asyncio.shield(self._opening)
+        if lane == "batch" and self.batch_lane is not None:
+            # batches that earlier runs left open are resumed, whether or not this run needs them
+            await self.batch_lane.resume()
+
+    async def aclose(self) -> None:
+        """Wait a few seconds for calls in flight, store their answers, and close everything."""
+        if self._closed:
+            return
+        self._closed = True
+        # a stack, so that all of them are closed even if this is cancelled on the way
+        async with AsyncExitStack() as closing:
+            close_embedder = getattr(self.embedder, "close", None)
+            if close_embedder is not None and self._own_embedder:
+                closing.push_async_callback(close_embedder)
+            closing.push_async_callback(self.store.close)
+            closing.push_async_callback(self.pool.close)
+            closing.push_async_callback(self.transport.aclose)
+            closing.push_async_callback(self.embedding.close)
+            if self.batch_lane is not None:
+                closing.push_async_callback(self.batch_lane.close)
+            for scheduler in self.pipeline.lanes.values():
+                closing.push_async_callback(scheduler.close)
+            if self._opening is not None:
+                await asyncio.wait([self._opening])
+
+    async def _open(self) -> None:
+        if not self._kernels:
+            await self._open_store()
+            return
+        kernels = asyncio.to_thread(load_kernels, self.labels, self.pipeline.settings)
+        await asyncio.gather(kernels, self._open_store())
+
+    async def _open_store(self) -> None:
+        await self.store.open()
+        await self.store.describe(
+            self.predictor.scope, {"model": self.model, "labels": list(self.labels.names)}
+        )
+        await self.pool.open()
+
+    def _provider(
+        self, model: str | Provider | WireProvider, base_url: str | None, api_key: str | None
+    ) -> Provider | WireProvider:
+        if not isinstance(model, str):
+            if not (isinstance(model, WireProvider) or callable(getattr(model, "answer", None))):
+                raise InvalidInputError(
+                    f"model is {model!r}; give a name such as 'openai/gpt-4o-mini', or an object "
+                    "with `async answer(request)`"
+                )
+            return model
+        if model == "local/zero-shot":
+            from testnuc.providers.local import ZeroShot
+
+            return ZeroShot(self.embedding, self.labels)
+        return providers.resolve(model, base_url=base_url, api_key=api_key)
+
+
+def _checked_sampling(sampling: Sampling | None) -> Sampling:
+    if sampling is None:
+        return Sampling()
+    if not isinstance(sampling, Sampling):
+        raise InvalidInputError(
+            f"sampling is {sampling!r}; give testnuc.Sampling(temperature=0.0, ..)"
+        )
+    return sampling

@@ -1,0 +1,287 @@
+"""The engine: every operation of a client, on the parts that `Components` puts together.
+
+`TestNUC`, the scikit-learn classifier and the Ray workers each hold one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import warnings
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from testnuc._base.checks import checked_whole, hash_text, valid_text
+from testnuc._engine.inputs import checked_texts, distinct, labeled
+from testnuc._engine.neighborhoods import Rows, classification
+from testnuc._engine.small_pool import few_neighbors, few_predictions
+from testnuc._engine.streaming import stream_windows
+from testnuc._engine.tuning import gold_labels, tune
+from testnuc.errors import InvalidInputError
+from testnuc.progress import Progress, start_progress
+from testnuc.protocols import PoolText
+from testnuc.results import Results
+from testnuc.transport.telemetry import operation
+from testnuc.trust import calibrate
+from testnuc.types import PoolStats
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+
+    from testnuc._engine.components import Components
+    from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc.progress import Observer
+    from testnuc.trust import Calibration, Diagnosis, Tuning, VoteSettings
+    from testnuc.types import Classification, Estimate, Usage
+
+__all__ = ["Engine"]
+
+_log = logging.getLogger("testnuc.client")
+
+#: Texts embedded between two turns of the event loop.
+_TURN = 1_024
+#: From the warning to the code that called the client.
+_CALLER = 4
+
+
+class Engine:
+    """Labels texts, and manages the pool and the stored predictions; see `TestNUC`.
+
+    Parameters
+    ----------
+    parts : Components
+    """
+
+    def __init__(self, parts: Components) -> None:
+        self.parts = parts
+        self._warned = False
+
+    def __len__(self) -> int:
+        """Return the number of texts in the pool."""
+        return len(self.parts.pool)
+
+    @property
+    def settings(self) -> VoteSettings:
+        """How votes are counted; replaced as a whole."""
+        return self.parts.pipeline.settings
+
+    @settings.setter
+    def settings(self, settings: VoteSettings) -> None:
+        self.parts.pipeline.settings = settings
+
+    @property
+    def usage(self) -> Usage:
+        """What was spent so far."""
+        return self.parts.meter.since()
+
+    async def aclose(self) -> None:
+        """Close all parts."""
+        await self.parts.aclose()
+
+    async def add(self, texts: Iterable[str], labels: Sequence[str] | None = None) -> None:
+        """Embed texts and add them to the pool."""
+        parts = self.parts
+        entries, places = await distinct(await checked_texts(texts))
+        if labels is not None:
+            entries = labeled(entries, places, labels, parts.labels)
+        await parts.ready()
+        for start in range(0, len(entries), _TURN):
+            part = entries[start : start + _TURN]
+            vectors = await parts.embedding.vectors([e.text for e in part], [e.hash for e in part])
+            await parts.pool.add(part, vectors)
+
+    async def remove(self, texts: Iterable[str]) -> int:
+        """Remove texts from the pool; returns how many were in it."""
+        entries, _ = await distinct(await checked_texts(texts))
+        await self.parts.ready()
+        return await self.parts.pool.remove([entry.hash for entry in entries])
+
+    async def forget(self, *, model: str | None = None) -> int:
+        """Delete stored predictions; returns how many."""
+        await self.parts.ready()
+        if model is None:
+            return await self.parts.store.forget(scope=self.parts.predictor.scope)
+        return await self.parts.store.forget(model=model)
+
+    async def stats(self) -> PoolStats:
+        """Return the numbers of texts and of predictions."""
+        await self.parts.ready()
+        predicted = await self.parts.store.count(self.parts.predictor.scope)
+        return PoolStats(len(self), predicted, self.parts.model, len(self.parts.labels.names))
+
+    async def predict_pool(
+        self, *, progress: bool = False, lane: Literal["live", "batch"] = "live"
+    ) -> None:
+        """Get a prediction of every text of the pool that has none."""
+        await self.parts.ready(lane)
+        bar = Progress(shown=progress, total=len(self))
+        try:
+            await self.parts.pipeline.predict_pool(bar.advance, lane)
+        finally:
+            bar.close()
+
+    async def estimate(self, texts: Iterable[str]) -> Estimate:
+        """Return what `classify_many` would use."""
+        entries, _ = await distinct(await checked_texts(texts))
+        await self.parts.ready()
+        return await self.parts.estimator.usage(entries, self.settings)
+
+    async def classify(self, text: str) -> Classification:
+        """Label one text by the vote of the pool's nearest texts."""
+        problem = valid_text(text)
+        if problem is not None:
+            raise InvalidInputError(f"the text {problem}")
+        parts = self.parts
+        await parts.ready()
+        entry = PoolText(text, hash_text(text))
+        with operation(parts.telemetry, "classify", model=parts.model) as span:
+            window = await parts.pipeline.prepare([entry], together=False)
+            self._warn_of_few_neighbors(window)
+            await parts.pipeline.predict(window, waves=True)
+            self._warn_of_few_predictions(window)
+            result = classification(window, 0, window.vote(slice(0, 1)), 0, 0, text)
+            span.tell(voters=result.voters, trust=result.trust)
+            if parts.telemetry is not None:
+                parts.telemetry.texts("unlabeled" if result.label is None else "labeled", 1)
+            if result.label is None and result.error is not None:
+                raise result.error
+        return result
+
+    async def classify_many(
+        self,
+        texts: Iterable[str],
+        *,
+        progress: bool | Observer = False,
+        lane: Literal["live", "batch"] = "live",
+        settings: VoteSettings | None = None,
+    ) -> Results:
+        """Label many texts, which vote on each other.
+
+        Parameters
+        ----------
+        settings : VoteSettings, optional
+            For this run alone; the others as for `TestNUC.classify_many`.
+        """
+        parts = self.parts
+        pipeline, telemetry = parts.pipeline, parts.telemetry
+        given = await checked_texts(texts)
+        await parts.ready(lane)
+        before, started = parts.meter.mark(), time.perf_counter()
+        entries, places = await distinct(given)
+        facts = {"model": parts.model, "lane": lane, "texts": len(given), "distinct": len(entries)}
+        with operation(telemetry, "classify_many", **facts) as span:
+            bar = start_progress(progress, len(entries))
+            try:
+                bar.stage("embedding")
+                with operation(telemetry, "prepare"):
+                    window = await pipeline.prepare(entries, together=True, settings=settings)
+                window.lane = lane
+                bar.stage("asking" if lane == "live" else "waiting for batches")
+                self._warn_of_few_neighbors(window)
+                counted = bytearray(len(window.entries))
+
+                def done(place: int) -> None:
+                    if place < window.n_own and not counted[place]:
+                        counted[place] = 1
+                        bar.advance()
+
+                # each wave would be a day in the batch lane
+                waves = not pipeline.join_pool and lane == "live"
+                with operation(telemetry, "predict"):
+                    await pipeline.predict(window, waves=waves, done=done)
+            finally:
+                bar.close()
+            self._warn_of_few_predictions(window)
+            with operation(telemetry, "vote"):
+                rows = await asyncio.to_thread(Rows, window, given, places)
+            usage, seconds = parts.meter.since(before), time.perf_counter() - started
+            span.tell(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
+        results = Results(rows, usage, seconds, model=parts.model, choices=parts.labels.names)
+        if window.decision is not None:
+            _log.info("policy auto: %s", window.decision.reason)
+        self._report(results, len(entries))
+        return results
+
+    async def stream(
+        self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096
+    ) -> AsyncGenerator[Classification, None]:
+        """Label texts from any iterable in bounded memory."""
+        checked_whole("window", window, least=1)
+        await self.parts.ready()
+        # closed with this one, so that texts whose results are no longer read are not asked
+        async with aclosing(stream_windows(self.parts.pipeline, texts, window)) as results:
+            async for result in results:
+                yield result
+
+    async def diagnose(self) -> Diagnosis:
+        """Return what the predictions of the pool say about a vote."""
+        await self.parts.ready()
+        return await self.parts.pipeline.diagnose()
+
+    async def tune(self, texts: Iterable[str], labels: Sequence[str]) -> Tuning:
+        """Choose by labeled texts how votes are counted, and count them so from now on."""
+        given = await checked_texts(texts)
+        gold = gold_labels(labels, len(given), self.parts.labels)
+        await self.parts.ready()
+        entries, places = await distinct(given)
+        return await tune(self.parts.pipeline, entries, places, gold)
+
+    async def calibrate(
+        self, texts: Iterable[str], labels: Sequence[str], *, method: str | None = None
+    ) -> Calibration:
+        """Fit the probability that a label of a given share is right, and use it from now on."""
+        given = await checked_texts(texts)
+        names = self.parts.labels.names
+        gold = gold_labels(labels, len(given), self.parts.labels)
+        # other runs keep the former calibration until the new one is complete
+        results = await self.classify_many(given, settings=replace(self.settings, calibration=None))
+        pairs = [
+            (result.trust, result.label == names[label])
+            for result, label in zip(results, gold.tolist(), strict=True)
+            if result.trust is not None and result.label is not None
+        ]
+        curve = calibrate([t for t, _ in pairs], [r for _, r in pairs], method=method)
+        self.settings = replace(self.settings, calibration=curve)
+        return curve
+
+    def _report(self, results: Results, distinct_texts: int) -> None:
+        """Log the figures of a run, and count its texts."""
+        usage, failed = results.usage, len(results.errors)
+        _log.log(
+            logging.WARNING if failed else logging.INFO,
+            "%s: %d texts (%d distinct), %d calls, %d predictions from the store, %d texts whose "
+            "own call failed, %s USD, %.1f s",
+            self.parts.model,
+            len(results),
+            distinct_texts,
+            usage.calls,
+            usage.store_hits,
+            failed,
+            "unknown" if usage.usd is None else f"{usage.usd:.6f}",
+            results.seconds,
+        )
+        telemetry = self.parts.telemetry
+        if telemetry is not None:
+            unlabeled = sum(label is None for label in results.labels)
+            telemetry.texts("labeled", len(results) - unlabeled)
+            telemetry.texts("unlabeled", unlabeled)
+
+    def _warn_of_few_neighbors(self, window: Neighborhoods) -> None:
+        if window.counting.policy is None or self._warned:
+            return
+        found = int((window.neighbors >= 0).sum(axis=1).max(initial=0))
+        stored = self.parts.pipeline.neighbors == "stored"
+        warning = few_neighbors(window.counting.k, len(self), found, stored=stored)
+        if warning is not None:
+            self._warned = True
+            warnings.warn(warning, stacklevel=_CALLER)
+
+    def _warn_of_few_predictions(self, window: Neighborhoods) -> None:
+        if window.diagnosis is None or self._warned:
+            return
+        warning = few_predictions(window.diagnosis.predictions)
+        if warning is not None:
+            self._warned = True
+            warnings.warn(warning, stacklevel=_CALLER)

@@ -1,0 +1,112 @@
+"""Flat names of parameters, and the argument of `TestNUC` that each of them belongs to.
+
+The command line, its settings file and the scikit-learn classifier take flat names;
+`client_arguments` groups them. `TestNUC` itself takes the groups, and its error for a flat name
+says which one to use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from functools import wraps
+from typing import Any, ParamSpec
+
+from testnuc.errors import InvalidInputError
+from testnuc.limits import Budget, RateLimit
+from testnuc.methods import Sampling
+from testnuc.voting import VotePolicy
+
+__all__ = ["GROUPS", "client_arguments", "refuse_flat_names"]
+
+P = ParamSpec("P")
+
+#: Flat name -> the argument of `TestNUC` that has it as a field.
+GROUPS = {
+    **{field.name: "sampling" for field in fields(Sampling)},
+    **dict.fromkeys(("prior", "prior_power", "min_trust"), "policy"),
+    **dict.fromkeys(("headers", "organization", "project", "trust_env"), "model"),
+    **dict.fromkeys(("requests_per_minute", "tokens_per_minute"), "rate_limit"),
+    **dict.fromkeys(("budget_usd",), "budget"),
+}
+
+#: How each group is written, with the field left open.
+_WRITTEN = {
+    "sampling": "sampling=testnuc.Sampling({}=..)",
+    "policy": "policy=testnuc.VotePolicy.auto({}=..)",
+    "model": "model=testnuc.OpenAI('..', {}=..)",
+    "rate_limit": "rate_limit=testnuc.RateLimit({}=..)",
+    "budget": "budget=testnuc.Budget({}=..)",
+}
+
+
+def client_arguments(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `TestNUC` for parameters by their flat names.
+
+    Parameters
+    ----------
+    flat : mapping
+        Flat names of `GROUPS`, and arguments of `TestNUC`, which are passed on.
+    """
+    given = {name: value for name, value in flat.items() if name not in GROUPS}
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in flat.items():
+        if name in GROUPS:
+            groups.setdefault(GROUPS[name], {})[name] = value
+    for group, values in groups.items():
+        made = _MAKERS[group](values, given.get(group))
+        if made is not None:
+            given[group] = made
+    return given
+
+
+def refuse_flat_names(init: Callable[P, None]) -> Callable[P, None]:
+    """Make a constructor name the right argument where it is given a flat name."""
+
+    @wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        for name in kwargs:
+            group = GROUPS.get(name)
+            if group is not None:
+                field = "usd" if name == "budget_usd" else name
+                raise InvalidInputError(
+                    f"{name} is not an argument of the client; give {_WRITTEN[group].format(field)}"
+                )
+        init(*args, **kwargs)
+
+    return checked
+
+
+def _sampling(values: Mapping[str, Any], _: Any) -> Sampling:
+    options = values.get("request_options")
+    return Sampling(**{**values, "request_options": {} if options is None else options})
+
+
+def _policy(values: Mapping[str, Any], policy: Any) -> VotePolicy | None:
+    """Return the policy with the fields that were set; None: as it was given."""
+    own = {name: value for name, value in values.items() if value is not None}
+    if not own:
+        return None
+    if policy is None or (isinstance(policy, str) and policy == "auto"):
+        policy = VotePolicy.auto()
+    elif not isinstance(policy, VotePolicy):
+        policy = VotePolicy.of(policy)
+    changed: VotePolicy = replace(policy, **own)
+    return changed
+
+
+def _rate_limit(values: Mapping[str, Any], _: Any) -> RateLimit | None:
+    return RateLimit(**values) if any(value is not None for value in values.values()) else None
+
+
+def _budget(values: Mapping[str, Any], _: Any) -> Budget | None:
+    usd = values["budget_usd"]
+    return None if usd is None else Budget(usd=usd)
+
+
+_MAKERS: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
+    "sampling": _sampling,
+    "policy": _policy,
+    "rate_limit": _rate_limit,
+    "budget": _budget,
+}
