@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from bench._clusters import HOW, parts, vectors
 from bench._report import Report
 from bench._timing import machine
 from testnuc._base.checks import hash_text
-from testnuc._engine import neighborhoods as window
+from testnuc._engine.neighborhoods import Neighborhoods
 from testnuc.protocols import Answer, PoolText, Reply, Request, StoredPrediction
 from testnuc.types import Prediction
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _SIZES = (10_000, 100_000)
 _FULL = 1_000_000
 _LABELS = [f"intent number {i}" for i in range(77)]
-_STEPS = ("search", "usable", "window", "labels", "add", "vectors", "ask", "vote")
+_STEPS = ("search", "usable", "texts", "labels", "add", "vectors", "ask", "vote")
 
 
 def _text(i: int) -> str:
@@ -95,10 +95,26 @@ class _Steps:
 
         setattr(owner, method, timed)
 
+    def watch_results(self, owner: Any, method: str, step: str) -> None:
+        """Count the time of an asynchronous generator, and of what its consumer does with it."""
+        run = getattr(owner, method)
+
+        async def timed(*arguments: Any, **options: Any) -> Any:
+            self._inside, before = True, time.process_time()
+            try:
+                async with aclosing(run(*arguments, **options)) as results:
+                    async for result in results:
+                        yield result
+            finally:
+                self._inside = False
+                self.cpu[step] += time.process_time() - before
+
+        setattr(owner, method, timed)
+
 
 @contextmanager
 def _voting(steps: _Steps) -> Iterator[None]:
-    vote = window.Neighborhoods.vote
+    vote = Neighborhoods.vote
 
     def timed(*arguments: Any, **options: Any) -> Any:
         before = time.process_time()
@@ -107,11 +123,11 @@ def _voting(steps: _Steps) -> Iterator[None]:
         finally:
             steps.cpu["vote"] += time.process_time() - before
 
-    window.Neighborhoods.vote = timed  # type: ignore[method-assign]
+    Neighborhoods.vote = timed  # type: ignore[method-assign]
     try:
         yield
     finally:
-        window.Neighborhoods.vote = vote  # type: ignore[method-assign]
+        Neighborhoods.vote = vote  # type: ignore[method-assign]
 
 
 def _client(store: str | None, embedder: _Embedder, **more: Any) -> testnuc.TestNUC:
@@ -129,15 +145,13 @@ def _client(store: str | None, embedder: _Embedder, **more: Any) -> testnuc.Test
 async def _fill(nuc: testnuc.TestNUC, n: int, dim: int, every: int) -> None:
     """Put pool and predictions straight into the store: every `every`-th text has none."""
     await nuc._ready()
-    ask = nuc._pipeline._asker.ask
+    key = nuc._pipeline._predictor.key
     start = 0
     for rows in parts(n, dim):
         texts = [_text(i) for i in range(start, start + len(rows))]
         entries = [PoolText(t, hash_text(t)) for t in texts]
         predictions = [
-            StoredPrediction(
-                ask(e.text, e.hash, 0).key, nuc._scope, e.hash, 0, Prediction(_label(e.text), 0.9)
-            )
+            StoredPrediction(key(e.text), nuc._scope, e.hash, 0, Prediction(_label(e.text), 0.9))
             for i, e in enumerate(entries, start)
             if not every or i % every
         ]
@@ -152,9 +166,9 @@ async def _classify(
     steps = _Steps()
     pipeline: Any = nuc._pipeline
     steps.watch(nuc._pool, "search", "search")
-    steps.watch(pipeline, "_note_usable", "usable")
-    steps.watch(pipeline, "_window", "window")
-    steps.watch(pipeline, "predict", "ask")
+    steps.watch(pipeline._retriever, "_note_usable", "usable")
+    steps.watch(pipeline, "_neighborhoods", "texts")
+    steps.watch_results(pipeline, "predict", "ask")
     steps.watch(nuc._embedding, "vectors", "vectors")
     steps.watch(nuc._pool, "labels", "labels")
     steps.watch(nuc._pool, "add", "add")
@@ -228,7 +242,7 @@ def main(arguments: list[str]) -> None:
                 for row in asyncio.run(run(path, n, given.dim, given.batch, given.without)):
                     report.row(**row)
     report.note(
-        "search: nearest texts; usable: which of them have a prediction; window: their texts and "
+        "search: nearest texts; usable: which of them have a prediction; texts: theirs and their "
         "predictions; labels: known ones of the batch; add: the batch to the pool and its index; "
         "vectors: looking up and storing embeddings; ask: the batch's own predictions, by a "
         "provider that answers at once, and storing them; vote: the kernel; all: without the "

@@ -1,4 +1,4 @@
-"""CPU per call, calls per second and peak memory of the fan-out, beside other clients."""
+"""CPU per call, calls per second and peak memory of the scheduler, beside other clients."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -102,19 +103,16 @@ async def _testnuc(base_url: str, texts: list[str], concurrency: int, store: Any
         store=store,
         max_concurrency=concurrency,
     ) as nuc:
-        # the fan-out alone: what is measured is the calls, not embedding and retrieval
+        # the scheduler alone: what is measured is the calls, not embedding and retrieval
         right = 0
-
-        def done(_: object, outcome: object) -> None:
-            nonlocal right
-            right += getattr(outcome, "label", None) in _LABELS
-
         await nuc._ready()
-        fanout, asker = nuc._fanout, nuc._pipeline._asker
+        scheduler, predictor = nuc._scheduler, nuc._pipeline._predictor
         from testnuc._base.checks import hash_text
 
-        asks = (asker.ask(text, hash_text(text), i) for i, text in enumerate(texts))
-        await fanout.run(asks, done)
+        asks = (predictor.ask(text, hash_text(text), i) for i, text in enumerate(texts))
+        async with aclosing(scheduler.run(asks)) as outcomes:
+            async for _, outcome in outcomes:
+                right += getattr(outcome, "label", None) in _LABELS
     return right
 
 

@@ -24,8 +24,9 @@ from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
 from testnuc._engine.inputs import checked_texts, distinct, labeled
-from testnuc._engine.neighborhoods import Rows, classification, load_kernels
+from testnuc._engine.neighborhoods import load_kernels
 from testnuc._engine.pipeline import Pipeline
+from testnuc._engine.rows import Rows, classification
 from testnuc._engine.streaming import stream_windows
 from testnuc._engine.tuning import gold_labels, tune
 from testnuc.batch import BatchLane, has_batches
@@ -200,7 +201,7 @@ class TestNUC:
             checked_whole("k", k, least=0)
         checked_number("prior_power", prior_power, 0.0, 2.0)
         checked_number("min_trust", min_trust, 0.0, 1.0)
-        counting = VoteSettings.of(
+        settings = VoteSettings.of(
             policy,
             k,
             prior,
@@ -211,9 +212,9 @@ class TestNUC:
             most=MAX_NEIGHBORS,
         )
         #: How votes weigh; None: decided from the predictions.
-        self.policy = counting.policy
+        self.policy = settings.policy
         #: Neighbors that are looked for.
-        self.k = counting.k
+        self.k = settings.k
         checked_whole("texts_per_call", texts_per_call, least=1)
         checked_whole("max_concurrency", max_concurrency, least=1)
         checked_number("temperature", temperature, 0.0, 2.0)
@@ -245,7 +246,7 @@ class TestNUC:
             meter=self._meter,
             telemetry=self._telemetry,
         )
-        asker = Predictor(
+        predictor = Predictor(
             provider,
             self._transport,
             self.labels,
@@ -256,36 +257,36 @@ class TestNUC:
             options=request_options or {},
             texts_per_call=texts_per_call,
         )
-        self._scope = asker.scope
-        self._board = InFlight()
-        self._fanout = Scheduler(
-            asker.answer,
+        self._scope = predictor.scope
+        self._in_flight = InFlight()
+        self._scheduler = Scheduler(
+            predictor.answer,
             self._store,
-            asker.scope,
+            predictor.scope,
             meter=self._meter,
             workers=max_concurrency,
             per_call=texts_per_call,
-            board=self._board,
+            in_flight=self._in_flight,
         )
         self._batches = batches or BatchPolicy()
         self._max_concurrency = max_concurrency
         self._lane: BatchLane | None = None
-        self._transport.on_wait = self._fanout.lend
-        self._asker = asker
+        self._transport.on_wait = self._scheduler.lend
+        self._predictor = predictor
         self._pipeline = Pipeline(
             self.labels,
-            counting,
+            settings,
             methods.resolve(method, texts_per_call=texts_per_call),
             neighbors,
-            asker=asker,
-            fanout=self._fanout,
+            predictor=predictor,
+            scheduler=self._scheduler,
             embedding=self._embedding,
             pool=self._pool,
             store=self._store,
             join_pool=join_pool,
         )
         self._estimator = Estimator(
-            asker,
+            predictor,
             self._store,
             self._pool,
             self._pipeline.method,
@@ -339,8 +340,8 @@ class TestNUC:
             closing.push_async_callback(self._embedding.close)
             if self._lane is not None:
                 closing.push_async_callback(self._lane.close)
-            for fanout in self._pipeline.lanes.values():
-                closing.push_async_callback(fanout.close)
+            for scheduler in self._pipeline.lanes.values():
+                closing.push_async_callback(scheduler.close)
             if self._opening is not None:
                 await asyncio.wait([self._opening])
 
@@ -430,7 +431,9 @@ class TestNUC:
         await self._ready_in(lane)
         bar = Progress(shown=progress, total=len(self._pool))
         try:
-            await self._pipeline.predict_pool(bar.advance, lane)
+            async with aclosing(self._pipeline.predict_pool(lane)) as answered:
+                async for texts in answered:
+                    bar.advance(texts)
         finally:
             bar.close()
 
@@ -484,11 +487,14 @@ class TestNUC:
         await self._ready()
         entry = PoolText(text, hash_text(text))
         with operation(self._telemetry, "classify", model=self.model) as span:
-            window = await self._pipeline.prepare([entry], together=False)
-            self._warn_of_small_pool(window)
-            await self._pipeline.predict(window, waves=True)
-            self._warn_of_few(window)
-            result = classification(window, 0, window.vote(slice(0, 1)), 0, 0, text)
+            neighborhoods = await self._pipeline.prepare([entry], together=False)
+            self._warn_of_small_pool(neighborhoods)
+            async with aclosing(self._pipeline.predict(neighborhoods, waves=True)) as answered:
+                async for _ in answered:
+                    pass
+            self._warn_of_few(neighborhoods)
+            vote = neighborhoods.vote(slice(0, 1))
+            result = classification(neighborhoods, 0, vote, 0, 0, text)
             span.tell(voters=result.voters, trust=result.trust)
             if self._telemetry is not None:
                 self._telemetry.texts("unlabeled" if result.label is None else "labeled", 1)
@@ -543,31 +549,31 @@ class TestNUC:
             try:
                 bar.stage("embedding")
                 with operation(telemetry, "prepare"):
-                    window = await self._pipeline.prepare(entries, together=True)
-                window.lane = lane
+                    neighborhoods = await self._pipeline.prepare(entries, together=True)
                 bar.stage("asking" if lane == "live" else "waiting for batches")
-                self._warn_of_small_pool(window)
-                counted = bytearray(len(window.entries))
-
-                def done(place: int) -> None:
-                    if place < window.n_own and not counted[place]:
-                        counted[place] = 1
-                        bar.advance()
-
+                self._warn_of_small_pool(neighborhoods)
+                n_own = neighborhoods.n_own
+                known = sum(map(neighborhoods.answered, range(n_own)))
+                if known:
+                    bar.advance(known)
                 # each wave would be a day in the batch lane
                 waves = not self._pipeline.join_pool and lane == "live"
+                predict = self._pipeline.predict(neighborhoods, waves=waves, lane=lane)
                 with operation(telemetry, "predict"):
-                    await self._pipeline.predict(window, waves=waves, done=done)
+                    async with aclosing(predict) as answered:
+                        async for place in answered:
+                            if place < n_own:
+                                bar.advance()
             finally:
                 bar.close()
-            self._warn_of_few(window)
+            self._warn_of_few(neighborhoods)
             with operation(telemetry, "vote"):
-                rows = await asyncio.to_thread(Rows, window, given, places)
+                rows = await asyncio.to_thread(Rows, neighborhoods, given, places)
             usage, seconds = self._meter.since(before), time.perf_counter() - started
             span.tell(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
         results = Results(rows, usage, seconds, model=self.model, choices=self.labels.names)
-        if window.decision is not None:
-            _log.info("policy auto: %s", window.decision.reason)
+        if neighborhoods.decision is not None:
+            _log.info("policy auto: %s", neighborhoods.decision.reason)
         self._tell(results, len(entries))
         return results
 
@@ -665,7 +671,7 @@ class TestNUC:
         given = await checked_texts(texts)
         gold = gold_labels(labels, len(given), self.labels)
         pipeline = self._pipeline
-        pipeline.counting = replace(pipeline.counting, calibration=None)
+        pipeline.settings = replace(pipeline.settings, calibration=None)
         names = self.labels.names
         pairs = [
             (result.trust, result.label == names[label])
@@ -673,11 +679,11 @@ class TestNUC:
             if result.trust is not None and result.label is not None
         ]
         curve = calibrate([t for t, _ in pairs], [r for _, r in pairs], method=method)
-        pipeline.counting = replace(pipeline.counting, calibration=curve)
+        pipeline.settings = replace(pipeline.settings, calibration=curve)
         return curve
 
-    def _warn_of_few(self, window: Neighborhoods) -> None:
-        seen = window.diagnosis
+    def _warn_of_few(self, neighborhoods: Neighborhoods) -> None:
+        seen = neighborhoods.diagnosis
         if seen is None or seen.predictions >= MIN_PREDICTIONS or self._warned:
             return
         self._warned = True
@@ -709,16 +715,16 @@ class TestNUC:
         checked_choice("lane", lane, ("live", "batch"))
         if lane == "batch" and self._lane is None:
             self._lane = BatchLane(
-                self._asker,
+                self._predictor,
                 self._store,
                 self._transport,
                 policy=self._batches,
                 price=self._estimator.batch_price,
                 per_call=self._estimator.texts_per_call,
                 live=self._max_concurrency,
-                board=self._board,
+                in_flight=self._in_flight,
             )
-            self._pipeline.lanes["batch"] = self._lane.fanout
+            self._pipeline.lanes["batch"] = self._lane.scheduler
         await self._ready()
         if lane == "batch" and self._lane is not None:
             # what earlier runs have left open is gone on with, be it asked for or not
@@ -732,7 +738,7 @@ class TestNUC:
         await asyncio.shield(self._opening)
 
     async def _open(self) -> None:
-        kernels = asyncio.to_thread(load_kernels, self.labels, self._pipeline.counting)
+        kernels = asyncio.to_thread(load_kernels, self.labels, self._pipeline.settings)
         await asyncio.gather(kernels, self._open_store())
 
     async def _open_store(self) -> None:
@@ -742,8 +748,8 @@ class TestNUC:
         )
         await self._pool.open()
 
-    def _warn_of_small_pool(self, window: Neighborhoods) -> None:
-        found = int((window.neighbors >= 0).sum(axis=1).max(initial=0))
+    def _warn_of_small_pool(self, neighborhoods: Neighborhoods) -> None:
+        found = int((neighborhoods.neighbors >= 0).sum(axis=1).max(initial=0))
         if self.policy is None or found >= self.k or self._warned:
             return
         self._warned = True

@@ -323,7 +323,7 @@ class _Learner(TestNUC):
         if labels:
             self.tuning = await self.tune(list(labels), list(labels.values()))
             # a correction towards given shares is one of a batch; here each text is alone
-            pipeline.counting = replace(pipeline.counting, prior=None)
+            pipeline.settings = replace(pipeline.settings, prior=None)
         if pipeline.decision is None:
             found = await self.diagnose()
             self.predicted = found.predictions
@@ -341,7 +341,7 @@ class _Learner(TestNUC):
             "vectors": vectors,
             "rows": rows,
             "decision": pipeline.decision,
-            "counting": pipeline.counting,
+            "counting": pipeline.settings,
             "k": pipeline.k,
             "policy": self.policy,
         }
@@ -356,7 +356,7 @@ class _Learner(TestNUC):
         if self._memory is not None:
             await self._memory.put_predictions(learned["rows"])
         self._pipeline.decision = learned["decision"]
-        self._pipeline.counting = learned["counting"]
+        self._pipeline.settings = learned["counting"]
         self._pipeline.k = learned["k"]
         self.policy = learned["policy"]
 

@@ -46,30 +46,30 @@ async def tune(
 ) -> Tuning:
     """Choose how a pipeline votes; asks about nothing but the texts themselves."""
     pipeline.k = max(pipeline.k, MAX_NEIGHBORS)
-    window = await pipeline.prepare(entries, together=True)
-    await pipeline.predict_own(window)
+    neighborhoods = await pipeline.prepare(entries, together=True)
+    await pipeline.predict_own(neighborhoods)
     # a text that was given twice is one observation
     _, once = np.unique(places, return_index=True)
-    winners, confidences = window.answers()
+    winners, confidences = neighborhoods.answers()
     tuning = await asyncio.to_thread(
         tune_votes,
-        window.neighbors,
-        window.similarities,
+        neighborhoods.neighbors,
+        neighborhoods.similarities,
         winners,
         confidences,
         places[once],
         gold[once],
         n_classes=len(pipeline.labels.names),
     )
-    if tuning.policy is None and pipeline.counting.auto:
+    if tuning.policy is None and pipeline.settings.auto:
         # what the predictions themselves say is still to be had
         return tuning
-    counting = replace(pipeline.counting, policy=None, auto=True, k=pipeline.k)
+    settings = replace(pipeline.settings, policy=None, auto=True, k=pipeline.k)
     if tuning.prior_power:
         n_labels = len(pipeline.labels.names)
-        counting = replace(
-            counting, prior=np.full(n_labels, 1 / n_labels), prior_power=tuning.prior_power
+        settings = replace(
+            settings, prior=np.full(n_labels, 1 / n_labels), prior_power=tuning.prior_power
         )
-    pipeline.counting = counting
+    pipeline.settings = settings
     pipeline.decision = Decision(tuning.policy, tuning.k, str(tuning))
     return tuning

@@ -46,7 +46,7 @@ class BatchLane:
 
     Parameters
     ----------
-    asker : Predictor
+    predictor : Predictor
         Writes the requests, so that their keys are those of the live lane.
     store : Store
         That can remember batches.
@@ -59,8 +59,8 @@ class BatchLane:
         Most texts in a request.
     live : int
         Most calls at a time where the rest is asked live.
-    board : InFlight, optional
-        What the other lanes of the client ask just now.
+    in_flight : InFlight, optional
+        The in-flight requests of all lanes of the client.
     sleep, wall : callable
         For tests.
 
@@ -72,7 +72,7 @@ class BatchLane:
 
     def __init__(
         self,
-        asker: Predictor,
+        predictor: Predictor,
         store: Store,
         transport: Transport,
         *,
@@ -80,29 +80,29 @@ class BatchLane:
         price: Price | None,
         per_call: int,
         live: int,
-        board: InFlight | None = None,
+        in_flight: InFlight | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        provider = asker.provider
+        provider = predictor.provider
         self._api = batch_api(provider, transport.exchanges)
         assert isinstance(provider, WireProvider)
         self._provider = provider
         self._store = require_batches(store)
-        self._asker = asker
+        self._predictor = predictor
         self._transport = transport
         self._policy = policy
         self._price = price
         self._per_call = per_call
         self._sleep = sleep
         self._wall = wall
-        self._facts = facts_of(provider, asker.labels, asker.task)
-        reader = Reader(provider, asker.task, asker.labels)
-        self._courier = BatchLifecycle(
+        self._facts = facts_of(provider, predictor.labels, predictor.task)
+        reader = Reader(provider, predictor.task, predictor.labels)
+        self._lifecycle = BatchLifecycle(
             self._api, reader, self._store, policy=policy, price=price, sleep=sleep
         )
         self._queue = TokenQueue(policy.max_enqueued_tokens)
-        self._filler = Filler(asker, provider, self._api, price, policy.max_requests)
+        self._filler = Filler(predictor, provider, self._api, price, policy.max_requests)
         self._writing = asyncio.Lock()
         self._slots = asyncio.Semaphore(policy.in_flight)
         self._live = asyncio.Semaphore(live)
@@ -116,10 +116,10 @@ class BatchLane:
         self._creating: set[asyncio.Task[StoredBatch]] = set()
         most = min(policy.max_requests or self._api.max_requests, self._api.max_requests)
         #: Gives asks to `answer`, as many at once as fill a batch.
-        self.fanout = Scheduler(
+        self.scheduler = Scheduler(
             self.answer,
             store,
-            asker.scope,
+            predictor.scope,
             meter=transport.meter,
             workers=policy.in_flight,
             per_call=min(most * per_call, _MOST_ASKS),
@@ -128,7 +128,7 @@ class BatchLane:
             # renewing those of all that waits for its turn must not keep the store busy
             lease_factor=_LEASE_FACTOR,
             mixed=True,
-            board=board,
+            in_flight=in_flight,
         )
         if not getattr(store, "durable", True):
             _log.warning(
@@ -138,7 +138,7 @@ class BatchLane:
 
     async def resume(self) -> None:
         """Take up the batches that earlier processes left open, or others have under way."""
-        for batch in await self._store.batches(self._asker.scope):
+        for batch in await self._store.batches(self._predictor.scope):
             if batch.id not in self._known:
                 self._known.add(batch.id)
                 keys = [wanted.key for item in unpack(batch.items) for wanted in item]
@@ -231,10 +231,10 @@ class BatchLane:
 
     async def _resumed(self, batch: StoredBatch) -> Outcomes:
         try:
-            adopted = await self._courier.adopt(batch)
+            adopted = await self._lifecycle.adopt(batch)
             if adopted is None:
                 return {}
-            _, outcomes, usages = await self._courier.follow(adopted)
+            _, outcomes, usages = await self._lifecycle.follow(adopted)
         except BaseException:
             self._known.discard(batch.id)
             raise
@@ -279,7 +279,7 @@ class BatchLane:
         account = self._transport.account
         batch = StoredBatch(
             load.id,
-            self._asker.scope,
+            self._predictor.scope,
             self._facts,
             len(load.packs),
             self._wall(),
@@ -295,13 +295,13 @@ class BatchLane:
                 billed = True
                 # what the provider is still working on is not listed at once
                 await self._sleep(self._policy.first_poll)
-                adopted = await self._courier.adopt(batch)
+                adopted = await self._lifecycle.adopt(batch)
                 if adopted is None:
                     billed = False
                     raise untold.error from None
                 batch = adopted
             billed = True
-            remote, outcomes, usages = await self._courier.follow(batch)
+            remote, outcomes, usages = await self._lifecycle.follow(batch)
         except BaseException:
             self._known.discard(batch.id)
             if account is not None and reservation is not None:
@@ -318,12 +318,12 @@ class BatchLane:
     async def _created(self, batch: StoredBatch, load: Load) -> StoredBatch:
         # one at a time: its requests may be hundreds of megabytes
         async with self._writing:
-            await self._courier.intend(batch)
+            await self._lifecycle.intend(batch)
             # other batch lanes see the intent, and a live lane must not wait for hours
-            self.fanout.release([ask.key for pack in load.packs for ask in pack])
+            self.scheduler.release([ask.key for pack in load.packs for ask in pack])
             lines = await self._filler.lines(load)
             creating = asyncio.create_task(
-                self._courier.create(batch, lines, lambda: self._queue.used > load.input_tokens)
+                self._lifecycle.create(batch, lines, lambda: self._queue.used > load.input_tokens)
             )
             del lines
             self._creating.add(creating)
@@ -369,12 +369,12 @@ class BatchLane:
 
         async def ask(asks: Pack) -> list[tuple[bytes, Outcome]]:
             try:
-                found = await self._asker.answer(asks)
+                found = await self._predictor.answer(asks)
             except Exception as error:  # noqa: BLE001 - of these texts alone
                 return [(ask.key, error) for ask in asks]
             await self._store.put_predictions(
                 [
-                    StoredPrediction(a.key, self._asker.scope, a.text_hash, a.sample, outcome)
+                    StoredPrediction(a.key, self._predictor.scope, a.text_hash, a.sample, outcome)
                     for a, outcome in zip(asks, found, strict=True)
                     if not isinstance(outcome, Exception)
                 ]

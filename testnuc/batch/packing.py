@@ -85,7 +85,7 @@ class Filler:
 
     Parameters
     ----------
-    asker : Predictor
+    predictor : Predictor
     provider : WireProvider
     api : BatchAPI
         Whose limits are held.
@@ -94,7 +94,7 @@ class Filler:
         The user's own limit.
     """
 
-    asker: Predictor
+    predictor: Predictor
     provider: WireProvider
     api: BatchAPI
     price: Price | None
@@ -107,7 +107,7 @@ class Filler:
         most_bytes = int(_FULL * api.max_bytes)
         load = Load()
         for done, pack in enumerate(requests, 1):
-            request = self.asker.request(pack)
+            request = self.predictor.request(pack)
             sent, received = self.provider.reserve(request)
             size = len(self._line(load, len(load.packs), pack))
             full = (
@@ -139,5 +139,5 @@ class Filler:
         return lines
 
     def _line(self, load: Load, number: int, pack: Pack) -> bytes:
-        body = self.provider.encode(self.asker.request(pack))
+        body = self.provider.encode(self.predictor.request(pack))
         return self.api.line(custom_id(load.id.hex(), number), body)

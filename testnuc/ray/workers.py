@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from testnuc._engine.inputs import distinct
-from testnuc._engine.neighborhoods import Rows, placed
+from testnuc._engine.neighborhoods import placed
+from testnuc._engine.rows import Rows
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.protocols import Matches, PoolText
@@ -145,18 +146,18 @@ class Asking(TestNUC):
         """Return what is said of each of some distinct texts, or why nothing is."""
         await self._ready()
         nobody = Matches(np.empty((len(entries), 0), np.int64), np.empty((len(entries), 0), "f4"))
-        window = placed(
-            self.labels, self._pipeline.counting, entries, np.empty(0, np.int64), [], nobody
+        neighborhoods = placed(
+            self.labels, self._pipeline.settings, entries, np.empty(0, np.int64), [], nobody
         )
         try:
-            await self._pipeline.predict_own(window)
+            await self._pipeline.predict_own(neighborhoods)
         finally:
             await self._line.flush()
         if self._line.broken is not None:
             raise self._line.broken
         outcomes: list[Prediction | Exception] = []
         for place in range(len(entries)):
-            outcome = window.predictions[place] or window.errors.get(place)
+            outcome = neighborhoods.predictions[place] or neighborhoods.errors.get(place)
             assert outcome is not None
             outcomes.append(outcome)
         return outcomes
@@ -218,26 +219,28 @@ class Voting(TestNUC):
         """Return the classification of each text."""
         await self._ready()
         entries, places = await distinct(texts)
-        window = await self._window(entries)
-        if window.counting.policy is None:
+        neighborhoods = await self._neighborhoods(entries)
+        if neighborhoods.settings.policy is None:
             assert self._decision is not None
-            window.decide(self._decision)
-        return await asyncio.to_thread(Rows, window, texts, places)
+            neighborhoods.decide(self._decision)
+        return await asyncio.to_thread(Rows, neighborhoods, texts, places)
 
     async def decide(self) -> Diagnosis | None:
         """Look at the predictions of the job; None where nothing is to be decided."""
-        if self._pipeline.counting.policy is not None:
+        if self._pipeline.settings.policy is not None:
             return None
         await self._ready()
         entries = await self._shards.sample(_SAMPLE)
-        window = await self._window(entries)
-        diagnosis: Diagnosis = await asyncio.to_thread(window.diagnose)
+        neighborhoods = await self._neighborhoods(entries)
+        diagnosis: Diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
         return diagnosis
 
-    async def _window(self, entries: Sequence[PoolText]) -> Neighborhoods:
-        window = await self._pipeline.prepare(entries, together=True)
-        outcomes = await self._shards.outcomes([entry.hash for entry in window.entries])
+    async def _neighborhoods(self, entries: Sequence[PoolText]) -> Neighborhoods:
+        neighborhoods = await self._pipeline.prepare(entries, together=True)
+        outcomes = await self._shards.outcomes([entry.hash for entry in neighborhoods.entries])
         for place, outcome in enumerate(outcomes):
             if outcome is not None:
-                window.put(place, TestNUCError(outcome) if isinstance(outcome, str) else outcome)
-        return window
+                neighborhoods.put(
+                    place, TestNUCError(outcome) if isinstance(outcome, str) else outcome
+                )
+        return neighborhoods

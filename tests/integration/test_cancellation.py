@@ -143,7 +143,7 @@ async def test_leaving_does_not_wait_for_retries_without_end(client_of):
     faults = Faults(schedule=lambda _: "500")
     async with LoopbackLLM(confident, faults=faults) as llm:
         nuc = TestNUC(**client_of(llm, retry=policy, max_concurrency=4))
-        nuc._fanout._drain = 0.1
+        nuc._scheduler._drain = 0.1
         run = asyncio.create_task(nuc.classify_many(messages(30)))
         while not llm.requests:  # noqa: ASYNC110
             await asyncio.sleep(0.002)

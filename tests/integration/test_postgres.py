@@ -443,7 +443,7 @@ async def test_what_another_process_began_and_left_is_asked(url):
     texts = messages(40)
     async with opened(url) as other, LoopbackLLM(confident) as llm:
         async with testnuc.TestNUC(**arguments(llm, url)) as nuc:
-            keys = [nuc._pipeline._asker.ask(t, hash_text(t), 0).key for t in texts]
+            keys = [nuc._pipeline._predictor.key(t) for t in texts]
             await other.lease(keys, 0.5)
             started = time.monotonic()
             running = asyncio.create_task(nuc.classify_many(texts))

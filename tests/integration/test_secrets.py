@@ -56,9 +56,9 @@ async def test_representations(client_of, logged, key, model):
         results = await nuc.classify_many(messages(20))
         sent = llm.headers[0]
         assert key in f"{sent.get('authorization')} {sent.get('x-api-key')}"
-        provider = nuc._estimator.asker.provider
+        provider = nuc._estimator.predictor.provider
         shown = [
-            nuc, results, results[0], nuc.usage, nuc._transport, nuc._fanout, nuc._embedding,
+            nuc, results, results[0], nuc.usage, nuc._transport, nuc._scheduler, nuc._embedding,
             nuc._store, nuc._pool, provider, nuc.labels, nuc._transport._connections,
         ]  # fmt: skip
         for thing in shown:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testnuc._engine.neighborhoods import Neighborhoods, Rows
+from testnuc._engine.neighborhoods import Neighborhoods
+from testnuc._engine.rows import Rows
 from testnuc.errors import InvalidInputError
 from testnuc.index import NearestVectors
 from testnuc.labels import LabelSet
@@ -299,12 +300,12 @@ def test_a_kept_label_is_not_overruled_by_its_neighbors():
     ids, similarities, labels, _ = pairs_among_others()
     texts = [PoolText(str(i), str(i).encode()) for i in range(len(labels))]
     names = [f"label {i}" for i in range(CLASSES)]
-    counting = VoteSettings.of("auto", None, None, 1.0, None, names, 10, 30)
-    window = Neighborhoods(LabelSet(names), counting, texts, len(texts), ids, similarities)
+    settings = VoteSettings.of("auto", None, None, 1.0, None, names, 10, 30)
+    neighborhoods = Neighborhoods(LabelSet(names), settings, texts, len(texts), ids, similarities)
     for place, label in enumerate(labels.tolist()):
-        window.put(place, Prediction(names[label], 0.9))
-    window.decide(window.diagnose().decision)
-    rows = Rows(window, [t.text for t in texts], np.arange(len(texts)))
+        neighborhoods.put(place, Prediction(names[label], 0.9))
+    neighborhoods.decide(neighborhoods.diagnose().decision)
+    rows = Rows(neighborhoods, [t.text for t in texts], np.arange(len(texts)))
     twin = int(np.flatnonzero(labels == 7)[0])
     assert rows[twin].label == "label 7"
     assert rows[twin].voters == 1
