@@ -127,9 +127,7 @@ def test_the_rows_are_the_votes_counted_by_hand(data):
     ids = np.array(data.draw(st.lists(places, min_size=n, max_size=n)))
     # eighths add up without rounding
     weight = st.sampled_from([i / 8 for i in range(1, 9)])
-    weights = data.draw(
-        st.lists(st.lists(weight, min_size=k, max_size=k), min_size=n, max_size=n)
-    )
+    weights = data.draw(st.lists(st.lists(weight, min_size=k, max_size=k), min_size=n, max_size=n))
     similarities = np.where(ids >= 0, np.array(weights), 0)
     made = neighborhoods_of(ids, similarities, n_entries=n + 4)
     said = data.draw(st.lists(labels, min_size=n + 4, max_size=n + 4))
