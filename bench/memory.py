@@ -44,11 +44,11 @@ class _PrecomputedEmbedder:
 def _size(results: Results) -> float:
     """Return the size of the results in MB: neighbors, votes and predictions."""
     rows: Any = results._rows
-    window, vote = rows._window, rows._result
-    arrays = [window.neighbors, window.similarities, *window.answers()]
+    neighborhoods, vote = rows._neighborhoods, rows._result
+    arrays = [neighborhoods.neighbors, neighborhoods.similarities, *neighborhoods.answers()]
     arrays += [vote.label, vote.share, vote.margin, vote.weight, vote.voters]
     size: float = sum(array.nbytes for array in arrays)
-    size += sum(sys.getsizeof(p) + sys.getsizeof(p.confidence) for p in window.predictions)
+    size += sum(sys.getsizeof(p) + sys.getsizeof(p.confidence) for p in neighborhoods.predictions)
     return size / _MB
 
 

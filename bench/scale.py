@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from bench._clusters import HOW, parts, vectors
 from bench._report import Report
 from bench._timing import machine
 from testnuc._base.checks import hash_text
-from testnuc._engine import neighborhoods as window
+from testnuc._engine.neighborhoods import Neighborhoods
 from testnuc.protocols import Answer, PoolText, Reply, Request, StoredPrediction
 from testnuc.types import Prediction
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _SIZES = (10_000, 100_000)
 _FULL = 1_000_000
 _LABELS = [f"intent number {i}" for i in range(77)]
-_STEPS = ("search", "usable", "window", "labels", "add", "vectors", "ask", "vote")
+_STEPS = ("search", "usable", "texts", "labels", "add", "vectors", "ask", "vote")
 
 
 def _text(i: int) -> str:
@@ -97,10 +97,26 @@ class _Steps:
 
         setattr(owner, method, timed)
 
+    def watch_results(self, owner: Any, method: str, step: str) -> None:
+        """Count the time of an asynchronous generator, and of what its consumer does with it."""
+        run = getattr(owner, method)
+
+        async def timed(*arguments: Any, **options: Any) -> Any:
+            self._inside, before = True, time.process_time()
+            try:
+                async with aclosing(run(*arguments, **options)) as results:
+                    async for result in results:
+                        yield result
+            finally:
+                self._inside = False
+                self.cpu[step] += time.process_time() - before
+
+        setattr(owner, method, timed)
+
 
 @contextmanager
 def _voting(steps: _Steps) -> Iterator[None]:
-    vote = window.Neighborhoods.vote
+    vote = Neighborhoods.vote
 
     def timed(*arguments: Any, **options: Any) -> Any:
         before = time.process_time()
@@ -109,11 +125,11 @@ def _voting(steps: _Steps) -> Iterator[None]:
         finally:
             steps.cpu["vote"] += time.process_time() - before
 
-    window.Neighborhoods.vote = timed  # type: ignore[method-assign]
+    Neighborhoods.vote = timed  # type: ignore[method-assign]
     try:
         yield
     finally:
-        window.Neighborhoods.vote = vote  # type: ignore[method-assign]
+        Neighborhoods.vote = vote  # type: ignore[method-assign]
 
 
 def _client(store: str | None, embedder: _Embedder, **more: Any) -> testnuc.TestNUC:
@@ -156,9 +172,9 @@ async def _classify(
     parts: Any = nuc._engine.parts
     pipeline = parts.pipeline
     steps.watch(parts.pool, "search", "search")
-    steps.watch(pipeline, "_note_usable", "usable")
-    steps.watch(pipeline, "_window", "window")
-    steps.watch(pipeline, "predict", "ask")
+    steps.watch(pipeline._retriever, "_note_usable", "usable")
+    steps.watch(pipeline, "_neighborhoods", "texts")
+    steps.watch_results(pipeline, "predict", "ask")
     steps.watch(parts.embedding, "vectors", "vectors")
     steps.watch(parts.pool, "labels", "labels")
     steps.watch(parts.pool, "add", "add")
@@ -232,7 +248,7 @@ def main(arguments: list[str]) -> None:
                 for row in asyncio.run(run(path, n, given.dim, given.batch, given.without)):
                     report.row(**row)
     report.note(
-        "search: nearest texts; usable: lookup of stored predictions; window: texts and "
+        "search: nearest texts; usable: lookup of stored predictions; texts: texts and "
         "predictions of neighbors; labels: known labels of the batch; add: the batch into pool and "
         "index; vectors: lookup and storage of embeddings; ask: predictions of the batch, by a "
         "provider without latency, and their storage; vote: the kernel; all: without the embedder"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -103,18 +104,14 @@ async def _testnuc(base_url: str, texts: list[str], concurrency: int, store: Any
         max_concurrency=concurrency,
     ) as nuc:
         # calls only, without embedding and retrieval
-        labeled = 0
-
-        def done(_: object, outcome: object) -> None:
-            nonlocal labeled
-            labeled += getattr(outcome, "label", None) in _LABELS
-
-        parts = nuc._engine.parts
-        fanout, asker = parts.scheduler, parts.predictor
         from testnuc._base.checks import hash_text
 
-        asks = (asker.ask(text, hash_text(text), i) for i, text in enumerate(texts))
-        await fanout.run(asks, done)
+        labeled = 0
+        scheduler, predictor = nuc._engine.parts.scheduler, nuc._engine.parts.predictor
+        asks = (predictor.ask(text, hash_text(text), i) for i, text in enumerate(texts))
+        async with aclosing(scheduler.run(asks)) as outcomes:
+            async for _, outcome in outcomes:
+                labeled += getattr(outcome, "label", None) in _LABELS
     return labeled
 
 

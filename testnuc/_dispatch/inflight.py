@@ -1,4 +1,4 @@
-"""What the fan-out keeps of a question: the ask, its place in the queue, and who waits for it."""
+"""In-flight requests, the runs that wait for them, and the registry that lanes share."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING
 from testnuc.transport import telemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from testnuc.prompts import Demonstration
     from testnuc.types import Prediction
 
     Outcome = Prediction | Exception
-    Done = Callable[["Ask", Outcome], None]
 
-__all__ = ["Ask", "Entry", "InFlight", "Run"]
+__all__ = ["Ask", "InFlight", "InFlightRequest", "ScheduledRun"]
 
 
 class Ask:
@@ -54,46 +51,64 @@ class Ask:
         self.demonstrations = demonstrations
 
 
-class Run:
-    """What one caller waits for."""
+class ScheduledRun:
+    """One consumer's asks: how many are open, and the outcomes that it has not read yet.
 
-    __slots__ = ("changed", "context", "done", "failure", "feeding", "open", "queue")
+    Workers append outcomes and never call the consumer, so that its errors stay its own.
+    """
 
-    def __init__(self, done: Done, *, feeding: bool) -> None:
-        self.done = done
-        #: Whether more asks are at hand, so that a call need not go out half full.
-        self.feeding = feeding
-        #: Claimed by this run and not yet taken by a worker.
-        self.queue: deque[Entry] = deque()
+    __slots__ = ("changed", "context", "failure", "fed", "open", "outcomes", "room")
+
+    def __init__(self) -> None:
+        #: Whether all asks were taken.
+        self.fed = False
         #: Asks that have no outcome yet.
         self.open = 0
-        self.failure: Exception | None = None
+        #: Outcomes that the consumer has not read yet.
+        self.outcomes: deque[tuple[Ask, Outcome]] = deque()
+        #: What ends the run once its outcomes are read.
+        self.failure: BaseException | None = None
+        #: Set when the consumer has something to read.
         self.changed = asyncio.Event()
+        #: Set when more asks may be taken.
+        self.room = asyncio.Event()
         #: The trace that its calls belong to.
         self.context = telemetry.context()
 
+    def settle(self, ask: Ask, outcome: Outcome) -> None:
+        """Pass an outcome on to the consumer."""
+        self.outcomes.append((ask, outcome))
+        self.changed.set()
 
-class Entry:
-    """A key that is queued or in flight, and who waits for it."""
+    def fail(self, error: BaseException) -> None:
+        """End the run with an error; the first one counts."""
+        if self.failure is None:
+            self.failure = error
+        self.changed.set()
+
+
+class InFlightRequest:
+    """A key that is queued or was sent, and the runs that wait for its outcome."""
 
     __slots__ = ("ask", "sent", "waiters")
 
-    def __init__(self, ask: Ask, run: Run) -> None:
+    def __init__(self, ask: Ask, run: ScheduledRun) -> None:
         self.ask = ask
         self.waiters = [(run, ask)]
         self.sent = False
 
 
 class InFlight:
-    """What is asked just now: shared by the lanes of a client, so that none asks what another does.
+    """The registry of in-flight requests, shared by the lanes of a client: single-flight by key.
 
-    Predictions stored while a look-up was under way, which may have missed them, are kept until no
-    look-up is.
+    Predictions stored while a look-up runs, which may have missed them, are kept until all
+    look-ups have ended.
     """
 
-    __slots__ = ("entries", "fresh", "reading")
+    __slots__ = ("fresh", "reading", "requests")
 
     def __init__(self) -> None:
-        self.entries: dict[bytes, Entry] = {}
+        self.requests: dict[bytes, InFlightRequest] = {}
+        #: Look-ups that run.
         self.reading = 0
         self.fresh: dict[bytes, Prediction] = {}

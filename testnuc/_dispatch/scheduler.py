@@ -1,23 +1,25 @@
-"""The fan-out: distinct questions to a bounded set of workers, none asked twice.
+"""The scheduler: distinct asks to a bounded set of workers, each key asked once.
 
-A run hands in asks; what is stored is answered from the store, what another run is already asking
-is shared, and the rest goes to workers that belong to the client, not to the run: when a run is
-cancelled, calls that were sent go on, because they are paid for, and their answers are stored.
+A run hands in asks and iterates over their outcomes. What is stored is answered from the store, an
+in-flight request of another run is shared, and the rest goes to workers. Workers belong to the
+client, not to the run: when a run ends early, calls that were sent go on, and their answers are
+stored.
 
-Where the store has leases, only what is leased goes to the workers; what another process has leased
-waits until its answer is in the store, or until the lease is free.
+Where the store has leases, only leased keys go to the workers; a key that another process has
+leased waits until its answer is in the store, or until the lease is free.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable
+from contextlib import aclosing
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
-from testnuc._dispatch.inflight import Ask, Entry, InFlight, Run
+from testnuc._dispatch.inflight import Ask, InFlight, InFlightRequest, ScheduledRun
 from testnuc._dispatch.leases import LEASE_SECONDS, Leases, LeaseStore
+from testnuc._dispatch.queue import FairQueue
 from testnuc.errors import BadRequestError, ProviderError, StoreError
 from testnuc.protocols import StoredPrediction
 from testnuc.transport import telemetry
@@ -25,7 +27,7 @@ from testnuc.transport import telemetry
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
-    from testnuc._dispatch.inflight import Done, Outcome
+    from testnuc._dispatch.inflight import Outcome
     from testnuc.limits import Meter
     from testnuc.protocols import Store
     from testnuc.types import Prediction
@@ -34,6 +36,9 @@ __all__ = ["Ask", "Scheduler"]
 
 #: Asks looked up in the store at a time.
 _CHUNK = 256
+#: Outcomes that are read between two turns of the event loop.
+_TURN = 1_024
+_CLOSED = "the client was closed"
 
 
 class Scheduler:
@@ -47,21 +52,21 @@ class Scheduler:
     scope : bytes
         Stored with each prediction.
     meter : Meter
-        Counts predictions that were stored or already asked for.
+        Counts predictions that were stored or already in flight.
     workers : int
-        Most calls of `answer` at a time, but for those that wait for a next try; see `lend`.
+        Most calls of `answer` at a time, but for those that back off; see `lend`.
     per_call : int
         Most asks given to one call of `answer`.
     drain : float
         Seconds that `close` waits for calls that were sent.
     sleep : callable
-        What waits between two looks for what other processes ask.
+        Waits between two polls for the answers of other processes.
     lease_factor : float
-        How many times longer than the store says leases last.
+        How many times longer than the store's default leases last.
     mixed : bool
         Whether one call of `answer` may hold several asks about one text, and some with examples.
-    board : InFlight, optional
-        Shared with other fan-outs over the same keys.
+    in_flight : InFlight, optional
+        Shared with other schedulers of the same keys.
     """
 
     def __init__(
@@ -77,7 +82,7 @@ class Scheduler:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         lease_factor: float = 1.0,
         mixed: bool = False,
-        board: InFlight | None = None,
+        in_flight: InFlight | None = None,
     ) -> None:
         self._answer = answer
         self._store = store
@@ -85,22 +90,21 @@ class Scheduler:
         self._meter = meter
         self._limit = workers
         self._per_call = per_call
-        self._low_water = per_call if mixed else workers * per_call
+        low_water = per_call if mixed else workers * per_call
+        self._queue = FairQueue(per_call, low_water=low_water, mixed=mixed)
+        self._most_unread = low_water + _TURN
         self._drain = drain
-        self._mixed = mixed
-        self._board = board or InFlight()
-        self._entries = self._board.entries
-        #: Runs with a queue, served in turn so that a short one does not wait for a long one.
-        self._turns: deque[Run] = deque()
+        self._in_flight = in_flight or InFlight()
+        self._requests = self._in_flight.requests
         self._workers: set[asyncio.Task[None]] = set()
-        #: Workers whose call waits for its next try.
+        #: Workers whose call backs off.
         self._lent = 0
         self._closed = False
         self._ever_answered = False
         self._claims: set[asyncio.Task[None]] = set()
-        self._leasing: Leases | None = None
+        self._leases: Leases | None = None
         if callable(getattr(store, "lease", None)):
-            self._leasing = Leases(
+            self._leases = Leases(
                 cast("LeaseStore", store),
                 granted=self._grant,
                 answered=self._answered_elsewhere,
@@ -109,12 +113,17 @@ class Scheduler:
                 sleep=sleep,
             )
 
-    async def run(self, asks: Iterable[Ask] | AsyncGenerator[list[Ask], None], done: Done) -> None:
-        """Get an outcome for each ask and pass it to `done`, in the order they come.
+    async def run(
+        self, asks: Iterable[Ask] | AsyncGenerator[list[Ask], None]
+    ) -> AsyncGenerator[tuple[Ask, Outcome], None]:
+        """Yield the outcome of each ask, in the order they come.
 
-        Asks are taken as workers get free, so that a generator of millions stays one. An
-        asynchronous one gives them in lists, and may itself call `run` for what they depend on.
-        `done` is called from whatever task has the outcome; it must be quick and not raise.
+        Asks are taken as workers get free and outcomes are read, so that a generator of millions
+        stays one. An asynchronous one yields them in lists, and may itself use `run` for what they
+        depend on.
+
+        Close it (``contextlib.aclosing``) to end the run early: its requests that were not sent are
+        dropped, unless other runs wait for them.
 
         Raises
         ------
@@ -124,119 +133,163 @@ class Scheduler:
         StoreError
             The store failed.
         """
-        # asks that come with time could wait for one of their own that is held back
-        run = Run(done, feeding=isinstance(asks, Iterable))
-        chunks = _chunks(asks) if isinstance(asks, Iterable) else asks
+        run = ScheduledRun()
+        feeder = asyncio.create_task(self._feed(run, asks), name="testnuc-asks")
         try:
-            async for chunk in chunks:
-                await self._claim(run, chunk)
-                # where all is stored, in memory, nothing has made anybody wait yet
-                await asyncio.sleep(0)
-                # hold back the next chunk until the workers are about to run out of work
-                while len(run.queue) > self._low_water and run.failure is None:
-                    await self._change(run)
-                if run.failure is not None:
+            while True:
+                for _ in range(min(len(run.outcomes), _TURN)):
+                    yield run.outcomes.popleft()
+                run.room.set()
+                if run.outcomes:
+                    # a batch of thousands may have ended: other tasks must have their turn
+                    await asyncio.sleep(0)
+                elif run.failure is not None:
                     raise run.failure
-            run.feeding = False
-            self._hire()
-            while run.open and run.failure is None:
-                await self._change(run)
-            if run.failure is not None:
-                raise run.failure
+                elif run.fed and not run.open:
+                    return
+                else:
+                    run.changed.clear()
+                    await run.changed.wait()
         finally:
-            await chunks.aclose()
-            if run.open:
-                self._abandon(run)
+            ended = feeder.done()
+            feeder.cancel()
+            # before the wait, which a second cancellation may end
+            self._abandon(run)
+            if not ended:
+                await asyncio.wait([feeder])
 
-    @staticmethod
-    async def _change(run: Run) -> None:
-        run.changed.clear()
-        await run.changed.wait()
+    async def _feed(
+        self, run: ScheduledRun, asks: Iterable[Ask] | AsyncGenerator[list[Ask], None]
+    ) -> None:
+        """Claim the asks of a run, chunk by chunk, as its queue and its consumer allow."""
+        # asks that come with time could wait for one of their own that is held back
+        at_hand = isinstance(asks, Iterable)
+        if at_hand:
+            self._queue.hold_back(run)
+        try:
+            async with aclosing(_chunks(asks) if isinstance(asks, Iterable) else asks) as chunks:
+                async for chunk in chunks:
+                    await self._claim(run, chunk)
+                    # a store in memory suspends no task
+                    await asyncio.sleep(0)
+                    await self._room(run, at_hand=at_hand)
+        except BaseException as exc:
+            # raised where the outcomes are read
+            run.fail(exc)
+            if not isinstance(exc, Exception):
+                raise
+        else:
+            run.fed = True
+            run.changed.set()
+        finally:
+            self._queue.let_go(run)
+            self._hire()
 
-    async def _claim(self, run: Run, asks: list[Ask]) -> None:
-        board = self._board
-        board.reading += 1
+    async def _room(self, run: ScheduledRun, *, at_hand: bool) -> None:
+        """Wait until the workers are about to run out of work, and the consumer reads."""
+        while True:
+            run.room.clear()
+            if self._queue.is_full(run):
+                await run.room.wait()
+            elif len(run.outcomes) > self._most_unread:
+                # other runs may wait for what is held back
+                self._queue.let_go(run)
+                self._hire()
+                await run.room.wait()
+                if at_hand:
+                    self._queue.hold_back(run)
+            else:
+                return
+
+    async def _claim(self, run: ScheduledRun, asks: list[Ask]) -> None:
+        registry = self._in_flight
+        registry.reading += 1
         try:
             stored = await self._store.get_predictions([ask.key for ask in asks])
         finally:
-            board.reading -= 1
-            fresh = board.fresh
-            if not board.reading:
-                board.fresh = {}
+            registry.reading -= 1
+            fresh = registry.fresh
+            if not registry.reading:
+                registry.fresh = {}
+        if self._closed:
+            raise ProviderError(_CLOSED)
+        if run.failure is not None:
+            return
         # nothing is awaited in this loop: what is claimed here cannot be claimed by another run
-        new: list[Entry] = []
+        new: list[InFlightRequest] = []
         for ask, hit in zip(asks, stored, strict=True):
             prediction = hit if hit is not None else fresh.get(ask.key)
             if prediction is not None:
                 self._meter.store_hits += 1
-                run.done(ask, prediction)
+                run.settle(ask, prediction)
                 continue
             run.open += 1
-            entry = self._entries.get(ask.key)
-            if entry is None:
-                self._entries[ask.key] = entry = Entry(ask, run)
-                new.append(entry)
+            request = self._requests.get(ask.key)
+            if request is None:
+                self._requests[ask.key] = request = InFlightRequest(ask, run)
+                new.append(request)
             else:
                 self._meter.coalesced += 1
-                entry.waiters.append((run, ask))
-        if self._leasing is None:
+                request.waiters.append((run, ask))
+        if self._leases is None:
             self._enqueue(new)
         elif new:
             # it goes on without a run that is cancelled: others may have joined what it claimed
-            task = asyncio.create_task(self._lease(self._leasing, new), name="testnuc-claim")
+            task = asyncio.create_task(self._lease(self._leases, new), name="testnuc-claim")
             self._claims.add(task)
             task.add_done_callback(self._claims.discard)
             await asyncio.shield(task)
 
-    def _enqueue(self, entries: Iterable[Entry]) -> None:
-        """Give entries to the workers, in the name of who wanted them first."""
-        for entry in entries:
-            run = entry.waiters[0][0]
-            run.queue.append(entry)
-            if run not in self._turns:
-                self._turns.append(run)
+    def _enqueue(self, requests: Iterable[InFlightRequest]) -> None:
+        """Queue requests on behalf of the run that came first."""
+        for request in requests:
+            self._queue.put(request.waiters[0][0], request)
         self._hire()
 
-    async def _lease(self, leasing: Leases, entries: list[Entry]) -> None:
-        keys = [entry.ask.key for entry in entries]
+    async def _lease(self, leases: Leases, requests: list[InFlightRequest]) -> None:
+        keys = [request.ask.key for request in requests]
         try:
-            mine = await leasing.claim(keys)
+            mine = await leases.claim(keys)
         except Exception as exc:  # noqa: BLE001 - it stops the runs that wait
             self._fail(keys, exc)
             return
         self._grant([key for key in keys if key in mine])
-        leasing.done([key for key in keys if key not in self._entries], stored=False)
+        leases.done([key for key in keys if key not in self._requests], stored=False)
 
     def _grant(self, keys: list[bytes]) -> None:
-        """Queue what is ours to ask, as far as somebody still waits for it."""
-        assert self._leasing is not None
-        wanted = [] if self._closed else [key for key in keys if key in self._entries]
-        self._leasing.done(set(keys).difference(wanted), stored=False)
-        self._enqueue(self._entries[key] for key in wanted)
+        """Queue leased keys, as far as a run still waits for them."""
+        assert self._leases is not None
+        wanted = [] if self._closed else [key for key in keys if key in self._requests]
+        self._leases.done(set(keys).difference(wanted), stored=False)
+        self._enqueue(self._requests[key] for key in wanted)
 
     def _answered_elsewhere(self, key: bytes, prediction: Prediction) -> None:
-        entry = self._entries.get(key)
-        if entry is not None and not entry.sent:
+        request = self._requests.get(key)
+        if request is not None and not request.sent:
             self._meter.store_hits += 1
-            self._settle([entry], [prediction])
+            self._settle([request], [prediction])
 
     def _fail(self, keys: list[bytes], error: Exception) -> None:
         if not isinstance(error, StoreError):
             cause, error = error, StoreError(f"leases failed: {error}")
             error.__cause__ = cause
-        entries = [e for key in keys if (e := self._entries.get(key)) is not None and not e.sent]
-        self._settle(entries, [error] * len(entries))
+        requests = [
+            request
+            for key in keys
+            if (request := self._requests.get(key)) is not None and not request.sent
+        ]
+        self._settle(requests, [error] * len(requests))
 
     def release(self, keys: Iterable[bytes]) -> None:
-        """Let other processes ask for keys that are being asked for here."""
-        if self._leasing is not None:
-            self._leasing.done(keys, stored=False)
+        """Release the leases of keys in flight, so that other processes may ask them, too."""
+        if self._leases is not None:
+            self._leases.done(keys, stored=False)
 
     def lend(self, workers: int) -> None:
-        """Let others work while so many more workers (fewer, if negative) wait for a next try.
+        """Raise the worker limit while calls back off (a negative number: lower it again).
 
-        A failed call would otherwise keep its place from others for as long as it waits. How many
-        calls are in flight is bounded elsewhere; here they may at most be twice as many.
+        A failed call would otherwise keep its place from others for as long as it waits. Calls in
+        flight are bounded elsewhere; here they may at most be twice as many.
         """
         self._lent += workers
         if workers > 0:
@@ -250,14 +303,15 @@ class Scheduler:
         free = self._most - len(self._workers)
         if self._closed or free <= 0:
             return
-        queued = sum(len(run.queue) for run in self._turns)
-        for _ in range(min(free, -(-queued // self._per_call))):
+        for _ in range(min(free, -(-len(self._queue) // self._per_call))):
             worker = asyncio.create_task(self._work(), name="testnuc-worker")
             self._workers.add(worker)
 
     async def _work(self) -> None:
         try:
-            while len(self._workers) <= self._most and (bundle := self._take()):
+            while len(self._workers) <= self._most and (bundle := self._queue.take()):
+                for request in bundle:
+                    request.sent = True
                 await self._serve(bundle)
         finally:
             # in the same step in which it found no work: else `_hire` would still count on it
@@ -265,96 +319,75 @@ class Scheduler:
             assert worker is not None
             self._workers.discard(worker)
 
-    def _take(self) -> list[Entry]:
-        """Return up to `per_call` queued entries of distinct texts that fit in one call."""
-        bundle: list[Entry] = []
-        hashes: set[bytes] = set()
-        for _ in range(len(self._turns)):
-            run = self._turns[0]
-            held_back = run.feeding and len(run.queue) < self._per_call
-            while run.queue and len(bundle) < self._per_call and not held_back:
-                ask = run.queue[0].ask
-                apart = not self._mixed and (ask.demonstrations or ask.text_hash in hashes)
-                if bundle and apart:
-                    break
-                entry = run.queue.popleft()
-                entry.sent = True
-                bundle.append(entry)
-                hashes.add(ask.text_hash)
-                if ask.demonstrations and not self._mixed:
-                    break
-            if len(run.queue) <= self._low_water:
-                run.changed.set()
-            self._turns.rotate(-1)
-            if not run.queue:
-                self._turns.remove(run)
-            if bundle:
-                break
-        return bundle
-
-    async def _serve(self, bundle: list[Entry]) -> None:
+    async def _serve(self, bundle: list[InFlightRequest]) -> None:
         context = bundle[0].waiters[0][0].context if bundle[0].waiters else None
         if context is not None:
-            # a worker serves many runs; its call is part of the trace of the one that wanted it
+            # a worker serves many runs; its call is part of the trace of the one that came first
             telemetry.attach(context)
         try:
-            outcomes = await self._answer(tuple(entry.ask for entry in bundle))
-        except Exception as exc:  # noqa: BLE001 - handed to whoever waits for it
+            outcomes = await self._answer(tuple(request.ask for request in bundle))
+        except Exception as exc:  # noqa: BLE001 - an outcome of each ask
             outcomes = [exc] * len(bundle)
         except BaseException:
-            # cancelled by `close`: nobody is left to hear of it but those who still wait
-            self._settle(bundle, [asyncio.CancelledError()] * len(bundle))
+            # cancelled by `close`
+            self._drop(bundle)
             raise
         answered = [
-            (entry, outcome)
-            for entry, outcome in zip(bundle, outcomes, strict=True)
+            (request.ask, outcome)
+            for request, outcome in zip(bundle, outcomes, strict=True)
             if not isinstance(outcome, Exception)
         ]
-        kept: dict[bytes, Prediction] = {}
+        stored: dict[bytes, Prediction] = {}
         broken: Exception | None = None
         if answered:
             self._ever_answered = True
             try:
-                standing = await self._keep([(e.ask, prediction) for e, prediction in answered])
+                standing = await self._put(answered)
             except Exception as exc:  # noqa: BLE001 - it stops the runs that wait
                 broken = exc if isinstance(exc, StoreError) else StoreError(f"not stored: {exc}")
                 broken.__cause__ = exc
             else:
-                kept = {e.ask.key: p for (e, _), p in zip(answered, standing, strict=True)}
-                if self._board.reading:
-                    self._board.fresh.update(kept)
+                stored = {ask.key: p for (ask, _), p in zip(answered, standing, strict=True)}
+                if self._in_flight.reading:
+                    self._in_flight.fresh.update(stored)
         self._settle(
             bundle,
             [
-                o if isinstance(o, Exception) else (broken or kept[e.ask.key])
-                for e, o in zip(bundle, outcomes, strict=True)
+                o if isinstance(o, Exception) else (broken or stored[request.ask.key])
+                for request, o in zip(bundle, outcomes, strict=True)
             ],
         )
 
-    async def _keep(self, answered: list[tuple[Ask, Prediction]]) -> list[Prediction]:
+    async def _put(self, answered: list[tuple[Ask, Prediction]]) -> list[Prediction]:
         rows = [
             StoredPrediction(ask.key, self._scope, ask.text_hash, ask.sample, prediction)
             for ask, prediction in answered
         ]
         return await self._store.put_predictions(rows)
 
-    def _settle(self, bundle: list[Entry], outcomes: Sequence[Outcome | BaseException]) -> None:
-        for entry, outcome in zip(bundle, outcomes, strict=True):
-            self._entries.pop(entry.ask.key, None)
-            if self._leasing is not None:
-                self._leasing.done([entry.ask.key], stored=not isinstance(outcome, BaseException))
-            for run, ask in entry.waiters:
+    def _settle(self, bundle: list[InFlightRequest], outcomes: Sequence[Outcome]) -> None:
+        stopped: set[ScheduledRun] = set()
+        for request, outcome in zip(bundle, outcomes, strict=True):
+            self._requests.pop(request.ask.key, None)
+            failed = isinstance(outcome, Exception)
+            if self._leases is not None:
+                self._leases.done([request.ask.key], stored=not failed)
+            for run, ask in request.waiters:
                 run.open -= 1
-                if isinstance(outcome, Exception):
-                    if run.failure is None and self._stops_the_run(outcome):
-                        run.failure = outcome
-                    run.done(ask, outcome)
-                elif isinstance(outcome, BaseException):
-                    run.failure = run.failure or ProviderError("the client was closed")
-                else:
-                    run.done(ask, outcome)
-                if not run.open or run.failure is not None:
-                    run.changed.set()
+                run.settle(ask, outcome)
+                if isinstance(outcome, Exception) and self._stops_the_run(outcome):
+                    run.fail(outcome)
+                    stopped.add(run)
+        for run in stopped:
+            # before a worker takes its next request, which would fail as well
+            self._abandon(run)
+
+    def _drop(self, requests: Iterable[InFlightRequest]) -> None:
+        """End the runs that wait for requests that will have no outcome."""
+        for request in requests:
+            self._requests.pop(request.ask.key, None)
+            for run, _ in request.waiters:
+                run.fail(ProviderError(_CLOSED))
 
     def _stops_the_run(self, error: Exception) -> bool:
         if isinstance(error, StoreError):
@@ -364,36 +397,24 @@ class Scheduler:
             return error.fatal and not self._ever_answered
         return isinstance(error, ProviderError) and error.fatal
 
-    def _abandon(self, run: Run) -> None:
-        """Forget a run that no longer waits; what others wait for goes on."""
-        if run in self._turns:
-            self._turns.remove(run)
-        for entry in list(self._entries.values()):
-            entry.waiters = [(r, ask) for r, ask in entry.waiters if r is not run]
-            if entry.sent:
-                continue
-            if not entry.waiters:
-                del self._entries[entry.ask.key]
-                if self._leasing is not None:
-                    self._leasing.done([entry.ask.key], stored=False)
-            elif entry in run.queue:
-                heir = entry.waiters[0][0]
-                heir.queue.append(entry)
-                if heir not in self._turns:
-                    self._turns.append(heir)
-        run.queue.clear()
-        self._hire()
+    def _abandon(self, run: ScheduledRun) -> None:
+        """Forget a run that has ended; requests that others wait for go on in their name."""
+        queued = self._queue.remove(run)
+        if not run.open:
+            return
+        for request in list(self._requests.values()):
+            request.waiters = [(r, ask) for r, ask in request.waiters if r is not run]
+            if not request.sent and not request.waiters:
+                del self._requests[request.ask.key]
+                if self._leases is not None:
+                    self._leases.done([request.ask.key], stored=False)
+        self._enqueue(request for request in queued if request.waiters)
 
     async def close(self) -> None:
         """Wait for calls that were sent, at most `drain` seconds, and end the workers."""
         self._closed = True
-        for entry in [entry for entry in self._entries.values() if not entry.sent]:
-            del self._entries[entry.ask.key]
-            for run, _ in entry.waiters:
-                run.queue.clear()
-                run.failure = run.failure or ProviderError("the client was closed")
-                run.changed.set()
-        self._turns.clear()
+        self._drop([request for request in self._requests.values() if not request.sent])
+        self._queue.clear()
         try:
             if self._workers:
                 await asyncio.wait(self._workers, timeout=self._drain)
@@ -402,9 +423,9 @@ class Scheduler:
             for worker in late:
                 worker.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-            if self._leasing is not None:
+            if self._leases is not None:
                 await asyncio.gather(*self._claims, return_exceptions=True)
-                await self._leasing.close()
+                await self._leases.close()
 
 
 async def _chunks(asks: Iterable[Ask]) -> AsyncGenerator[list[Ask], None]:

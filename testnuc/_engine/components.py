@@ -127,7 +127,7 @@ class Components:
             meter=self.meter,
             workers=max_concurrency,
             per_call=per_call,
-            board=self._inflight,
+            in_flight=self._inflight,
         )
         self.transport.on_wait = self.scheduler.lend
         self._max_concurrency = max_concurrency
@@ -139,8 +139,8 @@ class Components:
             settings,
             methods.resolve(method, texts_per_call=per_call),
             neighbors,
-            asker=self.predictor,
-            fanout=self.scheduler,
+            predictor=self.predictor,
+            scheduler=self.scheduler,
             embedding=self.embedding,
             pool=self.pool,
             store=self.store,
@@ -180,9 +180,9 @@ class Components:
                 price=self.estimator.batch_price,
                 per_call=self.sampling.texts_per_call,
                 live=self._max_concurrency,
-                board=self._inflight,
+                in_flight=self._inflight,
             )
-            self.pipeline.lanes["batch"] = self.batch_lane.fanout
+            self.pipeline.lanes["batch"] = self.batch_lane.scheduler
         if self._closed:
             raise TestNUCError("this client is closed; make a new one")
         if self._opening is None:

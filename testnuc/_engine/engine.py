@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from testnuc._base.checks import checked_whole, hash_text, valid_text
 from testnuc._engine.inputs import checked_texts, distinct, labeled
-from testnuc._engine.neighborhoods import Rows, classification
+from testnuc._engine.rows import Rows, classification
 from testnuc._engine.small_pool import few_neighbors, few_predictions
 from testnuc._engine.streaming import stream_windows
 from testnuc._engine.tuning import gold_labels, tune
@@ -118,7 +118,9 @@ class Engine:
         await self.parts.ready(lane)
         bar = Progress(shown=progress, total=len(self))
         try:
-            await self.parts.pipeline.predict_pool(bar.advance, lane)
+            async with aclosing(self.parts.pipeline.predict_pool(lane)) as answered:
+                async for texts in answered:
+                    bar.advance(texts)
         finally:
             bar.close()
 
@@ -137,11 +139,14 @@ class Engine:
         await parts.ready()
         entry = PoolText(text, hash_text(text))
         with operation(parts.telemetry, "classify", model=parts.model) as span:
-            window = await parts.pipeline.prepare([entry], together=False)
-            self._warn_of_few_neighbors(window)
-            await parts.pipeline.predict(window, waves=True)
-            self._warn_of_few_predictions(window)
-            result = classification(window, 0, window.vote(slice(0, 1)), 0, 0, text)
+            neighborhoods = await parts.pipeline.prepare([entry], together=False)
+            self._warn_of_few_neighbors(neighborhoods)
+            async with aclosing(parts.pipeline.predict(neighborhoods, waves=True)) as answered:
+                async for _ in answered:
+                    pass
+            self._warn_of_few_predictions(neighborhoods)
+            vote = neighborhoods.vote(slice(0, 1))
+            result = classification(neighborhoods, 0, vote, 0, 0, text)
             span.tell(voters=result.voters, trust=result.trust)
             if parts.telemetry is not None:
                 parts.telemetry.texts("unlabeled" if result.label is None else "labeled", 1)
@@ -176,31 +181,33 @@ class Engine:
             try:
                 bar.stage("embedding")
                 with operation(telemetry, "prepare"):
-                    window = await pipeline.prepare(entries, together=True, settings=settings)
-                window.lane = lane
+                    neighborhoods = await pipeline.prepare(
+                        entries, together=True, settings=settings
+                    )
                 bar.stage("asking" if lane == "live" else "waiting for batches")
-                self._warn_of_few_neighbors(window)
-                counted = bytearray(len(window.entries))
-
-                def done(place: int) -> None:
-                    if place < window.n_own and not counted[place]:
-                        counted[place] = 1
-                        bar.advance()
-
+                self._warn_of_few_neighbors(neighborhoods)
+                n_own = neighborhoods.n_own
+                known = sum(map(neighborhoods.answered, range(n_own)))
+                if known:
+                    bar.advance(known)
                 # each wave would be a day in the batch lane
                 waves = not pipeline.join_pool and lane == "live"
+                predict = pipeline.predict(neighborhoods, waves=waves, lane=lane)
                 with operation(telemetry, "predict"):
-                    await pipeline.predict(window, waves=waves, done=done)
+                    async with aclosing(predict) as answered:
+                        async for place in answered:
+                            if place < n_own:
+                                bar.advance()
             finally:
                 bar.close()
-            self._warn_of_few_predictions(window)
+            self._warn_of_few_predictions(neighborhoods)
             with operation(telemetry, "vote"):
-                rows = await asyncio.to_thread(Rows, window, given, places)
+                rows = await asyncio.to_thread(Rows, neighborhoods, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started
             span.tell(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
         results = Results(rows, usage, seconds, model=parts.model, choices=parts.labels.names)
-        if window.decision is not None:
-            _log.info("policy auto: %s", window.decision.reason)
+        if neighborhoods.decision is not None:
+            _log.info("policy auto: %s", neighborhoods.decision.reason)
         self._report(results, len(entries))
         return results
 
@@ -268,20 +275,20 @@ class Engine:
             telemetry.texts("labeled", len(results) - unlabeled)
             telemetry.texts("unlabeled", unlabeled)
 
-    def _warn_of_few_neighbors(self, window: Neighborhoods) -> None:
-        if window.counting.policy is None or self._warned:
+    def _warn_of_few_neighbors(self, neighborhoods: Neighborhoods) -> None:
+        if neighborhoods.settings.policy is None or self._warned:
             return
-        found = int((window.neighbors >= 0).sum(axis=1).max(initial=0))
+        found = int((neighborhoods.neighbors >= 0).sum(axis=1).max(initial=0))
         stored = self.parts.pipeline.neighbors == "stored"
-        warning = few_neighbors(window.counting.k, len(self), found, stored=stored)
+        warning = few_neighbors(neighborhoods.settings.k, len(self), found, stored=stored)
         if warning is not None:
             self._warned = True
             warnings.warn(warning, stacklevel=_CALLER)
 
-    def _warn_of_few_predictions(self, window: Neighborhoods) -> None:
-        if window.diagnosis is None or self._warned:
+    def _warn_of_few_predictions(self, neighborhoods: Neighborhoods) -> None:
+        if neighborhoods.diagnosis is None or self._warned:
             return
-        warning = few_predictions(window.diagnosis.predictions)
+        warning = few_predictions(neighborhoods.diagnosis.predictions)
         if warning is not None:
             self._warned = True
             warnings.warn(warning, stacklevel=_CALLER)

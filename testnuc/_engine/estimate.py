@@ -40,7 +40,7 @@ class Estimator:
 
     Parameters
     ----------
-    asker, store, pool, method
+    predictor, store, pool, method
         Parts of the client; nothing is sent, embedded or added.
     neighbors : bool
         Whether neighbors without a prediction are asked about, too.
@@ -52,7 +52,7 @@ class Estimator:
     rate_limit : RateLimit, optional
     """
 
-    asker: Predictor
+    predictor: Predictor
     store: Store
     pool: Index
     method: Method
@@ -100,7 +100,7 @@ class Estimator:
         stored = 0
         for start in range(0, len(entries), _CHUNK):
             wanted = [(e, s) for e in entries[start : start + _CHUNK] for s in range(samples)]
-            keys = [self.asker.ask(e.text, e.hash, 0, s).key for e, s in wanted]
+            keys = [self.predictor.key(e.text, s) for e, s in wanted]
             found = await self.store.get_predictions(keys)
             missing += [e.text for (e, _), hit in zip(wanted, found, strict=True) if hit is None]
             stored += sum(hit is not None for hit in found)
@@ -136,8 +136,8 @@ class Estimator:
     async def _sum(
         self, texts: Sequence[tuple[str, tuple[Demonstration, ...]]], stored: int, stages: int
     ) -> Estimate:
-        task = self.asker.task
-        reserve = getattr(self.asker.provider, "reserve", None)
+        task = self.predictor.task
+        reserve = getattr(self.predictor.provider, "reserve", None)
         sent = received = calls = 0
         pico_usd = [0, 0]
         prices = (self.price, self.batch_price)
@@ -194,7 +194,7 @@ class Estimator:
 
     def _answer(self, part: Sequence[str]) -> int:
         """Return the tokens of a typical answer: a label of median length, and a confidence."""
-        task = self.asker.task
+        task = self.predictor.task
         label = sorted(task.labels, key=len)[len(task.labels) // 2]
         said: dict[str, object] = {"label": label}
         if task.confidence == "verbalized":

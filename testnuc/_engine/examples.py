@@ -1,7 +1,8 @@
-"""The examples that in-context methods show: the nearest texts of the pool, perhaps with labels."""
+"""Few-shot examples of in-context methods: the nearest texts of the pool, perhaps with labels."""
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,7 +10,6 @@ import numpy as np
 from testnuc.methods import TopKICL, TopKICLP
 from testnuc.prompts import Demonstration
 from testnuc.protocols import StoredPrediction
-from testnuc.types import Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc._dispatch.predictor import Predictor
-    from testnuc._dispatch.scheduler import Ask, Scheduler
+    from testnuc._dispatch.scheduler import Scheduler
     from testnuc._engine.neighborhoods import Snapshot
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.protocols import Index, Method, PoolText, Store
+    from testnuc.types import Prediction
 
 __all__ = ["ExampleFinder"]
 
@@ -29,18 +30,18 @@ _STORED_MODULE = "testnuc.methods.topk_icl"
 
 
 class ExampleFinder:
-    """Finds the examples for prompts, and remembers what was said with any of them.
+    """Finds the examples for prompts, and caches predictions made with few-shot examples.
 
     A prediction that was made with examples is stored under the prompt that held them; the pool
-    grows, and the next prompt about the same text may hold others. What is needed of *stored*
-    neighbors (TestNUC-S) is the prediction that a text got when it was seen, so it is noted under a
-    key without examples, too: the first one stays.
+    grows, and the next prompt about the same text may hold others. Of *stored* neighbors
+    (TestNUC-S) the prediction is needed that a text got when it was classified, so it is stored
+    under a key without examples, too: the first one stays.
 
     Parameters
     ----------
     method : Method
         With ``context`` above 0.
-    asker, embedding, pool, store
+    predictor, embedding, pool, store
         The steps of the pipeline.
     """
 
@@ -48,13 +49,13 @@ class ExampleFinder:
         self,
         method: Method,
         *,
-        asker: Predictor,
+        predictor: Predictor,
         embedding: EmbeddingCache,
         pool: Index,
         store: Store,
     ) -> None:
         self._method = method
-        self._asker = asker
+        self._predictor = predictor
         self._embedding = embedding
         self._pool = pool
         self._store = store
@@ -70,12 +71,12 @@ class ExampleFinder:
         return await self._pool.add([], np.empty((0, self._embedding.dim), dtype=np.float16))
 
     async def examples(
-        self, entries: Sequence[PoolText], snapshot: Snapshot, fanout: Scheduler
+        self, entries: Sequence[PoolText], snapshot: Snapshot, scheduler: Scheduler
     ) -> list[tuple[Demonstration, ...]]:
         """Return the examples for each text, most similar first, never the text itself.
 
-        Where the method labels them, `fanout` asks first about texts that have no prediction by
-        standard prompting yet.
+        Where the method labels them, texts that have no prediction by standard prompting are asked
+        about first, by `scheduler`.
         """
         hashes = [entry.hash for entry in entries]
         vectors = await self._vectors(entries, snapshot)
@@ -87,7 +88,7 @@ class ExampleFinder:
         shown = dict(zip(ids.tolist(), await self._pool.fetch(ids), strict=True))
         labels: dict[bytes, str | None] = {}
         if self._method.labeled:
-            await self._label(list(shown.values()), snapshot, fanout)
+            await self._label(list(shown.values()), snapshot, scheduler)
             labels = snapshot.labels
         return [
             tuple(
@@ -109,9 +110,9 @@ class ExampleFinder:
         return np.stack([kept[e.hash] if e.hash in kept else next(rest) for e in entries])
 
     async def _label(
-        self, entries: Sequence[PoolText], snapshot: Snapshot, fanout: Scheduler
+        self, entries: Sequence[PoolText], snapshot: Snapshot, scheduler: Scheduler
     ) -> None:
-        """Note what standard prompting says of each text (stage 1 of KNN-ICL-P)."""
+        """Note each text's prediction by standard prompting (stage 1 of KNN-ICL-P)."""
         labels = snapshot.labels
         unknown = []
         for entry in entries:
@@ -122,39 +123,41 @@ class ExampleFinder:
             else:
                 unknown.append(entry)
 
-        def note(ask: Ask, outcome: Prediction | Exception) -> None:
-            labels[ask.text_hash] = None if isinstance(outcome, Exception) else outcome.label
-
         allowed = snapshot.askable
-        asks = [
-            self._asker.ask(entry.text, entry.hash, place)
-            for place, entry in enumerate(unknown)
-            if allowed is None or entry.hash in allowed
-        ]
         if allowed is not None:
             others = [entry for entry in unknown if entry.hash not in allowed]
             plain = await self._store.get_predictions(
-                [self._asker.ask(entry.text, entry.hash, 0).key for entry in others]
+                [self._predictor.key(entry.text) for entry in others]
             )
             own = await self.stored(others)
             for entry, first, second in zip(others, plain, own, strict=True):
                 known = first or second
                 labels[entry.hash] = None if known is None else known.label
-        await fanout.run(asks, note)
+        asks = [
+            self._predictor.ask(entry.text, entry.hash, place)
+            for place, entry in enumerate(unknown)
+            if allowed is None or entry.hash in allowed
+        ]
+        async with aclosing(scheduler.run(asks)) as outcomes:
+            async for ask, outcome in outcomes:
+                label = None if isinstance(outcome, Exception) else outcome.label
+                labels[ask.text_hash] = label
 
     def _key(self, entry: PoolText) -> bytes:
-        return self._asker.key_of(self._kind, entry.hash)
+        return self._predictor.key_of(self._kind, entry.hash)
 
     async def stored(self, entries: Sequence[PoolText]) -> list[Prediction | None]:
-        """Return the prediction that each text got when it was seen, whatever it was shown with."""
+        """Return the prediction that each text got first, whatever its examples were."""
         return await self._store.get_predictions([self._key(entry) for entry in entries])
 
-    async def keep(self, seen: Sequence[tuple[PoolText, Prediction]]) -> None:
-        """Note the prediction of each text for `stored`; what is noted already stays."""
+    async def note(self, seen: Sequence[tuple[PoolText, Prediction]]) -> None:
+        """Store the prediction of each text for `stored`; what is stored already stays."""
         if seen:
             await self._store.put_predictions(
                 [
-                    StoredPrediction(self._key(entry), self._asker.scope, entry.hash, 0, prediction)
+                    StoredPrediction(
+                        self._key(entry), self._predictor.scope, entry.hash, 0, prediction
+                    )
                     for entry, prediction in seen
                 ]
             )

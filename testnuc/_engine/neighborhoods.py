@@ -1,25 +1,26 @@
-"""Texts that are classified together: who is whose neighbor, what was said, who wins."""
+"""Texts that are classified together: their neighbors, their predictions, their votes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from testnuc.protocols import PoolText
 from testnuc.trust import Decision, Diagnosis, VoteSettings, correct, diagnose, factors
-from testnuc.types import Classification, Neighbor, Prediction
+from testnuc.types import Prediction
 from testnuc.voting import VotePolicy, VoteResult, decided, vote_pool
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from testnuc.labels import LabelSet
     from testnuc.protocols import Matches
 
-__all__ = ["Neighborhoods", "Rows", "Snapshot", "classification", "load_kernels", "placed"]
+__all__ = ["Neighborhoods", "Snapshot", "load_kernels", "numbers_of", "placed"]
 
 #: Neighbors asked before the first look whether the winner is certain, and at least from then on.
 _FIRST_WAVE = 5
@@ -27,15 +28,13 @@ _FIRST_WAVE = 5
 _BLOCK = 4_096
 #: Voters below which a share says little.
 _LEAST_VOTERS = 3
-#: Neighbors that are told of, however few of them vote.
-_SHOWN = 10
 
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
-    """Where the examples for the prompts of a window come from."""
+    """Where the examples for prompts come from."""
 
-    #: The pool as it was when the window's neighbors were found.
+    #: The pool as it was when the neighbors were found.
     upto: int
     #: Vectors of own texts that do not join the pool, by hash.
     vectors: dict[bytes, NDArray[np.float16]] = field(default_factory=dict)
@@ -51,7 +50,7 @@ class Neighborhoods:
     Parameters
     ----------
     labels : LabelSet
-    counting : VoteSettings
+    settings : VoteSettings
         How the votes are counted.
     entries : list of PoolText
         The text at each place; the first `n_own` are the texts to classify.
@@ -59,31 +58,32 @@ class Neighborhoods:
     neighbors : int64[n_own, K]
         Places of the neighbors of each own text, most similar first; -1 = none.
     similarities : float32[n_own, K]
+    snapshot : Snapshot, optional
+        Where the method shows examples.
     """
 
     def __init__(
         self,
         labels: LabelSet,
-        counting: VoteSettings,
+        settings: VoteSettings,
         entries: list[PoolText],
         n_own: int,
         neighbors: NDArray[np.int64],
         similarities: NDArray[np.float32],
+        snapshot: Snapshot | None = None,
     ) -> None:
         self.labels = labels
-        self.counting = counting
+        self.settings = settings
         #: Why the votes are counted as they are, where that was decided.
         self.decision: Decision | None = None
+        #: What it was decided by.
         self.diagnosis: Diagnosis | None = None
         self._scale: NDArray[np.float64] | None = None
         self.entries = entries
         self.n_own = n_own
         self.neighbors = neighbors
         self.similarities = similarities
-        #: Set where the method shows examples.
-        self.snapshot: Snapshot | None = None
-        #: How it is asked about: "live", or by "batch".
-        self.lane = "live"
+        self.snapshot = snapshot
         #: How many of the neighbors vote: all, until the winner is certain earlier.
         self.counted = (neighbors >= 0).sum(axis=1)
         self.complete = np.ones(n_own, dtype=np.bool_)
@@ -96,7 +96,7 @@ class Neighborhoods:
                 self.put(place, Prediction(entry.label, 1.0))
 
     def put(self, place: int, outcome: Prediction | Exception) -> None:
-        """Note what was said of the text at a place, or why nothing was."""
+        """Note the prediction of the text at a place, or why it has none."""
         if isinstance(outcome, Exception):
             self.errors[place] = outcome
             return
@@ -111,14 +111,14 @@ class Neighborhoods:
         """Return the label and the confidence at each place; -1 and NaN where there is none."""
         return self._winners, self._confidences
 
-    def asked(self, place: int) -> bool:
+    def answered(self, place: int) -> bool:
         """Whether the text at a place has an outcome."""
         return self.predictions[place] is not None or place in self.errors
 
     @property
     def policy(self) -> VotePolicy:
         """How a vote weighs; until it is decided, by similarity."""
-        return self.counting.policy or VotePolicy.weighted()
+        return self.settings.policy or VotePolicy.weighted()
 
     def diagnose(self) -> Diagnosis:
         """Look at the predictions of the own texts and their neighbors."""
@@ -128,20 +128,20 @@ class Neighborhoods:
             self._winners,
             n_classes=len(self.labels.names),
             row_ids=np.arange(self.n_own, dtype=np.int64),
-            k=self.counting.k if self.counting.fixed_k else None,
+            k=self.settings.k if self.settings.fixed_k else None,
         )
 
-    def decide(self, decision: Decision) -> None:
-        """Count the votes of this window as was decided."""
-        self.decision = decision
-        self.counting = replace(
-            self.counting, policy=decision.policy or VotePolicy.weighted(), k=decision.k
+    def decide(self, decision: Decision, diagnosis: Diagnosis | None = None) -> None:
+        """Count the votes as was decided."""
+        self.decision, self.diagnosis = decision, diagnosis
+        self.settings = replace(
+            self.settings, policy=decision.policy or VotePolicy.weighted(), k=decision.k
         )
         self.counted = (self.neighbors[:, : decision.k] >= 0).sum(axis=1)
 
     def balance(self) -> None:
         """Fix the prior correction, when all votes are in."""
-        prior = self.counting.prior
+        prior = self.settings.prior
         if prior is None:
             return
         mass = np.zeros(len(prior))
@@ -149,7 +149,7 @@ class Neighborhoods:
             votes = self._vote(slice(start, start + _BLOCK), votes=True).votes
             assert votes is not None
             mass += votes.sum(axis=0)
-        self._scale = factors(mass, prior, self.counting.prior_power)
+        self._scale = factors(mass, prior, self.settings.prior_power)
 
     def vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
         """Vote on some of the own texts."""
@@ -166,7 +166,7 @@ class Neighborhoods:
         return replace(correct(result, result.votes, self._scale), votes=result.votes * self._scale)
 
     def _vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
-        k = self.counting.k
+        k = self.settings.k
         neighbors = self.neighbors[rows, :k]
         if self.decision is not None and self.decision.kept:
             kept = np.isin(self._winners[: self.n_own][rows], self.decision.kept)
@@ -186,12 +186,12 @@ class Neighborhoods:
     def trust(self, place: int, winner: int, share: float, voters: int) -> float | None:
         """Return how far a label can be trusted.
 
-        Under a given policy that is its share. Under auto, all neighbors that were looked at are
-        heard with the text itself, one vote each by similarity, also where they do not decide.
+        Under a given policy that is its share. Under auto it is the label's share of the votes of
+        the text itself and all its neighbors, by similarity, also where they do not decide.
         """
         if winner < 0 or not self.complete[place]:
             return None
-        if self.counting.auto:
+        if self.settings.auto:
             rows = np.array([place])
             result = vote_pool(
                 self.neighbors[rows],
@@ -209,7 +209,7 @@ class Neighborhoods:
             share = float(weights[winner] / weights.sum()) if voters else 0.0
         if voters < _LEAST_VOTERS:
             return None
-        calibration = self.counting.calibration
+        calibration = self.settings.calibration
         return share if calibration is None else calibration(share)
 
     def reason(self, place: int) -> str | None:
@@ -251,8 +251,8 @@ class Neighborhoods:
     def waves(self) -> list[int]:
         """Return the numbers of neighbors after which to look: 5, 10, 15, 20, 25, 31, .., all.
 
-        A wave costs a round trip, and a neighbor in vain costs a call: a step is a quarter of what
-        is known by then. On recorded answers (77 labels, k = 30) doubling saves 14 % of the
+        A wave costs a round trip, and an unnecessary neighbor costs a call: a step is a quarter of
+        what is known by then. On recorded answers (77 labels, k = 30) doubling saves 14 % of the
         neighbor calls, these steps 21 %, single ones 25 %.
         """
         width = self.neighbors.shape[1]
@@ -278,18 +278,19 @@ def numbers_of(matches: Matches) -> NDArray[np.int64]:
 
 def placed(
     labels: LabelSet,
-    counting: VoteSettings,
+    settings: VoteSettings,
     texts: Sequence[PoolText],
     ids: NDArray[np.int64],
     others: Sequence[PoolText],
     matches: Matches,
+    snapshot: Snapshot | None = None,
 ) -> Neighborhoods:
     """Give each text a place: own texts first, then the neighbors that are none of them.
 
     Parameters
     ----------
-    labels, counting, texts
-        Of the window; the texts to classify.
+    labels, settings, texts, snapshot
+        Of the neighborhoods; the texts to classify.
     ids : int64[n]
         Numbers of all neighbors in the pool, ascending.
     others : sequence of PoolText
@@ -312,135 +313,20 @@ def placed(
         block = matches.ids[start : start + _BLOCK]
         filled = block >= 0
         block[filled] = place_of[np.searchsorted(ids, block[filled])]
-    return Neighborhoods(labels, counting, entries, len(texts), matches.ids, matches.similarities)
+    return Neighborhoods(
+        labels, settings, entries, len(texts), matches.ids, matches.similarities, snapshot
+    )
 
 
-def load_kernels(labels: LabelSet, counting: VoteSettings) -> None:
+def load_kernels(labels: LabelSet, settings: VoteSettings) -> None:
     """Vote once on nothing, so that no later vote compiles, which takes seconds."""
     texts = [PoolText("a", b"a"), PoolText("b", b"b")]
     neighbors = np.array([[1], [0]], dtype=np.int64)
-    window = Neighborhoods(labels, counting, texts, 2, neighbors, np.ones((2, 1), dtype=np.float32))
-    window.vote(slice(0, 2))
-    window.vote(slice(0, 2), votes=True)
-    window.cut(np.arange(2), 1)
-
-
-class Rows(Sequence[Classification]):
-    """The classifications of a window's input texts, each made when it is looked at.
-
-    Parameters
-    ----------
-    window : Neighborhoods
-    texts : sequence of str
-        The input, duplicates and all.
-    places : int64[len(texts)]
-        The place of each input text.
-    start : int
-        Index of the first text in the whole input.
-    """
-
-    def __init__(
-        self, window: Neighborhoods, texts: Sequence[str], places: NDArray[np.int64], start: int = 0
-    ) -> None:
-        self._window = window
-        self._texts = texts
-        self._places = places
-        self._start = start
-        window.balance()
-        self._result = window.vote(slice(0, window.n_own))
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def labels(self) -> list[str | None]:
-        """Return the label of each text, without making the records."""
-        if self._window.counting.min_trust is not None:
-            # whether it is withheld is seen when all of the record is known
-            return [row.label for row in self]
-        names = (*self._window.labels.names, None)
-        # -1, nobody, is the last
-        return [names[winner] for winner in self._result.label[self._places].tolist()]
-
-    def failed(self) -> list[int]:
-        """Return the positions of the texts that carry an error."""
-        errors = self._window.errors
-        if not errors:
-            return []
-        return [at for at, place in enumerate(self._places.tolist()) if place in errors]
-
-    def changed(self) -> int:
-        """Return how many texts have another label than their own prediction's."""
-        if self._window.counting.min_trust is not None:
-            return sum(row.changed for row in self)
-        own = self._window.answers()[0][: self._window.n_own]
-        other = (own >= 0) & (self._result.label >= 0) & (own != self._result.label)
-        return int(other[self._places].sum())
-
-    @overload
-    def __getitem__(self, index: int) -> Classification: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Classification]: ...
-
-    def __getitem__(self, index: int | slice) -> Classification | list[Classification]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        at = range(len(self))[index]
-        place = int(self._places[at])
-        return classification(
-            self._window, place, self._result, place, self._start + at, self._texts[at]
-        )
-
-
-def classification(
-    window: Neighborhoods, place: int, result: VoteResult, row: int, index: int, text: str
-) -> Classification:
-    """Return the record of the own text at `place`, whose vote is row `row` of `result`."""
-    names = window.labels.names
-    winner = int(result.label[row])
-    single = window.vote(np.array([place]), votes=True)
-    assert single.votes is not None
-    weights = single.votes[0]
-    heaviest = sorted(np.flatnonzero(weights).tolist(), key=lambda c: (-weights[c], c != winner))
-    neighbors = []
-    told = max(window.counting.k, _SHOWN)
-    for other, similarity in zip(
-        window.neighbors[place, :told].tolist(),
-        window.similarities[place, :told].tolist(),
-        strict=True,
-    ):
-        if other >= 0:
-            said = window.predictions[other]
-            neighbors.append(
-                Neighbor(
-                    window.entries[other].text,
-                    similarity,
-                    said.label if said is not None else None,
-                    said.confidence if said is not None else None,
-                )
-            )
-    trust = window.trust(place, winner, float(result.share[row]), int(result.voters[row]))
-    reason = window.reason(place)
-    least = window.counting.min_trust
-    label = names[winner] if winner >= 0 else None
-    if least is not None and trust is not None and trust < least and label is not None:
-        reason = f"trust {trust:.2f} is below {least:g}; it would be {label!r}"
-        label = None
-    return Classification(
-        index=index,
-        text=text,
-        label=label,
-        share=float(result.share[row]),
-        margin=float(result.margin[row]),
-        voters=int(result.voters[row]),
-        complete=bool(window.complete[place]),
-        prediction=window.predictions[place],
-        neighbors=tuple(neighbors),
-        votes={names[c]: float(weights[c]) for c in heaviest},
-        error=window.errors.get(place),
-        trust=trust,
-        reason=reason,
-    )
+    ones = np.ones((2, 1), dtype=np.float32)
+    neighborhoods = Neighborhoods(labels, settings, texts, 2, neighbors, ones)
+    neighborhoods.vote(slice(0, 2))
+    neighborhoods.vote(slice(0, 2), votes=True)
+    neighborhoods.cut(np.arange(2), 1)
 
 
 def _joined(parts: Sequence[VoteResult], *, votes: bool) -> VoteResult:

@@ -1,4 +1,4 @@
-"""What is asked about the texts of a window, and what is made of the answers."""
+"""The asks of a method about texts, and the predictions that it makes of their outcomes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
     from testnuc._dispatch.predictor import Predictor
     from testnuc._dispatch.scheduler import Ask, Scheduler
     from testnuc._engine.examples import ExampleFinder
-    from testnuc._engine.neighborhoods import Neighborhoods, Snapshot
+    from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.prompts import Demonstration
     from testnuc.protocols import Method, PoolText
     from testnuc.types import Prediction
 
 __all__ = ["Sampler"]
 
-#: Texts whose examples are looked up at a time, while earlier ones are being asked about.
+#: Texts whose examples are looked up at a time, while earlier ones are in flight.
 _BLOCK = 256
 
 
@@ -28,89 +28,78 @@ class Sampler:
     Parameters
     ----------
     method : Method
-    asker : Predictor
-    window : Neighborhoods
+    predictor : Predictor
+    neighborhoods : Neighborhoods
         Takes the predictions.
     places : iterable of int
-        Distinct; what has an outcome already is not asked.
-    done : callable, optional
-        Told each place that has an outcome.
+        Distinct.
     """
 
     def __init__(
         self,
         method: Method,
-        asker: Predictor,
-        window: Neighborhoods,
+        predictor: Predictor,
+        neighborhoods: Neighborhoods,
         places: Iterable[int],
-        done: Callable[[int], None] | None,
     ) -> None:
         self._method = method
-        self._asker = asker
-        self._window = window
-        self._places = places
-        self._done = done
+        self._predictor = predictor
+        self._neighborhoods = neighborhoods
+        self._places = iter(places)
         #: Place -> sample -> outcome, of texts that have some of their samples.
         self._partial: dict[int, dict[int, Prediction | Exception]] = {}
         #: Predictions made with examples, to be noted for `ExampleFinder.stored`.
         self._seen: list[tuple[PoolText, Prediction]] = []
 
-    def settle(self, ask: Ask, outcome: Prediction | Exception) -> None:
-        """Take the outcome of one ask; with a text's last one it has its prediction."""
+    def settle(self, ask: Ask, outcome: Prediction | Exception) -> bool:
+        """Take the outcome of one ask; True: it was its text's last one."""
         samples = self._method.samples
         if samples > 1:
             got = self._partial.setdefault(ask.place, {})
             got[ask.sample] = outcome
             if len(got) < samples:
-                return
+                return False
             del self._partial[ask.place]
             outcome = self._reduced([got[i] for i in range(samples)])
-        self._window.put(ask.place, outcome)
-        if self._window.snapshot is not None and not isinstance(outcome, Exception):
-            self._seen.append((self._window.entries[ask.place], outcome))
-        if self._done is not None:
-            self._done(ask.place)
+        self._neighborhoods.put(ask.place, outcome)
+        if self._neighborhoods.snapshot is not None and not isinstance(outcome, Exception):
+            self._seen.append((self._neighborhoods.entries[ask.place], outcome))
+        return True
 
     def asks(self) -> Iterator[Ask]:
-        """Yield the asks of all texts that have no outcome yet."""
-        for place in self._unasked():
+        """Yield the asks of all texts."""
+        for place in self._places:
             yield from self._asks(place, ())
 
     async def asks_with_examples(
-        self, contexts: ExampleFinder, snapshot: Snapshot, fanout: Scheduler, *, whole: bool
+        self, examples: ExampleFinder, scheduler: Scheduler, *, whole: bool
     ) -> AsyncGenerator[list[Ask], None]:
         """Yield the same, with the examples of each text in the prompt.
 
-        `fanout` asks about examples first, where they are shown with labels; `whole`: about those
-        of all texts together, where each such stage takes hours.
+        Where they are shown with labels, examples are asked about first, by `scheduler`; `whole`:
+        those of all texts together, where each such stage takes hours.
         """
-        pending = self._unasked()
-        while block := list(islice(pending, None if whole else _BLOCK)):
-            entries = [self._window.entries[place] for place in block]
-            examples = await contexts.examples(entries, snapshot, fanout)
-            await self.keep(contexts)
+        snapshot = self._neighborhoods.snapshot
+        assert snapshot is not None
+        while block := list(islice(self._places, None if whole else _BLOCK)):
+            entries = [self._neighborhoods.entries[place] for place in block]
+            shown = await examples.examples(entries, snapshot, scheduler)
+            await self.note(examples)
             yield [
                 ask
-                for place, shown in zip(block, examples, strict=True)
-                for ask in self._asks(place, shown)
+                for place, demonstrations in zip(block, shown, strict=True)
+                for ask in self._asks(place, demonstrations)
             ]
 
-    async def keep(self, contexts: ExampleFinder) -> None:
+    async def note(self, examples: ExampleFinder) -> None:
         """Note what was predicted since the last time."""
         seen, self._seen = self._seen, []
-        await contexts.keep(seen)
-
-    def _unasked(self) -> Iterator[int]:
-        for place in self._places:
-            if not self._window.asked(place):
-                yield place
-            elif self._done is not None:
-                self._done(place)
+        await examples.note(seen)
 
     def _asks(self, place: int, shown: tuple[Demonstration, ...]) -> Iterator[Ask]:
-        entry = self._window.entries[place]
+        entry = self._neighborhoods.entries[place]
         for sample in range(self._method.samples):
-            yield self._asker.ask(entry.text, entry.hash, place, sample, shown)
+            yield self._predictor.ask(entry.text, entry.hash, place, sample, shown)
 
     def _reduced(self, outcomes: Sequence[Prediction | Exception]) -> Prediction | Exception:
         answered = [o for o in outcomes if not isinstance(o, Exception)]

@@ -1,4 +1,4 @@
-"""Classification of texts without end: window by window, each result as soon as it is certain."""
+"""Classify a stream of texts, window by window; each result is yielded once it is certain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import valid_text
 from testnuc._engine.inputs import distinct, values
-from testnuc._engine.neighborhoods import classification
+from testnuc._engine.rows import classification
 from testnuc.errors import InvalidInputError
 from testnuc.types import Classification
 
@@ -103,7 +103,7 @@ class _StreamedWindow:
         self.untaken = len(batch)
         self._problems: dict[int, str] = {}
         self._places: dict[int, int] = {}
-        self._window: Neighborhoods | None = None
+        self._neighborhoods: Neighborhoods | None = None
 
     async def prepare(self) -> Coroutine[None, None, None] | None:
         """Add the texts to the pool and find their neighbors; returns what is left to do."""
@@ -120,49 +120,65 @@ class _StreamedWindow:
         entries, places = await distinct(valid)
         if not entries:
             return None
-        self._window = await self._pipeline.prepare(entries, together=True)
+        neighborhoods = await self._pipeline.prepare(entries, together=True)
+        self._neighborhoods = neighborhoods
         self._places = dict(zip(positions, places.tolist(), strict=True))
         positions_of: list[list[int]] = [[] for _ in entries]
         for position, place in self._places.items():
             positions_of[place].append(position)
-        return self._predict(self._window, positions_of)
+        return self._predict(neighborhoods, positions_of)
 
     def result(self, position: int) -> Classification:
         """Make the record of a text that has all it needs."""
         text, index = self._batch[position], self._start + position
         if position in self._problems:
             return self._invalid(position, text, self._problems[position])
-        assert self._window is not None
+        assert self._neighborhoods is not None
         place = self._places[position]
-        vote = self._window.vote(slice(place, place + 1))
-        return classification(self._window, place, vote, 0, index, text)
+        vote = self._neighborhoods.vote(slice(place, place + 1))
+        return classification(self._neighborhoods, place, vote, 0, index, text)
 
-    async def _predict(self, window: Neighborhoods, positions_of: list[list[int]]) -> None:
-        # with "stored", neighbors outside the window have what they have
-        end = window.n_own if self._pipeline.neighbors == "stored" else len(window.entries)
-        waits, waits_for = await asyncio.to_thread(_waiting, window, end)
-
-        def ready(place: int) -> None:
-            for position in positions_of[place]:
-                self._ready.put_nowait((self, position))
-
-        def done(other: int) -> None:
-            for place in waits_for[other]:
-                waits[place] -= 1
-                if not waits[place]:
-                    ready(place)
-            waits_for[other] = []
-
+    async def _predict(self, neighborhoods: Neighborhoods, positions_of: list[list[int]]) -> None:
         # with waves a text is certain only when its wave is over; what is decided or corrected by
-        # all of the window, when the window is
-        counting = window.counting
-        late = counting.policy is None or counting.prior is not None
-        waves = late or not self._pipeline.join_pool
-        await self._pipeline.predict(window, waves=waves and not late, done=None if waves else done)
-        if waves:
-            await asyncio.to_thread(window.balance)
-            for place in range(window.n_own):
-                ready(place)
+        # all texts of the window, when all are predicted
+        settings = neighborhoods.settings
+        late = settings.policy is None or settings.prior is not None
+        waves = not late and not self._pipeline.join_pool
+        if late or waves:
+            places = self._at_the_end(neighborhoods, waves=waves)
+        else:
+            places = self._one_by_one(neighborhoods)
+        async with aclosing(places):
+            async for place in places:
+                for position in positions_of[place]:
+                    self._ready.put_nowait((self, position))
+
+    async def _at_the_end(
+        self, neighborhoods: Neighborhoods, *, waves: bool
+    ) -> AsyncGenerator[int, None]:
+        """Get all predictions, then yield each own text."""
+        async with aclosing(self._pipeline.predict(neighborhoods, waves=waves)) as answered:
+            async for _ in answered:
+                pass
+        await asyncio.to_thread(neighborhoods.balance)
+        for place in range(neighborhoods.n_own):
+            yield place
+
+    async def _one_by_one(self, neighborhoods: Neighborhoods) -> AsyncGenerator[int, None]:
+        """Yield each own text as soon as it and its neighbors have their outcomes."""
+        # with "stored", neighbors outside the window have their predictions
+        stored = self._pipeline.neighbors == "stored"
+        end = neighborhoods.n_own if stored else len(neighborhoods.entries)
+        waits, waits_for = await asyncio.to_thread(_waiting, neighborhoods, end)
+        for place, missing in enumerate(waits):
+            if not missing:
+                yield place
+        async with aclosing(self._pipeline.predict(neighborhoods, waves=False)) as answered:
+            async for other in answered:
+                for place in waits_for[other]:
+                    waits[place] -= 1
+                    if not waits[place]:
+                        yield place
 
     def _invalid(self, position: int, text: Any, problem: str) -> Classification:
         return Classification(
@@ -178,16 +194,16 @@ class _StreamedWindow:
         )
 
 
-def _waiting(window: Neighborhoods, end: int) -> tuple[list[int], list[list[int]]]:
+def _waiting(neighborhoods: Neighborhoods, end: int) -> tuple[list[int], list[list[int]]]:
     """Return how many predictions each own text waits for, and which texts wait for each.
 
-    Only texts at places below `end` are waited for.
+    Only texts at places below `end` that have no outcome yet are waited for.
     """
-    waits = [0] * window.n_own
-    waits_for: list[list[int]] = [[] for _ in window.entries]
-    for place in range(window.n_own):
-        for other in (place, *window.neighbors[place].tolist()):
-            if 0 <= other < end:
+    waits = [0] * neighborhoods.n_own
+    waits_for: list[list[int]] = [[] for _ in neighborhoods.entries]
+    for place in range(neighborhoods.n_own):
+        for other in (place, *neighborhoods.neighbors[place].tolist()):
+            if 0 <= other < end and not neighborhoods.answered(other):
                 waits[place] += 1
                 waits_for[other].append(place)
     return waits, waits_for

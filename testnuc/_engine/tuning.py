@@ -51,15 +51,15 @@ async def tune(
     """
     before = pipeline.settings
     wide = replace(before, k=max(before.k, MAX_NEIGHBORS))
-    window = await pipeline.prepare(entries, together=True, settings=wide)
-    await pipeline.predict_own(window)
+    neighborhoods = await pipeline.prepare(entries, together=True, settings=wide)
+    await pipeline.predict_own(neighborhoods)
     # a text that was given twice is one observation
     _, once = np.unique(places, return_index=True)
-    winners, confidences = window.answers()
+    winners, confidences = neighborhoods.answers()
     tuning = await asyncio.to_thread(
         tune_votes,
-        window.neighbors,
-        window.similarities,
+        neighborhoods.neighbors,
+        neighborhoods.similarities,
         winners,
         confidences,
         places[once],

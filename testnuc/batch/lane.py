@@ -46,7 +46,7 @@ class BatchLane:
 
     Parameters
     ----------
-    asker : Predictor
+    predictor : Predictor
         Builds the requests, with the keys of the live lane.
     store : Store
         Must implement `BatchStore`.
@@ -59,7 +59,7 @@ class BatchLane:
         Most texts in a request.
     live : int
         Concurrency of live calls, with ``BatchPolicy(rest="live")``.
-    board : InFlight, optional
+    in_flight : InFlight, optional
         In-flight requests of the client's other lanes.
     sleep, wall : callable
         For tests.
@@ -72,7 +72,7 @@ class BatchLane:
 
     def __init__(
         self,
-        asker: Predictor,
+        predictor: Predictor,
         store: Store,
         transport: Transport,
         *,
@@ -80,29 +80,29 @@ class BatchLane:
         price: Price | None,
         per_call: int,
         live: int,
-        board: InFlight | None = None,
+        in_flight: InFlight | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        provider = asker.provider
+        provider = predictor.provider
         self._api = batch_api(provider, transport.auxiliary)
         assert isinstance(provider, WireProvider)
         self._provider = provider
         self._store = require_batches(store)
-        self._asker = asker
+        self._predictor = predictor
         self._transport = transport
         self._policy = policy
         self._price = price
         self._per_call = per_call
         self._sleep = sleep
         self._wall = wall
-        self._facts = facts_of(provider, asker.labels, asker.task)
-        reader = ResponseReader(provider, asker.task, asker.labels)
+        self._facts = facts_of(provider, predictor.labels, predictor.task)
+        reader = ResponseReader(provider, predictor.task, predictor.labels)
         self._lifecycle = BatchLifecycle(
             self._api, reader, self._store, policy=policy, price=price, sleep=sleep
         )
         self._queue = TokenQueue(policy.max_enqueued_tokens)
-        self._packer = BatchPacker(asker, provider, self._api, price, policy.max_requests)
+        self._packer = BatchPacker(predictor, provider, self._api, price, policy.max_requests)
         self._writing = asyncio.Lock()
         self._slots = asyncio.Semaphore(policy.in_flight)
         self._live = asyncio.Semaphore(live)
@@ -116,10 +116,10 @@ class BatchLane:
         self._creating: set[asyncio.Task[StoredBatch]] = set()
         most = min(policy.max_requests or self._api.max_requests, self._api.max_requests)
         #: Calls `answer` with as many asks as fill a batch.
-        self.fanout = Scheduler(
+        self.scheduler = Scheduler(
             self.answer,
             store,
-            asker.scope,
+            predictor.scope,
             meter=transport.meter,
             workers=policy.in_flight,
             per_call=min(most * per_call, _MOST_ASKS),
@@ -128,7 +128,7 @@ class BatchLane:
             # many asks wait: renew their leases rarely
             lease_factor=_LEASE_FACTOR,
             mixed=True,
-            board=board,
+            in_flight=in_flight,
         )
         if not getattr(store, "durable", True):
             _log.warning(
@@ -138,7 +138,7 @@ class BatchLane:
 
     async def resume(self) -> None:
         """Follow the open batches of earlier and of other processes."""
-        for batch in await self._store.batches(self._asker.scope):
+        for batch in await self._store.batches(self._predictor.scope):
             if batch.id not in self._known:
                 self._known.add(batch.id)
                 keys = [wanted.key for item in unpack(batch.items) for wanted in item]
@@ -281,7 +281,7 @@ class BatchLane:
         account = self._transport.account
         batch = StoredBatch(
             load.id,
-            self._asker.scope,
+            self._predictor.scope,
             self._facts,
             len(load.packs),
             self._wall(),
@@ -322,7 +322,7 @@ class BatchLane:
         async with self._writing:
             await self._lifecycle.intend(batch)
             # other batch lanes see the intent; live lanes must not wait for hours
-            self.fanout.release([ask.key for pack in load.packs for ask in pack])
+            self.scheduler.release([ask.key for pack in load.packs for ask in pack])
             lines = await self._packer.lines(load)
             creating = asyncio.create_task(
                 self._lifecycle.create(batch, lines, lambda: self._queue.used > load.input_tokens)
@@ -371,12 +371,12 @@ class BatchLane:
 
         async def ask(asks: Pack) -> list[tuple[bytes, Outcome]]:
             try:
-                found = await self._asker.answer(asks)
+                found = await self._predictor.answer(asks)
             except Exception as error:  # noqa: BLE001 - of these texts alone
                 return [(ask.key, error) for ask in asks]
             await self._store.put_predictions(
                 [
-                    StoredPrediction(a.key, self._asker.scope, a.text_hash, a.sample, outcome)
+                    StoredPrediction(a.key, self._predictor.scope, a.text_hash, a.sample, outcome)
                     for a, outcome in zip(asks, found, strict=True)
                     if not isinstance(outcome, Exception)
                 ]

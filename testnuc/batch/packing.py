@@ -86,7 +86,7 @@ class BatchPacker:
 
     Parameters
     ----------
-    asker : Predictor
+    predictor : Predictor
     provider : WireProvider
     api : BatchAPI
         Its limits apply.
@@ -95,7 +95,7 @@ class BatchPacker:
         The user's own limit.
     """
 
-    asker: Predictor
+    predictor: Predictor
     provider: WireProvider
     api: BatchAPI
     price: Price | None
@@ -110,7 +110,7 @@ class BatchPacker:
         most_bytes = int(_FULL * api.max_bytes)
         load = PendingBatch()
         for done, pack in enumerate(requests, 1):
-            request = self.asker.request(pack)
+            request = self.predictor.request(pack)
             sent, received = self.provider.reserve(request)
             size = len(self._line(load, len(load.packs), pack))
             full = (
@@ -142,5 +142,5 @@ class BatchPacker:
         return lines
 
     def _line(self, load: PendingBatch, number: int, pack: Pack) -> bytes:
-        body = self.provider.encode(self.asker.request(pack))
+        body = self.provider.encode(self.predictor.request(pack))
         return self.api.line(custom_id(load.id.hex(), number), body)

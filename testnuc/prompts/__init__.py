@@ -12,7 +12,9 @@ from testnuc.prompts._writing import (
     Demonstration,
     samples_in,
     system_prompt,
+    text_json,
     user_prompt,
+    user_prompt_start,
 )
 
 __all__ = [
@@ -22,6 +24,8 @@ __all__ = [
     "parse_reply",
     "samples_in",
     "system_prompt",
+    "text_json",
     "user_prompt",
+    "user_prompt_start",
     "valid_text",
 ]

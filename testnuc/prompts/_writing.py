@@ -131,6 +131,39 @@ def user_prompt(texts: Sequence[str], demonstrations: Sequence[Demonstration] = 
     str
         The user message; `samples_in` returns its texts.
     """
+    lines = [f"\nText {i}: {_quoted(text)}" for i, text in enumerate(texts, 1)]
+    return _heading(demonstrations) + "".join(lines)
+
+
+def user_prompt_start(demonstrations: Sequence[Demonstration] = ()) -> bytes:
+    """Write what stands before the text in the prompt of a single text.
+
+    ``user_prompt_start(shown) + text_json(text)`` is ``user_prompt([text], shown)`` in UTF-8: what
+    is the same for many texts need not be written, or hashed, for each of them.
+    """
+    return f"{_heading(demonstrations)}\nText 1: ".encode()
+
+
+def text_json(text: str) -> bytes:
+    """Write `text` as a JSON string on one line, readable in any script.
+
+    Raises
+    ------
+    InvalidInputError
+        It holds a lone surrogate.
+    """
+    try:
+        quoted = orjson.dumps(text)
+    except TypeError:
+        raise InvalidInputError(
+            f"the text {text!a:.80} holds a lone surrogate (half a character) and cannot be sent."
+        ) from None
+    if quoted.isascii() and b"\x7f" not in quoted:
+        return quoted
+    return _UNESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted.decode()).encode()
+
+
+def _heading(demonstrations: Sequence[Demonstration]) -> str:
     lines = []
     if demonstrations:
         lines.append(_DEMONSTRATIONS)
@@ -140,7 +173,6 @@ def user_prompt(texts: Sequence[str], demonstrations: Sequence[Demonstration] = 
                 lines.append(f"Label: {_quoted(shown.label)}")
         lines.append("")
     lines.append(_SAMPLES)
-    lines += [f"Text {i}: {_quoted(text)}" for i, text in enumerate(texts, 1)]
     return "\n".join(lines)
 
 
@@ -170,13 +202,4 @@ def samples_in(user: str) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """Return `text` as a JSON string on one line, readable in any script."""
-    try:
-        quoted = orjson.dumps(text).decode()
-    except TypeError:
-        raise InvalidInputError(
-            f"the text {text!a:.80} contains a lone surrogate (half a character) and cannot be sent"
-        ) from None
-    if quoted.isascii() and "\x7f" not in quoted:
-        return quoted
-    return _UNESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted)
+    return text_json(text).decode()

@@ -12,7 +12,8 @@ import numpy as np
 
 from testnuc._engine.components import Components
 from testnuc._engine.inputs import distinct
-from testnuc._engine.neighborhoods import Rows, placed
+from testnuc._engine.neighborhoods import placed
+from testnuc._engine.rows import Rows
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.protocols import Matches, PoolText
 from testnuc.ray.limits_client import LimitsClient
@@ -140,18 +141,18 @@ class Asking:
         await self._parts.ready()
         pipeline = self._parts.pipeline
         nobody = Matches(np.empty((len(entries), 0), np.int64), np.empty((len(entries), 0), "f4"))
-        window = placed(
+        neighborhoods = placed(
             pipeline.labels, pipeline.settings, entries, np.empty(0, np.int64), [], nobody
         )
         try:
-            await pipeline.predict_own(window)
+            await pipeline.predict_own(neighborhoods)
         finally:
             await self._shared_limits.flush()
         if self._shared_limits.broken is not None:
             raise self._shared_limits.broken
         outcomes: list[Prediction | Exception] = []
         for place in range(len(entries)):
-            outcome = window.predictions[place] or window.errors.get(place)
+            outcome = neighborhoods.predictions[place] or neighborhoods.errors.get(place)
             assert outcome is not None
             outcomes.append(outcome)
         return outcomes
@@ -171,7 +172,7 @@ class _NoModel:
 class _NoEmbedder:
     """Takes the place of an embedder: all vectors are in the shards."""
 
-    name = "board"
+    name = "in_flight"
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
@@ -208,11 +209,11 @@ class Voting:
         """Return the classification of each text."""
         await self._parts.ready()
         entries, places = await distinct(texts)
-        window = await self._window(entries)
-        if window.counting.policy is None:
+        neighborhoods = await self._neighborhoods(entries)
+        if neighborhoods.settings.policy is None:
             assert self._decision is not None
-            window.decide(self._decision)
-        return await asyncio.to_thread(Rows, window, texts, places)
+            neighborhoods.decide(self._decision)
+        return await asyncio.to_thread(Rows, neighborhoods, texts, places)
 
     async def decide(self) -> Diagnosis | None:
         """Diagnose the predictions of the job; None where the policy is fixed."""
@@ -220,14 +221,16 @@ class Voting:
             return None
         await self._parts.ready()
         entries = await self._shards.sample(_SAMPLE)
-        window = await self._window(entries)
-        diagnosis: Diagnosis = await asyncio.to_thread(window.diagnose)
+        neighborhoods = await self._neighborhoods(entries)
+        diagnosis: Diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
         return diagnosis
 
-    async def _window(self, entries: Sequence[PoolText]) -> Neighborhoods:
-        window = await self._parts.pipeline.prepare(entries, together=True)
-        outcomes = await self._shards.outcomes([entry.hash for entry in window.entries])
+    async def _neighborhoods(self, entries: Sequence[PoolText]) -> Neighborhoods:
+        neighborhoods = await self._parts.pipeline.prepare(entries, together=True)
+        outcomes = await self._shards.outcomes([entry.hash for entry in neighborhoods.entries])
         for place, outcome in enumerate(outcomes):
             if outcome is not None:
-                window.put(place, TestNUCError(outcome) if isinstance(outcome, str) else outcome)
-        return window
+                neighborhoods.put(
+                    place, TestNUCError(outcome) if isinstance(outcome, str) else outcome
+                )
+        return neighborhoods

@@ -1,4 +1,4 @@
-"""The fan-out on a store with leases, other processes played by the test."""
+"""The scheduler on a store with leases, other processes played by the test."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from testnuc.errors import ProviderError, ServerError, StoreError
 from testnuc.limits import Meter
 from testnuc.stores.memory import MemoryStore
 from testnuc.types import Prediction
+from tests.scheduling import read
 
 LABEL = Prediction("a", 0.5)
 
@@ -62,7 +63,7 @@ class LeaseStore(MemoryStore):
 
 
 class Clock:
-    """What the fan-out sleeps by: a sleep ends when the test has moved the clock past it."""
+    """What the scheduler sleeps by: a sleep ends when the test has moved the clock past it."""
 
     def __init__(self, store):
         self.store = store
@@ -98,7 +99,7 @@ class Bench:
         self.gate = asyncio.Event()
         self.gate.set()
         self.outcome = LABEL
-        self.fanout = Scheduler(
+        self.scheduler = Scheduler(
             self.answer,
             self.store,
             b"s" * 16,
@@ -117,7 +118,7 @@ class Bench:
         asks = [Ask(key(name), name, key(name), i) for i, name in enumerate(names)]
         outcomes = {}
         task = asyncio.create_task(
-            self.fanout.run(asks, lambda ask, outcome: outcomes.__setitem__(ask.text, outcome))
+            read(self.scheduler, asks, lambda ask, outcome: outcomes.__setitem__(ask.text, outcome))
         )
         return task, outcomes
 
@@ -137,7 +138,7 @@ def key(name):
 async def bench():
     bench = Bench()
     yield bench
-    await bench.fanout.close()
+    await bench.scheduler.close()
 
 
 async def test_what_nobody_else_asks_is_asked(bench):
@@ -236,8 +237,8 @@ async def test_a_cancelled_run_gives_back_what_it_had_not_sent():
     await settled()
     assert await bench.store.get_predictions([key("x")]) == [LABEL]
     assert bench.store.mine == {}
-    assert not bench.fanout._entries
-    await bench.fanout.close()
+    assert not bench.scheduler._in_flight.requests
+    await bench.scheduler.close()
 
 
 async def test_a_run_cancelled_while_it_leases_leaves_nothing_behind(bench):
@@ -254,8 +255,8 @@ async def test_a_run_cancelled_while_it_leases_leaves_nothing_behind(bench):
     await settled()
     assert outcomes == {"x": LABEL}
     assert bench.store.mine == {}
-    assert not bench.fanout._entries
-    assert not bench.fanout._leasing._awaited
+    assert not bench.scheduler._in_flight.requests
+    assert not bench.scheduler._leases._awaited
 
 
 async def test_runs_of_one_client_wait_together(bench):
@@ -279,7 +280,7 @@ async def test_closing_ends_the_waiting_and_gives_leases_back():
     task, _ = bench.start("x", "y", "w")
     other, _ = bench.start("w")
     await settled()
-    await bench.fanout.close()
+    await bench.scheduler.close()
     for run in (task, other):
         with pytest.raises(ProviderError, match="closed"):
             await run

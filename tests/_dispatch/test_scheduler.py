@@ -1,23 +1,22 @@
-"""The fan-out's workers, with an `answer` made by hand."""
+"""The scheduler's workers, with an `answer` made by hand."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
 
-from testnuc._dispatch.scheduler import Ask, Scheduler
+from testnuc._dispatch.inflight import InFlight
+from testnuc._dispatch.scheduler import Scheduler
+from testnuc.errors import AuthenticationError, ProviderError
 from testnuc.limits import Meter
 from testnuc.stores.memory import MemoryStore
 from testnuc.types import Prediction
+from tests.scheduling import asks, read
 
 
-def asks(n):
-    keys = [i.to_bytes(16, "big") for i in range(n)]
-    return [Ask(key, f"text {i}", key, i) for i, key in enumerate(keys)]
-
-
-def fanout(answer, workers, per_call=1):
+def scheduler_of(answer, workers, per_call=1):
     return Scheduler(
         answer, MemoryStore(), b"scope", meter=Meter(), workers=workers, per_call=per_call
     )
@@ -35,9 +34,9 @@ async def test_calls_that_wait_for_a_next_try_hold_up_nobody():
         place = bundle[0].place
         if place < 2:
             at_work -= 1
-            fan.lend(1)
+            scheduler.lend(1)
             await others_done.wait()
-            fan.lend(-1)
+            scheduler.lend(-1)
             at_work += 1
         await asyncio.sleep(0)
         at_work -= 1
@@ -48,13 +47,13 @@ async def test_calls_that_wait_for_a_next_try_hold_up_nobody():
         if len(done) == 8:
             others_done.set()
 
-    fan = fanout(answer, workers=2)
+    scheduler = scheduler_of(answer, workers=2)
     async with asyncio.timeout(5):
-        await fan.run(asks(10), settled)
+        await read(scheduler, asks(10), settled)
     # both first calls wait: without others at work the run would never end
     assert sorted(done[:8]) == list(range(2, 10))
     assert sorted(done) == list(range(10))
-    await fan.close()
+    await scheduler.close()
 
 
 async def test_not_more_than_twice_the_workers_however_many_wait():
@@ -64,19 +63,19 @@ async def test_not_more_than_twice_the_workers_however_many_wait():
     async def answer(bundle):
         nonlocal waiting
         waiting += 1
-        fan.lend(1)
+        scheduler.lend(1)
         await go_on.wait()
-        fan.lend(-1)
+        scheduler.lend(-1)
         return [Prediction("a")] * len(bundle)
 
-    fan = fanout(answer, workers=3)
-    run = asyncio.create_task(fan.run(asks(50), lambda _, __: None))
+    scheduler = scheduler_of(answer, workers=3)
+    run = asyncio.create_task(read(scheduler, asks(50)))
     for _ in range(100):
         await asyncio.sleep(0)
     assert waiting == 6
     go_on.set()
     await run
-    await fan.close()
+    await scheduler.close()
 
 
 @pytest.mark.parametrize("pace", [0, 0.001])
@@ -89,11 +88,11 @@ async def test_no_call_goes_out_half_full_but_the_last(workers, pace):
         await asyncio.sleep(pace)
         return [Prediction("a")] * len(bundle)
 
-    fan = fanout(answer, workers, per_call=7)
+    scheduler = scheduler_of(answer, workers, per_call=7)
     async with asyncio.timeout(20):
-        await fan.run(asks(3_000), lambda _, __: None)
+        await read(scheduler, asks(3_000))
     assert sorted(sizes) == [4, *[7] * 428]
-    await fan.close()
+    await scheduler.close()
 
 
 async def test_runs_that_share_what_another_one_holds_back_are_served():
@@ -101,7 +100,243 @@ async def test_runs_that_share_what_another_one_holds_back_are_served():
         await asyncio.sleep(0)
         return [Prediction("a")] * len(bundle)
 
-    fan = fanout(answer, workers=2, per_call=10)
+    scheduler = scheduler_of(answer, workers=2, per_call=10)
     async with asyncio.timeout(20):
-        await asyncio.gather(*(fan.run(asks(n), lambda _, __: None) for n in (3, 700, 995, 1, 12)))
-    await fan.close()
+        await asyncio.gather(*(read(scheduler, asks(n)) for n in (3, 700, 995, 1, 12)))
+    await scheduler.close()
+
+
+# -- consumers -----------------------------------------------------------------------------------
+
+
+class MistakeError(Exception):
+    """A consumer's own."""
+
+
+def raising(after):
+    count = 0
+
+    def each(ask, outcome):
+        nonlocal count
+        count += 1
+        if count == after:
+            raise MistakeError(ask.place)
+
+    return each
+
+
+class Model:
+    """Answers when the gate is open; notes what it was asked."""
+
+    def __init__(self):
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked = []
+
+    async def __call__(self, bundle):
+        self.asked += [ask.place for ask in bundle]
+        await asyncio.sleep(0)
+        await self.gate.wait()
+        return [Prediction("a")] * len(bundle)
+
+
+@pytest.mark.parametrize("per_call", [1, 7])
+@pytest.mark.parametrize("after", [1, 100, 300])
+async def test_a_consumer_that_raises_ends_its_own_run_alone(per_call, after):
+    model = Model()
+    scheduler = scheduler_of(model, workers=3, per_call=per_call)
+    async with asyncio.timeout(20):
+        failing, overlapping, other = await asyncio.gather(
+            read(scheduler, asks(300), raising(after)),
+            read(scheduler, asks(400, start=100)),
+            read(scheduler, asks(50, start=1_000)),
+            return_exceptions=True,
+        )
+        assert isinstance(failing, MistakeError)
+        assert sorted(overlapping) == list(range(100, 500))
+        assert sorted(other) == list(range(1_000, 1_050))
+        assert set(map(type, [*overlapping.values(), *other.values()])) == {Prediction}
+        # no worker died with it: the next run has all its outcomes, and no key was asked twice
+        again = await read(scheduler, asks(500))
+    assert sorted(again) == list(range(500))
+    assert len(model.asked) == len(set(model.asked)) == 550
+    assert not scheduler._in_flight.requests
+    await scheduler.close()
+
+
+async def test_a_consumer_that_raises_leaves_its_unsent_asks_unasked():
+    model = Model()
+    scheduler = scheduler_of(model, workers=2)
+    with pytest.raises(MistakeError):
+        await read(scheduler, asks(5_000), raising(10))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(model.asked) < 50
+    assert not scheduler._in_flight.requests
+    assert not scheduler._workers
+    await scheduler.close()
+
+
+async def test_what_was_sent_is_stored_after_the_consumer_has_gone():
+    model = Model()
+    scheduler = scheduler_of(model, workers=4)
+    model.gate.clear()
+    run = asyncio.create_task(read(scheduler, asks(10)))
+    while len(model.asked) < 4:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    model.gate.set()
+    found = await read(scheduler, asks(10))
+    assert sorted(found) == list(range(10))
+    assert sorted(model.asked) == list(range(10))
+    await scheduler.close()
+
+
+async def test_asks_that_raise_end_the_run_with_their_error():
+    scheduler = scheduler_of(Model(), workers=2)
+
+    def broken():
+        yield from asks(300)
+        raise MistakeError
+
+    async def broken_in_time():
+        yield asks(300)
+        raise MistakeError
+
+    for source in (broken(), broken_in_time()):
+        with pytest.raises(MistakeError):
+            await read(scheduler, source)
+    assert sorted(await read(scheduler, asks(300))) == list(range(300))
+    await scheduler.close()
+
+
+async def test_a_consumer_that_stops_reading_closes_asks_that_come_with_time():
+    closed = []
+
+    async def source():
+        try:
+            for start in range(0, 100_000, 100):
+                yield asks(100, start)
+        finally:
+            closed.append(True)
+
+    scheduler = scheduler_of(Model(), workers=2)
+    with pytest.raises(MistakeError):
+        await read(scheduler, source(), raising(5))
+    assert closed == [True]
+    await scheduler.close()
+
+
+async def test_asks_are_taken_as_workers_get_free_and_outcomes_are_read():
+    model = Model()
+    scheduler = scheduler_of(model, workers=2, per_call=5)
+    taken = 0
+
+    def many():
+        nonlocal taken
+        for ask in asks(50_000):
+            taken += 1
+            yield ask
+
+    async with asyncio.timeout(60), aclosing(scheduler.run(many())) as outcomes:
+        model.gate.clear()
+        first = asyncio.ensure_future(anext(outcomes))
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert taken <= 512
+        model.gate.set()
+        await first
+        # the consumer does something else: it does not find all outcomes in memory
+        before = 0
+        while taken > before:
+            before = taken
+            for _ in range(2_000):
+                await asyncio.sleep(0)
+        assert taken < 5_000
+        # nor does it hold up others, not even those that share what it had queued
+        shared = await read(scheduler, asks(taken - 1))
+        assert len(shared) == taken - 1
+        rest = [ask.place async for ask, _ in outcomes]
+    assert len(rest) == 49_999
+    assert taken == 50_000
+    assert len(model.asked) == len(set(model.asked)) == 50_000
+    await scheduler.close()
+
+
+async def test_a_fatal_error_comes_after_the_outcomes_and_ends_every_run_that_needs_it():
+    asked = []
+
+    async def answer(bundle):
+        asked.append(bundle[0].place)
+        await asyncio.sleep(0)
+        if bundle[0].place < 3:
+            return [Prediction("a")]
+        raise AuthenticationError("wrong key")
+
+    scheduler = scheduler_of(answer, workers=1)
+    seen = []
+    runs = [
+        read(scheduler, asks(20), lambda ask, outcome: seen.append((ask.place, type(outcome)))),
+        read(scheduler, asks(10)),
+        read(scheduler, asks(2)),
+    ]
+    first, second, third = await asyncio.gather(*runs, return_exceptions=True)
+    assert isinstance(first, AuthenticationError)
+    assert isinstance(second, AuthenticationError)
+    assert sorted(third) == [0, 1]
+    assert seen[:3] == [(i, Prediction) for i in range(3)]
+    assert seen[3] == (3, AuthenticationError)
+    assert asked == [0, 1, 2, 3], "what would fail as well is not sent"
+    await scheduler.close()
+
+
+async def test_a_run_that_begins_while_the_client_closes_is_told():
+    looked_up = asyncio.Event()
+
+    class SlowStore(MemoryStore):
+        async def get_predictions(self, keys):
+            await looked_up.wait()
+            return await super().get_predictions(keys)
+
+    scheduler = Scheduler(Model(), SlowStore(), b"scope", meter=Meter(), workers=1)
+    run = asyncio.create_task(read(scheduler, asks(3)))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await scheduler.close()
+    looked_up.set()
+    with pytest.raises(ProviderError, match="closed"):
+        await run
+
+
+async def test_what_another_lane_claimed_is_handed_over_in_that_lane():
+    shared, store = InFlight(), MemoryStore()
+    models = {"live": Model(), "batch": Model()}
+    lanes = {
+        name: Scheduler(
+            model, store, b"scope", meter=Meter(), workers=1, per_call=4, in_flight=shared
+        )
+        for name, model in models.items()
+    }
+    models["batch"].gate.clear()
+    first = asyncio.create_task(read(lanes["batch"], asks(12)))
+    while not models["batch"].asked:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    # queued in the batch lane by a run that ends; a live run waits for two of them
+    second = asyncio.create_task(read(lanes["live"], asks(2, start=10)))
+    third = asyncio.create_task(read(lanes["live"], asks(2, start=8)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    for run in (first, third):
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    models["batch"].gate.set()
+    async with asyncio.timeout(10):
+        assert sorted(await second) == [10, 11]
+    assert sorted(models["batch"].asked) == [0, 1, 2, 3, 10, 11]
+    assert not models["live"].asked
+    assert not shared.requests
+    for lane in lanes.values():
+        await lane.close()

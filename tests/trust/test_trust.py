@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testnuc._engine.neighborhoods import Neighborhoods, Rows
+from testnuc._engine.neighborhoods import Neighborhoods
+from testnuc._engine.rows import Rows
 from testnuc.errors import InvalidInputError
 from testnuc.index import NearestVectors
 from testnuc.labels import LabelSet
@@ -300,11 +301,11 @@ def test_a_kept_label_is_not_overruled_by_its_neighbors():
     texts = [PoolText(str(i), str(i).encode()) for i in range(len(labels))]
     names = [f"label {i}" for i in range(CLASSES)]
     counting = VoteSettings.of("auto", None, names)
-    window = Neighborhoods(LabelSet(names), counting, texts, len(texts), ids, similarities)
+    neighborhoods = Neighborhoods(LabelSet(names), counting, texts, len(texts), ids, similarities)
     for place, label in enumerate(labels.tolist()):
-        window.put(place, Prediction(names[label], 0.9))
-    window.decide(window.diagnose().decision)
-    rows = Rows(window, [t.text for t in texts], np.arange(len(texts)))
+        neighborhoods.put(place, Prediction(names[label], 0.9))
+    neighborhoods.decide(neighborhoods.diagnose().decision)
+    rows = Rows(neighborhoods, [t.text for t in texts], np.arange(len(texts)))
     twin = int(np.flatnonzero(labels == 7)[0])
     assert rows[twin].label == "label 7"
     assert rows[twin].voters == 1

@@ -1,0 +1,143 @@
+"""The classifications of texts, made from their neighborhoods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+
+from testnuc.types import Classification, Neighbor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc.voting import VoteResult
+
+__all__ = ["Rows", "classification"]
+
+#: Neighbors that are shown at least, however few of them vote.
+_SHOWN = 10
+
+
+class Rows(Sequence[Classification]):
+    """The classifications of input texts, each made when it is read.
+
+    Parameters
+    ----------
+    neighborhoods : Neighborhoods
+    texts : sequence of str
+        The input, duplicates and all.
+    places : int64[len(texts)]
+        The place of each input text.
+    start : int
+        Index of the first text in the whole input.
+    """
+
+    def __init__(
+        self,
+        neighborhoods: Neighborhoods,
+        texts: Sequence[str],
+        places: NDArray[np.int64],
+        start: int = 0,
+    ) -> None:
+        self._neighborhoods = neighborhoods
+        self._texts = texts
+        self._places = places
+        self._start = start
+        neighborhoods.balance()
+        self._result = neighborhoods.vote(slice(0, neighborhoods.n_own))
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def labels(self) -> list[str | None]:
+        """Return the label of each text, without making the records."""
+        if self._neighborhoods.settings.min_trust is not None:
+            # whether a label is withheld depends on all of the record
+            return [row.label for row in self]
+        names = (*self._neighborhoods.labels.names, None)
+        # -1, the winner of a vote without voters, is the last
+        return [names[winner] for winner in self._result.label[self._places].tolist()]
+
+    def failed(self) -> list[int]:
+        """Return the positions of the texts that carry an error."""
+        errors = self._neighborhoods.errors
+        if not errors:
+            return []
+        return [at for at, place in enumerate(self._places.tolist()) if place in errors]
+
+    def changed(self) -> int:
+        """Return how many texts have another label than their own prediction's."""
+        if self._neighborhoods.settings.min_trust is not None:
+            return sum(row.changed for row in self)
+        own = self._neighborhoods.answers()[0][: self._neighborhoods.n_own]
+        other = (own >= 0) & (self._result.label >= 0) & (own != self._result.label)
+        return int(other[self._places].sum())
+
+    @overload
+    def __getitem__(self, index: int) -> Classification: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Classification]: ...
+
+    def __getitem__(self, index: int | slice) -> Classification | list[Classification]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        place = int(self._places[at])
+        return classification(
+            self._neighborhoods, place, self._result, place, self._start + at, self._texts[at]
+        )
+
+
+def classification(
+    neighborhoods: Neighborhoods, place: int, result: VoteResult, row: int, index: int, text: str
+) -> Classification:
+    """Return the record of the own text at `place`, whose vote is row `row` of `result`."""
+    names = neighborhoods.labels.names
+    winner = int(result.label[row])
+    single = neighborhoods.vote(np.array([place]), votes=True)
+    assert single.votes is not None
+    weights = single.votes[0]
+    heaviest = sorted(np.flatnonzero(weights).tolist(), key=lambda c: (-weights[c], c != winner))
+    neighbors = []
+    shown = max(neighborhoods.settings.k, _SHOWN)
+    for other, similarity in zip(
+        neighborhoods.neighbors[place, :shown].tolist(),
+        neighborhoods.similarities[place, :shown].tolist(),
+        strict=True,
+    ):
+        if other >= 0:
+            prediction = neighborhoods.predictions[other]
+            neighbors.append(
+                Neighbor(
+                    neighborhoods.entries[other].text,
+                    similarity,
+                    prediction.label if prediction is not None else None,
+                    prediction.confidence if prediction is not None else None,
+                )
+            )
+    trust = neighborhoods.trust(place, winner, float(result.share[row]), int(result.voters[row]))
+    reason = neighborhoods.reason(place)
+    least = neighborhoods.settings.min_trust
+    label = names[winner] if winner >= 0 else None
+    if least is not None and trust is not None and trust < least and label is not None:
+        reason = f"trust {trust:.2f} is below {least:g}; it would be {label!r}"
+        label = None
+    return Classification(
+        index=index,
+        text=text,
+        label=label,
+        share=float(result.share[row]),
+        margin=float(result.margin[row]),
+        voters=int(result.voters[row]),
+        complete=bool(neighborhoods.complete[place]),
+        prediction=neighborhoods.predictions[place],
+        neighbors=tuple(neighbors),
+        votes={names[c]: float(weights[c]) for c in heaviest},
+        error=neighborhoods.errors.get(place),
+        trust=trust,
+        reason=reason,
+    )

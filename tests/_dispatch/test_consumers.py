@@ -1,0 +1,99 @@
+"""What the user's own code raises during a run ends that run, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from testnuc import TestNUC
+from testnuc.methods import SelfConsistency
+from testnuc.testing import LoopbackLLM
+from tests.conftest import confident, gold, messages
+
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+
+
+class MistakeError(Exception):
+    """The user's."""
+
+
+class Watcher:
+    """An observer that fails at the tenth text."""
+
+    def __init__(self):
+        self.texts = 0
+        self.closed = False
+
+    def start(self, texts):
+        pass
+
+    def stage(self, name):
+        pass
+
+    def advance(self, texts=1):
+        self.texts += texts
+        if self.texts >= 10:
+            raise MistakeError
+
+    def close(self):
+        self.closed = True
+
+
+class Once(SelfConsistency):
+    """A method that fails to reduce one text, the first time."""
+
+    failed = False
+
+    def reduce(self, samples):
+        if not Once.failed:
+            Once.failed = True
+            raise MistakeError
+        return super().reduce(samples)
+
+
+async def test_an_observer_that_raises_ends_its_own_run_alone(client_of):
+    texts, watcher = messages(60), Watcher()
+    async with LoopbackLLM(confident, latency=0.005) as llm:
+        async with TestNUC(**client_of(llm, max_concurrency=4, k=3)) as nuc:
+            watched, other = await asyncio.gather(
+                nuc.classify_many(texts, progress=watcher),
+                nuc.classify_many(texts),
+                return_exceptions=True,
+            )
+            assert isinstance(watched, MistakeError)
+            assert watcher.closed
+            assert [r.prediction.label for r in other] == [gold(text) for text in texts]
+            # the workers go on
+            again = await nuc.classify_many([*texts, "refund please, at last"])
+            assert again[-1].prediction.label == "refund"
+        assert llm.texts == 61
+        assert set(llm.asked.values()) == {1}
+
+
+@pytest.mark.parametrize("way", ["classify_many", "stream", "classify", "predict_pool"])
+async def test_a_method_that_raises_ends_its_own_run_alone(client_of, way):
+    texts = messages(30)
+    Once.failed = False
+
+    async def run(nuc):
+        if way == "classify_many":
+            await nuc.classify_many(texts)
+        elif way == "stream":
+            [r async for r in nuc.stream(texts, window=10)]
+        elif way == "classify":
+            await nuc.classify(texts[0])
+        else:
+            await nuc.predict_pool()
+
+    async with LoopbackLLM(confident) as llm:
+        options = client_of(llm, max_concurrency=4, k=3, method=Once(n=2))
+        async with TestNUC(**options) as nuc:
+            await nuc.add(texts)
+            async with asyncio.timeout(60):
+                with pytest.raises(MistakeError):
+                    await run(nuc)
+                results = await nuc.classify_many(texts)
+            assert [r.prediction.label for r in results] == [gold(text) for text in texts]
+            assert not [task for task in asyncio.all_tasks() if task.get_name() == "testnuc-worker"]
+        assert set(llm.asked.values()) == {2}
