@@ -65,7 +65,7 @@ def test_mistakes_are_told_before_anything_is_asked(tmp_path):
     with LoopbackLLM(confident) as llm:
         for file, more, says in (
             (source, ["--label-column", "intent"], "no column 'intent'; it has 'text', 'label'"),
-            (source, ["--labels", "delivery,login"], "'refund' in column 'label' is none of"),
+            (source, ["--labels", "delivery,login"], "'refund' in column 'label' is not one of"),
             (source, ["-o", "scores.csv"], "name a .json file"),
             (source, ["-o", "no/such/scores.json"], "no folder"),
             (empty, [], "no label in column 'label'"),

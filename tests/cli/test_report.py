@@ -54,7 +54,10 @@ def test_a_full_file_has_all_there_is_to_see(tmp_path):
 def test_another_file_has_less_and_that_is_said(tmp_path, name):
     results, page = classified(tmp_path, name), tmp_path / "report.html"
     err = reported(results, "-o", page, "--text-column", "message")
-    assert "holds no neighbors and votes; `testnuc classify --full -o FILE.jsonl`" in err
+    assert (
+        "holds no neighbors and votes; write them with `testnuc classify --full -o FILE.jsonl`"
+        in err
+    )
     told = data_of(page.read_text(encoding="utf-8"))
     assert told["usage"] is None
     assert [told["labels"][row["o"]] for row in told["rows"]] == list(map(gold, messages(24)))

@@ -197,7 +197,7 @@ def test_mistakes_are_one_line_and_exit_code_2(filled, tmp_path):
     file.write_text(whole[: whole.rindex("\n", 0, len(whole) // 2) + 1])
     code, _, err = run("import", file, target)
     assert (code, len(err.splitlines())) == (2, 1)
-    assert "cut short" in err
+    assert "is truncated" in err
     file.write_text(whole[: len(whole) // 2])
     code, _, err = run("import", file, target)
     assert code == 2
