@@ -27,7 +27,7 @@ _PART = 8_192
 
 
 def parts(n: int, dim: int, *, seed: int = 0) -> Iterator[NDArray[np.float16]]:
-    """Yield float16[.., dim], n rows in total; another seed draws other texts of the same topics."""
+    """Yield float16[.., dim], n rows in total; another seed draws other texts of these topics."""
     fixed = np.random.default_rng(0)
     topics = min(max(n // 100, 10), _MAX_TOPICS)
     spread = 1 / np.sqrt(np.arange(1, dim + 1, dtype=np.float32))

@@ -293,15 +293,15 @@ def main(arguments: list[str]) -> None:
     report = Report(
         "capacity",
         f"{given.model}, {given.input_tokens} + {given.output_tokens} tokens per call, "
-        f"{given.requests_per_minute:,} requests and {given.tokens_per_minute:,} tokens per minute, "
+        f"{given.requests_per_minute:,} requests and {given.tokens_per_minute:,} tokens/minute, "
         f"{given.max_concurrency} concurrent calls of {given.latency:g} s",
     )
     for line in _lines(given, units):
         report.row(**line)
     report.note(f"unit costs, bytes and seconds per text: {'; '.join(sources)}")
     report.note(
-        f"hours: the real limiter on a virtual clock, up to {given.simulated:,} calls, extrapolated "
-        "from their second half. usd: without the provider's batch discount"
+        f"hours: the real limiter on a virtual clock, up to {given.simulated:,} calls, then "
+        "extrapolated from their second half. usd: without the provider's batch discount"
     )
     report.note(
         "machines: the larger of the processes (one core each) that reach the rate limit and the "
