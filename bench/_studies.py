@@ -75,7 +75,7 @@ def _where(dataset: Dataset) -> str:
     return f"{dataset.name}{differs}: {len(dataset.distinct())} distinct texts"
 
 
-def _beside(table: pd.DataFrame, paper: list[float | None]) -> pd.DataFrame:
+def _with_paper(table: pd.DataFrame, paper: list[float | None]) -> pd.DataFrame:
     """Add columns with the paper's results and the differences."""
     import numpy as np
 
@@ -104,7 +104,7 @@ async def _k(arguments: argparse.Namespace, out: Sections, dataset: Dataset) -> 
         name = "k" if test is None else "k_splits"
         title = f"{_where(dataset)}, {way}"
         figure = plot(table, title=f"{dataset.name}: accuracy over k, {way}")
-        out.add(name, title, _beside(table, paper), figure=figure)
+        out.add(name, title, _with_paper(table, paper), figure=figure)
 
 
 async def _policies(arguments: argparse.Namespace, out: Sections, dataset: Dataset) -> None:
@@ -122,7 +122,7 @@ async def _policies(arguments: argparse.Namespace, out: Sections, dataset: Datas
     note = "the paper does not report its theta: its filtered row is compared with ours for 0.7"
     figure = plot(table, title=f"{dataset.name}: policies and thresholds, k = 50")
     out.add(
-        "policies", f"{_where(dataset)}, k = 50", _beside(table, paper), figure=figure,
+        "policies", f"{_where(dataset)}, k = 50", _with_paper(table, paper), figure=figure,
         notes=(note,),
     )  # fmt: skip
 
@@ -201,7 +201,7 @@ async def _foreign(arguments: argparse.Namespace, out: Sections, dataset: Datase
     figure = plot(table, title=f"{other.name} texts in a pool of {arguments.pool:,}")
     note = "paper: GPT-4o-mini and NV-Embed-v2; compare the trend, not absolute values"
     title = f"{_where(dataset)}; foreign: {_where(other)}; pool of {arguments.pool}"
-    out.add("foreign", title, _beside(table, paper), figure=figure, notes=(note,))
+    out.add("foreign", title, _with_paper(table, paper), figure=figure, notes=(note,))
 
 
 def _mean(cells: list[str] | None, order: list[str], row: dict[str, Any]) -> float | None:

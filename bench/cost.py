@@ -111,7 +111,7 @@ async def _batch(
         return nuc.usage
 
 
-async def _separate(data: _Data, k: int, neighbors: str) -> tuple[Usage, int]:
+async def _single_texts(data: _Data, k: int, neighbors: str) -> tuple[Usage, int]:
     """Label the texts as separate requests, with neighbors from the pool only.
 
     Returns the usage without `predict_pool`, and the number of distinct neighbors that voted.
@@ -174,13 +174,13 @@ async def _report(data: _Data, k: int) -> Report:
         measured(way, await _batch(data, k, sampling=Sampling(texts_per_call=pack)))
         sent_in_batches = await _batch(data, k, "batch", sampling=Sampling(texts_per_call=pack))
         measured(f"{way}, batch lane", sent_in_batches, half)
-    stored, different = await _separate(data, k, "stored")
+    stored, different = await _single_texts(data, k, "stored")
     share = (n + different) / n
     row(
         "single texts, each neighbor once (computed)",
         n + different, round(share * sent), round(share * received),
     )  # fmt: skip
-    measured("single texts, early exit", (await _separate(data, k, "predict"))[0])
+    measured("single texts, early exit", (await _single_texts(data, k, "predict"))[0])
     measured("single texts, stored neighbors (TestNUC-S)", stored)
     report.note("tokens: estimated at 4 characters per token, without the schema")
     report.note("batch lane: the provider's batch API, at batch prices, within 24 hours")

@@ -145,4 +145,4 @@ def test_memory_is_bounded(monkeypatch):
     labels = LabelSet(["a", "b"])
     for i in range(100):
         labels.match(f"A {i}")
-    assert len(labels._meant) <= 10
+    assert len(labels._matched) <= 10

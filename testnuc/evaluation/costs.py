@@ -102,14 +102,14 @@ async def measure_costs(
             rows += [
                 await _one_by_one(client, texts, pool, name, method, k, "neighbors asked"),
                 await _one_by_one(client, texts, pool, name, method, k, "neighbors stored"),
-                await _together(client, texts, name, method, k),
+                await _as_batch(client, texts, name, method, k),
             ]
     if price is not None:
-        rows = [_priced(row, price) for row in rows]
+        rows = [_with_price(row, price) for row in rows]
     return frame("measure_costs", [asdict(row) for row in rows])
 
 
-def _priced(row: Cost, price: Price) -> Cost:
+def _with_price(row: Cost, price: Price) -> Cost:
     if row.input_tokens is None or row.output_tokens is None:
         return row
     # prices apply to whole tokens, so compute the price of a million texts
@@ -146,7 +146,7 @@ async def _one_by_one(
     return total.cost(name, way, k, len(texts))
 
 
-async def _together(
+async def _as_batch(
     client: Callable[..., TestNUC], texts: Sequence[str], name: str, method: Method, k: int
 ) -> Cost:
     total = _Total()

@@ -54,7 +54,7 @@ def accuracy_over_k(
     ks = [k for k in ks if k < len(recording) - (test or 0)]
     runs = [
         _accuracies(recording, hood, ks, policies)
-        for hood in _hoods(recording, max(ks), test, seeds)
+        for hood in _neighborhoods(recording, max(ks), test, seeds)
     ]
     return frame("accuracy_over_k", list(_cells(runs, ("policy", "k"), (policies, ks))))
 
@@ -80,7 +80,7 @@ def accuracy_over_policies(
     rows += [("similarity floor", f, VotePolicy(min_similarity=f)) for f in floors]
     policies = [policy for _, _, policy in rows]
     runs = []
-    for hood in _hoods(recording, k, test, seeds):
+    for hood in _neighborhoods(recording, k, test, seeds):
         found = _accuracies(recording, hood, [0, min(k, hood.k)], policies)
         runs.append(np.concatenate([found[:1, 0], found[1:, 1]]))
     cells = _cells(runs, ("row",), (range(len(rows)),))
@@ -144,7 +144,7 @@ def accuracy_over_embedders(
         other = recording.with_vectors(found)
         runs = [
             _accuracies(other, hood, ks, (policy,))[0]
-            for hood in _hoods(other, max(ks), test, seeds)
+            for hood in _neighborhoods(other, max(ks), test, seeds)
         ]
         rows += [{"embedder": embedder, **cell} for cell in _cells(runs, ("k",), (ks,))]
     return frame("accuracy_over_embedders", rows)
@@ -252,7 +252,7 @@ def accuracy_of_the_choice(
     return frame("accuracy_of_the_choice", rows)
 
 
-def _hoods(
+def _neighborhoods(
     recording: Recording, k: int, test: int | None, seeds: Sequence[int]
 ) -> Iterable[Neighborhood]:
     k = max(k, 1)

@@ -248,9 +248,9 @@ class BatchServer:
             "type": "message_batch",
             "processing_status": status,
             "request_counts": counts,
-            "created_at": _moment(batch.created),
-            "expires_at": _moment(batch.created + _WINDOW),
-            "ended_at": _moment(batch.created) if batch.ended else None,
+            "created_at": _timestamp(batch.created),
+            "expires_at": _timestamp(batch.created + _WINDOW),
+            "ended_at": _timestamp(batch.created) if batch.ended else None,
             "cancel_initiated_at": None,
             "archived_at": None,
             "results_url": f"/v1/messages/batches/{batch.id}/results" if batch.ended else None,
@@ -381,5 +381,5 @@ def _tokens(batch: Batch) -> int:
     )
 
 
-def _moment(seconds: float) -> str:
+def _timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -134,11 +134,11 @@ class Listener:
         """
         if self._reserved is not None:
             return
-        reserved = self._bound()
+        reserved = self._bind()
         self.port = reserved.getsockname()[1]
         self._reserved = reserved
         try:
-            self._bound().close()
+            self._bind().close()
         except OSError:  # the platform does not allow two sockets on one port
             reserved.close()
             self._reserved = None
@@ -147,7 +147,7 @@ class Listener:
     # `asyncio.Server` closes, and its client waits forever.
 
     def _listen(self) -> None:
-        listening = self._bound()
+        listening = self._bind()
         try:
             listening.listen(_BACKLOG)
         except OSError:
@@ -177,7 +177,7 @@ class Listener:
             self._socket.close()
             self._socket = None
 
-    def _bound(self) -> socket.socket:
+    def _bind(self) -> socket.socket:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

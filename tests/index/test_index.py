@@ -191,7 +191,7 @@ def test_whoever_waits_for_the_index_comes_before_the_next_chunk():
     searching = threading.Thread(target=search)
     with lock:
         searching.start()
-        while not lock._turn.locked():
+        while not lock._next.locked():
             pass
         order.append("chunk")
     with lock:

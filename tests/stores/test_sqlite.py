@@ -91,7 +91,7 @@ async def test_not_an_sqlite_file(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("my notes, not yours\n" * 100)
     before = content(path)
-    assert "not an SQLite file; it was left as it is" in await refusal(path)
+    assert "is not an SQLite file and was not changed" in await refusal(path)
     assert content(path) == before
 
 
@@ -211,7 +211,7 @@ def test_a_read_only_disk(tmp_path, mode, folder_mode):
             [sys.executable, "-c", _OPEN, path], capture_output=True, text=True, check=False
         )
         assert "read-only" in said.stdout, said.stderr
-        assert "where you may write" in said.stdout
+        assert "to a writable folder" in said.stdout
         assert content(path) == before
 
 

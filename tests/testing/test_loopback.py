@@ -87,13 +87,13 @@ async def test_what_the_test_got_wrong_is_told(session):
         async with LoopbackLLM(answer) as llm:
             reply, body = await ask(session, llm, "a")
             assert reply.status == 400
-            assert "answer to 'a'" in body["error"]["message"]
+            assert "answer of LoopbackLLM for 'a'" in body["error"]["message"]
     async with LoopbackLLM(GOLD) as llm:
         _, body = await ask(session, llm)
-        assert "no testing sample" in body["error"]["message"]
+        assert "no text in the prompt" in body["error"]["message"]
         bad = chat("a", messages=[{"role": "user", "content": "== Testing Samples ==\nText 1: no"}])
         async with session.post(f"{llm.base_url}/chat/completions", json=bad) as reply:
-            assert "cannot read the samples" in await reply.text()
+            assert "cannot parse the texts" in await reply.text()
     with pytest.raises(InvalidInputError, match="no address"):
         _ = LoopbackLLM(GOLD).base_url
 
