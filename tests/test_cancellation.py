@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from testnuc import RetryPolicy, TestNUC
+from testnuc import RetryPolicy, Sampling, TestNUC
 from testnuc.errors import TestNUCError
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import Faults, LoopbackLLM
@@ -93,7 +93,12 @@ async def failing_caller(nuc, llm, texts):
 async def test_nothing_is_left_and_the_next_run_asks_only_the_rest(client_of, broken_off, per_call):
     texts, store = messages(120), MemoryStore()
     threads = set(threading.enumerate())
-    options = {"max_concurrency": 8, "store": store, "texts_per_call": per_call, "k": 5}
+    options = {
+        "max_concurrency": 8,
+        "store": store,
+        "sampling": Sampling(texts_per_call=per_call),
+        "k": 5,
+    }
     async with LoopbackLLM(confident, latency=0.02) as llm:
         async with TestNUC(**client_of(llm, **options)) as nuc:
             await broken_off(nuc, llm, texts)

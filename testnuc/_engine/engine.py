@@ -242,8 +242,10 @@ class Engine:
         given = await checked_texts(texts)
         names = self.parts.labels.names
         gold = gold_labels(labels, len(given), self.parts.labels)
-        # other runs keep the former calibration until the new one is complete
-        results = await self.classify_many(given, settings=replace(self.settings, calibration=None))
+        # other runs keep the former calibration until the new one is complete; labels that would
+        # be withheld count, too
+        raw = replace(self.settings, calibration=None, min_trust=None)
+        results = await self.classify_many(given, settings=raw)
         pairs = [
             (result.trust, result.label == names[label])
             for result, label in zip(results, gold.tolist(), strict=True)

@@ -168,7 +168,7 @@ def test_texts_that_failed_are_asked_for_again_by_the_same_command(source, tmp_p
         code, _, err = run_here(*given)
         assert code == 0, err
         assert "10 with an error" in err
-        assert "run it again" in err
+        assert "run the command again" in err
         assert [row["nuc_label"] is None for row in rows(out)] == [
             t in refused for t in messages(30)
         ]

@@ -65,10 +65,10 @@ def test_another_file_and_labels_in_the_environment(folder):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("modle = 'openai/x'", "no setting 'modle'; did you mean 'model'?"),
-        ("[classify]\ntextcolumn = 'x'", "'classify.textcolumn'; did you mean 'text_column'?"),
-        ("[clasify]\nk = 1", "no setting 'clasify'; did you mean 'classify'?"),
-        ("xyzzy = 1", "no setting 'xyzzy'; there are"),
+        ("modle = 'openai/x'", "'modle' is not a setting; did you mean 'model'?"),
+        ("[classify]\ntextcolumn = 'x'", "'classify.textcolumn' is not a setting; did you mean 'text_column'?"),
+        ("[clasify]\nk = 1", "'clasify' is not a setting; did you mean 'classify'?"),
+        ("xyzzy = 1", "'xyzzy' is not a setting; choose from"),
         ("k = 'ten'", "k is 'ten'; give an integer"),
         ("k = 1.5", "k is 1.5; give an integer"),
         ("k = [1]", "give a single value"),
@@ -77,8 +77,8 @@ def test_another_file_and_labels_in_the_environment(folder):
         ("[classify]\nfull = 'maybe'", "give true or false"),
         ("api_key = 'sk-123456'", "OPENAI_API_KEY"),
         ("[serve]\ntoken = 'abcdef'", "TESTNUC_TOKEN"),
-        ("store = 'postgresql://me:hush@host/db'", "holds a password"),
-        ("output = 'x.csv'", "no setting 'output'"),
+        ("store = 'postgresql://me:hush@host/db'", "contains a password"),
+        ("output = 'x.csv'", "'output' is not a setting"),
         ("k = ", "cannot be read as TOML"),
     ],
 )

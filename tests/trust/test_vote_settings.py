@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from testnuc import InvalidInputError, TestNUC, TestNUCError
+from testnuc import InvalidInputError, TestNUC, TestNUCError, VotePolicy
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import HashEmbedder
 
@@ -132,3 +132,16 @@ async def test_a_calibration_holds_until_the_next_one_is_complete():
         second = await again
         assert second != first
         assert await trusts() == [None if r.trust is None else second(r.share) for r in raw]
+
+
+async def test_withheld_labels_are_calibrated_on_too():
+    pytest.importorskip("sklearn")
+    curves = []
+    for least in (None, 0.9):
+        _, _, nuc = client(policy=VotePolicy(min_trust=least))
+        async with nuc:
+            await nuc.add(TEXTS)
+            curves.append(await nuc.calibrate(TEXTS, DISPUTED))
+            withheld = [r for r in await nuc.classify_many(TEXTS) if r.label is None]
+            assert bool(withheld) == (least is not None)
+    assert curves[0] == curves[1]
