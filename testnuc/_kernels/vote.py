@@ -159,7 +159,7 @@ def vote_rows(
     """
     ids, similarities, labels, confidences = neighbors
     k = np.uintp(layout[0] - layout[1])
-    n_pool, last = np.uintp(labels.size), np.uintp(ids.size) - FIRST
+    n_pool, last = np.uintp(labels.size), np.uintp(max(ids.size - 1, 0))
     # the sum of label c is at c + 1; what does not vote adds 0 at 0
     sums = np.zeros(n_classes + 1, np.int64)
     # label + 1 of each vote of the row, the own one first; 0 for what does not vote
@@ -209,7 +209,7 @@ def vote_rows(
             winner = np.int32(place) - np.int32(1) if value > best else winner
             best = max(best, value)
 
-        whole = np.float64(max(total, 1))
+        whole = np.float64(total) if total > 0 else 1.0
         out_i[0, row] = winner
         out_i[1, row] = voters
         out_f[2, row] = best / whole
