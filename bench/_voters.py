@@ -1,4 +1,4 @@
-"""What else computes a weighted vote, and the least that a vote must do."""
+"""Other ways to compute a weighted vote."""
 
 from __future__ import annotations
 
@@ -6,42 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import njit
-
-from testnuc._kernels.vectors import prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from bench.kernels import Case
+    from bench._cases import Case
 
-__all__ = ["PEERS", "differing", "floor"]
+__all__ = ["PEERS", "differing"]
 
 #: Rows times classes of a dense table that is made at once.
 _TABLE = 8_000_000
-#: As far ahead as the vote.
-_TWO, _ONE, _AHEAD = np.uintp(2), np.uintp(1), np.uintp(128)
-
-
-@njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator, unused-ignore]
-def floor(ids: Any, similarities: Any, records: Any, own: Any, k: Any, out: Any) -> Any:
-    """Gather the packed records and stream ids and similarities, with the same prefetch; add up."""
-    nobody = np.uint64(records.size // 2 - 1)
-    bits = similarities.view(np.int32)
-    last = np.uintp(ids.size - 1)
-    width = np.uintp(k)
-    for row in range(own.size):
-        a = own[row]
-        b = np.int32(0)
-        for at in range(row * width, row * width + width):
-            prefetch(records, np.int64(min(ids[min(np.uintp(at) + _AHEAD, last)], nobody)) * 2)
-            i = min(ids[at], nobody) * _TWO
-            a += records[i]
-            b += records[i + _ONE] + bits[at]
-        out[0, row] = a
-        out[1, row] = b
 
 
 def _parts(case: Case, rows: int) -> Iterator[tuple[slice, NDArray[Any], NDArray[Any]]]:

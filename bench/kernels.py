@@ -10,19 +10,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from bench._cases import Case
 from bench._report import Report
 from bench._timing import interleaved, machine, median_ratio
-from bench._voters import PEERS, differing, floor
-from testnuc._kernels import vote as kernels
+from bench._voters import PEERS, differing
+from testnuc._kernels import vote as plain
 from testnuc.voting import VotePolicy, vote_curves_pool, vote_pool
 
 SHAPES = {
@@ -34,110 +33,34 @@ SHAPES = {
 }
 #: A peer that would take longer than this is named, not run.
 PATIENCE = 60.0
-#: Part of the neighbors that share the text's class, about what embeddings of short texts give.
-PURITY = 0.7
-_POOL = ThreadPoolExecutor(2)
-
-Array: TypeAlias = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """B rows of K neighbors in a pool of N predictions of C classes."""
-
-    ids: Array
-    similarities: Array
-    pool_labels: Array
-    own_labels: Array
-    n_classes: int
-
-    @classmethod
-    def make(cls, b: int, k: int, c: int, n: int, seed: int = 0) -> Case:
-        """Draw a pool, and rows whose neighbors are scattered in it."""
-        rng = np.random.default_rng(seed)
-        pool = rng.integers(0, c, n).astype(np.int32)
-        by_class = np.argsort(pool, kind="stable")
-        starts = np.searchsorted(pool[by_class], np.arange(c + 1))
-        truth = rng.integers(0, c, b)
-        size = starts[truth + 1] - starts[truth]
-        inside = starts[truth][:, None] + (rng.random((b, k)) * size[:, None]).astype(np.int64)
-        same = (rng.random((b, k)) < PURITY) & (size > 0)[:, None]
-        ids = np.where(same, by_class[np.minimum(inside, n - 1)], rng.integers(0, n, (b, k)))
-        similarities = -np.sort(-rng.uniform(0.2, 1, (b, k)).astype(np.float32), axis=1)
-        own = np.where(rng.random(b) < 0.75, truth, rng.integers(0, c, b)).astype(np.int32)
-        return cls(ids, similarities, pool, own, c)
-
-    def first(self, rows: int) -> Case:
-        """Return the case with fewer rows."""
-        return Case(
-            self.ids[:rows],
-            self.similarities[:rows],
-            self.pool_labels,
-            self.own_labels[:rows],
-            self.n_classes,
-        )
-
-    def vote(self, threads: int | None = 1, policy: str = "weighted") -> Any:
-        """Vote through the public function."""
-        return vote_pool(
-            self.ids,
-            self.similarities,
-            self.pool_labels,
-            None,
-            self.own_labels,
-            None,
-            n_classes=self.n_classes,
-            policy=policy,
-            threads=threads,
-        )
-
-    def kernel(self) -> tuple[Callable[[], object], Callable[[int], object]]:
-        """Return the kernel alone and the floor on so many threads, the pool packed before."""
-        policy = VotePolicy.weighted().fields
-        none = np.empty(0, np.float32)
-        words = np.empty(self.pool_labels.size + 1, np.int64)
-        kernels.pack()(self.pool_labels, none, policy, self.n_classes, words)
-        records = words.view(np.int32)
-        b, k = self.ids.shape
-        out = np.empty((5, b), np.int32)
-        neighbors = (self.ids.ravel().view(np.uint64), self.similarities.ravel(), records)
-        own = (self.own_labels, none, none)
-        compiled = kernels.packed(b, k, self.n_classes)()
-        given = (neighbors, own, policy, self.n_classes, k, 0, b, out, out.view(np.float32))
-
-        def lowest(threads: int) -> object:
-            cuts = [b * part // threads for part in range(threads + 1)]
-            each = map if threads == 1 else _POOL.map
-            return list(each(some_rows, cuts[:-1], cuts[1:]))
-
-        def some_rows(first: int, last: int) -> object:
-            at = slice(first * k, last * k)
-            sums = np.empty((2, last - first), np.int32)
-            return floor(
-                neighbors[0][at], neighbors[1][at], records, self.own_labels[first:last], k, sums
-            )
-
-        return lambda: compiled(*given), lowest
 
 
 def _against_floor(names: list[str], repeats: int) -> Report:
     report = Report("floor", "### The vote and its floor, one thread")
     for name in names:
         case = Case.make(*SHAPES[name])
-        alone, lowest = case.kernel()
-        seconds = interleaved(
-            {"floor": lambda lowest=lowest: lowest(1), "kernel": alone, "call": case.vote},  # type: ignore[misc]
-            repeats,
-        )
+        lowest = case.floor()
+        plain, fast = case.kernels()
+        runs: dict[str, Callable[[], object]] = {
+            "floor": lambda lowest=lowest: lowest(1),  # type: ignore[misc]
+            "plain": plain,
+            "call": case.vote,
+        }
+        if fast is not None:
+            runs["fast"] = fast
+        seconds = interleaved(runs, repeats)
         middle = {key: statistics.median(values) * 1e3 for key, values in seconds.items()}
+        kernel = "plain" if fast is None else "fast"
         report.row(
             **{
                 "B,K,C,N": name,
                 "floor ms": middle["floor"],
-                "kernel ms": middle["kernel"],
-                "kernel / floor": median_ratio(seconds["kernel"], seconds["floor"]),
-                "best / best": min(seconds["kernel"]) / min(seconds["floor"]),
-                "ns per vote": middle["kernel"] * 1e6 / case.ids.size,
+                "plain ms": middle["plain"],
+                "fast ms": middle.get("fast"),
+                "plain / fast": median_ratio(seconds["plain"], seconds[kernel]),
+                "fast / floor": median_ratio(seconds[kernel], seconds["floor"]),
+                "best / best": min(seconds[kernel]) / min(seconds["floor"]),
+                "ns per vote": middle[kernel] * 1e6 / case.ids.size,
                 "vote_pool ms": middle["call"],
             }
         )
@@ -148,7 +71,7 @@ def _two_threads(names: list[str], repeats: int) -> Report:
     report = Report("threads", "### Times the speed of one thread, with two")
     for name in names:
         case = Case.make(*SHAPES[name])
-        _, lowest = case.kernel()
+        lowest = case.floor()
         runs: dict[str, Callable[[], object]] = {}
         for threads in (1, 2):
             runs[f"vote {threads}"] = lambda case=case, threads=threads: case.vote(threads)  # type: ignore[misc]
@@ -270,7 +193,7 @@ def _one_row() -> Report:
         out,
         out.view(np.float32),
     )
-    kernel = kernels.vote_direct()
+    kernel = plain.vote_rows()
 
     def many(run: Callable[[], object]) -> Callable[[], object]:
         return lambda: [run() for _ in range(1000)]

@@ -1,8 +1,10 @@
-"""How kernels are compiled: at their first use, without the GIL, into a cache on disk."""
+"""How kernels are compiled: at their first use, without the GIL, with a cache on disk."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numba
@@ -18,8 +20,8 @@ _config: Any = numba.config
 #: NUMBA_DISABLE_JIT: kernels are plain Python.
 DISABLED = bool(_config.DISABLE_JIT)
 
-#: For what kernels call: compiled into them, and cached with them.
-inline = njit(nogil=True, error_model="numpy")
+#: For functions that kernels call: compiled into them, and cached with them.
+inline = njit(nogil=True, error_model="numpy", inline="always")
 
 
 def given(dtype: Any, ndim: int = 1) -> Any:
@@ -35,8 +37,8 @@ def made(dtype: Any, ndim: int = 1) -> Any:
 def kernel(*signatures: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a getter of the kernel, compiled (or loaded from the cache) at its first use.
 
-    The signatures take read-only arrays, which writable ones match too; left to itself, numba
-    would compile once more for each combination of the two. With several signatures, the getter's
+    The signatures have read-only arrays, which writable ones match too; by default, numba would
+    compile once more for each combination of the two. With several signatures, the getter's
     argument chooses one.
     """
 
@@ -58,8 +60,18 @@ def kernel(*signatures: Any) -> Callable[[Callable[..., Any]], Callable[..., Any
     return decorate
 
 
+@functools.cache
+def sources() -> str:
+    """Return a digest of the source of all kernels."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
 def _jit(function: Callable[..., Any]) -> Any:
+    # numba compiles a kernel again after a change of its own file, but not of the files whose
+    # functions it calls; the name of a cached kernel includes its qualified name
+    function.__qualname__ = f"{function.__name__}_{sources()}"
     try:
         return njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError:  # "cannot cache function: no locator available": nowhere to write
+    except RuntimeError:  # "cannot cache function: no locator available": no writable directory
         return njit(nogil=True, error_model="numpy")(function)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from testnuc._kernels.compile import given, inline, kernel, made, types
-from testnuc._kernels.vectors import prefetch
+from testnuc._kernels.prefetch import prefetch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

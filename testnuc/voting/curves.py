@@ -112,7 +112,7 @@ def vote_curves_pool(
 def _curves(
     ballots: Ballots, ks: Sequence[int], policies: Sequence[str | VotePolicy]
 ) -> NDArray[np.int32]:
-    from testnuc._kernels import vote as kernels
+    from testnuc._kernels.curve import curve
 
     wanted = np.array([whole(k, "ks", 0) for k in ks], dtype=np.int64)
     if wanted.size > 0 and wanted.max() > ballots.k:
@@ -126,7 +126,7 @@ def _curves(
         fields[i] = VotePolicy.of(policy).fields
     distinct, place = np.unique(wanted, return_inverse=True)
     out = np.empty((len(policies), distinct.size, ballots.rows), np.int32)
-    bad = kernels.curve(ballots.variant)(
+    bad = curve(ballots.variant)(
         ballots.neighbors,
         ballots.own,
         fields,

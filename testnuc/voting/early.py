@@ -82,7 +82,7 @@ def _prefix(
     policy: str | VotePolicy,
     columns: ArrayLike | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    from testnuc._kernels import vote as kernels
+    from testnuc._kernels.early import decide
 
     ballots = Ballots.of_rows(labels, similarities, confidences, n_classes)
     width = ballots.layout[0]
@@ -95,7 +95,7 @@ def _prefix(
     _, sim, lab, conf = ballots.neighbors
     out = np.empty(ballots.rows, np.int64)
     fields = VotePolicy.of(policy).fields
-    bad = kernels.decide()(sim, lab, conf, fields, ballots.n_classes, width, last, exist, out)
+    bad = decide()(sim, lab, conf, fields, ballots.n_classes, width, last, exist, out)
     if bad >= 0:
         raise ballots.refuse(bad)
     return out, last

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,10 +27,6 @@ __all__ = ["VoteResult", "vote", "vote_pool"]
 #: Votes below which a second thread costs more than it brings.
 _SERIAL = 100_000
 _MAX_THREADS = 8
-#: From so many votes on the pool is packed first, which compiles one kernel more.
-_MANY = 50_000
-#: But not a pool larger than so many times the votes (measured).
-_POOL = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,34 +138,28 @@ def vote_pool(
 def _vote(
     ballots: Ballots, policy: VotePolicy, threads: int | None, votes: Rows | None
 ) -> VoteResult:
-    kernels = _kernels()
+    plain, fast = _kernels()
     n_rows, k = ballots.rows, ballots.k
     out = np.empty((5, n_rows), np.int32)
     numbers = out.view(np.float32)
     ids, similarities, labels, confidences = ballots.neighbors
-    neighbors: tuple[NDArray[Any], ...]
-    shape: int | tuple[int, int]
-    packed = None
-    if not ballots.gathered and ids.size >= max(_MANY, labels.size // _POOL):
-        packed = kernels.packed(n_rows, k, ballots.n_classes)
-    if packed is not None:
+    neighbors: tuple[NDArray[Any], ...] = ballots.neighbors
+    kernel = plain.vote_rows
+    if not ballots.gathered and fast.pays(n_rows, k, ballots.n_classes, labels.size):
         records = np.empty(labels.size + 1, np.int64)
-        bad = kernels.pack()(labels, confidences, policy.fields, ballots.n_classes, records)
+        bad = fast.pack()(labels, confidences, policy.fields, ballots.n_classes, records)
         if bad >= 0:
             raise ballots.refuse_pool(bad)
-        kernel = packed(ballots.variant)
-        neighbors, shape = (ids, similarities, records.view(np.int32)), k
-    else:
-        kernel = kernels.vote_direct(ballots.variant)
-        neighbors, shape = ballots.neighbors, ballots.layout
+        neighbors, kernel = (ids, similarities, records), fast.vote_packed
+    compiled = kernel(ballots.variant)
 
     def run(start: int, stop: int) -> int:
-        found: int = kernel(
+        found: int = compiled(
             neighbors,
             ballots.own,
             policy.fields,
             ballots.n_classes,
-            shape,
+            ballots.layout,
             start,
             stop,
             out,
@@ -206,7 +195,7 @@ def _tally(ballots: Ballots, policy: VotePolicy, votes: Rows) -> NDArray[np.floa
         if outside.size > 0:
             raise InvalidInputError(f"votes asks for row {outside[0]} of {ballots.rows}")
     out = np.empty((rows.size, ballots.n_classes), np.float64)
-    _kernels().tally(ballots.variant)(
+    _kernels()[0].tally(ballots.variant)(
         ballots.neighbors,
         ballots.own,
         policy.fields,
@@ -219,9 +208,12 @@ def _tally(ballots: Ballots, policy: VotePolicy, votes: Rows) -> NDArray[np.floa
 
 
 @functools.cache
-def _kernels() -> ModuleType:
-    # numba is imported by the first vote, not by `import testnuc`
-    return importlib.import_module("testnuc._kernels.vote")
+def _kernels() -> tuple[ModuleType, ModuleType]:
+    # the first vote imports numba, `import testnuc` does not
+    from testnuc._kernels import fast
+    from testnuc._kernels import vote as plain
+
+    return plain, fast
 
 
 def _in_blocks(

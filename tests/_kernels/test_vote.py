@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from testnuc._kernels import vote as kernels
+from testnuc._kernels import fast
 from testnuc.voting import (
     VotePolicy,
     decided,
@@ -22,7 +22,6 @@ from testnuc.voting import (
     vote_curves,
     vote_curves_pool,
     vote_pool,
-    votes,
 )
 from tests import naive
 
@@ -139,17 +138,13 @@ def pools(draw, max_rows=5, max_k=30):
     )
 
 
-@given(pools(), POLICIES, st.integers(1, 4), st.sampled_from(["direct", "lanes", "packed"]))
+@given(pools(), POLICIES, st.integers(1, 4), st.booleans())
 @SETTINGS
-def test_vote_pool_equals_naive(case, policy, threads, kernel):
+def test_vote_pool_equals_naive(case, policy, threads, packed):
     arrays, n_classes = case
     ids, similarities, pool_labels, pool_confidences, own_labels, own_confidences = arrays
     voters = voters_in_pool(*arrays)
-    with (
-        mock.patch.object(votes, "_MANY", 10**9 if kernel == "direct" else 0),
-        mock.patch.object(votes, "_POOL", 10**9),
-        mock.patch.object(kernels, "packed", return_value=getattr(kernels, f"vote_{kernel}")),
-    ):
+    with mock.patch.object(fast, "pays", return_value=packed):
         result = vote_pool(
             *arrays, n_classes=n_classes, policy=VotePolicy(*policy), threads=threads
         )
@@ -172,17 +167,13 @@ def test_vote_pool_equals_naive(case, policy, threads, kernel):
         assert b"".join(alone) == getattr(result, field).tobytes()
 
 
-@given(pools(max_rows=40, max_k=9), POLICIES, st.sampled_from(["lanes", "packed"]))
+@given(pools(max_rows=40, max_k=9), POLICIES)
 @SETTINGS
-def test_many_rows_equal_naive(case, policy, kernel):
+def test_many_rows_equal_naive(case, policy):
     # 16 rows are counted at once, whether so many are left or not
     arrays, n_classes = case
     voters = voters_in_pool(*arrays)
-    with (
-        mock.patch.object(votes, "_MANY", 0),
-        mock.patch.object(votes, "_POOL", 10**9),
-        mock.patch.object(kernels, "packed", return_value=getattr(kernels, f"vote_{kernel}")),
-    ):
+    with mock.patch.object(fast, "pays", return_value=True):
         result = vote_pool(*arrays, n_classes=n_classes, policy=VotePolicy(*policy))
     assert_equals_naive(result, voters, policy)
 
@@ -190,7 +181,7 @@ def test_many_rows_equal_naive(case, policy, kernel):
 @pytest.mark.parametrize("n_rows", [1024, 2500 if JIT else 1030])
 @pytest.mark.parametrize(("k", "n_classes"), [(0, 3), (3, 5), (3, 50), (7, 4)])
 @pytest.mark.parametrize("own_confidences", [None, 0.9])
-def test_stretches_of_rows_equal_one_another(n_rows, k, n_classes, own_confidences):
+def test_blocks_of_rows_equal_single_rows(n_rows, k, n_classes, own_confidences):
     rng = np.random.default_rng(n_rows + k)
     pool = rng.integers(-1, n_classes, 500).astype(np.int32)
     ids = rng.integers(0, 510, (n_rows, k))
@@ -198,20 +189,14 @@ def test_stretches_of_rows_equal_one_another(n_rows, k, n_classes, own_confidenc
     own = rng.integers(-1, n_classes, n_rows).astype(np.int32)
     sure = None if own_confidences is None else np.full(n_rows, own_confidences, np.float32)
     found = {}
-    for kernel in ("direct", "lanes", "packed"):
-        with (
-            mock.patch.object(votes, "_MANY", 10**9 if kernel == "direct" else 0),
-            mock.patch.object(votes, "_POOL", 10**9),
-            mock.patch.object(
-                kernels, "packed", lambda *_, k=kernel: getattr(kernels, f"vote_{k}")
-            ),
-        ):
+    for packed in (False, True):
+        with mock.patch.object(fast, "pays", return_value=packed):
             result = vote_pool(ids, similarities, pool, None, own, sure, n_classes=n_classes)
-        found[kernel] = [
+        found[packed] = [
             getattr(result, field).tobytes()
             for field in ("label", "share", "margin", "weight", "voters")
         ]
-    assert found["lanes"] == found["packed"] == found["direct"]
+    assert found[True] == found[False]
 
 
 @given(pools(max_rows=3, max_k=350), POLICIES)
@@ -220,11 +205,7 @@ def test_long_rows_equal_naive(case, policy):
     # where neighbors outnumber labels, the sums are read label by label
     arrays, n_classes = case
     voters = voters_in_pool(*arrays)
-    with (
-        mock.patch.object(votes, "_MANY", 0),
-        mock.patch.object(votes, "_POOL", 10**9),
-        mock.patch.object(kernels, "packed", return_value=kernels.vote_packed),
-    ):
+    with mock.patch.object(fast, "pays", return_value=True):
         result = vote_pool(*arrays, n_classes=n_classes, policy=VotePolicy(*policy))
     assert_equals_naive(result, voters, policy)
 
@@ -240,11 +221,7 @@ def test_ties_of_long_rows_go_to_the_most_similar_supporter(order, own, first):
     ids = np.arange(len(pool))[None]
     ones = np.ones((1, len(pool)), np.float32)
     labels = np.array([own], np.int32)
-    with (
-        mock.patch.object(votes, "_MANY", 0),
-        mock.patch.object(votes, "_POOL", 10**9),
-        mock.patch.object(kernels, "packed", return_value=kernels.vote_packed),
-    ):
+    with mock.patch.object(fast, "pays", return_value=True):
         result = vote_pool(ids, ones, pool, None, labels, None, n_classes=5, policy="majority")
     nobody_says = np.full(len(pool), np.nan, np.float32)
     voters = [naive.gather(ids[0], ones[0], pool, nobody_says, own, np.nan)]
@@ -349,10 +326,7 @@ def test_long_rows(policy):
     voters = voters_of(labels, similarities, confidences)
     assert_equals_naive(result, voters, naive.PRESETS[policy])
     ids = np.arange(n_rows * k).reshape(n_rows, k)
-    with (
-        mock.patch.object(votes, "_MANY", 0),
-        mock.patch.object(kernels, "packed", return_value=kernels.vote_packed),
-    ):
+    with mock.patch.object(fast, "pays", return_value=True):
         pooled = vote_pool(
             ids,
             similarities[:, 1:],

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import testnuc._kernels
-from testnuc._kernels import vote as kernels
+from testnuc._kernels import fast
 from testnuc.errors import InvalidInputError
 from testnuc.voting import (
     VotePolicy,
@@ -22,7 +19,6 @@ from testnuc.voting import (
     vote_curve,
     vote_curves,
     vote_pool,
-    votes,
 )
 
 LABELS = np.array([[0, 1, 1], [2, -1, -1], [-1, -1, -1], [0, 1, 2]], np.int32)
@@ -147,9 +143,9 @@ def test_empty_shapes():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1.1, -1.1])
-@pytest.mark.parametrize("many", [10**9, 0])
-def test_a_similarity_that_is_no_cosine_names_its_row(bad, many, monkeypatch):
-    monkeypatch.setattr(votes, "_MANY", many)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_similarity_that_is_no_cosine_names_its_row(bad, packed, monkeypatch):
+    monkeypatch.setattr(fast, "pays", lambda *_: packed)
     similarities = SIMILARITIES.copy()
     similarities[3, 2] = bad
     for threads in (1, 3):
@@ -166,8 +162,7 @@ def test_a_similarity_that_is_no_cosine_names_its_row(bad, many, monkeypatch):
 @pytest.mark.parametrize("k", [3, 70])
 @pytest.mark.parametrize("row", [0, 15, 16, 1039])
 def test_of_many_rows_the_one_that_is_refused_is_named(k, row, monkeypatch):
-    monkeypatch.setattr(votes, "_MANY", 0)
-    monkeypatch.setattr(votes, "_POOL", 10**9)
+    monkeypatch.setattr(fast, "pays", lambda *_: True)
     n_rows = 1040
     ids = np.zeros((n_rows, k), np.int64)
     ids[:, 1] = -1  # nobody: the similarity may be anything
@@ -185,9 +180,9 @@ def test_of_many_rows_the_one_that_is_refused_is_named(k, row, monkeypatch):
 
 
 @pytest.mark.parametrize("noisy", [1.0005, 1.001])
-@pytest.mark.parametrize("many", [10**9, 0])
-def test_rounding_noise_of_a_cosine_is_clipped(noisy, many, monkeypatch):
-    monkeypatch.setattr(votes, "_MANY", many)
+@pytest.mark.parametrize("packed", [False, True])
+def test_rounding_noise_of_a_cosine_is_clipped(noisy, packed, monkeypatch):
+    monkeypatch.setattr(fast, "pays", lambda *_: packed)
     result = vote([[-1, 0]], [[1.0, noisy]], n_classes=1)
     assert result.weight.tolist() == [1.0]
     pooled = vote_pool([[0]], [[noisy]], [0], None, [-1], None, n_classes=1)
@@ -195,23 +190,23 @@ def test_rounding_noise_of_a_cosine_is_clipped(noisy, many, monkeypatch):
     assert decided([[-1, 0]], [[1.0, noisy]], None, 2, n_classes=1).tolist() == [True]
 
 
-def test_a_table_never_outgrows_the_votes(monkeypatch):
-    monkeypatch.setattr(votes, "_MANY", 0)
-    # 16 rows at a time, in sums for each label: too many labels, or too few rows, are counted alone
-    assert kernels.packed(1000, 50, 3000) is kernels.vote_packed
-    assert kernels.packed(1000, 50, 1_000_000) is None
-    assert kernels.packed(4, 16_384, 150) is None
-    assert kernels.packed(4, 10, 1_000_000) is kernels.vote_lanes
-    one = np.zeros((20, 40), np.int64)
+def test_when_packing_pays():
+    assert fast.pays(1000, 50, 3000, 400_000)
+    assert not fast.pays(1000, 49, 3000, 1000), "too few votes"
+    assert not fast.pays(1000, 50, 3000, 400_008), "a large pool"
+    assert not fast.pays(1000, 50, 3126, 1000), "a table larger than the votes"
+    assert not fast.pays(15, 16_384, 150, 1000), "too few rows"
+    assert not fast.pays(10**9, 10, 2**26 + 1, 1000), "places that do not fit beside a weight"
+    one = np.zeros((2000, 40), np.int64)
     result = vote_pool(
         one, one + 1.0, [0], None, one[:, 0], None, n_classes=100_000, policy="majority"
     )
-    assert result.voters.tolist() == [41] * 20
+    assert result.voters.tolist() == [41] * 2000
 
 
-@pytest.mark.parametrize("many", [10**9, 0])
-def test_labels_and_confidences_out_of_range(many, monkeypatch):
-    monkeypatch.setattr(votes, "_MANY", many)
+@pytest.mark.parametrize("packed", [False, True])
+def test_labels_and_confidences_out_of_range(packed, monkeypatch):
+    monkeypatch.setattr(fast, "pays", lambda *_: packed)
     where = "pool position 1|row 0, neighbor 1"
     arguments = pool_arguments()
     arguments["pool_labels"][1] = 7
@@ -232,7 +227,7 @@ def test_labels_and_confidences_out_of_range(many, monkeypatch):
 @pytest.mark.parametrize("at", [0, 1, 515, 1001, 1002])
 @pytest.mark.parametrize(("label", "confidence"), [(-2, 0.5), (3, 0.5), (1, -0.1), (2, np.inf)])
 def test_the_first_bad_prediction_of_a_long_pool_is_named(at, label, confidence, monkeypatch):
-    monkeypatch.setattr(votes, "_MANY", 0)
+    monkeypatch.setattr(fast, "pays", lambda *_: True)
     labels = np.arange(1003, dtype=np.int32) % 4 - 1
     confidences = np.full(1003, np.nan, np.float32)
     for place in (at, 1002):
@@ -329,9 +324,27 @@ def test_importing_testnuc_imports_no_compiler():
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_a_change_of_what_kernels_inline_changes_their_file():
-    # numba caches a kernel by the contents of its own file alone
-    folder = Path(testnuc._kernels.__file__).parent
-    files = [folder / f"{name}.py" for name in ("vectors", "weighing", "lanes")]
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-    assert digest == kernels.INLINED_DIGEST, "set INLINED_DIGEST in vote.py to this digest"
+@pytest.mark.skipif(not JIT, reason="nothing is compiled")
+def test_a_change_of_any_kernel_file_compiles_all_kernels_again(monkeypatch):
+    # numba itself notices a change of the kernel's own file alone
+    from testnuc._kernels import compile as compiling
+
+    def cached_as(digest):
+        monkeypatch.setattr(compiling, "sources", lambda: digest)
+        signature = compiling.types.int64(compiling.types.int64)
+        compiled = compiling.kernel(signature)(_double)()
+        return compiled._cache._impl.filename_base
+
+    assert cached_as("a") != cached_as("b")
+    assert cached_as("a") == cached_as("a")
+
+
+def test_the_digest_of_kernels_covers_every_file(monkeypatch, tmp_path):
+    from testnuc._kernels import compile as compiling
+
+    monkeypatch.setattr(compiling, "__file__", str(tmp_path / "compile.py"))
+    found = set()
+    for name, text in (("a.py", "1"), ("b.py", "2"), ("a.py", "3")):
+        (tmp_path / name).write_text(text)
+        found.add(compiling.sources.__wrapped__())
+    assert len(found) == 3

@@ -1,0 +1,82 @@
+"""The winners for every number of neighbors and several policies, in one pass over a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from testnuc._kernels.compile import given, kernel, made
+from testnuc._kernels.vote import (
+    F8,
+    I4,
+    I8,
+    LAYOUT,
+    NEIGHBORS,
+    OWN,
+    OWN_WEIGHT,
+    read_own,
+    read_row,
+    valid,
+    weigh,
+)
+
+__all__ = ["curve"]
+
+
+@kernel(*(I8(n, OWN, given(F8, 2), I8, LAYOUT, I8, given(I8), made(I4, 3)) for n in NEIGHBORS))
+def curve(
+    neighbors: Any,
+    own: Any,
+    policies: Any,
+    n_classes: Any,
+    layout: Any,
+    shift: Any,
+    ks: Any,
+    out: Any,
+) -> Any:
+    """Write the winners after each of ``ks`` (ascending) to ``out`` int32[policies, len(ks), B].
+
+    ``shift``: low bits of a sum that hold a rank; 2 ** shift must exceed K + 1. The other
+    parameters and what is returned are those of `vote_rows`.
+    """
+    k = layout[0] - layout[1]
+    labels = np.empty(k, np.int32)
+    similarities = np.empty(k, np.float32)
+    confidences = np.empty(k, np.float32)
+    sums = np.zeros(n_classes, np.int64)
+    for row in range(own[0].size):
+        own_label, similarity, confidence = read_own(row, own)
+        if not (
+            valid(similarity, own_label, confidence, n_classes)
+            and read_row(row, neighbors, layout, n_classes, labels, similarities, confidences)
+        ):
+            return row
+        for p in range(policies.shape[0]):
+            policy = policies[p]
+            winner = own_label
+            weight = weigh(own_label, similarity, confidence, policy[OWN_WEIGHT], policy)
+            # A sum has in its low bits the rank of the label's first supporter, so that comparing
+            # sums settles ties. Only the label that grows can become the winner.
+            best = np.int64(0)
+            if weight > 0:
+                best = (weight << shift) + k + 1
+                sums[winner] = best
+            done = np.int64(0)
+            for i in range(ks.size):
+                for j in range(done, ks[i]):
+                    label = labels[j]
+                    weight = weigh(label, similarities[j], confidences[j], 1.0, policy)
+                    if weight > 0:
+                        total = max(sums[label], k - j) + (weight << shift)
+                        sums[label] = total
+                        if total > best:
+                            best, winner = total, label
+                out[p, i, row] = winner
+                done = ks[i]
+            if own_label >= 0:
+                sums[own_label] = 0
+            for j in range(done):
+                if labels[j] >= 0:
+                    sums[labels[j]] = 0
+    return np.int64(-1)
