@@ -221,7 +221,7 @@ runpy.run_module("testnuc", run_name="__main__")
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals are others there")
+@pytest.mark.skipif(sys.platform == "win32", reason="platform: signals are others there")
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_on_the_command_line(tmp_path, times):
     source, target = tmp_path / "in.txt", tmp_path / "out.csv"

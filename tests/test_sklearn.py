@@ -38,6 +38,10 @@ class Numbers:
     model = "numbers"
     identity = "1"
 
+    # tests are named by it
+    def __repr__(self):
+        return "Numbers()"
+
     async def answer(self, request):
         names = request.task.labels
         sums = [sum(map(float, text.split())) for text in request.texts]
@@ -49,6 +53,9 @@ class Coordinates:
 
     name = "coordinates"
     dim = 12
+
+    def __repr__(self):
+        return "Coordinates()"
 
     async def embed(self, texts):
         vectors = np.ones((len(texts), self.dim), np.float32)
@@ -319,7 +326,7 @@ print(forked.exitcode)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="platform: there is no fork")
 def test_a_forked_process_waits_for_no_thread_that_it_has_not(llm, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     done = subprocess.run(

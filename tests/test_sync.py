@@ -160,7 +160,7 @@ print(before, nuc.usage.calls)
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send")
+@pytest.mark.skipif(sys.platform == "win32", reason="platform: Windows has no SIGINT to send")
 def test_ctrl_c_cancels_and_keeps_what_was_paid_for(tmp_path):
     store = tmp_path / "store.db"
     with LoopbackLLM(confident, latency=0.02) as llm:

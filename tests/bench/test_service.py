@@ -16,7 +16,9 @@ from bench._http_load import load, post
 from bench._report import Report
 from bench.service import _faults
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is told on Linux alone")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="platform: memory is read on Linux alone"
+)
 
 
 def test_a_small_run_answers_all_and_counts_all(tmp_path):

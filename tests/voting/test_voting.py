@@ -278,7 +278,7 @@ def test_decided():
 
 def test_a_forked_child_votes_with_threads_of_its_own():
     if not hasattr(os, "fork"):
-        pytest.skip("no fork here")
+        pytest.skip("platform: no fork here")
     script = (
         "import os, numpy as np\n"
         "from testnuc.voting import vote\n"
