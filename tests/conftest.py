@@ -126,7 +126,7 @@ def client_of() -> Any:
 @pytest.fixture
 async def session() -> Any:
     """Return an HTTP session, to be used against servers of this machine."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
         yield session
 
 

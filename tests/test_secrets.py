@@ -182,7 +182,7 @@ def test_the_command_line(tmp_path, status):
                     sys.executable, "-X", "dev", "-c", script, "classify", source,
                     "--labels", "a,b", "--model", "openai/test", "--base-url", wire.url, "--k", "0",
                 ],
-                check=False, capture_output=True, text=True, timeout=100,
+                check=False, capture_output=True, text=True, timeout=300,
                 env={**os.environ, "OPENAI_API_KEY": key},
             )  # fmt: skip
 

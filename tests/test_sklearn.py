@@ -305,7 +305,7 @@ def test_a_script_that_closes_nothing_ends_in_silence(llm, tmp_path, monkeypatch
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "refund\n", "")
     # the last to close folds the log into the file
@@ -334,7 +334,7 @@ def test_a_forked_process_waits_for_no_thread_that_it_has_not(llm, tmp_path, mon
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     before, told, code = done.stdout.splitlines()

@@ -26,7 +26,7 @@ def test_a_small_run_answers_all_and_counts_all(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "bench", "service", "--requests", "600", "--connections", "16",
          "--json", str(file)],
-        check=False, capture_output=True, text=True, timeout=120,
+        check=False, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert file.exists(), done.stderr
     rows = json.loads(file.read_text())["rows"]

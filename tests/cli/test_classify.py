@@ -137,7 +137,7 @@ def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.005)
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=30)
+            _, err = process.communicate(timeout=300)
         finally:
             process.kill()
         assert process.returncode == 130, err

@@ -27,7 +27,7 @@ def run(*arguments, key="test-key", cwd=None):
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env=environment,
         cwd=cwd,
     )

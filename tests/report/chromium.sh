@@ -20,7 +20,8 @@ if [ ! -x "$folder/chromium" ]; then
   echo "unpacking a Chromium of the npm registry in $folder" >&2
   mkdir -p "$folder"
   folder=$(cd "$folder" && pwd)
-  npm install --prefix "$folder" --no-audit --no-fund --silent @sparticuz/chromium@147 >&2
+  npm install --prefix "$folder" --no-audit --no-fund --silent \
+    --fetch-retries 1 --fetch-timeout 60000 @sparticuz/chromium@147 >&2
   # libraries that a machine without a browser may lack, and fonts
   node -e '
     const { readFileSync, writeFileSync } = require("fs");
