@@ -21,7 +21,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 LABELS = ["refund", "delivery", "login"]
 
 #: What a test needs beyond the light part of the environment, by the fixture that brings it.
-NEEDS = {"database": "postgres", "cluster": "ray", "browser": "browser"}
+NEEDS = {
+    "database": "postgres",
+    "cluster": "ray",
+    "browser": "browser",
+    "own_embedder": "torch",
+}
 #: How the reasons of skips begin that no environment can avoid, or that its owner decides.
 EXPECTED_SKIPS = ("platform: ", "recordings: ")
 

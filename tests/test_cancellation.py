@@ -202,6 +202,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cancel", "leave", "interrupt"])
 def test_no_warning_is_printed(how):
     done = subprocess.run(
@@ -226,6 +227,7 @@ runpy.run_module("testnuc", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: signals are others there")
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_on_the_command_line(tmp_path, times):

@@ -160,6 +160,7 @@ async def test_errors_that_cross_processes(client_of):
     assert KEYS[1].encode() not in pickle.dumps(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [400, 401])
 def test_the_command_line(tmp_path, status):
     key = KEYS[1]

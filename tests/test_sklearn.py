@@ -296,6 +296,7 @@ print(*fitted.predict(["money back"]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", ["", "del fitted"])
 def test_a_script_that_closes_nothing_ends_in_silence(llm, tmp_path, monkeypatch, last):
     monkeypatch.setenv("OPENAI_API_KEY", "k")
@@ -326,6 +327,7 @@ print(forked.exitcode)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="platform: there is no fork")
 def test_a_forked_process_waits_for_no_thread_that_it_has_not(llm, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "k")

@@ -160,6 +160,7 @@ print(before, nuc.usage.calls)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: Windows has no SIGINT to send")
 def test_ctrl_c_cancels_and_keeps_what_was_paid_for(tmp_path):
     store = tmp_path / "store.db"

@@ -16,9 +16,10 @@ from bench._http_load import load, post
 from bench._report import Report
 from bench.service import _faults
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="platform: memory is read on Linux alone"
-)
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="platform: memory is read on Linux alone"),
+    pytest.mark.slow,
+]
 
 
 def test_a_small_run_answers_all_and_counts_all(tmp_path):

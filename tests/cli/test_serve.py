@@ -20,6 +20,8 @@ from tests.conftest import LABELS, confident, messages
 
 pytest.importorskip("prometheus_client")
 
+pytestmark = pytest.mark.slow
+
 #: The command line with an embedder that needs no model.
 SCRIPT = (
     "import runpy\nfrom testnuc import embedders\nfrom testnuc.testing import HashEmbedder\n"

@@ -14,6 +14,8 @@ from tests.conftest import gold, messages
 pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 
 def study(*arguments, **more):
     done = subprocess.run(

@@ -298,6 +298,7 @@ def checked(command, known):
     assert given <= known[called], f"{' '.join(called)} has no {given - known[called]}"
 
 
+@pytest.mark.slow
 def test_commands_exist_with_their_options():
     known = {}
     wrong = []

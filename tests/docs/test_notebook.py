@@ -7,6 +7,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "tickets.ipynb"
 
 

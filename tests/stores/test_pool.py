@@ -411,6 +411,7 @@ def child(path, start):
     )
 
 
+@pytest.mark.slow
 def test_processes_on_one_file(tmp_path):
     path = tmp_path / "s.db"
     running = [child(path, start) for start in (0, 600)]
@@ -428,6 +429,7 @@ def test_processes_on_one_file(tmp_path):
     asyncio.run(check())
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_nothing_that_was_added(tmp_path):
     path = tmp_path / "s.db"
     process = child(path, 0)
