@@ -30,9 +30,12 @@ def request(body, *, length=None):
     return (head + "Content-Type: application/json\r\n\r\n").encode() + body
 
 
+def address(session):
+    return session._base_url.host, session._base_url.port
+
+
 async def connect(session):
-    url = session._base_url
-    return await asyncio.open_connection(url.host, url.port)
+    return await asyncio.open_connection(*address(session))
 
 
 async def test_a_client_that_leaves_does_not_cancel_what_another_waits_for():
@@ -193,7 +196,7 @@ async def test_a_client_that_takes_no_answer_is_let_go(stream):
         with socket.socket() as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             deaf.setblocking(False)
-            await loop.sock_connect(deaf, (session._base_url.host, session._base_url.port))
+            await loop.sock_connect(deaf, address(session))
             await loop.sock_sendall(deaf, request(body))
             await until(lambda: len(held.asked) == 100 and not service.queue.pending)
             await until(lambda: not service.used)
