@@ -71,7 +71,7 @@ tests: wheel
 	cd $(TREE) && $(PYTEST) tests/test_release.py
 	export NUMBA_DISABLE_JIT=1; cd $(TREE) && $(PYTEST) -n $(JOBS) tests/_kernels
 	TESTNUC_CHROMIUM=$$(sh tests/report/chromium.sh build/chromium || true); \
-	export TESTNUC_CHROMIUM; cd $(TREE) && $(PYTEST) -n $(JOBS) --dist loadfile
+	export TESTNUC_CHROMIUM; cd $(TREE) && $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)

@@ -43,7 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs PostgreSQL, Ray or a browser; the other markers are in the files."""
+    """Mark what fixtures need, and begin with the files that take long.
+
+    Processes that run tests in parallel take a file each: a long one that comes last is waited for.
+    """
     for item in items:
         given = getattr(item, "callspec", None)
         # such a parameter asks for the fixture when the test runs
@@ -54,6 +57,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture, marker in NEEDS.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
+    long = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    long |= {item.path for item in items if item.get_closest_marker("ray") is not None}
+    items.sort(key=lambda item: item.path not in long)
 
 
 def _unexpected(config: pytest.Config, report: Any) -> bool:
