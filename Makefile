@@ -1,5 +1,5 @@
-# Two commands: `make demo` and `make test`. Both make their own environment in .venv and need
-# Python 3.11 or later, pip and a package index.
+# `make demo`, `make check` (a minute, while you work) and `make test` (everything). Each makes its
+# own environment in .venv and needs Python 3.11 or later, pip and a package index.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,16 +13,29 @@ export HF_HUB_OFFLINE = 1
 # says nothing of this site
 export NO_MKDOCS_2_WARNING = 1
 
+# Processes that run tests at the same time, and what else pytest is told.
+JOBS ?= 2
+PYTEST_OPTIONS ?=
+PYTEST = $(abspath $(BIN))/python -m pytest -q $(PYTEST_OPTIONS)
+# What most tests need nothing of: torch, a PostgreSQL server, Ray, a browser, or much time.
+QUICK := not (torch or postgres or ray or browser or slow)
+
 # The tests are run against the wheel, as it would be released, in a folder without the source.
 TREE := build/release/tree
 SITE := build/release/site
 BESIDE := bench docs examples tests ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md Makefile README.md \
 	constraints.txt pyproject.toml
 
-.PHONY: demo test lint types layers docs dist wheel tests clean
+.PHONY: demo check quick test lint types layers docs dist wheel tests clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/testnuc demo
+
+check: lint types layers quick
+
+# from the source: there is no wheel to wait for
+quick: $(VENV)/.test
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(QUICK)"
 
 test: lint types layers docs tests
 
@@ -52,13 +65,14 @@ wheel: dist
 	cp -R $(BESIDE) $(TREE)
 	$(PIP) --no-deps --target $(SITE) dist/*.whl
 
-# the kernels' tests once more as plain Python: what the compiler makes of them must be the same
+# The kernels' tests once more as plain Python: what the compiler makes of them must be the same.
+# A file's tests stay in one process: some share a server, a browser or a Ray.
 tests: export PYTHONPATH = $(CURDIR)/$(SITE)
-tests: PYTEST = cd $(TREE) && $(abspath $(BIN))/python -m pytest -q
 tests: wheel
-	$(PYTEST) tests/test_release.py
-	export NUMBA_DISABLE_JIT=1; $(PYTEST) tests/_kernels
-	$(PYTEST)
+	cd $(TREE) && $(PYTEST) tests/test_release.py
+	export NUMBA_DISABLE_JIT=1; cd $(TREE) && $(PYTEST) -n $(JOBS) tests/_kernels
+	TESTNUC_CHROMIUM=$$(sh tests/report/chromium.sh build/chromium || true); \
+	export TESTNUC_CHROMIUM; cd $(TREE) && $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)

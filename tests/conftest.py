@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,6 +19,74 @@ for name in list(os.environ):
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 LABELS = ["refund", "delivery", "login"]
+
+#: What a test needs beyond the light part of the environment, by the fixture that brings it.
+NEEDS = {
+    "database": "postgres",
+    "cluster": "ray",
+    "browser": "browser",
+    "own_embedder": "torch",
+}
+#: How the reasons of skips begin that no environment can avoid, or that its owner decides.
+EXPECTED_SKIPS = ("platform: ", "recordings: ")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of continuous integration."""
+    parser.addoption(
+        "--no-skips",
+        action="store_true",
+        help="a skipped test fails, except where its reason begins with "
+        + " or ".join(map(repr, EXPECTED_SKIPS)),
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what fixtures need, and begin with the files that take long.
+
+    Processes that run tests in parallel take a file each: a long one that comes last is waited for.
+    """
+    for item in items:
+        given = getattr(item, "callspec", None)
+        # such a parameter asks for the fixture when the test runs
+        if given is not None and any(
+            isinstance(p, str) and p == "postgres" for p in given.params.values()
+        ):
+            item.add_marker("postgres")
+        for fixture, marker in NEEDS.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
+    long = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    long |= {item.path for item in items if item.get_closest_marker("ray") is not None}
+    items.sort(key=lambda item: item.path not in long)
+
+
+def _unexpected(config: pytest.Config, report: Any) -> bool:
+    if not report.skipped or hasattr(report, "wasxfail") or not config.getoption("--no-skips"):
+        return False
+    reason = report.longrepr[2].removeprefix("Skipped: ")
+    return not reason.startswith(EXPECTED_SKIPS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    """Let a test fail that is skipped, where none may be."""
+    report = yield
+    if _unexpected(item.config, report):
+        report.outcome = "failed"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Any:
+    """Let a file fail that is skipped, where none may be."""
+    report = yield
+    if _unexpected(collector.config, report):
+        report.outcome = "failed"
+        report.longrepr = f"skipped: {report.longrepr[2]}"
+    return report
+
 
 WORDS = {
     "refund": ["money back", "refund please", "return my payment", "reimburse me"],
@@ -68,7 +137,7 @@ def client_of() -> Any:
 @pytest.fixture
 async def session() -> Any:
     """Return an HTTP session, to be used against servers of this machine."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
         yield session
 
 
@@ -76,3 +145,12 @@ async def session() -> Any:
 def database() -> Any:
     """Return a running PostgreSQL server, one for all tests of a process."""
     yield from serve()
+
+
+@pytest.fixture
+def recordings() -> Path:
+    """Return the folder of recorded answers of a real model."""
+    named = os.environ.get("TESTNUC_DATA")
+    if not named:
+        pytest.skip("recordings: name their folder by TESTNUC_DATA")
+    return Path(named)

@@ -17,6 +17,7 @@ from testnuc import RetryPolicy, Sampling, TestNUC
 from testnuc.errors import TestNUCError
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import Faults, LoopbackLLM
+from tests import virtual
 from tests.conftest import LABELS, confident, gold, messages
 
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
@@ -31,7 +32,7 @@ async def nothing_left(llm, threads):
     """No task, thread or connection of ours, once the loop has had its turns."""
     ours = [task for task in asyncio.all_tasks() if task.get_name().startswith("testnuc")]
     assert not ours
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while llm._listener._connections:  # noqa: ASYNC110 - the server tells nobody
             await asyncio.sleep(0.001)
         while new_threads(threads):  # noqa: ASYNC110
@@ -41,7 +42,7 @@ async def nothing_left(llm, threads):
 
 
 async def calls(llm, n):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while llm.calls < n:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
@@ -144,17 +145,19 @@ async def test_an_exception_inside_leaves_nothing(client_of):
 
 async def test_leaving_does_not_wait_for_retries_without_end(client_of):
     threads = set(threading.enumerate())
-    policy = RetryPolicy(initial_wait=60, max_wait=60)
+    policy = RetryPolicy(initial_wait=60_000, max_wait=60_000, deadline=90_000)
     faults = Faults(schedule=lambda _: "500")
     async with LoopbackLLM(confident, faults=faults) as llm:
         nuc = TestNUC(**client_of(llm, retry=policy, max_concurrency=4))
-        nuc._engine.parts.scheduler._drain = 0.1
         run = asyncio.create_task(nuc.classify_many(messages(30)))
         while not llm.requests:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
-        started = time.perf_counter()
-        await nuc.aclose()
-        assert time.perf_counter() - started < 3
+        closing = asyncio.create_task(nuc.aclose())
+        await asyncio.sleep(0.01)
+        assert not closing.done()
+        # more than it waits for calls, and less than these wait for their next try
+        virtual.skip(600)
+        await closing
         assert isinstance((await asyncio.gather(run, return_exceptions=True))[0], TestNUCError)
         await nothing_left(llm, threads)
 
@@ -166,9 +169,11 @@ async def test_closing_can_itself_be_cancelled(client_of):
         run = asyncio.create_task(nuc.classify_many(messages(30)))
         while not llm.requests:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await nuc.aclose()
+        closing = asyncio.create_task(nuc.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
         await nuc.aclose()
         await asyncio.gather(run, return_exceptions=True)
         await nothing_left(llm, threads)
@@ -202,6 +207,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cancel", "leave", "interrupt"])
 def test_no_warning_is_printed(how):
     done = subprocess.run(
@@ -209,7 +215,7 @@ def test_no_warning_is_printed(how):
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     # a task whose own exception nobody fetched is its maker's: here the script's
     lines = [line for line in done.stderr.splitlines() if "Warning" in line or "testnuc-" in line]
@@ -226,7 +232,8 @@ runpy.run_module("testnuc", run_name="__main__")
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals are others there")
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="platform: signals are others there")
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_on_the_command_line(tmp_path, times):
     source, target = tmp_path / "in.txt", tmp_path / "out.csv"
@@ -253,7 +260,7 @@ def test_ctrl_c_on_the_command_line(tmp_path, times):
             for _ in range(times):
                 process.send_signal(signal.SIGINT)
                 time.sleep(0.02)
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=300)
         finally:
             process.kill()
     # a second signal that comes when all is said ends what is left of the process: 130 to a shell

@@ -11,6 +11,8 @@ from testnuc import RateLimit, RetryPolicy, Sampling, TestNUC
 from testnuc.testing import CURABLE_KINDS, Faults, LoopbackLLM, by_hash
 from testnuc.testing.faults import LOST_KINDS
 
+pytestmark = pytest.mark.slow
+
 LABELS = [f"intent {i}" for i in range(20)]
 answer = by_hash(LABELS)
 

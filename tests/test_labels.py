@@ -128,12 +128,12 @@ def test_labels_that_need_escaping():
 def test_many_and_long_labels_are_quick():
     names = [f"{'long ' * 40}intent number {i} of the set" for i in range(1500)]
     labels = LabelSet(names)
-    start = time.perf_counter()
+    start = time.process_time()
     for i in range(0, 1500, 10):
         assert labels.match(names[i].upper()) == i
     for i in range(100):
         assert labels.match(f"nothing like it {i}") is None
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_prose_is_no_label():

@@ -10,10 +10,13 @@ import sqlite3
 import sys
 
 import orjson
+import pytest
 
 import testnuc
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, messages
+
+pytestmark = pytest.mark.slow
 
 CONCURRENCY = 32
 #: 5,000 texts, a few of them twice: few enough for exact search, so that labels are comparable.

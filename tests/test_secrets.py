@@ -161,6 +161,7 @@ async def test_errors_that_cross_processes(client_of):
     assert KEYS[1].encode() not in pickle.dumps(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [400, 401])
 def test_the_command_line(tmp_path, status):
     key = KEYS[1]
@@ -183,7 +184,7 @@ def test_the_command_line(tmp_path, status):
                     sys.executable, "-X", "dev", "-c", script, "classify", source,
                     "--labels", "a,b", "--model", "openai/test", "--base-url", wire.url, "--k", "0",
                 ],
-                check=False, capture_output=True, text=True, timeout=100,
+                check=False, capture_output=True, text=True, timeout=300,
                 env={**os.environ, "OPENAI_API_KEY": key},
             )  # fmt: skip
 

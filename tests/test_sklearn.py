@@ -38,6 +38,10 @@ class Numbers:
     model = "numbers"
     identity = "1"
 
+    # tests are named by it
+    def __repr__(self):
+        return "Numbers()"
+
     async def answer(self, request):
         names = request.task.labels
         sums = [sum(map(float, text.split())) for text in request.texts]
@@ -49,6 +53,9 @@ class Coordinates:
 
     name = "coordinates"
     dim = 12
+
+    def __repr__(self):
+        return "Coordinates()"
 
     async def embed(self, texts):
         vectors = np.ones((len(texts), self.dim), np.float32)
@@ -289,6 +296,7 @@ print(*fitted.predict(["money back"]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", ["", "del fitted"])
 def test_a_script_that_closes_nothing_ends_in_silence(llm, tmp_path, monkeypatch, last):
     monkeypatch.setenv("OPENAI_API_KEY", "k")
@@ -298,7 +306,7 @@ def test_a_script_that_closes_nothing_ends_in_silence(llm, tmp_path, monkeypatch
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "refund\n", "")
     # the last to close folds the log into the file
@@ -319,7 +327,8 @@ print(forked.exitcode)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="platform: there is no fork")
 def test_a_forked_process_waits_for_no_thread_that_it_has_not(llm, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     done = subprocess.run(
@@ -327,7 +336,7 @@ def test_a_forked_process_waits_for_no_thread_that_it_has_not(llm, tmp_path, mon
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     before, told, code = done.stdout.splitlines()

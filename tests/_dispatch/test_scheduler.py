@@ -48,7 +48,7 @@ async def test_calls_that_wait_for_a_next_try_hold_up_nobody():
             others_done.set()
 
     scheduler = scheduler_of(answer, workers=2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await read(scheduler, asks(10), settled)
     # both first calls wait: without others at work the run would never end
     assert sorted(done[:8]) == list(range(2, 10))
@@ -89,7 +89,7 @@ async def test_no_call_goes_out_half_full_but_the_last(workers, pace):
         return [Prediction("a")] * len(bundle)
 
     scheduler = scheduler_of(answer, workers, per_call=7)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await read(scheduler, asks(3_000))
     assert sorted(sizes) == [4, *[7] * 428]
     await scheduler.close()
@@ -101,7 +101,7 @@ async def test_runs_that_share_what_another_one_holds_back_are_served():
         return [Prediction("a")] * len(bundle)
 
     scheduler = scheduler_of(answer, workers=2, per_call=10)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(*(read(scheduler, asks(n)) for n in (3, 700, 995, 1, 12)))
     await scheduler.close()
 
@@ -145,7 +145,7 @@ class Model:
 async def test_a_consumer_that_raises_ends_its_own_run_alone(per_call, after):
     model = Model()
     scheduler = scheduler_of(model, workers=3, per_call=per_call)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         failing, overlapping, other = await asyncio.gather(
             read(scheduler, asks(300), raising(after)),
             read(scheduler, asks(400, start=100)),

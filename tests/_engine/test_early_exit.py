@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,20 +89,17 @@ def test_the_waves_label_is_that_of_the_full_vote(told, n_own, k, policy):
 
 # -- recorded answers of a real model -------------------------------------------------------------
 
-DATA = Path(os.environ.get("TESTNUC_DATA") or Path(__file__).parents[3] / "shared" / "data")
-PREDICTIONS = DATA / "predictions" / "banking77.gpt-4o-mini.jsonl"
-EMBEDDINGS = DATA / "embeddings" / "banking77.all-MiniLM-L6-v2.f16.npy"
 
-
-@pytest.mark.skipif(
-    not (PREDICTIONS.is_file() and EMBEDDINGS.is_file()),
-    reason="the recorded answers are not here; name their folder by TESTNUC_DATA",
-)
-async def test_calls_saved_on_recorded_answers(client_of):
-    rows = [json.loads(line) for line in PREDICTIONS.read_text().splitlines()]
+async def test_calls_saved_on_recorded_answers(client_of, recordings):
+    rows = [
+        json.loads(line)
+        for line in (recordings / "predictions" / "banking77.gpt-4o-mini.jsonl")
+        .read_text()
+        .splitlines()
+    ]
     names = sorted({row["gold"] for row in rows})
     recorded = {row["text"]: (row["prediction"], row["confidence"]) for row in rows}
-    vectors = np.load(EMBEDDINGS)
+    vectors = np.load(recordings / "embeddings" / "banking77.all-MiniLM-L6-v2.f16.npy")
     embedder = KnownVectors([row["text"] for row in rows], vectors, HashEmbedder(384))
     everything = list(recorded)
     own, k = everything[:: len(everything) // 300][:300], 30

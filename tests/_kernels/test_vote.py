@@ -138,6 +138,7 @@ def pools(draw, max_rows=5, max_k=30):
     )
 
 
+@pytest.mark.slow
 @given(pools(), POLICIES, st.integers(1, 4), st.booleans())
 @SETTINGS
 def test_vote_pool_equals_naive(case, policy, threads, packed):
@@ -248,6 +249,7 @@ def test_curves_equal_separate_votes(case, policies, data):
         np.testing.assert_array_equal(alone, got[p])
 
 
+@pytest.mark.slow
 @given(pools(), st.lists(POLICIES, min_size=1, max_size=4), st.data())
 @SETTINGS
 def test_pool_curves_equal_separate_votes(case, policies, data):

@@ -57,6 +57,25 @@ def agree(usage, llm):
     return mine == (llm.calls, llm.input_tokens, llm.output_tokens)
 
 
+async def noted(store):
+    """Wait until the provider's id of a batch is stored."""
+    async with asyncio.timeout(60):
+        while not any(b.remote_id for b in await store.batches()):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+class Recording(MemoryStore):
+    """Remembers the rows that were put."""
+
+    def __init__(self):
+        super().__init__()
+        self.put = []
+
+    async def put_predictions(self, rows):
+        self.put += rows
+        return await super().put_predictions(rows)
+
+
 async def stored_usage(store):
     ended = await store.batches(ended=True)
     assert all(b.outcome is not None for b in ended)
@@ -243,31 +262,27 @@ async def test_a_full_queue_makes_smaller_batches(lane):
 
 
 async def test_a_queue_is_not_filled_beyond_what_the_user_allows(lane):
-    batches = Batches(enqueued_tokens=8_000)
+    batches, store = Batches(enqueued_tokens=8_000), MemoryStore()
     async with (
         LoopbackLLM(confident, batches=batches) as llm,
-        lane(llm, policy={"max_enqueued_tokens": 7_000}) as nuc,
+        lane(llm, store=store, policy={"max_enqueued_tokens": 7_000}) as nuc,
     ):
         await nuc.classify_many(messages(200), lane="batch")
-        stored = await nuc._engine.parts.store.batches(ended=True)
-        assert {b.outcome for b in stored} == {"completed"}
+        assert {b.outcome for b in await store.batches(ended=True)} == {"completed"}
 
 
 async def test_batches_keep_within_the_bytes_of_the_provider(model, lane, monkeypatch):
-    most = 30_000
+    most, store = 30_000, MemoryStore()
     for api in (AnthropicBatches, OpenAIBatches):
         monkeypatch.setattr(api, "max_bytes", most)
     async with (
         LoopbackLLM(confident, batches=Batches(max_bytes=most)) as llm,
-        lane(llm, model=model) as nuc,
+        lane(llm, model=model, store=store) as nuc,
     ):
         results = await nuc.classify_many(messages(100), lane="batch")
         assert not results.errors
         assert 3 < llm.batches < 10
-        assert {b.outcome for b in await nuc._engine.parts.store.batches(ended=True)} <= {
-            "completed",
-            "ended",
-        }
+        assert {b.outcome for b in await store.batches(ended=True)} <= {"completed", "ended"}
 
 
 async def test_a_budget_is_reserved_before_a_batch_is_created(lane):
@@ -428,7 +443,7 @@ async def test_two_processes_follow_one_batch_and_one_counts_it(model, lane):
         lane(llm, model=model, store=store) as second,
     ):
         run = asyncio.create_task(first.classify_many(texts, lane="batch"))
-        await until(lambda: any(b.remote_id for b in store._batches.values()))
+        await noted(store)
         other = await second.classify_many(texts, lane="batch")
         assert (await run).labels == other.labels
         assert (llm.batches, llm.calls) == (1, 80)
@@ -507,12 +522,12 @@ async def test_what_another_process_creates_is_left_to_it_while_it_lives(model, 
         async with lane(llm, model=model, store=store) as nuc:
             # as another process would: the batch is there, and its id is not noted yet
             run = asyncio.create_task(nuc.classify_many(texts, lane="batch"))
-            await until(lambda: any(b.remote_id for b in store._batches.values()))
+            await noted(store)
             (batch,) = await store.batches()
             run.cancel()
             await asyncio.gather(run, return_exceptions=True)
-        store._batches[batch.id] = replace(batch, remote_id=None)
-        store._holders[batch.id] = (b"another", time.monotonic() + (60 if known else 0.15))
+        store = MemoryStore()
+        await store.put_batch(replace(batch, remote_id=None), b"another", 60 if known else 0.15)
         async with lane(llm, model=model, store=store) as nuc:
             run = asyncio.create_task(nuc.classify_many(texts, lane="batch"))
             await asyncio.sleep(0.05)
@@ -526,20 +541,18 @@ async def test_what_another_process_creates_is_left_to_it_while_it_lives(model, 
 
 async def test_what_another_process_has_stored_meanwhile_is_not_sent(model, lane):
     texts = messages(60)
-    store, full = MemoryStore(), MemoryStore()
+    store, full = MemoryStore(), Recording()
     async with LoopbackLLM(confident) as llm:
         async with lane(llm, model=model, store=full) as nuc:
             await nuc.classify_many(texts, lane="batch")
         (batch,) = await full.batches(ended=True)
-        items = pack(
-            [(RequestedPrediction(r.key, r.text_hash, r.sample),) for r in full._rows.values()]
-        )
+        items = pack([(RequestedPrediction(r.key, r.text_hash, r.sample),) for r in full.put])
         open_ = replace(batch, items=items, remote_id=None, outcome=None, usage=None)
         await store.put_batch(open_, b"another", 60)
         async with lane(llm, model=model, store=store) as nuc:
             run = asyncio.create_task(nuc.classify_many(texts, lane="batch"))
             await asyncio.sleep(0.05)
-            await store.put_predictions(list(full._rows.values()))
+            await store.put_predictions(full.put)
             await store.end_batch(batch.id, "completed", batch.usage)
             results = await run
             assert not results.errors
@@ -609,7 +622,7 @@ async def test_a_batch_that_is_gone_is_sent_again(model, lane):
     async with LoopbackLLM(confident, batches=Batches(polls=10_000)) as llm:
         async with lane(llm, model=model, store=store) as nuc:
             run = asyncio.create_task(nuc.classify_many(messages(30), lane="batch"))
-            await until(lambda: any(b.remote_id for b in store._batches.values()))
+            await noted(store)
             llm._desk.batches.clear()
             llm._desk.options = Batches()
             results = await run

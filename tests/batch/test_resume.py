@@ -8,6 +8,8 @@ import pytest
 
 from bench.batch import live_labels, run
 
+pytestmark = pytest.mark.slow
+
 TEXTS = 800
 
 

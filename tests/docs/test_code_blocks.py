@@ -253,7 +253,7 @@ def options_of(arguments):
     """Options that `testnuc ..` or `python -m bench ..` has, by its own help."""
     done = subprocess.run(
         [sys.executable, *arguments, "--help"],
-        check=False, capture_output=True, text=True, timeout=60, cwd=ROOT,
+        check=False, capture_output=True, text=True, timeout=300, cwd=ROOT,
         env={**os.environ, "COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"},
     )  # fmt: skip
     assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
@@ -298,6 +298,7 @@ def checked(command, known):
     assert given <= known[called], f"{' '.join(called)} has no {given - known[called]}"
 
 
+@pytest.mark.slow
 def test_commands_exist_with_their_options():
     known = {}
     wrong = []

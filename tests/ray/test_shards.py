@@ -78,6 +78,7 @@ async def test_exact_searches_merge_to_that_of_one_pool(shards):
     await pool.close()
 
 
+@pytest.mark.slow
 async def test_above_the_exact_size_nearly_all_labels_are_equal():
     board, pool, hashes, vectors, of = await filled(6_000, 1)
     labels = {f"text {i}": c % 7 for i, c in enumerate(of.tolist())}

@@ -52,15 +52,18 @@ async def served(nuc, page=None, prepare=None, **settings):
             await asyncio.wait([url, task], return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 await task
-            timeout = aiohttp.ClientTimeout(total=20)
-            async with aiohttp.ClientSession(url.result(), timeout=timeout) as session:
+            timeout = aiohttp.ClientTimeout(total=60)
+            everybody = aiohttp.TCPConnector(limit=0)
+            async with aiohttp.ClientSession(
+                url.result(), timeout=timeout, connector=everybody
+            ) as session:
                 yield service, session
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(condition, seconds=10):
+async def until(condition, seconds=60):
     """Wait for what is no event."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110

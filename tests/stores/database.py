@@ -61,9 +61,9 @@ class DatabaseServer:
 
     def _control(self, *arguments):
         subprocess.run(
-            [self._programs / "pg_ctl", "-w", "-t", "20", "-D", self._folder, *arguments],
+            [self._programs / "pg_ctl", "-w", "-t", "40", "-D", self._folder, *arguments],
             check=True,
-            timeout=30,
+            timeout=60,
             user=self._user,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

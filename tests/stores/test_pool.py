@@ -411,11 +411,12 @@ def child(path, start):
     )
 
 
+@pytest.mark.slow
 def test_processes_on_one_file(tmp_path):
     path = tmp_path / "s.db"
     running = [child(path, start) for start in (0, 600)]
     for process in running:
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         assert process.returncode == 0
 
     async def check():
@@ -428,12 +429,13 @@ def test_processes_on_one_file(tmp_path):
     asyncio.run(check())
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_nothing_that_was_added(tmp_path):
     path = tmp_path / "s.db"
     process = child(path, 0)
     added = [int(process.stdout.readline()) for _ in range(18)]
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
 
     async def check():
         async with opened(path) as pool:

@@ -357,7 +357,7 @@ async def test_a_run_goes_on_after_the_server_restarted(database, url):
 
 
 async def test_patience_ends(database, url):
-    async with opened(url, patience=0.5, exact_below=10) as store:
+    async with opened(url, patience=2, exact_below=10) as store:
         await store.put_predictions([stored(0)])
         pool = store.pool("e")
         vectors = clustered(60, 8)
@@ -368,7 +368,7 @@ async def test_patience_ends(database, url):
             started = time.monotonic()
             with pytest.raises(StoreError, match="cannot be reached"):
                 await store.get_predictions([stored(0).key])
-            assert 0.5 <= time.monotonic() - started < 5
+            assert 2 <= time.monotonic() - started < 60
             with pytest.raises(StoreError, match="cannot be reached"):
                 await pool.search(vectors, 3)
         finally:
@@ -393,7 +393,9 @@ async def test_a_search_that_is_cancelled_leaves_no_transaction_open(url):
         assert (await pool.search(vectors[:20], 3)).ids.min() >= 0
 
 
-async def test_a_graph_is_built_whoever_stops_waiting_for_it(url):
+async def test_a_graph_is_built_whoever_stops_waiting_for_it(database):
+    name = f"t{uuid4().hex}"
+    url, schema = database.url(name), f"schemaname = '{name}'"
     vectors = clustered(1_500, 64)
     async with opened(url, exact_below=10) as store:
         pool = store.pool("e")
@@ -403,8 +405,10 @@ async def test_a_graph_is_built_whoever_stops_waiting_for_it(url):
         task.cancel()
         # a few queries do not wait for it, and are answered exactly
         assert (await pool.search(vectors[:2], 1)).ids.tolist() == [[0], [1]]
-        await pool._building
-        assert pool._indexed
+        built = f"SELECT count(*) FROM pg_indexes WHERE indexdef LIKE '%hnsw%' AND {schema}"
+        async with asyncio.timeout(60):
+            while await asyncio.to_thread(database.sql, built) != "1":  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         await pool.close()
 
 
@@ -432,10 +436,10 @@ async def test_a_lease_is_one_process_s(url):
 async def test_a_stale_lease_expires_unless_it_is_renewed(url):
     keys = [stored(i).key for i in range(2)]
     async with opened(url) as one, opened(url) as two:
-        await one.lease(keys, 0.3)
-        assert await one.renew(keys[:1], 60) == [True]
+        await one.lease(keys, 60)
         assert await two.lease(keys, 60) == [False, False]
-        await asyncio.sleep(0.35)
+        assert await one.renew(keys[1:], 0.02) == [True]
+        await asyncio.sleep(0.1)
         assert await two.lease(keys, 60) == [False, True]
 
 
@@ -444,13 +448,14 @@ async def test_what_another_process_began_and_left_is_asked(url):
     async with opened(url) as other, LoopbackLLM(confident) as llm:
         async with testnuc.TestNUC(**arguments(llm, url)) as nuc:
             keys = [nuc._engine.parts.predictor.ask(t, hash_text(t), 0).key for t in texts]
-            await other.lease(keys, 0.5)
-            started = time.monotonic()
+            await other.lease(keys, 60)
             running = asyncio.create_task(nuc.classify_many(texts))
             await asyncio.sleep(0.2)
             assert llm.calls == 0
-            results = await running
-            assert 0.4 < time.monotonic() - started < 5
+            # the other process ends, and its leases a little later
+            assert all(await other.renew(keys, 0.1))
+            async with asyncio.timeout(60):
+                results = await running
         assert not any(r.error for r in results)
         assert llm.calls == 40
 

@@ -194,7 +194,8 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="changes the user of a process"
+    not hasattr(os, "geteuid") or os.geteuid() != 0,
+    reason="platform: root alone changes users",
 )
 @pytest.mark.parametrize(("mode", "folder_mode"), [(0o444, 0o777), (0o666, 0o555)])
 def test_a_read_only_disk(tmp_path, mode, folder_mode):

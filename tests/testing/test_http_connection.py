@@ -40,11 +40,17 @@ CHUNKED = (
 )
 
 
+def connected(llm):
+    """A connection to a server that listens nowhere, and what it writes to."""
+    connection, transport = Connection(llm._listener), Transport()
+    connection.connection_made(transport)
+    return connection, transport
+
+
 @given(st.sampled_from([PLAIN, CHUNKED]), st.lists(st.integers(1, len(CHUNKED)), max_size=8))
 def test_requests_are_understood_however_they_are_cut(request_bytes, cuts):
     llm = LoopbackLLM({"a\n": "x", "ß": "y"})
-    connection = Connection(llm._listener)
-    transport = connection._transport = Transport()
+    connection, transport = connected(llm)
     places = [0, *sorted({min(cut, len(request_bytes) - 1) for cut in cuts}), len(request_bytes)]
     for start, end in itertools.pairwise(places):
         assert not transport.written
@@ -56,8 +62,7 @@ def test_requests_are_understood_however_they_are_cut(request_bytes, cuts):
 @given(st.binary(max_size=300))
 def test_no_bytes_break_the_server(junk):
     llm = LoopbackLLM({})
-    connection = Connection(llm._listener)
-    connection._transport = Transport()
+    connection, _ = connected(llm)
     connection.data_received(junk + b"\r\n\r\n")
     connection.data_received(junk)
     assert llm.calls == 0
@@ -75,8 +80,7 @@ def test_no_bytes_break_the_server(junk):
     ],
 )
 def test_what_is_not_http_is_refused(junk):
-    connection = Connection(LoopbackLLM({})._listener)
-    transport = connection._transport = Transport()
+    connection, transport = connected(LoopbackLLM({}))
     connection.data_received(junk)
     connection.data_received(b"\r\n\r\n")
     assert transport.written.startswith(b"HTTP/1.1 4")
@@ -85,8 +89,7 @@ def test_what_is_not_http_is_refused(junk):
 
 def test_requests_in_one_piece_are_answered_in_turn():
     llm = LoopbackLLM({"a\n": "x", "ß": "y"})
-    connection = Connection(llm._listener)
-    transport = connection._transport = Transport()
+    connection, transport = connected(llm)
     connection.data_received((PLAIN + CHUNKED) * 3)
     assert transport.written.count(b"HTTP/1.1 200 OK") == llm.calls == 6
 
@@ -102,8 +105,7 @@ DEEP = SHALLOW | st.lists(SHALLOW, max_size=2) | st.dictionaries(st.sampled_from
 def test_no_body_breaks_the_server(body):
     for path in (b"/v1/chat/completions", b"/v1/messages"):
         llm = LoopbackLLM({})
-        connection = Connection(llm._listener)
-        transport = connection._transport = Transport()
+        connection, transport = connected(llm)
         data = orjson.dumps(body)
         connection.data_received(
             b"POST %s HTTP/1.1\r\nanthropic-version: 1\r\nContent-Length: %d\r\n\r\n%s"

@@ -14,6 +14,7 @@ from testnuc.prompts import parse_reply
 from testnuc.protocols import Answer
 from testnuc.testing import Faults, LoopbackLLM, by_hash
 from testnuc.testing.content import WRONG_LABEL
+from tests import virtual
 from tests.testing.loopback_client import GOLD, ask, ask_anthropic, content_of, said, until
 
 
@@ -50,13 +51,15 @@ async def test_the_forms_of_retry_after(session, wire):
 
     assert await header("429-retry-after") == "2.5"
     assert await header("429-retry-after-ms", "retry-after-ms") == "2500"
+    before = time.time()
     date = parsedate_to_datetime(await header("429-retry-after-date"))
-    assert 0 < date.timestamp() - time.time() <= 2.5
+    # in whole seconds
+    assert before + 1.5 <= date.timestamp() <= time.time() + 2.5
 
 
 @pytest.mark.parametrize("kind", ["reset-before", "reset-within", "stalled", "refused"])
 async def test_lost_responses_are_not_counted(session, wire, kind):
-    faults = Faults(schedule=[kind], stall=0.01, refuse=0.2)
+    faults = Faults(schedule=[kind], stall=0.01, refuse=30)
     async with LoopbackLLM(GOLD, faults=faults) as llm:
         with pytest.raises(aiohttp.ClientError) as caught:
             await wire(session, llm, "a")
@@ -69,14 +72,18 @@ async def test_lost_responses_are_not_counted(session, wire, kind):
                 await wire(session, llm, "a")
             assert refused.value.errno == errno.ECONNREFUSED
             assert llm.requests == 1
-            await asyncio.sleep(0.25)
+            virtual.skip(31)
+            await asyncio.sleep(0.01)
         assert (await wire(session, llm, "a"))[0].status == 200
 
 
 async def test_a_client_may_give_up_on_a_stalled_response(session):
     async with LoopbackLLM(GOLD, faults=Faults(schedule=["stalled"], stall=60)) as llm:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(ask(session, llm, "a"), 0.03)
+        asking = asyncio.create_task(ask(session, llm, "a"))
+        await until(lambda: llm.in_flight)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
         await until(lambda: not llm.in_flight)
         assert (llm.calls, llm.abandoned) == (0, 1)
 
@@ -166,7 +173,7 @@ async def test_all_texts_are_answered_by_a_client_that_tries_again(session):
                     failed[reply.status] += 1
 
             order = random.Random(seed).sample(texts, len(texts))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 labels = await asyncio.gather(*map(until_answered, order))
             assert labels == [by_hash("xyz")(text)[0] for text in order]
             assert len(llm.asked) == len(texts) <= llm.calls

@@ -6,7 +6,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import urllib.request
 
 import aiohttp
@@ -15,20 +14,25 @@ import pytest
 
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.testing import Faults, LoopbackLLM, serve_in_process
+from tests import virtual
 from tests.testing.loopback_client import GOLD, ask, chat, said, until
 
 
 async def test_latency_and_the_peak(session):
-    async with LoopbackLLM(GOLD, latency=0.02) as llm:
-        started = time.monotonic()
-        await asyncio.gather(*(ask(session, llm, "a") for _ in range(20)))
-        assert time.monotonic() - started >= 0.02
+    async with LoopbackLLM(GOLD, latency=30) as llm:
+        asking = asyncio.gather(*(ask(session, llm, "a") for _ in range(20)))
+        await until(lambda: llm.in_flight == 20)
+        await asyncio.sleep(0.02)
+        assert not asking.done()
+        virtual.skip(31)
+        await asking
         assert llm.peak == 20
         assert llm.in_flight == 0
 
 
 async def test_a_server_killed_and_started_again(session):
-    async with LoopbackLLM(GOLD, latency=lambda rng: 0.05) as llm:
+    latencies = iter([30, 0])
+    async with LoopbackLLM(GOLD, latency=lambda rng: next(latencies)) as llm:
         url = llm.base_url
         waiting = asyncio.ensure_future(ask(session, llm, "a"))
         await until(lambda: llm.in_flight)

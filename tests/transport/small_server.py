@@ -134,6 +134,6 @@ def cut_off(request):
 
 async def until(condition):
     """Wait for something that happens soon."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for is no event
             await asyncio.sleep(0.001)

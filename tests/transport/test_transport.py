@@ -25,6 +25,7 @@ from testnuc.errors import (
 from testnuc.limits import Budget, Price, RetryPolicy
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.transport import Transport
+from tests import virtual
 from tests.transport.small_server import (
     KINDS,
     ONE,
@@ -37,6 +38,11 @@ from tests.transport.small_server import (
     serving,
     stall,
 )
+
+
+def clock_of(loop):
+    """Its clock as `virtual.skip` has set it by then."""
+    return lambda: loop.time()  # noqa: PLW0108
 
 
 def fast():
@@ -80,11 +86,15 @@ async def test_one_connection_is_used_again():
 
 async def test_no_more_in_flight_than_allowed():
     peak = now = 0
+    full = asyncio.Event()
 
     async def slow():
         nonlocal peak, now
         now += 1
         peak = max(peak, now)
+        if now == 4:
+            full.set()
+        await full.wait()
         await asyncio.sleep(0.005)
         now -= 1
         return said()
@@ -266,7 +276,7 @@ async def test_a_restart_is_outlasted():
     async with serving(lambda n, r: said()) as (wire, _), sending() as transport:
         await transport.call(wire, ONE)
     waits = Waits()
-    policy = RetryPolicy(attempts=2, deadline=0.2, initial_wait=0.01)
+    policy = RetryPolicy(attempts=2, deadline=1, initial_wait=0.01)
     async with serving(lambda n, r: said()) as (wire, _):
         transport = Transport(retry=policy, sleep=waits, rng=Random(0))
         await transport.call(wire, ONE)
@@ -288,9 +298,12 @@ async def stalled_body(request):
 @pytest.mark.parametrize("how", [lambda request: stall(), stalled_body])
 async def test_a_stalled_answer_meets_the_timeout(how):
     def answer(n, request):
-        return how(request) if n == 0 else said()
+        if n:
+            return said()
+        asyncio.get_running_loop().call_soon(virtual.skip, 6)
+        return how(request)
 
-    policy = RetryPolicy(timeout=0.05, initial_wait=0.001)
+    policy = RetryPolicy(timeout=5, initial_wait=0.001)
     async with (
         serving(answer) as (wire, seen),
         sending(retry=policy, budget=Budget(tokens=60)) as transport,
@@ -301,25 +314,34 @@ async def test_a_stalled_answer_meets_the_timeout(how):
 
 
 async def test_the_deadline_bounds_all_tries_together():
-    policy = RetryPolicy(timeout=0.06, deadline=0.1, initial_wait=0.001)
-    async with serving(lambda n, r: stall()) as (wire, seen), sending(retry=policy) as transport:
-        started = time.monotonic()
+    policy = RetryPolicy(timeout=60, deadline=100, initial_wait=0.001)
+    loop = asyncio.get_running_loop()
+
+    def answer(n, request):
+        # of the second try's own time there is much left
+        loop.call_soon(virtual.skip, (61, 50)[n])
+        return stall()
+
+    async with (
+        serving(answer) as (wire, seen),
+        sending(retry=policy, clock=clock_of(loop)) as transport,
+    ):
         with pytest.raises(CallTimeoutError, match=r"127\.0\.0\.1") as caught:
             await transport.call(wire, ONE)
-        assert time.monotonic() - started < 0.2
         assert caught.value.attempts == 2 == len(seen)
 
 
 async def test_a_queue_is_no_part_of_the_deadline():
-    policy = RetryPolicy(timeout=0.05, deadline=0.05)
+    policy = RetryPolicy(timeout=50, deadline=50)
+    loop = asyncio.get_running_loop()
 
-    async def slow():
-        await asyncio.sleep(0.02)
+    def slow(n, request):
+        virtual.skip(20)
         return said()
 
     async with (
-        serving(lambda n, r: slow()) as (wire, _),
-        sending(retry=policy, max_concurrency=1) as transport,
+        serving(slow) as (wire, _),
+        sending(retry=policy, max_concurrency=1, clock=clock_of(loop)) as transport,
     ):
         await asyncio.gather(*[transport.call(wire, ONE) for _ in range(5)])
         assert transport.meter.calls == 5

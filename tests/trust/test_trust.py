@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -224,18 +221,12 @@ def test_review_puts_the_doubtful_first_and_says_why():
         review_queue([], -1)
 
 
-DATA = Path(os.environ.get("TESTNUC_DATA", "../shared/data"))
-
-
-@pytest.mark.skipif(
-    not (DATA / "predictions").is_dir(), reason="no recorded sets: set TESTNUC_DATA"
-)
-def test_recorded_banking_questions():
+def test_recorded_banking_questions(recordings):
     import orjson
 
-    path = DATA / "predictions" / "banking77.gpt-4o-mini.jsonl"
+    path = recordings / "predictions" / "banking77.gpt-4o-mini.jsonl"
     rows = [orjson.loads(line) for line in path.read_bytes().splitlines()]
-    vectors = np.load(DATA / "embeddings" / "banking77.all-MiniLM-L6-v2.f16.npy")
+    vectors = np.load(recordings / "embeddings" / "banking77.all-MiniLM-L6-v2.f16.npy")
     names = sorted({row["gold"] for row in rows})
     first = sorted({row["text"]: i for i, row in reversed([*enumerate(rows)])}.values())
     gold = np.array([names.index(rows[i]["gold"]) for i in first], np.int32)
