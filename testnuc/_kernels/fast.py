@@ -52,8 +52,8 @@ _AHEAD = np.uintp(128)
 _DENSE = 3
 #: Fewer votes than this do not pay for packing, nor for compiling two more kernels.
 _MANY = 50_000
-#: Nor does a pool larger than so many times the votes (measured).
-_POOL = 8
+#: Nor do fewer votes than so many for each prediction of the pool (measured).
+_POOL = 2
 
 # a vote is an int64: the weight, at most 2^32, in the low bits, the place in the table above them
 _WEIGHT_BITS = np.uintp(33)
@@ -73,7 +73,7 @@ def pays(rows: int, k: int, n_classes: int, n_pool: int) -> bool:
     votes = rows * k
     return (
         rows >= ROWS
-        and votes >= max(_MANY, n_pool // _POOL)
+        and votes >= max(_MANY, _POOL * n_pool)
         # the table is made once, and must not cost more than the votes
         and n_classes * ROWS <= min(votes, _LARGEST_TABLE)
     )

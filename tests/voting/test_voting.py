@@ -191,9 +191,9 @@ def test_rounding_noise_of_a_cosine_is_clipped(noisy, packed, monkeypatch):
 
 
 def test_when_packing_pays():
-    assert fast.pays(1000, 50, 3000, 400_000)
+    assert fast.pays(1000, 50, 3000, 25_000)
     assert not fast.pays(1000, 49, 3000, 1000), "too few votes"
-    assert not fast.pays(1000, 50, 3000, 400_008), "a large pool"
+    assert not fast.pays(1000, 50, 3000, 25_001), "a large pool"
     assert not fast.pays(1000, 50, 3126, 1000), "a table larger than the votes"
     assert not fast.pays(15, 16_384, 150, 1000), "too few rows"
     assert not fast.pays(10**9, 10, 2**26 + 1, 1000), "places that do not fit beside a weight"
