@@ -17,6 +17,8 @@ for name in list(os.environ):
     if name.startswith(("OPENAI", "ANTHROPIC", "AZURE")):
         del os.environ[name]
 os.environ["HF_HUB_OFFLINE"] = "1"
+# without it one of scikit-learn's checks is skipped; read when SciPy is imported
+os.environ.setdefault("SCIPY_ARRAY_API", "1")
 
 LABELS = ["refund", "delivery", "login"]
 

@@ -76,6 +76,7 @@ def no_gc():
     gc.enable()
 
 
+@pytest.mark.slow
 async def test_two_thousand_callers_share_one_client(client_of, no_gc):
     class VoteSettings(HashEmbedder):
         sizes: list[int] = []  # noqa: RUF012
@@ -107,6 +108,7 @@ async def test_two_thousand_callers_share_one_client(client_of, no_gc):
     assert len(long) <= MOST_LONG, long
 
 
+@pytest.mark.slow
 async def test_a_large_batch_leaves_the_loop_to_others(no_gc):
     texts = [f"message {i} about {i % 97}" for i in range(20_000)]
 

@@ -28,6 +28,7 @@ async def test_the_example_runs(monkeypatch, tmp_path):
     assert names["policy"].rest == "live"
 
 
+@pytest.mark.slow
 async def test_the_estimate_is_what_is_printed():
     limit = testnuc.RateLimit(tokens_per_minute=200_000)
     async with testnuc.TestNUC(

@@ -132,6 +132,7 @@ async def test_local_zero_shot_is_given_words(tmp_path):
     assert recording.accuracy == 1
 
 
+@pytest.mark.slow
 async def test_costs_by_method(tmp_path):
     texts, pool = messages(60)[:6], messages(60)[6:]
     async with LoopbackLLM(confident) as llm:

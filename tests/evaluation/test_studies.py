@@ -248,6 +248,7 @@ def test_recordings_are_checked():
         nearest(recording, 3, pool=np.empty(0, np.int64))
 
 
+@pytest.mark.slow
 def test_every_table_has_a_plot(tmp_path):
     recording, foreign = made(200), made(60, seed=9, name="foreign")
     runs = voted_runs([recording, recording], ks=(5,))

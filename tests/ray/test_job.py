@@ -26,13 +26,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The minimum number of concurrent actors"),
 ]
 
-ray = pytest.importorskip("ray")
-
 TEXTS = messages(300) + messages(20)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
+    # not above: the import takes seconds, also of a run without these tests
+    pytest.importorskip("ray")
     import ray.data
 
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -46,9 +46,15 @@ def cluster():
     ray.shutdown()
 
 
+def dataset_of(items, **more):
+    import ray.data
+
+    return ray.data.from_items(items, **more)
+
+
 def dataset(texts=TEXTS):
     items = [{"id": i, "text": text} for i, text in enumerate(texts)]
-    return ray.data.from_items(items, override_num_blocks=3)
+    return dataset_of(items, override_num_blocks=3)
 
 
 def rows_of(labeled):
@@ -152,7 +158,7 @@ def test_a_wrong_key_stops_the_job_and_a_wrong_argument_starts_none():
         ):
             with pytest.raises(testnuc.InvalidInputError, match=message):
                 classify_dataset(dataset(), LABELS, **{**fine, **wrong})
-        taken = ray.data.from_items([{"text": "a", "label": "b"}])
+        taken = dataset_of([{"text": "a", "label": "b"}])
         with pytest.raises(testnuc.InvalidInputError, match="prefix"):
             classify_dataset(taken, LABELS, **fine)
         with pytest.raises(testnuc.InvalidInputError, match="column 'text' has the value ''"):
@@ -171,7 +177,7 @@ def test_the_example_runs(capsys):
 def test_the_page_runs(tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "ray.md").read_text(encoding="utf-8")
     [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    ray.data.from_items([{"body": text} for text in TEXTS]).write_parquet(str(tmp_path / "in"))
+    dataset_of([{"body": text} for text in TEXTS]).write_parquet(str(tmp_path / "in"))
     for theirs, ours in (
         ("s3://bucket/tickets/", str(tmp_path / "in")),
         ("s3://bucket/labeled/", str(tmp_path / "out")),
@@ -189,6 +195,8 @@ def test_the_page_runs(tmp_path, monkeypatch):
             block.replace('"openai/gpt-4o-mini",', f'"openai/m", base_url="{llm.base_url}",'), names
         )
         assert llm.calls == names["labeled"].usage.calls == 300
+    import ray.data
+
     assert ray.data.read_parquet(str(tmp_path / "out")).count() == len(TEXTS)
 
 

@@ -198,6 +198,7 @@ def test_without_an_sdk_a_client_has_no_telemetry(client_of):
     assert Telemetry.of("openai", "m", None) is None
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_for_who_does_not_trace():
     code = (
         "import asyncio, sys, testnuc\n"
@@ -232,6 +233,7 @@ def run(*arguments):
     ).stdout
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docs_prints_what_they_say():
     text = (Path(__file__).parents[2] / "docs" / "observability.md").read_text(encoding="utf-8")
     _, example = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -240,6 +242,7 @@ def test_the_example_of_the_docs_prints_what_they_say():
     assert run("-c", example) == said
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs():
     lines = run("-m", "bench", "telemetry", "--repeats", "1").splitlines()
     assert sum(line.startswith("| ") for line in lines) == 5

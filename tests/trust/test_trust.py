@@ -280,6 +280,7 @@ def test_labels_that_surely_lose_by_the_vote_keep_theirs(seed):
     assert everywhere + 0.8 * (labels == 7).mean() < with_kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("right", [0.65, 0.8])
 def test_no_label_is_kept_without_reason(right):
     for seed in range(5):

@@ -271,6 +271,7 @@ def test_decided():
     assert decided(labels, similarities, None, 1, n_classes=3, columns=[1]).tolist() == [True]
 
 
+@pytest.mark.slow
 def test_a_forked_child_votes_with_threads_of_its_own():
     if not hasattr(os, "fork"):
         pytest.skip("platform: no fork here")
