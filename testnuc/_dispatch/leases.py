@@ -1,8 +1,8 @@
 """Leases on keys: of all processes that share a store, one asks, and the others read its answer.
 
 A store that has leases gives ``lease``, ``renew`` and ``release``, and may give ``lease_seconds``.
-`Leases` holds on to what was leased until it is settled, and looks after the keys that others
-hold: until their answers are in the store, or until they let go of them.
+`Leases` renews what was leased until it is settled, and polls the store for the keys that others
+hold: until their answers are stored, or until their leases end.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ __all__ = ["LEASE_SECONDS", "LeaseStore", "Leases"]
 
 _log = logging.getLogger("testnuc")
 
-#: Seconds after which a process that is no more loses its leases; a store may say otherwise.
+#: Seconds after which a process that has ended loses its leases; a store may say otherwise.
 LEASE_SECONDS = 30.0
-#: Seconds between two looks for what others ask: at first, the factor, and at most.
+#: Seconds between two polls for what others ask: at first, the factor, and at most.
 _FIRST, _GROWTH, _LONGEST = 0.05, 1.5, 2.0
-#: Most keys looked for at a time.
+#: Most keys polled at a time.
 _CHUNK = 1_000
 
 
 class LeaseStore(Protocol):
-    """A store that several processes share, and that knows who asks for what."""
+    """A store that several processes share, with leases on keys."""
 
     async def lease(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
         """Return True for what is ours to ask; False: another asks, or has stored the answer."""
 
     async def renew(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
-        """Hold on to leases; False: it was lost."""
+        """Renew leases; False: it was lost."""
 
     async def release(self, keys: Sequence[bytes]) -> None:
         """Give up leases."""
@@ -48,22 +48,22 @@ class LeaseStore(Protocol):
 
 
 class Leases:
-    """The leases of one fan-out, and the keys that it waits for others to answer.
+    """The leases of one scheduler, and the keys that it waits for other processes to answer.
 
     Parameters
     ----------
     store : LeaseStore
     granted : callable
-        Told keys that were waited for and are now ours to ask; what nobody wants any more it has
-        to be `done` with.
+        Called with keys that were waited for and are now leased; those that are not needed any
+        more it passes to `done`.
     answered : callable
-        Told a key that was waited for, and its prediction.
+        Called with a key that was waited for, and its prediction.
     failed : callable
-        Told all keys that are waited for, and the error of the store.
+        Called with all keys that are waited for, and the error of the store.
     seconds : float
         How long a lease lasts. It is renewed in time while this process runs.
     sleep : callable
-        What waits; for tests.
+        Waits between polls; for tests.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Leases:
         return mine
 
     def done(self, keys: Iterable[bytes], *, stored: bool) -> None:
-        """Let go of keys that have an outcome, or that nobody wants any more.
+        """Release keys that have an outcome, or that are not needed any more.
 
         Parameters
         ----------
@@ -121,7 +121,7 @@ class Leases:
             task.add_done_callback(self._releases.discard)
 
     async def close(self) -> None:
-        """Give up what is held and wait for nobody."""
+        """Release all leases and end the polling."""
         self._awaited.clear()
         self.done(list(self._held), stored=False)
         tasks = [task for task in (self._keeper, self._watcher) if task is not None]
@@ -151,7 +151,7 @@ class Leases:
             self._keeper = None
 
     async def _watch(self) -> None:
-        """Look for answers of others, or for leases that they lost, while any are awaited."""
+        """Poll for answers of others, or for leases that they lost, while any are awaited."""
         pause = _FIRST
         try:
             while self._awaited:
@@ -174,7 +174,7 @@ class Leases:
             part = keys[start : start + _CHUNK]
             predictions = await self._store.get_predictions(part)
             for key, prediction in zip(part, predictions, strict=True):
-                # what was abandoned during the look-up is nobody's concern
+                # not what was abandoned during the look-up
                 if prediction is not None and key in self._awaited:
                     found = True
                     del self._awaited[key]

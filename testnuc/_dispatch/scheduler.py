@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 from testnuc._dispatch.inflight import Ask, InFlight, InFlightRequest, ScheduledRun
 from testnuc._dispatch.leases import LEASE_SECONDS, Leases, LeaseStore
 from testnuc._dispatch.queue import FairQueue
+from testnuc._dispatch.workers import WorkerPool
 from testnuc.errors import BadRequestError, ProviderError, StoreError
 from testnuc.protocols import StoredPrediction
 from testnuc.transport import telemetry
@@ -88,17 +89,13 @@ class Scheduler:
         self._store = store
         self._scope = scope
         self._meter = meter
-        self._limit = workers
-        self._per_call = per_call
         low_water = per_call if mixed else workers * per_call
         self._queue = FairQueue(per_call, low_water=low_water, mixed=mixed)
         self._most_unread = low_water + _TURN
         self._drain = drain
         self._in_flight = in_flight or InFlight()
         self._requests = self._in_flight.requests
-        self._workers: set[asyncio.Task[None]] = set()
-        #: Workers whose call backs off.
-        self._lent = 0
+        self._workers = WorkerPool(workers, per_call, self._queue, self._serve)
         self._closed = False
         self._ever_answered = False
         self._claims: set[asyncio.Task[None]] = set()
@@ -183,7 +180,7 @@ class Scheduler:
             run.changed.set()
         finally:
             self._queue.let_go(run)
-            self._hire()
+            self._workers.hire()
 
     async def _room(self, run: ScheduledRun, *, at_hand: bool) -> None:
         """Wait until the workers are about to run out of work, and the consumer reads."""
@@ -194,7 +191,7 @@ class Scheduler:
             elif len(run.outcomes) > self._most_unread:
                 # other runs may wait for what is held back
                 self._queue.let_go(run)
-                self._hire()
+                self._workers.hire()
                 await run.room.wait()
                 if at_hand:
                     self._queue.hold_back(run)
@@ -244,7 +241,7 @@ class Scheduler:
         """Queue requests on behalf of the run that came first."""
         for request in requests:
             self._queue.put(request.waiters[0][0], request)
-        self._hire()
+        self._workers.hire()
 
     async def _lease(self, leases: Leases, requests: list[InFlightRequest]) -> None:
         keys = [request.ask.key for request in requests]
@@ -286,38 +283,8 @@ class Scheduler:
             self._leases.done(keys, stored=False)
 
     def lend(self, workers: int) -> None:
-        """Raise the worker limit while calls back off (a negative number: lower it again).
-
-        A failed call would otherwise keep its place from others for as long as it waits. Calls in
-        flight are bounded elsewhere; here they may at most be twice as many.
-        """
-        self._lent += workers
-        if workers > 0:
-            self._hire()
-
-    @property
-    def _most(self) -> int:
-        return self._limit + min(self._lent, self._limit)
-
-    def _hire(self) -> None:
-        free = self._most - len(self._workers)
-        if self._closed or free <= 0:
-            return
-        for _ in range(min(free, -(-len(self._queue) // self._per_call))):
-            worker = asyncio.create_task(self._work(), name="testnuc-worker")
-            self._workers.add(worker)
-
-    async def _work(self) -> None:
-        try:
-            while len(self._workers) <= self._most and (bundle := self._queue.take()):
-                for request in bundle:
-                    request.sent = True
-                await self._serve(bundle)
-        finally:
-            # in the same step in which it found no work: else `_hire` would still count on it
-            worker = asyncio.current_task()
-            assert worker is not None
-            self._workers.discard(worker)
+        """Raise the worker limit while calls back off (a negative number: lower it again)."""
+        self._workers.lend(workers)
 
     async def _serve(self, bundle: list[InFlightRequest]) -> None:
         context = bundle[0].waiters[0][0].context if bundle[0].waiters else None
@@ -416,13 +383,8 @@ class Scheduler:
         self._drop([request for request in self._requests.values() if not request.sent])
         self._queue.clear()
         try:
-            if self._workers:
-                await asyncio.wait(self._workers, timeout=self._drain)
+            await self._workers.close(self._drain)
         finally:
-            late = tuple(self._workers)
-            for worker in late:
-                worker.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
             if self._leases is not None:
                 await asyncio.gather(*self._claims, return_exceptions=True)
                 await self._leases.close()
