@@ -11,7 +11,7 @@ from testnuc.methods import SelfConsistency
 from testnuc.testing import LoopbackLLM
 from tests.conftest import confident, gold, messages
 
-pytestmark = pytest.mark.filterwarnings("ignore::testnuc.client.SmallPoolWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 
 class MistakeError(Exception):
