@@ -202,21 +202,21 @@ async def test_concurrent_runs_share_their_calls(client_of):
 
 
 async def test_many_concurrent_classify_calls_share_embedding_batches(client_of):
-    class VoteSettings(HashEmbedder):
+    class CountingEmbedder(HashEmbedder):
         batches = 0
 
         async def embed(self, texts):
-            VoteSettings.batches += 1
+            CountingEmbedder.batches += 1
             await asyncio.sleep(0.001)
             return await super().embed(texts)
 
     async with (
         LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, embedder=VoteSettings(), neighbors="stored")) as nuc,
+        TestNUC(**client_of(llm, embedder=CountingEmbedder(), neighbors="stored")) as nuc,
     ):
         results = await asyncio.gather(*(nuc.classify(t) for t in messages(300)))
         assert [r.prediction.label for r in results] == [gold(t) for t in messages(300)]
-        assert VoteSettings.batches < 30
+        assert CountingEmbedder.batches < 30
         assert llm.calls == 300
 
 

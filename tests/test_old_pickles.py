@@ -32,7 +32,7 @@ from testnuc.trust import VoteSettings
 
 pytest.importorskip("sklearn")
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parent / "data"
 LABELS = ["refund", "delivery", "login"]
 WORDS = ["money back", "parcel late", "password wrong"]
 TEXTS = [f"{said} number {i}" for i in range(30) for said in WORDS]

@@ -97,7 +97,7 @@ def test_sizes_are_checked(wrong):
 
 def test_what_is_no_method_is_refused():
     for wrong in (SelfConsistency, "self-consistency", 7):
-        with pytest.raises(testnuc.InvalidInputError, match="give an object such as"):
+        with pytest.raises(testnuc.InvalidInputError, match="pass an object such as"):
             resolve(wrong)
     with pytest.raises(testnuc.InvalidInputError, match="texts_per_call is 5"):
         resolve(TopKICL(3), texts_per_call=5)

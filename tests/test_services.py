@@ -78,7 +78,7 @@ def no_gc():
 
 @pytest.mark.slow
 async def test_two_thousand_callers_share_one_client(client_of, no_gc):
-    class VoteSettings(HashEmbedder):
+    class CountingEmbedder(HashEmbedder):
         sizes: list[int] = []  # noqa: RUF012
 
         async def embed(self, texts):
@@ -86,7 +86,7 @@ async def test_two_thousand_callers_share_one_client(client_of, no_gc):
             await asyncio.sleep(0.005)
             return await super().embed(texts)
 
-    embedder = VoteSettings()
+    embedder = CountingEmbedder()
     texts = messages(2_000)
     async with (
         LoopbackLLM(confident) as llm,

@@ -13,7 +13,7 @@ import orjson
 if TYPE_CHECKING:
     from testnuc.testing.content import Content
 
-__all__ = ["ANTHROPIC", "OPENAI", "Prompt", "Quota", "Tokens", "WireFormat", "count_tokens"]
+__all__ = ["ANTHROPIC", "OPENAI", "Prompt", "ReportedLimit", "Tokens", "WireFormat", "count_tokens"]
 
 _PIECE = re.compile(r"\s+|\w+|[^\w\s]")
 _CHARS_PER_TOKEN = 4
@@ -59,7 +59,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
+class ReportedLimit:
     """One rate limit, as reported in headers."""
 
     what: str
@@ -89,7 +89,7 @@ class WireFormat(Protocol):
     def error(self, status: int, message: str, code: str | None, param: str | None) -> bytes:
         """Return the body of an error response."""
 
-    def quota_headers(self, quotas: list[Quota]) -> bytes:
+    def quota_headers(self, quotas: list[ReportedLimit]) -> bytes:
         """Return the rate-limit headers."""
 
     def retry_headers(self, seconds: float) -> bytes:
@@ -176,7 +176,7 @@ class _OpenAI:
         }
         return orjson.dumps({"error": error})
 
-    def quota_headers(self, quotas: list[Quota]) -> bytes:
+    def quota_headers(self, quotas: list[ReportedLimit]) -> bytes:
         return "".join(
             f"x-ratelimit-limit-{quota.what}: {quota.limit}\r\n"
             f"x-ratelimit-remaining-{quota.what}: {quota.remaining}\r\n"
@@ -272,7 +272,7 @@ class _Anthropic:
         kind = self._TYPES.get(status, "api_error")
         return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
 
-    def quota_headers(self, quotas: list[Quota]) -> bytes:
+    def quota_headers(self, quotas: list[ReportedLimit]) -> bytes:
         now = datetime.now(UTC)
         lines = []
         for quota in quotas:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 from testnuc.testing.faults import status_of
-from testnuc.testing.formats import ANTHROPIC, Quota
+from testnuc.testing.formats import ANTHROPIC, ReportedLimit
 from testnuc.testing.http_connection import header
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def quota_headers(wire: WireFormat, window: RateLimitWindow) -> bytes:
     )
     return wire.quota_headers(
         [
-            Quota(what, int(limit), max(0, int(limit - used)), reset)
+            ReportedLimit(what, int(limit), max(0, int(limit - used)), reset)
             for what, limit, used in limits
             if limit is not None
         ]

@@ -413,7 +413,7 @@ async def test_processes_that_share_a_database_ask_once(lane, database):
         assert llm.calls == 120
         assert first.usage.calls + second.usage.calls == 120
         # a live run does not wait for what a batch will bring
-        llm._desk.options = Batches(polls=100_000)
+        llm._batches.options = Batches(polls=100_000)
         slow = asyncio.create_task(first.classify_many(messages(130)[120:], lane="batch"))
         await until(lambda: llm.batches >= 3)
         await second.classify_many(messages(130)[120:])
@@ -567,7 +567,7 @@ async def test_a_batch_that_was_taken_away_while_it_was_created_is_sent_anew(mod
         if name in {"upload", "create"} and not taken:
             (batch,) = store._batches.values()
             taken.append(batch.id)
-            store._holders[batch.id] = (b"another", time.monotonic() + 60)
+            store._leases[batch.id] = (b"another", time.monotonic() + 60)
             store._batches[batch.id] = replace(batch, outcome="never created", usage=None)
 
     taken = []
@@ -623,8 +623,8 @@ async def test_a_batch_that_is_gone_is_sent_again(model, lane):
         async with lane(llm, model=model, store=store) as nuc:
             run = asyncio.create_task(nuc.classify_many(messages(30), lane="batch"))
             await noted(store)
-            llm._desk.batches.clear()
-            llm._desk.options = Batches()
+            llm._batches.batches.clear()
+            llm._batches.options = Batches()
             results = await run
             assert not results.errors
         ends = [b.outcome for b in await store.batches(ended=True)]

@@ -154,7 +154,7 @@ def test_the_calibration_error_by_hand():
 
 
 def test_scores_of_nothing_are_refused():
-    with pytest.raises(InvalidInputError, match="no labeled texts"):
+    with pytest.raises(InvalidInputError, match="no text has a gold label"):
         score([], [])
-    with pytest.raises(InvalidInputError, match="2 gold labels"):
+    with pytest.raises(InvalidInputError, match="gold has 2 labels"):
         score(["a", "b"], ["a"])

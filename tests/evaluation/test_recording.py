@@ -104,20 +104,20 @@ async def test_foreign_texts_are_asked_about_with_the_labels_of_another_dataset(
 
 
 async def test_embeddings_are_kept_by_embedder_and_texts(tmp_path):
-    class VoteSettings(HashEmbedder):
+    class CountingEmbedder(HashEmbedder):
         texts = 0
 
         async def embed(self, texts):
-            VoteSettings.texts += len(texts)
+            CountingEmbedder.texts += len(texts)
             return await super().embed(texts)
 
     texts = messages(30)
-    first = await embedded(texts, VoteSettings(), cache_dir=tmp_path)
-    again = await embedded(texts, VoteSettings(), cache_dir=tmp_path)
-    assert VoteSettings.texts == 30
+    first = await embedded(texts, CountingEmbedder(), cache_dir=tmp_path)
+    again = await embedded(texts, CountingEmbedder(), cache_dir=tmp_path)
+    assert CountingEmbedder.texts == 30
     assert (first == again).all()
-    await embedded(texts[:20], VoteSettings(), cache_dir=tmp_path)
-    assert VoteSettings.texts == 50
+    await embedded(texts[:20], CountingEmbedder(), cache_dir=tmp_path)
+    assert CountingEmbedder.texts == 50
     assert first.astype(np.float32) == pytest.approx(await HashEmbedder().embed(texts), abs=1e-3)
 
 

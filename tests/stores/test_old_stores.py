@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from testnuc import RetryPolicy, SelfConsistency, TestNUC, TopKICL, TopKICLP
+from testnuc import RetryPolicy, Sampling, SelfConsistency, TestNUC, TopKICL, TopKICLP
 from testnuc._base.checks import hash_text
 from testnuc.batch.manifest import unpack
 from testnuc.stores import resolve
@@ -37,16 +37,18 @@ CLIENTS = {
     "sampled": {"model": "openai/test", "method": SelfConsistency(3), **SERVER},
     "icl": {"model": "openai/test", "method": TopKICL(3), "neighbors": "stored", **SERVER},
     "iclp": {"model": "openai/test", "method": TopKICLP(3), "neighbors": "stored", **SERVER},
-    "packed": {"model": "openai/test", "texts_per_call": 4, **SERVER},
+    "packed": {"model": "openai/test", "sampling": Sampling(texts_per_call=4), **SERVER},
     "described": {
         "model": "openai/test",
         "labels": DESCRIBED,
         "none_label": "other",
         "instructions": "Label what the customer wants.",
-        "request_options": {"seed": 7, "max_tokens": 50},
-        "temperature": 0.0,
-        "top_p": None,
-        "confidence": "logprobs",
+        "sampling": Sampling(
+            temperature=0.0,
+            top_p=None,
+            confidence="logprobs",
+            request_options={"seed": 7, "max_tokens": 50},
+        ),
         **SERVER,
     },
     "batched": {"model": "openai/batched", **SERVER},

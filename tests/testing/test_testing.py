@@ -16,7 +16,7 @@ from testnuc.testing import CURABLE_KINDS, FAULT_KINDS, Faults, HashEmbedder, by
 from testnuc.testing.answers import answer_function, latency_function
 from testnuc.testing.content import WRONG_LABEL, compose
 from testnuc.testing.faults import LOST_KINDS, PACKED_KINDS
-from testnuc.testing.formats import ANTHROPIC, OPENAI, Quota
+from testnuc.testing.formats import ANTHROPIC, OPENAI, ReportedLimit
 from testnuc.testing.rate_limit import RateLimitWindow
 
 TEXTS = [f"where is my order number {i}?" for i in range(2000)]
@@ -279,12 +279,12 @@ def test_bad_answers_are_bad_in_the_way_they_should_be():
     [(0, b"0ms"), (0.0195, b"20ms"), (1.5, b"1.5s"), (59, b"59s"), (60, b"1m0s"), (360, b"6m0s")],
 )
 def test_openai_durations(seconds, written):
-    lines = OPENAI.quota_headers([Quota("requests", 10, 3, seconds)]).split(b"\r\n")
+    lines = OPENAI.quota_headers([ReportedLimit("requests", 10, 3, seconds)]).split(b"\r\n")
     assert lines[2] == b"x-ratelimit-reset-requests: " + written
 
 
 def test_anthropic_resets_are_dates():
-    lines = ANTHROPIC.quota_headers([Quota("tokens", 10, 3, 30.5)]).decode().split("\r\n")
+    lines = ANTHROPIC.quota_headers([ReportedLimit("tokens", 10, 3, 30.5)]).decode().split("\r\n")
     assert lines[:2] == [
         "anthropic-ratelimit-tokens-limit: 10",
         "anthropic-ratelimit-tokens-remaining: 3",
