@@ -341,4 +341,4 @@ def test_a_forked_process_waits_for_no_thread_that_it_has_not(llm, tmp_path, mon
     assert done.returncode == 0, done.stderr
     before, told, code = done.stdout.splitlines()
     assert (before, code) == ("refund", "0"), done.stderr
-    assert "make a new one here" in told
+    assert "create one in the child process" in told

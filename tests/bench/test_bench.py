@@ -147,7 +147,7 @@ def test_paper_asks_a_model_only_after_a_yes_and_resumes(named, tmp_path):
         ]  # fmt: skip
         code, printed, err = study(folder, tmp_path / "out", *arguments)
         assert code == 1
-        assert "run it again with --yes" in err
+        assert "Confirm with --yes" in err
         first = int(re.search(r"at most ([\d,]+) calls", printed)[1].replace(",", ""))
         # ten samples of the texts that the votes need, which are nearly all
         assert 1_000 < first <= 1_200
