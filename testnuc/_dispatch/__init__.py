@@ -1,1 +1,1 @@
-"""Which question is asked when, and that none is asked twice."""
+"""Scheduling of LLM calls: cache keys, single-flight, leases, fair queueing, workers."""

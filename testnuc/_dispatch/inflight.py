@@ -18,17 +18,18 @@ __all__ = ["Ask", "InFlight", "InFlightRequest", "ScheduledRun"]
 
 
 class Ask:
-    """One question: the label of one text, for the `sample`-th time.
+    """A request for the label of one text, with its cache key.
 
     Parameters
     ----------
     key : bytes
-        Hash of all that can change the answer.
+        Hash of everything that can change the answer.
     text : str
     text_hash : bytes
     place : int
-        The caller's own number of the text.
+        Position of the text in the caller's run; returned with the outcome.
     sample : int
+        Zero-based sample index.
     demonstrations : tuple of Demonstration
     """
 
@@ -52,25 +53,25 @@ class Ask:
 
 
 class ScheduledRun:
-    """One consumer's asks: how many are open, and the outcomes that it has not read yet.
+    """State of one `Scheduler.run`: the number of open asks, and the outcomes not yet consumed.
 
-    Workers append outcomes and never call the consumer, so that its errors stay its own.
+    Workers append outcomes and never call the consumer, so its exceptions cannot reach a worker.
     """
 
     __slots__ = ("changed", "context", "failure", "fed", "open", "outcomes", "room")
 
     def __init__(self) -> None:
-        #: Whether all asks were taken.
+        #: Whether the iterable of asks is exhausted.
         self.fed = False
-        #: Asks that have no outcome yet.
+        #: Asks without an outcome.
         self.open = 0
         #: Outcomes that the consumer has not read yet.
         self.outcomes: deque[tuple[Ask, Outcome]] = deque()
-        #: What ends the run once its outcomes are read.
+        #: Raised to the consumer once its outcomes are read.
         self.failure: BaseException | None = None
         #: Set when the consumer has something to read.
         self.changed = asyncio.Event()
-        #: Set when more asks may be taken.
+        #: Set when more asks may be claimed.
         self.room = asyncio.Event()
         #: The trace that its calls belong to.
         self.context = telemetry.context()
@@ -88,7 +89,7 @@ class ScheduledRun:
 
 
 class InFlightRequest:
-    """A key that is queued or was sent, and the runs that wait for its outcome."""
+    """A key that is queued or in flight, and the runs that wait for its outcome."""
 
     __slots__ = ("ask", "sent", "waiters")
 
@@ -101,14 +102,14 @@ class InFlightRequest:
 class InFlight:
     """The registry of in-flight requests, shared by the lanes of a client: single-flight by key.
 
-    Predictions stored while a look-up runs, which may have missed them, are kept until all
-    look-ups have ended.
+    A store look-up can miss a prediction that is stored while it runs; such predictions are kept in
+    `fresh` until all look-ups have ended.
     """
 
     __slots__ = ("fresh", "reading", "requests")
 
     def __init__(self) -> None:
         self.requests: dict[bytes, InFlightRequest] = {}
-        #: Look-ups that run.
+        #: Number of store look-ups in progress.
         self.reading = 0
         self.fresh: dict[bytes, Prediction] = {}

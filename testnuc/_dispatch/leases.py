@@ -1,8 +1,8 @@
-"""Leases on keys: of all processes that share a store, one asks, and the others read its answer.
+"""Leases on keys: one process makes the call, the others that share its store read the answer.
 
-A store that has leases gives ``lease``, ``renew`` and ``release``, and may give ``lease_seconds``.
-`Leases` renews what was leased until it is settled, and polls the store for the keys that others
-hold: until their answers are stored, or until their leases end.
+A store with leases has ``lease``, ``renew`` and ``release``, and optionally ``lease_seconds``.
+`Leases` renews the leases it holds until their keys have an outcome. For keys leased by other
+processes it polls the store until the answer is stored or the lease expires.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["LEASE_SECONDS", "LeaseStore", "Leases"]
 
 _log = logging.getLogger("testnuc")
 
-#: Seconds after which a process that has ended loses its leases; a store may say otherwise.
+#: Seconds until the leases of a dead process expire; a store may set `lease_seconds`.
 LEASE_SECONDS = 30.0
-#: Seconds between two polls for what others ask: at first, the factor, and at most.
+#: Poll interval in seconds: the first, its growth factor, and the longest.
 _FIRST, _GROWTH, _LONGEST = 0.05, 1.5, 2.0
 #: Most keys polled at a time.
 _CHUNK = 1_000
@@ -35,10 +35,10 @@ class LeaseStore(Protocol):
     """A store that several processes share, with leases on keys."""
 
     async def lease(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
-        """Return True for what is ours to ask; False: another asks, or has stored the answer."""
+        """Return True for each key that is leased now; False: leased by another, or answered."""
 
     async def renew(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
-        """Renew leases; False: it was lost."""
+        """Renew leases; False for each lease that was lost."""
 
     async def release(self, keys: Sequence[bytes]) -> None:
         """Give up leases."""
@@ -48,20 +48,20 @@ class LeaseStore(Protocol):
 
 
 class Leases:
-    """The leases of one scheduler, and the keys that it waits for other processes to answer.
+    """The leases of one scheduler, and the keys that other processes have leased.
 
     Parameters
     ----------
     store : LeaseStore
     granted : callable
-        Called with keys that were waited for and are now leased; those that are not needed any
-        more it passes to `done`.
+        Called with awaited keys that are leased now; it must pass those that are no longer needed
+        to `done`.
     answered : callable
-        Called with a key that was waited for, and its prediction.
+        Called with an awaited key and its stored prediction.
     failed : callable
-        Called with all keys that are waited for, and the error of the store.
+        Called with all awaited keys and the store's error.
     seconds : float
-        How long a lease lasts. It is renewed in time while this process runs.
+        How long a lease lasts; it is renewed after a third of this.
     sleep : callable
         Waits between polls; for tests.
     """
@@ -83,31 +83,31 @@ class Leases:
         self._seconds = seconds
         self._sleep = sleep
         self._held: set[bytes] = set()
-        #: In the order in which they came.
+        #: Keys leased by other processes, in insertion order.
         self._awaited: dict[bytes, None] = {}
-        self._keeper: asyncio.Task[None] | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._renewal: asyncio.Task[None] | None = None
+        self._poller: asyncio.Task[None] | None = None
         self._releases: set[asyncio.Task[None]] = set()
 
     async def claim(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Try to lease keys; returns those that are ours. The others are waited for."""
+        """Try to lease keys; returns those that were leased. The others are awaited."""
         got = await self._store.lease(keys, self._seconds)
-        mine = {key for key, ours in zip(keys, got, strict=True) if ours}
+        mine = {key for key, leased in zip(keys, got, strict=True) if leased}
         self._hold(mine)
-        # a key that this process holds for another run is no key to wait for
+        # a key that this process already holds, for another run, is not awaited
         self._awaited.update((key, None) for key in keys if key not in self._held)
-        if self._awaited and self._watcher is None:
-            self._watcher = asyncio.create_task(self._watch(), name="testnuc-awaited")
+        if self._awaited and self._poller is None:
+            self._poller = asyncio.create_task(self._poll_loop(), name="testnuc-awaited")
         return mine
 
     def done(self, keys: Iterable[bytes], *, stored: bool) -> None:
-        """Release keys that have an outcome, or that are not needed any more.
+        """Release keys that have an outcome or are no longer needed.
 
         Parameters
         ----------
         keys : iterable of bytes
         stored : bool
-            Whether they have answers: then the store has ended their leases already.
+            Whether their answers were stored, which ends their leases in the store.
         """
         gone = []
         for key in keys:
@@ -121,10 +121,10 @@ class Leases:
             task.add_done_callback(self._releases.discard)
 
     async def close(self) -> None:
-        """Release all leases and end the polling."""
+        """Release all leases and stop polling."""
         self._awaited.clear()
         self.done(list(self._held), stored=False)
-        tasks = [task for task in (self._keeper, self._watcher) if task is not None]
+        tasks = [task for task in (self._renewal, self._poller) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *self._releases, return_exceptions=True)
@@ -133,48 +133,49 @@ class Leases:
         self._held |= keys
         for key in keys:
             self._awaited.pop(key, None)
-        if self._held and self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep(), name="testnuc-leases")
+        if self._held and self._renewal is None:
+            self._renewal = asyncio.create_task(self._renew_loop(), name="testnuc-leases")
 
-    async def _keep(self) -> None:
-        """Renew leases while any are held: a call may take longer than a lease, a queue surely."""
+    async def _renew_loop(self) -> None:
+        """Renew leases while any are held: calls and queueing can outlast a lease."""
         try:
             while self._held:
                 await self._sleep(self._seconds / 3)
                 if self._held:
-                    # a lease that is lost costs a second call at worst: no reason to stop the run
+                    # a lost lease costs a duplicate call at worst, so it does not fail the run
                     try:
                         await self._store.renew(list(self._held), self._seconds)
                     except StoreError as exc:
                         _log.warning("leases could not be renewed: %s", exc)
         finally:
-            self._keeper = None
+            self._renewal = None
 
-    async def _watch(self) -> None:
-        """Poll for answers of others, or for leases that they lost, while any are awaited."""
+    async def _poll_loop(self) -> None:
+        """Poll the awaited keys for stored answers and for expired leases."""
         pause = _FIRST
         try:
             while self._awaited:
                 await self._sleep(pause)
                 try:
-                    found = await self._look()
-                except Exception as exc:  # noqa: BLE001 - it stops the runs that wait
+                    found = await self._poll()
+                except Exception as exc:  # noqa: BLE001 - fails the waiting runs
                     keys = list(self._awaited)
                     self._awaited.clear()
                     self._failed(keys, exc)
                     return
                 pause = _FIRST if found else min(pause * _GROWTH, _LONGEST)
         finally:
-            self._watcher = None
+            self._poller = None
 
-    async def _look(self) -> bool:
+    async def _poll(self) -> bool:
+        """Check all awaited keys once; returns whether any was answered or leased."""
         found = False
         keys = list(self._awaited)
         for start in range(0, len(keys), _CHUNK):
             part = keys[start : start + _CHUNK]
             predictions = await self._store.get_predictions(part)
             for key, prediction in zip(part, predictions, strict=True):
-                # not what was abandoned during the look-up
+                # the key may have been abandoned during the look-up
                 if prediction is not None and key in self._awaited:
                     found = True
                     del self._awaited[key]
@@ -183,7 +184,7 @@ class Leases:
             if not left:
                 continue
             got = await self._store.lease(left, self._seconds)
-            mine = [key for key, ours in zip(left, got, strict=True) if ours]
+            mine = [key for key, leased in zip(left, got, strict=True) if leased]
             if mine:
                 found = True
                 self._hold(set(mine))
@@ -191,6 +192,6 @@ class Leases:
         return found
 
     async def _release(self, keys: Sequence[bytes]) -> None:
-        # they expire anyway
+        # unreleased leases expire
         with contextlib.suppress(StoreError):
             await self._store.release(keys)

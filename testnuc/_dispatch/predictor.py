@@ -35,13 +35,13 @@ class Predictor:
     transport : Transport
     labels : LabelSet
     instructions : str, optional
-        The user's guidelines, into the prompt.
+        The user's guidelines, added to the prompt.
     temperature, top_p : float, optional
     confidence : {"verbalized", "logprobs"}
     options : mapping
-        Passed to the provider as they are.
+        Passed to the provider unchanged.
     texts_per_call : int
-        Part of every key: a packed text may be answered differently.
+        Part of every key, because packing can change an answer.
     """
 
     def __init__(
@@ -102,21 +102,21 @@ class Predictor:
                 f"request_options cannot be sent: {exc}; use numbers, strings, lists and dicts"
             ) from exc
         self._hasher = blake2b(constant, digest_size=16)
-        #: What the predictions of all texts have in common.
+        #: Hash of everything that all keys have in common.
         self.scope = self._hasher.digest()
-        #: Has seen all of a prompt without examples but the text.
-        self._plain = self._started(())
+        #: The hash state of a prompt without examples, up to the text.
+        self._plain = self._hash_state(())
 
     def key(
         self, text: str, sample: int = 0, demonstrations: tuple[Demonstration, ...] = ()
     ) -> bytes:
-        """Return the key of a text: the hash of the prompt for this text alone, and of the rest."""
-        hasher = self._started(demonstrations) if demonstrations else self._plain.copy()
+        """Return the cache key of a text: a hash of `scope`, its prompt and the sample index."""
+        hasher = self._hash_state(demonstrations) if demonstrations else self._plain.copy()
         hasher.update(prompts.text_json(text))
         hasher.update(sample.to_bytes(4, "little"))
         return hasher.digest()
 
-    def _started(self, demonstrations: tuple[Demonstration, ...]) -> blake2b:
+    def _hash_state(self, demonstrations: tuple[Demonstration, ...]) -> blake2b:
         hasher = self._hasher.copy()
         hasher.update(prompts.user_prompt_start(demonstrations))
         return hasher
@@ -134,22 +134,22 @@ class Predictor:
         return Ask(key, text, text_hash, place, sample, demonstrations)
 
     def key_of(self, kind: str, text_hash: bytes) -> bytes:
-        """Return the key of what a method of some kind made of a text, whatever the prompts."""
+        """Return the key of a text's prediction by a kind of method, independent of its prompts."""
         hasher = self._hasher.copy()
         # no prompt starts with a NUL
         hasher.update(b"\0" + kind.encode() + b"\0" + text_hash)
         return hasher.digest()
 
     def request(self, asks: Sequence[Ask]) -> Request:
-        """Return the call that asks about distinct texts, those with examples each alone."""
+        """Return the call for distinct texts; a text with examples needs a call of its own."""
         texts = tuple(ask.text for ask in asks)
         return Request(self.task, prompts.user_prompt(texts, asks[0].demonstrations), texts)
 
     async def answer(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
         """Return a prediction or an error for each ask, whose texts are distinct.
 
-        A packed call in which items fail is split: the failing ones are asked again in halves,
-        down to calls of one text.
+        If items of a packed call fail, they are retried in two smaller calls, recursively, down to
+        calls of one text.
         """
         request = self.request(asks)
         answers: Sequence[Answer | Exception]
@@ -161,7 +161,7 @@ class Predictor:
             refused = isinstance(exc, BadRequestError)
             if len(asks) == 1 or exc.retryable or (exc.fatal and not refused):
                 raise
-            # what is refused of one text (too long, filtered) must not fail those packed with it
+            # one refused text (too long, filtered) must not fail the texts packed with it
             answers = [exc] * len(asks)
         outcomes: list[Prediction | Exception] = [
             a if isinstance(a, Exception) else self.labels.predicted(a) for a in answers
@@ -171,21 +171,21 @@ class Predictor:
             half = -(-len(failed) // 2)
             for part in (failed[:half], failed[half:]):
                 if part:
-                    again = await self._part(tuple(asks[i] for i in part))
+                    again = await self._retry_half(tuple(asks[i] for i in part))
                     for i, outcome in zip(part, again, strict=True):
                         outcomes[i] = outcome
         return outcomes
 
-    async def _part(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
+    async def _retry_half(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
         try:
             return await self.answer(asks)
-        except Exception as exc:  # noqa: BLE001 - what the other half has is kept
+        except Exception as exc:  # noqa: BLE001 - the other half keeps its answers
             return [exc] * len(asks)
 
     async def _call(self, request: Request) -> Reply:
         if self._wire is not None:
             return await self._transport.call(self._wire, request)
         assert self._other is not None
-        # a labeler in this process may suspend no task: others must have their turn as well
+        # a local labeler may never suspend, so yield to other tasks here
         await asyncio.sleep(0)
         return await self._transport.answer(self._other, request)

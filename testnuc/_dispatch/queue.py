@@ -1,4 +1,4 @@
-"""The queue of requests that wait for a worker, served run by run in turn."""
+"""Queue of requests waiting for a worker; runs are served round-robin."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["FairQueue"]
 
 
 class FairQueue:
-    """A queue for each run; runs take turns, so that a short one does not wait for a long one.
+    """Round-robin over one queue per run, so that a short run does not wait for a long one.
 
     Parameters
     ----------
     per_call : int
         Most requests in a bundle.
     low_water : int
-        A run may take more asks when no more of its requests than this wait.
+        A run claims more asks once at most this many of its requests are queued.
     mixed : bool
         Whether a bundle may hold several requests about one text, and some with examples.
     """
@@ -28,10 +28,10 @@ class FairQueue:
         self._per_call = per_call
         self._low_water = low_water
         self._mixed = mixed
-        #: In the order of their turns; none is empty.
+        #: Next run first; no queue is empty.
         self._queues: OrderedDict[ScheduledRun, deque[InFlightRequest]] = OrderedDict()
         self._size = 0
-        #: Runs that have more asks at hand, so that none of their calls need go out half full.
+        #: Runs with more asks to come: their requests wait until they fill a call.
         self._held_back: set[ScheduledRun] = set()
 
     def __len__(self) -> int:
@@ -39,7 +39,7 @@ class FairQueue:
         return self._size
 
     def is_full(self, run: ScheduledRun) -> bool:
-        """Whether so many requests of a run wait that it takes no more asks."""
+        """Whether a run has too many queued requests to claim more asks."""
         queue = self._queues.get(run)
         return queue is not None and len(queue) > self._low_water
 
@@ -52,15 +52,15 @@ class FairQueue:
         self._size += 1
 
     def hold_back(self, run: ScheduledRun) -> None:
-        """Skip a run from now on while its requests do not fill a call."""
+        """From now on, serve a run only when its requests fill a call."""
         self._held_back.add(run)
 
-    def let_go(self, run: ScheduledRun) -> None:
-        """Skip a run no longer."""
+    def release(self, run: ScheduledRun) -> None:
+        """Serve a run again even if its requests do not fill a call."""
         self._held_back.discard(run)
 
     def take(self) -> list[InFlightRequest]:
-        """Remove a bundle that fits in one call; empty where nothing is ready."""
+        """Remove and return the requests of one call; empty if none is ready."""
         for _ in range(len(self._queues)):
             run, queue = next(iter(self._queues.items()))
             self._queues.move_to_end(run)
@@ -82,7 +82,7 @@ class FairQueue:
         hashes: set[bytes] = set()
         while queue and len(bundle) < self._per_call:
             if not queue[0].waiters:
-                # its runs have ended, the last one in another lane
+                # all waiting runs have ended, perhaps in another lane
                 queue.popleft()
                 continue
             ask = queue[0].ask
@@ -95,7 +95,7 @@ class FairQueue:
         return bundle
 
     def remove(self, run: ScheduledRun) -> deque[InFlightRequest]:
-        """Remove a run; returns its requests."""
+        """Remove a run and return its requests."""
         queue = self._queues.pop(run, None)
         if queue is None:
             return deque()

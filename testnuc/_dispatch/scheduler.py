@@ -1,12 +1,12 @@
-"""The scheduler: distinct asks to a bounded set of workers, each key asked once.
+"""Schedule asks on a bounded pool of workers, with one call per key.
 
-A run hands in asks and iterates over their outcomes. What is stored is answered from the store, an
-in-flight request of another run is shared, and the rest goes to workers. Workers belong to the
-client, not to the run: when a run ends early, calls that were sent go on, and their answers are
+A run submits asks and iterates over their outcomes. Stored predictions are returned from the store,
+in-flight requests of other runs are joined, and the rest is queued for workers. Workers belong to
+the client, not to a run: when a run ends early, calls in flight complete and their answers are
 stored.
 
-Where the store has leases, only leased keys go to the workers; a key that another process has
-leased waits until its answer is in the store, or until the lease is free.
+If the store has leases, only leased keys are queued. A key that another process has leased waits
+until its answer is stored or its lease expires.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Ask", "Scheduler"]
 
 #: Asks looked up in the store at a time.
 _CHUNK = 256
-#: Outcomes that are read between two turns of the event loop.
+#: Outcomes yielded before control returns to the event loop.
 _TURN = 1_024
 _CLOSED = "the client was closed"
 
@@ -48,20 +48,20 @@ class Scheduler:
     Parameters
     ----------
     answer : callable
-        Awaitable outcomes, a `Prediction` or an exception each, of a tuple of asks.
+        Coroutine function: a tuple of asks -> a `Prediction` or an exception for each.
     store : Store
     scope : bytes
         Stored with each prediction.
     meter : Meter
-        Counts predictions that were stored or already in flight.
+        Counts store hits and joined requests.
     workers : int
-        Most calls of `answer` at a time, but for those that back off; see `lend`.
+        Most concurrent calls of `answer`; `lend` raises it while calls back off.
     per_call : int
-        Most asks given to one call of `answer`.
+        Most asks in one call of `answer`.
     drain : float
-        Seconds that `close` waits for calls that were sent.
+        Seconds that `close` waits for calls in flight.
     sleep : callable
-        Waits between two polls for the answers of other processes.
+        Waits between polls for the answers of other processes.
     lease_factor : float
         How many times longer than the store's default leases last.
     mixed : bool
@@ -113,20 +113,19 @@ class Scheduler:
     async def run(
         self, asks: Iterable[Ask] | AsyncGenerator[list[Ask], None]
     ) -> AsyncGenerator[tuple[Ask, Outcome], None]:
-        """Yield the outcome of each ask, in the order they come.
+        """Yield the outcome of each ask, in completion order.
 
-        Asks are taken as workers get free and outcomes are read, so that a generator of millions
-        stays one. An asynchronous one yields them in lists, and may itself use `run` for what they
-        depend on.
+        Asks are claimed lazily, as workers become free and outcomes are consumed, so an iterable of
+        millions is never held in memory. An async generator yields lists of asks, and may itself
+        call `run` for asks that they depend on.
 
-        Close it (``contextlib.aclosing``) to end the run early: its requests that were not sent are
-        dropped, unless other runs wait for them.
+        Close it (``contextlib.aclosing``) to end the run early: unsent requests are dropped, unless
+        other runs wait for them.
 
         Raises
         ------
         ProviderError
-            Every further call would fail: a wrong key, an unknown model, a request of the wrong
-            form.
+            No call can succeed: a wrong key, an unknown model, a malformed request.
         StoreError
             The store failed.
         """
@@ -138,7 +137,7 @@ class Scheduler:
                     yield run.outcomes.popleft()
                 run.room.set()
                 if run.outcomes:
-                    # a batch of thousands may have ended: other tasks must have their turn
+                    # thousands of outcomes can arrive at once: yield to other tasks
                     await asyncio.sleep(0)
                 elif run.failure is not None:
                     raise run.failure
@@ -150,7 +149,7 @@ class Scheduler:
         finally:
             ended = feeder.done()
             feeder.cancel()
-            # before the wait, which a second cancellation may end
+            # before the wait, which a second cancellation can interrupt
             self._abandon(run)
             if not ended:
                 await asyncio.wait([feeder])
@@ -158,20 +157,20 @@ class Scheduler:
     async def _feed(
         self, run: ScheduledRun, asks: Iterable[Ask] | AsyncGenerator[list[Ask], None]
     ) -> None:
-        """Claim the asks of a run, chunk by chunk, as its queue and its consumer allow."""
-        # asks that come with time could wait for one of their own that is held back
-        at_hand = isinstance(asks, Iterable)
-        if at_hand:
+        """Claim the asks of a run in chunks, with backpressure from its queue and its consumer."""
+        # an async generator may wait for one of its own asks, which must not be held back
+        eager = isinstance(asks, Iterable)
+        if eager:
             self._queue.hold_back(run)
         try:
             async with aclosing(_chunks(asks) if isinstance(asks, Iterable) else asks) as chunks:
                 async for chunk in chunks:
                     await self._claim(run, chunk)
-                    # a store in memory suspends no task
+                    # an in-memory store never suspends
                     await asyncio.sleep(0)
-                    await self._room(run, at_hand=at_hand)
+                    await self._room(run, eager=eager)
         except BaseException as exc:
-            # raised where the outcomes are read
+            # raised in the consumer
             run.fail(exc)
             if not isinstance(exc, Exception):
                 raise
@@ -179,21 +178,21 @@ class Scheduler:
             run.fed = True
             run.changed.set()
         finally:
-            self._queue.let_go(run)
+            self._queue.release(run)
             self._workers.hire()
 
-    async def _room(self, run: ScheduledRun, *, at_hand: bool) -> None:
-        """Wait until the workers are about to run out of work, and the consumer reads."""
+    async def _room(self, run: ScheduledRun, *, eager: bool) -> None:
+        """Wait until the run's queue is short and its consumer has caught up."""
         while True:
             run.room.clear()
             if self._queue.is_full(run):
                 await run.room.wait()
             elif len(run.outcomes) > self._most_unread:
-                # other runs may wait for what is held back
-                self._queue.let_go(run)
+                # other runs may wait for requests that are held back
+                self._queue.release(run)
                 self._workers.hire()
                 await run.room.wait()
-                if at_hand:
+                if eager:
                     self._queue.hold_back(run)
             else:
                 return
@@ -212,7 +211,7 @@ class Scheduler:
             raise ProviderError(_CLOSED)
         if run.failure is not None:
             return
-        # nothing is awaited in this loop: what is claimed here cannot be claimed by another run
+        # this loop does not await, so no other run can claim the same key meanwhile
         new: list[InFlightRequest] = []
         for ask, hit in zip(asks, stored, strict=True):
             prediction = hit if hit is not None else fresh.get(ask.key)
@@ -231,14 +230,14 @@ class Scheduler:
         if self._leases is None:
             self._enqueue(new)
         elif new:
-            # it goes on without a run that is cancelled: others may have joined what it claimed
+            # shielded from the run's cancellation: other runs may have joined its requests
             task = asyncio.create_task(self._lease(self._leases, new), name="testnuc-claim")
             self._claims.add(task)
             task.add_done_callback(self._claims.discard)
             await asyncio.shield(task)
 
     def _enqueue(self, requests: Iterable[InFlightRequest]) -> None:
-        """Queue requests on behalf of the run that came first."""
+        """Queue each request under the first run that waits for it."""
         for request in requests:
             self._queue.put(request.waiters[0][0], request)
         self._workers.hire()
@@ -247,14 +246,14 @@ class Scheduler:
         keys = [request.ask.key for request in requests]
         try:
             mine = await leases.claim(keys)
-        except Exception as exc:  # noqa: BLE001 - it stops the runs that wait
+        except Exception as exc:  # noqa: BLE001 - fails the waiting runs
             self._fail(keys, exc)
             return
         self._grant([key for key in keys if key in mine])
         leases.done([key for key in keys if key not in self._requests], stored=False)
 
     def _grant(self, keys: list[bytes]) -> None:
-        """Queue leased keys, as far as a run still waits for them."""
+        """Queue the leased keys that a run still waits for; release the others."""
         assert self._leases is not None
         wanted = [] if self._closed else [key for key in keys if key in self._requests]
         self._leases.done(set(keys).difference(wanted), stored=False)
@@ -278,7 +277,7 @@ class Scheduler:
         self._settle(requests, [error] * len(requests))
 
     def release(self, keys: Iterable[bytes]) -> None:
-        """Release the leases of keys in flight, so that other processes may ask them, too."""
+        """Release the leases of keys in flight, so that other processes can lease them."""
         if self._leases is not None:
             self._leases.done(keys, stored=False)
 
@@ -289,11 +288,11 @@ class Scheduler:
     async def _serve(self, bundle: list[InFlightRequest]) -> None:
         context = bundle[0].waiters[0][0].context if bundle[0].waiters else None
         if context is not None:
-            # a worker serves many runs; its call is part of the trace of the one that came first
+            # a worker serves many runs; the call belongs to the trace of the first one waiting
             telemetry.attach(context)
         try:
             outcomes = await self._answer(tuple(request.ask for request in bundle))
-        except Exception as exc:  # noqa: BLE001 - an outcome of each ask
+        except Exception as exc:  # noqa: BLE001 - becomes the outcome of each ask
             outcomes = [exc] * len(bundle)
         except BaseException:
             # cancelled by `close`
@@ -310,7 +309,7 @@ class Scheduler:
             self._ever_answered = True
             try:
                 standing = await self._put(answered)
-            except Exception as exc:  # noqa: BLE001 - it stops the runs that wait
+            except Exception as exc:  # noqa: BLE001 - fails the waiting runs
                 broken = exc if isinstance(exc, StoreError) else StoreError(f"not stored: {exc}")
                 broken.__cause__ = exc
             else:
@@ -346,11 +345,11 @@ class Scheduler:
                     run.fail(outcome)
                     stopped.add(run)
         for run in stopped:
-            # before a worker takes its next request, which would fail as well
+            # before a worker takes its next request, which would fail, too
             self._abandon(run)
 
     def _drop(self, requests: Iterable[InFlightRequest]) -> None:
-        """End the runs that wait for requests that will have no outcome."""
+        """Remove requests that will not be sent, and fail the runs that wait for them."""
         for request in requests:
             self._requests.pop(request.ask.key, None)
             for run, _ in request.waiters:
@@ -360,12 +359,12 @@ class Scheduler:
         if isinstance(error, StoreError):
             return True
         if isinstance(error, BadRequestError):
-            # the form of the requests is right once any was answered: then it is this text's fault
+            # once any request was answered, the format is valid and the error is due to this text
             return error.fatal and not self._ever_answered
         return isinstance(error, ProviderError) and error.fatal
 
     def _abandon(self, run: ScheduledRun) -> None:
-        """Forget a run that has ended; requests that others wait for go on in their name."""
+        """Remove a run that has ended; requests that other runs wait for are queued under those."""
         queued = self._queue.remove(run)
         if not run.open:
             return
@@ -378,7 +377,7 @@ class Scheduler:
         self._enqueue(request for request in queued if request.waiters)
 
     async def close(self) -> None:
-        """Wait for calls that were sent, at most `drain` seconds, and end the workers."""
+        """Wait up to `drain` seconds for calls in flight, then stop the workers."""
         self._closed = True
         self._drop([request for request in self._requests.values() if not request.sent])
         self._queue.clear()

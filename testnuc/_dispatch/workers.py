@@ -1,4 +1,4 @@
-"""Workers: tasks that take requests from the queue, as many as its work needs."""
+"""Worker tasks that take requests from the queue, started on demand."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["WorkerPool"]
 
 
 class WorkerPool:
-    """A bounded number of workers, each started when there is work and ended when there is none.
+    """A bounded number of worker tasks, started when requests are queued; idle workers end.
 
     Parameters
     ----------
     limit : int
-        Most workers, but for those whose calls back off; see `lend`.
+        Most workers; `lend` raises it while calls back off.
     per_call : int
-        Most requests that a worker takes at a time.
+        Most requests in one call.
     queue : FairQueue
     serve : callable
-        Awaitable; sends a bundle of requests and must not raise.
+        Coroutine function; sends the requests of one call and must not raise.
     """
 
     def __init__(
@@ -40,26 +40,26 @@ class WorkerPool:
         self._queue = queue
         self._serve = serve
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Workers whose call backs off.
+        #: Workers whose call is backing off.
         self._lent = 0
         self._closed = False
 
     def __len__(self) -> int:
-        """Return the number of workers at work."""
+        """Return the number of running workers."""
         return len(self._tasks)
 
     def lend(self, workers: int) -> None:
         """Raise the limit while calls back off (a negative number: lower it again).
 
-        A failed call would otherwise keep its place from others for as long as it waits. Calls in
-        flight are bounded elsewhere; here they may at most be twice as many.
+        A call that backs off would otherwise block a worker. The limit at most doubles; calls in
+        flight are bounded by `testnuc.limits`.
         """
         self._lent += workers
         if workers > 0:
             self.hire()
 
     def hire(self) -> None:
-        """Start as many workers as the queue needs and the limit allows."""
+        """Start workers for the queued requests, up to the limit."""
         free = self._most - len(self._tasks)
         if self._closed or free <= 0:
             return
@@ -67,7 +67,7 @@ class WorkerPool:
             self._tasks.add(asyncio.create_task(self._work(), name="testnuc-worker"))
 
     async def close(self, drain: float) -> None:
-        """Wait for the workers, at most `drain` seconds, and cancel those that are left."""
+        """Wait up to `drain` seconds for the workers, then cancel the rest."""
         self._closed = True
         try:
             if self._tasks:
@@ -89,7 +89,7 @@ class WorkerPool:
                     request.sent = True
                 await self._serve(bundle)
         finally:
-            # in the same step in which it found no work: else `hire` would still count on it
+            # without an await after `take` returned nothing: `hire` must not count this worker
             worker = asyncio.current_task()
             assert worker is not None
             self._tasks.discard(worker)

@@ -1,1 +1,1 @@
-"""One run: embed, search, ask, vote."""
+"""The engine behind the public classes: embed, retrieve, predict, vote."""

@@ -1,4 +1,4 @@
-"""The parts of one client: made from its arguments, wired, opened and closed together."""
+"""The components of one client: created from its arguments, wired, opened and closed together."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ __all__ = ["Components"]
 
 
 class Components:
-    """Embedder, index, provider, store and what connects them; parameters as for `TestNUC`.
+    """Embedder, index, provider, store and the objects that connect them; parameters as `TestNUC`.
 
     Parameters
     ----------
     pool : Index, optional
-        Holds the neighbors in place of the store's own pool.
+        Replaces the store's own pool.
     kernels : bool
-        Whether to load the voting kernels when it is opened, which takes seconds.
+        Whether `ready` loads the voting kernels, which takes seconds.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class Components:
         per_call = self.sampling.texts_per_call
         self.store = stores.resolve(store)
         self.embedder = embedders.resolve(embedder)
-        # an embedder that was made here is closed here; the user's own is the user's
+        # an embedder created here is closed here; one that the user passed stays open
         self._own_embedder = isinstance(embedder, str)
         if pool is None:
             pool = self.store.pool(embedder_name(self.embedder))
-        # an empty pool is false, too
+        # not `pool or ..`: an empty pool is falsy
         self.pool: Index = Pool() if pool is None else pool
         self.embedding = EmbeddingCache(self.embedder, self.store, self.pool)
         provider = self._provider(model, base_url, api_key)
@@ -132,7 +132,7 @@ class Components:
         self.transport.on_wait = self.scheduler.lend
         self._max_concurrency = max_concurrency
         self._batches = batches or BatchPolicy()
-        #: Opened when the batch lane is first used.
+        #: Created when the batch lane is first used.
         self.batch_lane: BatchLane | None = None
         self.pipeline = Pipeline(
             self.labels,
@@ -163,7 +163,7 @@ class Components:
         self._closed = False
 
     async def ready(self, lane: str = "live") -> None:
-        """Open everything that a lane needs, once.
+        """Open everything that a lane needs; later calls return at once.
 
         Raises
         ------
@@ -189,7 +189,7 @@ class Components:
             self._opening = asyncio.create_task(self._open())
         await asyncio.shield(self._opening)
         if lane == "batch" and self.batch_lane is not None:
-            # batches that earlier runs left open are resumed, whether or not this run needs them
+            # resumes the open batches of earlier runs, even if this run does not need them
             await self.batch_lane.resume()
 
     async def aclose(self) -> None:
@@ -197,7 +197,7 @@ class Components:
         if self._closed:
             return
         self._closed = True
-        # a stack, so that all of them are closed even if this is cancelled on the way
+        # a stack, so that everything is closed even on cancellation
         async with AsyncExitStack() as closing:
             close_embedder = getattr(self.embedder, "close", None)
             if close_embedder is not None and self._own_embedder:

@@ -1,4 +1,4 @@
-"""The engine: every operation of a client, on the parts that `Components` puts together.
+"""The engine: all operations of a client, on the parts that `Components` creates.
 
 `TestNUC`, the scikit-learn classifier and the Ray workers each hold one.
 """
@@ -42,7 +42,7 @@ _log = logging.getLogger("testnuc.client")
 
 #: Texts embedded between two turns of the event loop.
 _TURN = 1_024
-#: From the warning to the code that called the client.
+#: `stacklevel` of warnings: the code that called the client.
 _CALLER = 4
 
 
@@ -64,7 +64,7 @@ class Engine:
 
     @property
     def settings(self) -> VoteSettings:
-        """How votes are counted; replaced as a whole."""
+        """The vote settings; immutable, replaced as a whole."""
         return self.parts.pipeline.settings
 
     @settings.setter
@@ -73,7 +73,7 @@ class Engine:
 
     @property
     def usage(self) -> Usage:
-        """What was spent so far."""
+        """Usage so far."""
         return self.parts.meter.since()
 
     async def aclose(self) -> None:
@@ -93,13 +93,13 @@ class Engine:
             await parts.pool.add(part, vectors)
 
     async def remove(self, texts: Iterable[str]) -> int:
-        """Remove texts from the pool; returns how many were in it."""
+        """Remove texts from the pool; returns the number removed."""
         entries, _ = await distinct(await checked_texts(texts))
         await self.parts.ready()
         return await self.parts.pool.remove([entry.hash for entry in entries])
 
     async def forget(self, *, model: str | None = None) -> int:
-        """Delete stored predictions; returns how many."""
+        """Delete stored predictions; returns the number deleted."""
         await self.parts.ready()
         if model is None:
             return await self.parts.store.forget(scope=self.parts.predictor.scope)
@@ -114,7 +114,7 @@ class Engine:
     async def predict_pool(
         self, *, progress: bool = False, lane: Literal["live", "batch"] = "live"
     ) -> None:
-        """Get a prediction of every text of the pool that has none."""
+        """Predict every text of the pool that has no prediction."""
         await self.parts.ready(lane)
         bar = Progress(shown=progress, total=len(self))
         try:
@@ -125,7 +125,7 @@ class Engine:
             bar.close()
 
     async def estimate(self, texts: Iterable[str]) -> Estimate:
-        """Return what `classify_many` would use."""
+        """Estimate the usage of `classify_many`."""
         entries, _ = await distinct(await checked_texts(texts))
         await self.parts.ready()
         return await self.parts.estimator.usage(entries, self.settings)
@@ -147,7 +147,7 @@ class Engine:
             self._warn_of_few_predictions(neighborhoods)
             vote = neighborhoods.vote(slice(0, 1))
             result = classification(neighborhoods, 0, vote, 0, 0, text)
-            span.tell(voters=result.voters, trust=result.trust)
+            span.set(voters=result.voters, trust=result.trust)
             if parts.telemetry is not None:
                 parts.telemetry.texts("unlabeled" if result.label is None else "labeled", 1)
             if result.label is None and result.error is not None:
@@ -190,7 +190,7 @@ class Engine:
                 known = sum(map(neighborhoods.answered, range(n_own)))
                 if known:
                     bar.advance(known)
-                # each wave would be a day in the batch lane
+                # a wave in the batch lane can take a day
                 waves = not pipeline.join_pool and lane == "live"
                 predict = pipeline.predict(neighborhoods, waves=waves, lane=lane)
                 with operation(telemetry, "predict"):
@@ -204,7 +204,7 @@ class Engine:
             with operation(telemetry, "vote"):
                 rows = await asyncio.to_thread(Rows, neighborhoods, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started
-            span.tell(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
+            span.set(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
         results = Results(rows, usage, seconds, model=parts.model, choices=parts.labels.names)
         if neighborhoods.decision is not None:
             _log.info("policy auto: %s", neighborhoods.decision.reason)
@@ -217,18 +217,18 @@ class Engine:
         """Label texts from any iterable in bounded memory."""
         checked_whole("window", window, least=1)
         await self.parts.ready()
-        # closed with this one, so that texts whose results are no longer read are not asked
+        # closed together with this generator, so that no calls are made for unread results
         async with aclosing(stream_windows(self.parts.pipeline, texts, window)) as results:
             async for result in results:
                 yield result
 
     async def diagnose(self) -> Diagnosis:
-        """Return what the predictions of the pool say about a vote."""
+        """Diagnose from the pool's predictions whether a vote would help."""
         await self.parts.ready()
         return await self.parts.pipeline.diagnose()
 
     async def tune(self, texts: Iterable[str], labels: Sequence[str]) -> Tuning:
-        """Choose by labeled texts how votes are counted, and count them so from now on."""
+        """Tune the vote settings on labeled texts; later calls use them."""
         given = await checked_texts(texts)
         gold = gold_labels(labels, len(given), self.parts.labels)
         await self.parts.ready()
@@ -238,12 +238,12 @@ class Engine:
     async def calibrate(
         self, texts: Iterable[str], labels: Sequence[str], *, method: str | None = None
     ) -> Calibration:
-        """Fit the probability that a label of a given share is right, and use it from now on."""
+        """Calibrate trust on labeled texts; later calls use the calibration."""
         given = await checked_texts(texts)
         names = self.parts.labels.names
         gold = gold_labels(labels, len(given), self.parts.labels)
-        # other runs keep the former calibration until the new one is complete; labels that would
-        # be withheld count, too
+        # for this run alone, so that concurrent runs keep the former calibration; without
+        # `min_trust`, so that labels that would be withheld are included
         raw = replace(self.settings, calibration=None, min_trust=None)
         results = await self.classify_many(given, settings=raw)
         pairs = [
@@ -256,7 +256,7 @@ class Engine:
         return curve
 
     def _report(self, results: Results, distinct_texts: int) -> None:
-        """Log the figures of a run, and count its texts."""
+        """Log a summary of a run, and record its texts in the telemetry."""
         usage, failed = results.usage, len(results.errors)
         _log.log(
             logging.WARNING if failed else logging.INFO,

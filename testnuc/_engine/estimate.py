@@ -26,11 +26,11 @@ __all__ = ["Estimator"]
 
 #: Texts looked up at a time.
 _CHUNK = 128
-#: As for prompts: low, so that the estimate errs on the high side.
+#: As in the providers: low, so that estimates are rather too high.
 _BYTES_PER_TOKEN = 3.2
-#: Seconds after which a provider has answered or expired a batch.
+#: Seconds within which a provider completes or expires a batch.
 _WINDOW = 24 * 3600.0
-#: A confidence as models write it.
+#: A typical verbalized confidence.
 _CONFIDENCE = 0.95
 
 
@@ -41,9 +41,9 @@ class Estimator:
     Parameters
     ----------
     predictor, store, pool, method
-        Parts of the client; nothing is sent, embedded or added.
+        Components of the client; nothing is sent, embedded or added.
     neighbors : bool
-        Whether neighbors without a prediction are asked about, too.
+        Whether neighbors without a prediction are predicted, too.
     texts_per_call : int
     price : Price, optional
     batch_price : Price, optional
@@ -64,11 +64,11 @@ class Estimator:
     rate_limit: RateLimit | None = None
 
     async def usage(self, entries: Sequence[PoolText], settings: VoteSettings) -> Estimate:
-        """Return what labeling distinct texts would use, without retries."""
+        """Estimate the usage of labeling distinct texts, without retries."""
         labels = await self.pool.labels([entry.hash for entry in entries])
         open_ = [e for e, label in zip(entries, labels, strict=True) if label is None]
         most = settings.voters * len(entries) if self.neighbors else 0
-        # neighbors are asked once the texts themselves have answers
+        # with the auto policy, neighbors are predicted after the texts themselves: another stage
         later = settings.policy is None
         if not self.method.context:
             missing, stored = await self._missing(open_, self.method.samples)
@@ -76,7 +76,7 @@ class Estimator:
             others = await self._missing_in_pool(entries, most, self.method.samples)
             stages = 1 + (later and bool(others))
             return await self._sum([(text, ()) for text in [*missing, *others]], stored, stages)
-        # the examples of a prompt are known only once its text is embedded: count all as missing
+        # the examples of a prompt depend on the embedding of its text: count all as missing
         rest = [text async for text in self._pool_texts(entries)]
         asked = [e.text for e in [*open_, *rest[:most]]]
         shown = [Demonstration(e.text) for e in [*open_, *rest][: self.method.context + 1]]
@@ -95,7 +95,7 @@ class Estimator:
         return await self._sum(calls, stored, stages)
 
     async def _missing(self, entries: Sequence[PoolText], samples: int) -> tuple[list[str], int]:
-        """Return a text for each sample that is not stored, and how many are."""
+        """Return the text of each sample that is not stored, and the number of stored samples."""
         missing: list[str] = []
         stored = 0
         for start in range(0, len(entries), _CHUNK):
@@ -110,7 +110,7 @@ class Estimator:
     async def _missing_in_pool(
         self, entries: Sequence[PoolText], most: int, samples: int
     ) -> list[str]:
-        """Return pool texts that may have to be asked about, as many as could be at most."""
+        """Return pool texts that may need a call, at most `most`."""
         missing: list[str] = []
         others: list[PoolText] = []
         if most:
@@ -124,7 +124,7 @@ class Estimator:
         return [*missing, *(await self._missing(others, samples))[0]][:most]
 
     async def _pool_texts(self, entries: Sequence[PoolText]) -> AsyncIterator[PoolText]:
-        """Yield the texts of the pool without a label that are none of `entries`."""
+        """Yield the unlabeled texts of the pool, except `entries`."""
         own = {entry.hash for entry in entries}
         start: int | None = 0
         while start is not None:
@@ -183,7 +183,7 @@ class Estimator:
         return pico_usd / PICO if priced or not calls else None
 
     def _seconds(self, calls: int, tokens: int | None) -> float | None:
-        """Return the least seconds of the live lane, by its limits per minute."""
+        """Return a lower bound on the seconds of the live lane, by its limits per minute."""
         limit = self.rate_limit or RateLimit()
         minutes = [0.0] if not calls else []
         if limit.requests_per_minute is not None:
@@ -193,7 +193,7 @@ class Estimator:
         return 60 * max(minutes) if minutes else None
 
     def _answer(self, part: Sequence[str]) -> int:
-        """Return the tokens of a typical answer: a label of median length, and a confidence."""
+        """Return the tokens of a typical answer: a label of median length and a confidence."""
         task = self.predictor.task
         label = sorted(task.labels, key=len)[len(task.labels) // 2]
         said: dict[str, object] = {"label": label}

@@ -1,4 +1,4 @@
-"""Few-shot examples of in-context methods: the nearest texts of the pool, perhaps with labels."""
+"""Few-shot examples of in-context methods: the nearest pool texts, with or without labels."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _STORED_MODULE = "testnuc.methods.topk_icl"
 
 
 class ExampleFinder:
-    """Finds the examples for prompts, and caches predictions made with few-shot examples.
+    """Finds few-shot examples, and caches predictions made with few-shot examples.
 
-    A prediction that was made with examples is stored under the prompt that held them; the pool
-    grows, and the next prompt about the same text may hold others. Of *stored* neighbors
-    (TestNUC-S) the prediction is needed that a text got when it was classified, so it is stored
-    under a key without examples, too: the first one stays.
+    The key of such a prediction includes the examples in its prompt. As the pool grows, the same
+    text gets other examples, and thus another key. With ``neighbors="stored"`` (TestNUC-S) a
+    neighbor votes with the prediction from when it was classified, so the first prediction is also
+    stored under a key without examples.
 
     Parameters
     ----------
     method : Method
         With ``context`` above 0.
     predictor, embedding, pool, store
-        The steps of the pipeline.
+        Components of the client.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ExampleFinder:
         self._embedding = embedding
         self._pool = pool
         self._store = store
-        # not its repr: that of a user's own method may hold an address
+        # not repr(method): the repr of a custom method may contain an address
         kind = type(method)
         module = _STORED_MODULE if kind in {TopKICL, TopKICLP} else kind.__module__
         self._kind = (
@@ -67,7 +67,7 @@ class ExampleFinder:
         )
 
     async def snapshot(self) -> int:
-        """Return the pool's snapshot as of now."""
+        """Return the current snapshot of the pool."""
         return await self._pool.add([], np.empty((0, self._embedding.dim), dtype=np.float16))
 
     async def examples(
@@ -75,8 +75,8 @@ class ExampleFinder:
     ) -> list[tuple[Demonstration, ...]]:
         """Return the examples for each text, most similar first, never the text itself.
 
-        Where the method labels them, texts that have no prediction by standard prompting are asked
-        about first, by `scheduler`.
+        If the method shows labels, examples without a prediction by standard prompting are
+        predicted first, by `scheduler`.
         """
         hashes = [entry.hash for entry in entries]
         vectors = await self._vectors(entries, snapshot)
@@ -94,7 +94,7 @@ class ExampleFinder:
             tuple(
                 Demonstration(shown[i].text, labels.get(shown[i].hash))
                 for i in row
-                # a pool in a file may hold the text under a number it got meanwhile
+                # a persistent pool may have given the text a new id since the search
                 if i >= 0 and shown[i].hash != own
             )
             for row, own in zip(matches.ids.tolist(), hashes, strict=True)
@@ -112,7 +112,7 @@ class ExampleFinder:
     async def _label(
         self, entries: Sequence[PoolText], snapshot: Snapshot, scheduler: Scheduler
     ) -> None:
-        """Note each text's prediction by standard prompting (stage 1 of KNN-ICL-P)."""
+        """Label examples by standard prompting, in `snapshot.labels` (stage 1 of KNN-ICL-P)."""
         labels = snapshot.labels
         unknown = []
         for entry in entries:
@@ -147,11 +147,11 @@ class ExampleFinder:
         return self._predictor.key_of(self._kind, entry.hash)
 
     async def stored(self, entries: Sequence[PoolText]) -> list[Prediction | None]:
-        """Return the prediction that each text got first, whatever its examples were."""
+        """Return the first prediction of each text, with whatever examples."""
         return await self._store.get_predictions([self._key(entry) for entry in entries])
 
-    async def note(self, seen: Sequence[tuple[PoolText, Prediction]]) -> None:
-        """Store the prediction of each text for `stored`; what is stored already stays."""
+    async def remember(self, seen: Sequence[tuple[PoolText, Prediction]]) -> None:
+        """Store the prediction of each text for `stored`; existing ones are kept."""
         if seen:
             await self._store.put_predictions(
                 [

@@ -1,4 +1,4 @@
-"""Input texts and labels: validated as a whole before any call, then made distinct."""
+"""Input texts and labels: validated before any call, then deduplicated."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _arrow_values(column: Any) -> Iterator[Any]:
 
 
 def _null_in(column: Any, position: int, value: Any) -> str | None:
-    """Return the problem with a value that stands for a missing one; None: it does not."""
+    """Return the problem with a null value (None, NaN, NA, NaT) of a column; None: not null."""
     missing = (
         value is None
         or type(value).__name__ in {"NAType", "NaTType"}
@@ -66,7 +66,7 @@ def _null_in(column: Any, position: int, value: Any) -> str | None:
         return None
     row = ""
     index = getattr(column, "index", None)
-    # a list has a method of that name, a pandas Series the names of its rows
+    # `index` is a method of a list, but the row names of a pandas Series
     if index is not None and not callable(index):
         row = f" (row {index[position]!r})"
     return f"is null{row}; leave such rows out, as drop_nulls() or dropna() do"
@@ -101,7 +101,7 @@ async def checked_texts(texts: Iterable[str]) -> list[str]:
 
 
 async def distinct(texts: Sequence[str]) -> tuple[list[PoolText], NDArray[np.int64]]:
-    """Return each distinct text once, and the place of every text among them, int64[len(texts)]."""
+    """Return the distinct texts, and the place of each text among them, int64[len(texts)]."""
     entries: list[PoolText] = []
     place_of: dict[bytes, int] = {}
     places = np.empty(len(texts), dtype=np.int64)
@@ -122,7 +122,7 @@ def labeled(
     labels: Sequence[str],
     allowed: LabelSet,
 ) -> list[PoolText]:
-    """Return the entries with the known labels of their texts.
+    """Return the entries with the given labels of their texts.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Texts that are classified together: their neighbors, their predictions, their votes."""
+"""The texts of one run, with neighbors, predictions and votes."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from testnuc.labels import LabelSet
     from testnuc.protocols import Matches
 
-__all__ = ["Neighborhoods", "Snapshot", "load_kernels", "numbers_of", "placed"]
+__all__ = ["Neighborhoods", "Snapshot", "build_neighborhoods", "distinct_ids", "load_kernels"]
 
-#: Neighbors asked before the first look whether the winner is certain, and at least from then on.
+#: Neighbors in the first wave, and the fewest in each further wave.
 _FIRST_WAVE = 5
-#: Rows whose votes for every label are held at a time.
+#: Rows whose vote weights of all labels are in memory at a time.
 _BLOCK = 4_096
-#: Voters below which a share says little.
+#: With fewer voters, a share is not a useful estimate of trust.
 _LEAST_VOTERS = 3
 
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
-    """Where the examples for prompts come from."""
+    """The pool as of one moment, and the data for few-shot examples from it."""
 
-    #: The pool as it was when the neighbors were found.
+    #: Version of the pool, as returned by `Index.add`.
     upto: int
-    #: Vectors of own texts that do not join the pool, by hash.
+    #: Vectors of the own texts if they do not join the pool, by hash.
     vectors: dict[bytes, NDArray[np.float16]] = field(default_factory=dict)
-    #: Texts that may be asked about so that they can be shown with a label; None: all.
+    #: Hashes of the texts that may be predicted to label an example; None: all.
     askable: frozenset[bytes] | None = None
-    #: The labels that texts are shown with, by hash; None: shown without.
+    #: Labels shown with examples, by hash; None: shown without a label.
     labels: dict[bytes, str | None] = field(default_factory=dict)
 
 
@@ -51,15 +51,14 @@ class Neighborhoods:
     ----------
     labels : LabelSet
     settings : VoteSettings
-        How the votes are counted.
     entries : list of PoolText
         The text at each place; the first `n_own` are the texts to classify.
     n_own : int
     neighbors : int64[n_own, K]
-        Places of the neighbors of each own text, most similar first; -1 = none.
+        Places of the neighbors of each own text, most similar first; padded with -1.
     similarities : float32[n_own, K]
     snapshot : Snapshot, optional
-        Where the method shows examples.
+        Of a method with few-shot examples.
     """
 
     def __init__(
@@ -74,9 +73,9 @@ class Neighborhoods:
     ) -> None:
         self.labels = labels
         self.settings = settings
-        #: Why the votes are counted as they are, where that was decided.
+        #: The decision of the auto policy, or of `tune`; else None.
         self.decision: Decision | None = None
-        #: What it was decided by.
+        #: The diagnosis behind the decision, if one was made.
         self.diagnosis: Diagnosis | None = None
         self._scale: NDArray[np.float64] | None = None
         self.entries = entries
@@ -84,7 +83,7 @@ class Neighborhoods:
         self.neighbors = neighbors
         self.similarities = similarities
         self.snapshot = snapshot
-        #: How many of the neighbors vote: all, until the winner is certain earlier.
+        #: Number of neighbors that count; reduced by early exit.
         self.counted = (neighbors >= 0).sum(axis=1)
         self.complete = np.ones(n_own, dtype=np.bool_)
         self.predictions: list[Prediction | None] = [None] * len(entries)
@@ -96,7 +95,7 @@ class Neighborhoods:
                 self.put(place, Prediction(entry.label, 1.0))
 
     def put(self, place: int, outcome: Prediction | Exception) -> None:
-        """Note the prediction of the text at a place, or why it has none."""
+        """Set the prediction or the error of the text at a place."""
         if isinstance(outcome, Exception):
             self.errors[place] = outcome
             return
@@ -108,7 +107,7 @@ class Neighborhoods:
             self._confidences[place] = outcome.confidence
 
     def answers(self) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Return the label and the confidence at each place; -1 and NaN where there is none."""
+        """Return label and confidence at each place; -1 and NaN if missing."""
         return self._winners, self._confidences
 
     def answered(self, place: int) -> bool:
@@ -117,11 +116,11 @@ class Neighborhoods:
 
     @property
     def policy(self) -> VotePolicy:
-        """How a vote weighs; until it is decided, by similarity."""
+        """The vote policy; weighted by similarity until one is decided."""
         return self.settings.policy or VotePolicy.weighted()
 
     def diagnose(self) -> Diagnosis:
-        """Look at the predictions of the own texts and their neighbors."""
+        """Diagnose the predictions of the own texts and their neighbors."""
         return diagnose(
             self.neighbors,
             self.similarities,
@@ -132,7 +131,7 @@ class Neighborhoods:
         )
 
     def decide(self, decision: Decision, diagnosis: Diagnosis | None = None) -> None:
-        """Count the votes as was decided."""
+        """Apply a decision to the vote settings."""
         self.decision, self.diagnosis = decision, diagnosis
         self.settings = replace(
             self.settings, policy=decision.policy or VotePolicy.weighted(), k=decision.k
@@ -140,7 +139,7 @@ class Neighborhoods:
         self.counted = (self.neighbors[:, : decision.k] >= 0).sum(axis=1)
 
     def balance(self) -> None:
-        """Fix the prior correction, when all votes are in."""
+        """Compute the prior correction; call it when all predictions are set."""
         prior = self.settings.prior
         if prior is None:
             return
@@ -224,10 +223,10 @@ class Neighborhoods:
         return None
 
     def cut(self, rows: NDArray[np.int64], known: int) -> NDArray[np.bool_]:
-        """Stop the votes that are certain after `known` neighbors; returns which of `rows` are.
+        """Exit early where the winner is certain after `known` neighbors; returns bool[len(rows)].
 
-        Only the first `known` neighbors count then, whatever else is known, so that the result
-        does not depend on what happens to be stored.
+        In these rows only the first `known` neighbors count, even if more have predictions, so that
+        the result does not depend on the contents of the store.
         """
         ids = self.neighbors[rows]
         own = self._winners[rows][:, None]
@@ -249,10 +248,10 @@ class Neighborhoods:
         return certain
 
     def waves(self) -> list[int]:
-        """Return the numbers of neighbors after which to look: 5, 10, 15, 20, 25, 31, .., all.
+        """Return the numbers of neighbors at which each wave ends: 5, 10, 15, 20, 25, 31, .., all.
 
-        A wave costs a round trip, and an unnecessary neighbor costs a call: a step is a quarter of
-        what is known by then. On recorded answers (77 labels, k = 30) doubling saves 14 % of the
+        A wave costs a round trip, an unnecessary neighbor costs a call: each wave adds a quarter of
+        the neighbors before it. On recorded answers (77 labels, k = 30) doubling saves 14 % of the
         neighbor calls, these steps 21 %, single ones 25 %.
         """
         width = self.neighbors.shape[1]
@@ -262,21 +261,21 @@ class Neighborhoods:
         return [*ends[:-1], width]
 
 
-def numbers_of(matches: Matches) -> NDArray[np.int64]:
-    """Return the pool's numbers of all neighbors, each once, ascending."""
+def distinct_ids(matches: Matches) -> NDArray[np.int64]:
+    """Return the distinct pool ids of all neighbors, ascending."""
     ids = matches.ids
     highest = int(ids.max(initial=-1))
     if highest >= 16 * ids.size:
         found = np.unique(ids)
         return found[found >= 0]
-    # a byte for each number is less than a sorted copy of all neighbors
+    # a byte per id takes less memory than a sorted copy of all neighbors
     seen = np.zeros(highest + 2, dtype=np.bool_)
     seen[ids.reshape(-1)] = True
-    seen[-1] = False  # where the -1 went
+    seen[-1] = False  # the -1 of the padding
     return np.flatnonzero(seen)
 
 
-def placed(
+def build_neighborhoods(
     labels: LabelSet,
     settings: VoteSettings,
     texts: Sequence[PoolText],
@@ -285,18 +284,18 @@ def placed(
     matches: Matches,
     snapshot: Snapshot | None = None,
 ) -> Neighborhoods:
-    """Give each text a place: own texts first, then the neighbors that are none of them.
+    """Return the neighborhoods of texts. Places: own texts first, then other neighbors.
 
     Parameters
     ----------
     labels, settings, texts, snapshot
-        Of the neighborhoods; the texts to classify.
+        As for `Neighborhoods`; `texts` are the texts to classify.
     ids : int64[n]
-        Numbers of all neighbors in the pool, ascending.
+        Pool ids of all neighbors, ascending.
     others : sequence of PoolText
-        The texts with these numbers.
+        The texts with these ids.
     matches : Matches
-        Numbers and similarities of the neighbors of each text; overwritten with their places.
+        Ids and similarities of each text's neighbors; the ids are overwritten with places.
     """
     entries = list(texts)
     places = {entry.hash: place for place, entry in enumerate(entries)}
@@ -319,7 +318,7 @@ def placed(
 
 
 def load_kernels(labels: LabelSet, settings: VoteSettings) -> None:
-    """Vote once on nothing, so that no later vote compiles, which takes seconds."""
+    """Compile or load the kernels by a dummy vote, which can take seconds."""
     texts = [PoolText("a", b"a"), PoolText("b", b"b")]
     neighbors = np.array([[1], [0]], dtype=np.int64)
     ones = np.ones((2, 1), dtype=np.float32)

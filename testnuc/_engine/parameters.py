@@ -1,8 +1,8 @@
-"""Flat names of parameters, and the argument of `TestNUC` that each of them belongs to.
+"""Flat parameter names, such as ``temperature``, and the arguments of `TestNUC` they belong to.
 
 The command line, its settings file and the scikit-learn classifier take flat names;
-`client_arguments` groups them. `TestNUC` itself takes the groups, and its error for a flat name
-says which one to use.
+`client_arguments` groups them. `TestNUC` itself takes the groups; its error for a flat name names
+the group to use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GROUPS = {
     **dict.fromkeys(("budget_usd",), "budget"),
 }
 
-#: How each group is written, with the field left open.
+#: How to write each group in code, with a gap for the field name.
 _WRITTEN = {
     "sampling": "sampling=testnuc.Sampling({}=..)",
     "policy": "policy=testnuc.VotePolicy.auto({}=..)",
@@ -41,12 +41,12 @@ _WRITTEN = {
 
 
 def client_arguments(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `TestNUC` for parameters by their flat names.
+    """Return the arguments of `TestNUC` for flat parameters.
 
     Parameters
     ----------
     flat : mapping
-        Flat names of `GROUPS`, and arguments of `TestNUC`, which are passed on.
+        Flat names of `GROUPS`, and arguments of `TestNUC`, which are returned unchanged.
     """
     given = {name: value for name, value in flat.items() if name not in GROUPS}
     groups: dict[str, dict[str, Any]] = {}
@@ -61,7 +61,7 @@ def client_arguments(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_flat_names(init: Callable[P, None]) -> Callable[P, None]:
-    """Make a constructor name the right argument where it is given a flat name."""
+    """Decorate a constructor: a flat name raises an error that names the right argument."""
 
     @wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -83,7 +83,7 @@ def _sampling(values: Mapping[str, Any], _: Any) -> Sampling:
 
 
 def _policy(values: Mapping[str, Any], policy: Any) -> VotePolicy | None:
-    """Return the policy with the fields that were set; None: as it was given."""
+    """Return the policy with the given fields replaced; None: unchanged."""
     own = {name: value for name, value in values.items() if value is not None}
     if not own:
         return None

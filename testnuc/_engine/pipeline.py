@@ -1,7 +1,7 @@
-"""The way of a text: embed, find neighbors, ask, vote.
+"""The pipeline of a run: embed, retrieve neighbors, predict.
 
-`Pipeline.prepare` finds the neighbors of texts in one snapshot of the pool, `Pipeline.predict` gets
-the predictions that their votes need. Both work on a `Neighborhoods`.
+`Pipeline.prepare` retrieves the neighbors of texts from one snapshot of the pool and returns a
+`Neighborhoods`. `Pipeline.predict` obtains the predictions that its votes need.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from testnuc._engine.examples import ExampleFinder
-from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, numbers_of, placed
+from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches
 from testnuc._engine.sampling import Sampler
 from testnuc.trust import MIN_PREDICTIONS
@@ -33,46 +33,46 @@ if TYPE_CHECKING:
 
 __all__ = ["Pipeline"]
 
-#: A batch with so many predictions decides for itself; a smaller one by the pool's.
+#: From this many predictions on, the auto policy diagnoses the batch; below, the pool.
 _BATCH_DECIDES = 2_000
-#: Parts of a large pool that are looked at.
+#: Parts of a large pool that are sampled for a diagnosis.
 _CHUNKS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """A diagnosis of the pool, and when it was made."""
+class _PoolDiagnosis:
+    """A diagnosis of the pool, and its state at that time."""
 
     #: Texts in the pool.
     size: int
-    #: Outcomes that had come in.
+    #: Outcomes received by then.
     outcomes: int
-    found: Diagnosis
+    diagnosis: Diagnosis
 
-    def holds(self, size: int, outcomes: int) -> bool:
-        """Whether another look would hardly find more: until the pool has grown by a quarter.
+    def is_current(self, size: int, outcomes: int) -> bool:
+        """Whether the diagnosis is still valid: until the pool has grown by a quarter.
 
-        Where there were too few predictions to judge by, until there can be enough.
+        A diagnosis with too few predictions is valid until there may be enough.
         """
-        missing = MIN_PREDICTIONS - self.found.predictions
+        missing = MIN_PREDICTIONS - self.diagnosis.predictions
         if missing > 0 and outcomes - self.outcomes + size - self.size >= missing:
             return False
         return size < 1.25 * self.size
 
 
 class Pipeline:
-    """Embeds, retrieves and asks for one client.
+    """Embeds, retrieves and predicts for one client.
 
     Parameters
     ----------
     labels, settings, method
-        What to vote on, how, on which predictions; ``settings.k`` neighbors are searched.
+        Of the client; ``settings.k`` neighbors are retrieved.
     neighbors : {"predict", "stored"}
-        Whether neighbors without a prediction are asked about, or not considered.
+        Whether neighbors without a prediction are predicted, or skipped.
     predictor, scheduler, embedding, pool, store
-        The steps.
+        Components of the client.
     join_pool : bool
-        Whether texts that are classified become neighbors of later ones.
+        Whether classified texts become neighbors of later ones.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class Pipeline:
         self.labels = labels
         #: Replaced as a whole; each run reads it once.
         self.settings = settings
-        self._looked: _Look | None = None
-        self._looking: asyncio.Task[Diagnosis] | None = None
-        #: Texts whose outcome came in: no more predictions can have been made than these.
+        self._last: _PoolDiagnosis | None = None
+        self._diagnosing: asyncio.Task[Diagnosis] | None = None
+        #: Texts with an outcome so far: an upper bound on new predictions.
         self._outcomes = 0
         self.method = method
         self.neighbors = neighbors
         self.join_pool = join_pool
         self._predictor = predictor
-        #: Lane -> its scheduler; the client adds those that it needs.
+        #: Lane -> scheduler; `Components` adds the batch lane when it is needed.
         self.lanes = {"live": scheduler}
         self._embedding = embedding
         self._pool = pool
@@ -121,15 +121,15 @@ class Pipeline:
     async def prepare(
         self, texts: Sequence[PoolText], *, together: bool, settings: VoteSettings | None = None
     ) -> Neighborhoods:
-        """Find the neighbors of distinct texts.
+        """Embed distinct texts and retrieve their neighbors.
 
         Parameters
         ----------
         texts : sequence of PoolText
             Distinct.
         together : bool
-            True: the texts are each other's neighbors (they join the pool first). False: they see
-            the pool as it is (and join it afterwards).
+            True: the texts join the pool first, so they can be each other's neighbors. False: they
+            join it after the search.
         settings : VoteSettings, optional
             Default: the current ones.
         """
@@ -150,7 +150,7 @@ class Pipeline:
             askable = None
             if self.neighbors == "stored":
                 askable = frozenset(hashes) if together else frozenset[bytes]()
-            # texts that do not join the pool leave their vectors nowhere else
+            # the pool has no vectors of texts that do not join it
             own = {} if self.join_pool else dict(zip(hashes, vectors, strict=True))
             snapshot = Snapshot(upto, own, askable)
         matches = await self._retriever.search(
@@ -163,32 +163,32 @@ class Pipeline:
     async def predict(
         self, neighborhoods: Neighborhoods, *, waves: bool, lane: str = "live"
     ) -> AsyncGenerator[int, None]:
-        """Get the predictions that the votes of some texts need.
+        """Obtain the predictions that the votes need.
 
         Parameters
         ----------
         neighborhoods : Neighborhoods
-            Takes the predictions.
+            Receives the predictions.
         waves : bool
-            Ask neighbors in waves and stop where the winner is certain.
+            Predict neighbors in waves, with early exit once the winner is certain.
         lane : str
             "live", or "batch".
 
         Yields
         ------
         int
-            Each place that gets its prediction, or fails; those that had one before are left out.
+            Each place that gets a prediction or an error; places that already had one are omitted.
         """
         async with aclosing(self._rounds(neighborhoods, waves=waves)) as rounds:
             async for places in rounds:
-                async with aclosing(self._ask(neighborhoods, places, lane)) as answered:
+                async with aclosing(self._predict(neighborhoods, places, lane)) as answered:
                     async for place in answered:
                         yield place
 
     async def _rounds(
         self, neighborhoods: Neighborhoods, *, waves: bool
     ) -> AsyncGenerator[Iterable[int], None]:
-        """Yield the places to ask about; each round depends on the outcomes of the last one."""
+        """Yield the places to predict; each round depends on the outcomes of the one before."""
         settings = neighborhoods.settings
         own, rows = range(neighborhoods.n_own), np.arange(neighborhoods.n_own)
         if settings.policy is None:
@@ -204,19 +204,19 @@ class Pipeline:
         else:
             for known in neighborhoods.waves():
                 yield _in_order(neighborhoods, rows, known)
-                rows = rows[~await _aside(len(rows), neighborhoods.cut, rows, known)]
+                rows = rows[~await _call(len(rows), neighborhoods.cut, rows, known)]
                 if not len(rows):
                     break
 
-    async def _ask(
+    async def _predict(
         self, neighborhoods: Neighborhoods, places: Iterable[int], lane: str
     ) -> AsyncGenerator[int, None]:
-        """Ask about the texts at distinct places that have no outcome yet; yields each place."""
+        """Predict the texts at distinct places that have no outcome yet; yields each place."""
         scheduler = self.lanes[lane]
         sampler = Sampler(
             self.method, self._predictor, neighborhoods, self._open(neighborhoods, places)
         )
-        # a stage of a batch lane takes hours: the examples of all texts are one
+        # a stage of the batch lane takes hours, so the examples of all texts are one stage
         whole = lane != "live"
         asks = (
             sampler.asks()
@@ -230,9 +230,9 @@ class Pipeline:
                         self._outcomes += 1
                         yield ask.place
         finally:
-            # also when a failure or a cancellation ends the run: these calls were billed
+            # even after a failure or cancellation: these calls were billed
             if self._examples is not None:
-                await sampler.note(self._examples)
+                await sampler.remember(self._examples)
 
     def _open(self, neighborhoods: Neighborhoods, places: Iterable[int]) -> Iterator[int]:
         for place in places:
@@ -242,20 +242,20 @@ class Pipeline:
                 yield place
 
     async def predict_own(self, neighborhoods: Neighborhoods) -> None:
-        """Get the predictions of the own texts, and those of neighbors that are stored."""
+        """Predict the own texts; neighbors get their stored predictions only."""
         n_own = neighborhoods.n_own
-        async with aclosing(self._ask(neighborhoods, range(n_own), "live")) as answered:
+        async with aclosing(self._predict(neighborhoods, range(n_own), "live")) as answered:
             async for _ in answered:
                 pass
         await self._fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
 
     async def predict_pool(self, lane: str = "live") -> AsyncGenerator[int, None]:
-        """Get a prediction of every text of the pool that has none.
+        """Predict every text of the pool that has no prediction.
 
         Yields
         ------
         int
-            How many more texts have their outcome.
+            The number of texts completed since the last yield.
         """
         start: int | None = 0
         snapshot = None
@@ -264,7 +264,7 @@ class Pipeline:
         while start is not None:
             texts, start = await self._pool.scan(start, SEARCH)
             while lane != "live" and start is not None:
-                # all at once: each part would be a day
+                # one stage for all texts: a batch can take a day
                 more, start = await self._pool.scan(start, SEARCH)
                 texts += more
             neighborhoods = await self._neighborhoods(
@@ -274,12 +274,12 @@ class Pipeline:
             if snapshot is not None and self.neighbors == "stored":
                 await self._fill(neighborhoods, places)
             yield sum(map(neighborhoods.answered, places))
-            async with aclosing(self._ask(neighborhoods, places, lane)) as answered:
+            async with aclosing(self._predict(neighborhoods, places, lane)) as answered:
                 async for _ in answered:
                     yield 1
 
     async def _decide(self, neighborhoods: Neighborhoods) -> Decision:
-        """Decide how texts vote, by the predictions that there are."""
+        """Make the decision of the auto policy, from the predictions of the batch or the pool."""
         decision, diagnosis = neighborhoods.settings.decision, None
         if decision is None:
             n_own = neighborhoods.n_own
@@ -289,35 +289,35 @@ class Pipeline:
             if predicted >= min(_BATCH_DECIDES, max(len(self._pool) // 2, MIN_PREDICTIONS)):
                 diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
             else:
-                diagnosis = await self._last_diagnosis()
+                diagnosis = await self._recent_diagnosis()
             decision = diagnosis.decision
         neighborhoods.decide(decision, diagnosis)
         return decision
 
-    async def _last_diagnosis(self) -> Diagnosis:
-        """Return a recent diagnosis of the pool; a thousand concurrent callers make one."""
-        look = self._looked
-        if look is not None and look.holds(len(self._pool), self._outcomes):
-            return look.found
-        if self._looking is None:
-            self._looking = asyncio.create_task(self.diagnose(), name="testnuc-diagnose")
-            self._looking.add_done_callback(self._end_look)
-        # one caller that is cancelled leaves it to the others
-        return await asyncio.shield(self._looking)
+    async def _recent_diagnosis(self) -> Diagnosis:
+        """Return a recent diagnosis of the pool; concurrent callers share one computation."""
+        last = self._last
+        if last is not None and last.is_current(len(self._pool), self._outcomes):
+            return last.diagnosis
+        if self._diagnosing is None:
+            self._diagnosing = asyncio.create_task(self.diagnose(), name="testnuc-diagnose")
+            self._diagnosing.add_done_callback(self._end_diagnosis)
+        # shielded: the cancellation of one caller must not affect the others
+        return await asyncio.shield(self._diagnosing)
 
-    def _end_look(self, look: asyncio.Task[Diagnosis]) -> None:
-        self._looking = None
-        if not look.cancelled():
-            # its callers raise a failure; perhaps all of them were cancelled
-            look.exception()
+    def _end_diagnosis(self, task: asyncio.Task[Diagnosis]) -> None:
+        self._diagnosing = None
+        if not task.cancelled():
+            # marks the exception as retrieved, in case all callers were cancelled
+            task.exception()
 
     async def diagnose(self) -> Diagnosis:
-        """Look at the predictions of the pool."""
+        """Diagnose the predictions of the pool."""
         settings = self.settings
         size, outcomes = len(self._pool), self._outcomes
         chunks = range(0, size, SEARCH)
         if len(chunks) > _CHUNKS:
-            # spread over the pool, so that old and new texts are looked at
+            # spread over the pool, so that old and new texts are sampled
             chunks = range(0, size, size // _CHUNKS)
         texts: list[PoolText] = []
         for start in chunks:
@@ -333,9 +333,9 @@ class Pipeline:
             matches = await self._retriever.search(texts, vectors, settings.k)
         neighborhoods = await self._neighborhoods(texts, matches, settings)
         await self._fill(neighborhoods, range(len(neighborhoods.entries)))
-        found = await asyncio.to_thread(neighborhoods.diagnose)
-        self._looked = _Look(size, outcomes, found)
-        return found
+        diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
+        self._last = _PoolDiagnosis(size, outcomes, diagnosis)
+        return diagnosis
 
     async def _neighborhoods(
         self,
@@ -344,18 +344,26 @@ class Pipeline:
         settings: VoteSettings,
         snapshot: Snapshot | None = None,
     ) -> Neighborhoods:
-        """Give each text a place: own texts first, then the neighbors that are none of them."""
-        ids = await _aside(len(texts), numbers_of, matches)
+        """Fetch the neighbors' texts and build the neighborhoods."""
+        ids = await _call(len(texts), distinct_ids, matches)
         others = await self._pool.fetch(ids)
-        neighborhoods: Neighborhoods = await _aside(
-            len(texts), placed, self.labels, settings, texts, ids, others, matches, snapshot
+        neighborhoods: Neighborhoods = await _call(
+            len(texts),
+            build_neighborhoods,
+            self.labels,
+            settings,
+            texts,
+            ids,
+            others,
+            matches,
+            snapshot,
         )
         if self.neighbors == "stored":
             await self._fill(neighborhoods, range(len(texts), len(neighborhoods.entries)))
         return neighborhoods
 
     async def _fill(self, neighborhoods: Neighborhoods, places: Iterable[int]) -> None:
-        """Put the stored predictions of the texts at some places."""
+        """Set the stored predictions at the given places."""
         unknown = [place for place in places if not neighborhoods.answered(place)]
         stored = await self._retriever.stored([neighborhoods.entries[i] for i in unknown])
         for place, prediction in zip(unknown, stored, strict=True):
@@ -363,8 +371,8 @@ class Pipeline:
                 neighborhoods.put(place, prediction)
 
 
-async def _aside(size: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function: in a thread, if it has so much to do that the event loop would wait."""
+async def _call(size: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function; in a thread if `size` is large, so as not to block the event loop."""
     if size < SEARCH:
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)
@@ -373,7 +381,7 @@ async def _aside(size: int, function: Callable[..., Any], *arguments: Any) -> An
 def _in_order(
     neighborhoods: Neighborhoods, rows: NDArray[np.int64], known: int | None
 ) -> Iterator[int]:
-    """Yield each place once: own texts, each followed by its (first `known`) neighbors."""
+    """Yield each place once: every own text, followed by its first `known` neighbors."""
     seen = bytearray(len(neighborhoods.entries))
     neighbors = neighborhoods.neighbors
     for row in rows.tolist():

@@ -1,4 +1,4 @@
-"""Find the neighbors of texts in the pool, and the predictions that are stored for them."""
+"""Retrieve the neighbors of texts from the pool, and stored predictions from the store."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ __all__ = ["SEARCH", "Retriever", "no_matches"]
 
 #: Queries searched at a time, so that other searches wait milliseconds.
 SEARCH = 1_024
-#: Texts whose stored predictions are looked up between two turns of the event loop.
+#: Texts looked up in the store before control returns to the event loop.
 _BLOCK = 256
-#: How many times more neighbors are fetched when too few of them have a prediction.
+#: Factor by which the search widens if too few neighbors have a prediction.
 _WIDEN = 4
 
 
 class Retriever:
-    """Searches the pool of one client and its stored predictions.
+    """Searches the pool and the stored predictions of one client.
 
     Parameters
     ----------
     method : Method
-        Whose predictions are looked up.
+        Its predictions are looked up.
     neighbors : {"predict", "stored"}
         Whether all texts may be neighbors, or only those with a prediction.
     predictor : Predictor
@@ -43,7 +43,7 @@ class Retriever:
     pool : Index
     store : Store
     examples : ExampleFinder, optional
-        Of a method that shows examples.
+        Of a method with few-shot examples.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Retriever:
         vectors : float16[len(texts), dim]
         k : int
         upto : int, optional
-            The snapshot of the pool; default: the pool as it is.
+            The snapshot of the pool; default: the current one.
         together : bool
-            Whether the texts will have predictions, too.
+            Whether the texts of this batch, which will get predictions, can be neighbors.
         """
         batch = {entry.hash for entry in texts} if together else set()
         matches: Matches | None = None
@@ -96,7 +96,7 @@ class Retriever:
             if len(found.ids) == len(texts):
                 return found
             if matches is None:
-                # made once at full length: joining parts would hold everything twice
+                # allocated once: concatenating parts would need twice the memory
                 shape = (len(texts), found.ids.shape[1])
                 matches = Matches(np.empty(shape, np.int64), np.empty(shape, np.float32))
             matches.ids[part] = found.ids
@@ -111,7 +111,7 @@ class Retriever:
         upto: int | None,
         batch: set[bytes],
     ) -> Matches:
-        """Find the k nearest texts that have a prediction, or will have one with this batch."""
+        """Find the k nearest texts that have a prediction or get one in this batch."""
         ids = np.full((len(vectors), k), -1, dtype=np.int64)
         similarities = np.zeros((len(vectors), k), dtype=np.float32)
         usable: dict[int, bool] = {}
@@ -164,5 +164,5 @@ class Retriever:
 
 
 def no_matches(n: int) -> Matches:
-    """Return the neighbors of n texts without any."""
+    """Return the matches of n texts without neighbors."""
     return Matches(np.empty((n, 0), dtype=np.int64), np.empty((n, 0), dtype=np.float32))

@@ -1,4 +1,4 @@
-"""The classifications of texts, made from their neighborhoods."""
+"""Classifications, created from neighborhoods on access."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Rows", "classification"]
 
-#: Neighbors that are shown at least, however few of them vote.
+#: Fewest neighbors in a result, even if fewer vote.
 _SHOWN = 10
 
 
 class Rows(Sequence[Classification]):
-    """The classifications of input texts, each made when it is read.
+    """The classifications of input texts, each created on access.
 
     Parameters
     ----------
     neighborhoods : Neighborhoods
     texts : sequence of str
-        The input, duplicates and all.
+        The input, including duplicates.
     places : int64[len(texts)]
         The place of each input text.
     start : int
@@ -53,23 +53,23 @@ class Rows(Sequence[Classification]):
         return len(self._texts)
 
     def labels(self) -> list[str | None]:
-        """Return the label of each text, without making the records."""
+        """Return the label of each text, without creating the records."""
         if self._neighborhoods.settings.min_trust is not None:
-            # whether a label is withheld depends on all of the record
+            # whether a label is withheld depends on the whole record
             return [row.label for row in self]
         names = (*self._neighborhoods.labels.names, None)
-        # -1, the winner of a vote without voters, is the last
+        # index -1, the winner of a vote without voters, is None
         return [names[winner] for winner in self._result.label[self._places].tolist()]
 
     def failed(self) -> list[int]:
-        """Return the positions of the texts that carry an error."""
+        """Return the positions of the texts with an error."""
         errors = self._neighborhoods.errors
         if not errors:
             return []
         return [at for at, place in enumerate(self._places.tolist()) if place in errors]
 
     def changed(self) -> int:
-        """Return how many texts have another label than their own prediction's."""
+        """Return the number of texts whose label differs from their own prediction."""
         if self._neighborhoods.settings.min_trust is not None:
             return sum(row.changed for row in self)
         own = self._neighborhoods.answers()[0][: self._neighborhoods.n_own]
@@ -95,7 +95,7 @@ class Rows(Sequence[Classification]):
 def classification(
     neighborhoods: Neighborhoods, place: int, result: VoteResult, row: int, index: int, text: str
 ) -> Classification:
-    """Return the record of the own text at `place`, whose vote is row `row` of `result`."""
+    """Return the classification of the own text at `place`; its vote is row `row` of `result`."""
     names = neighborhoods.labels.names
     winner = int(result.label[row])
     single = neighborhoods.vote(np.array([place]), votes=True)

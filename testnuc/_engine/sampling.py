@@ -1,4 +1,4 @@
-"""The asks of a method about texts, and the predictions that it makes of their outcomes."""
+"""The samples that a method asks for, and their reduction to one prediction per text."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Sampler"]
 
-#: Texts whose examples are looked up at a time, while earlier ones are in flight.
+#: Texts whose examples are retrieved at a time, while earlier texts are in flight.
 _BLOCK = 256
 
 
 class Sampler:
-    """The asks of a method about the texts at some places, and their outcomes.
+    """Creates the asks for the texts at some places, and reduces their outcomes to predictions.
 
     Parameters
     ----------
     method : Method
     predictor : Predictor
     neighborhoods : Neighborhoods
-        Takes the predictions.
+        Receives the predictions.
     places : iterable of int
         Distinct.
     """
@@ -46,13 +46,13 @@ class Sampler:
         self._predictor = predictor
         self._neighborhoods = neighborhoods
         self._places = iter(places)
-        #: Place -> sample -> outcome, of texts that have some of their samples.
+        #: Place -> sample -> outcome, of texts that lack some samples.
         self._partial: dict[int, dict[int, Prediction | Exception]] = {}
-        #: Predictions made with examples, to be noted for `ExampleFinder.stored`.
+        #: Predictions made with examples, for `ExampleFinder.remember`.
         self._seen: list[tuple[PoolText, Prediction]] = []
 
     def settle(self, ask: Ask, outcome: Prediction | Exception) -> bool:
-        """Take the outcome of one ask; True: it was its text's last one."""
+        """Record the outcome of one ask; returns True if it was the last one of its text."""
         samples = self._method.samples
         if samples > 1:
             got = self._partial.setdefault(ask.place, {})
@@ -74,27 +74,27 @@ class Sampler:
     async def asks_with_examples(
         self, examples: ExampleFinder, scheduler: Scheduler, *, whole: bool
     ) -> AsyncGenerator[list[Ask], None]:
-        """Yield the same, with the examples of each text in the prompt.
+        """Yield the asks of all texts with few-shot examples, in lists.
 
-        Where they are shown with labels, examples are asked about first, by `scheduler`; `whole`:
-        those of all texts together, where each such stage takes hours.
+        Examples that are shown with a label are predicted first, by `scheduler`. `whole`: do so for
+        all texts together, because a stage of the batch lane takes hours.
         """
         snapshot = self._neighborhoods.snapshot
         assert snapshot is not None
         while block := list(islice(self._places, None if whole else _BLOCK)):
             entries = [self._neighborhoods.entries[place] for place in block]
             shown = await examples.examples(entries, snapshot, scheduler)
-            await self.note(examples)
+            await self.remember(examples)
             yield [
                 ask
                 for place, demonstrations in zip(block, shown, strict=True)
                 for ask in self._asks(place, demonstrations)
             ]
 
-    async def note(self, examples: ExampleFinder) -> None:
-        """Note what was predicted since the last time."""
+    async def remember(self, examples: ExampleFinder) -> None:
+        """Store the predictions made since the last call, for stored neighbors."""
         seen, self._seen = self._seen, []
-        await examples.note(seen)
+        await examples.remember(seen)
 
     def _asks(self, place: int, shown: tuple[Demonstration, ...]) -> Iterator[Ask]:
         entry = self._neighborhoods.entries[place]

@@ -1,4 +1,4 @@
-"""The warnings about a pool that is too small for the vote that was asked for."""
+"""Warnings about a pool that is too small for the requested vote."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ __all__ = ["few_neighbors", "few_predictions"]
 
 
 def few_predictions(found: int, more: str = "label more texts at once") -> SmallPoolWarning | None:
-    """Return the warning that the auto policy cannot decide by so few predictions, if it cannot.
+    """Return a warning if there are too few predictions for the auto policy.
 
     Parameters
     ----------
     found : int
-        Predictions.
+        Number of predictions.
     more : str
-        How the caller gets more of them.
+        How to get more of them, for the message.
     """
     if found >= MIN_PREDICTIONS:
         return None
     return SmallPoolWarning(
-        f"policy 'auto' has {found} predictions to judge by and needs {MIN_PREDICTIONS}: each text "
-        "keeps its own",
+        f"policy 'auto' has {found} predictions and needs {MIN_PREDICTIONS}: the LLM's own labels "
+        "are kept",
         f"{more}, or choose policy='weighted'",
         "label more texts at once, or choose --policy weighted",
     )
@@ -36,20 +36,20 @@ def few_neighbors(
     stored: bool,
     more: str = "add unlabeled texts with `await nuc.add(texts)`",
 ) -> SmallPoolWarning | None:
-    """Return the warning that fewer than k neighbors vote, if that is so.
+    """Return a warning if fewer than k neighbors can vote.
 
     Parameters
     ----------
     k : int
-        Neighbors that were asked for.
+        Requested number of neighbors.
     texts : int
-        Texts in the pool.
+        Size of the pool.
     found : int
-        The most neighbors that one text has.
+        The largest number of neighbors of any text.
     stored : bool
         Whether only texts with a stored prediction vote.
     more : str
-        How the caller gets more texts.
+        How to get more texts, for the message.
     """
     if found >= k:
         return None

@@ -1,4 +1,4 @@
-"""Classify a stream of texts, window by window; each result is yielded once it is certain."""
+"""Classify a stream of texts, window by window; results are yielded as they complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc._engine.pipeline import Pipeline
 
-    #: The number of a text in its window that has all it needs; an error; None at the end.
+    #: A window and the position of a completed text in it; an error; None at the end.
     _Ready: TypeAlias = "tuple[_StreamedWindow, int] | Exception | None"
 
 __all__ = ["stream_windows"]
@@ -28,10 +28,11 @@ __all__ = ["stream_windows"]
 async def stream_windows(
     pipeline: Pipeline, texts: Iterable[str] | AsyncIterable[str], size: int
 ) -> AsyncGenerator[Classification, None]:
-    """Yield the classification of each text, in the order they finish.
+    """Yield the classification of each text, in completion order.
 
-    At most two windows are under way or not yet taken by the consumer: the slow last calls of one
-    do not leave the workers idle, and a slow consumer does not fill the memory.
+    At most two windows are open (in progress, or not fully consumed): two, so that workers are not
+    idle during the last slow calls of a window; at most, so that a slow consumer does not fill the
+    memory.
     """
     if not isinstance(texts, AsyncIterable):
         texts = values(texts)
@@ -49,7 +50,7 @@ async def stream_windows(
             window, position = item
             yield window.result(position)
             window.untaken -= 1
-            # what is ready is made into results here: others must have their turn in between
+            # creating results takes CPU time: yield to other tasks in between
             await asyncio.sleep(0)
             if not window.untaken:
                 slots.release()
@@ -65,7 +66,7 @@ async def _produce(
     ready: asyncio.Queue[_Ready],
     slots: asyncio.Semaphore,
 ) -> None:
-    """Put the results of all windows on the queue, then None, or the exception that ended it."""
+    """Put the results of all windows on the queue, then None or the exception."""
     try:
         async with asyncio.TaskGroup() as tasks, aclosing(_batches(texts, size)) as batches:
             async for start, batch in batches:
@@ -77,7 +78,7 @@ async def _produce(
                     tasks.create_task(predict, name="testnuc-window")
     except BaseExceptionGroup as group:
         ready.put_nowait(_first(group))
-    except Exception as exc:  # noqa: BLE001 - raised where the results are taken
+    except Exception as exc:  # noqa: BLE001 - raised in the consumer
         ready.put_nowait(exc)
     else:
         ready.put_nowait(None)
@@ -90,7 +91,7 @@ def _first(error: BaseException) -> Exception:
 
 
 class _StreamedWindow:
-    """One window: its results are put on the queue as the predictions they need come in."""
+    """One window: a result is queued once all predictions that it needs are known."""
 
     def __init__(
         self, pipeline: Pipeline, start: int, batch: list[str], ready: asyncio.Queue[_Ready]
@@ -99,14 +100,14 @@ class _StreamedWindow:
         self._start = start
         self._batch = batch
         self._ready = ready
-        #: Results that the consumer has not taken yet.
+        #: Results not yet consumed.
         self.untaken = len(batch)
         self._problems: dict[int, str] = {}
         self._places: dict[int, int] = {}
         self._neighborhoods: Neighborhoods | None = None
 
     async def prepare(self) -> Coroutine[None, None, None] | None:
-        """Add the texts to the pool and find their neighbors; returns what is left to do."""
+        """Add the texts to the pool and retrieve neighbors; returns a coroutine that predicts."""
         valid: list[str] = []
         positions: list[int] = []
         for position, text in enumerate(self._batch):
@@ -129,7 +130,7 @@ class _StreamedWindow:
         return self._predict(neighborhoods, positions_of)
 
     def result(self, position: int) -> Classification:
-        """Make the record of a text that has all it needs."""
+        """Return the classification of a completed text."""
         text, index = self._batch[position], self._start + position
         if position in self._problems:
             return self._invalid(position, text, self._problems[position])
@@ -139,8 +140,8 @@ class _StreamedWindow:
         return classification(self._neighborhoods, place, vote, 0, index, text)
 
     async def _predict(self, neighborhoods: Neighborhoods, positions_of: list[list[int]]) -> None:
-        # with waves a text is certain only when its wave is over; what is decided or corrected by
-        # all texts of the window, when all are predicted
+        # with waves, a winner is known at the end of a wave; the auto policy and the prior
+        # correction need the predictions of the whole window
         settings = neighborhoods.settings
         late = settings.policy is None or settings.prior is not None
         waves = not late and not self._pipeline.join_pool
@@ -156,7 +157,7 @@ class _StreamedWindow:
     async def _at_the_end(
         self, neighborhoods: Neighborhoods, *, waves: bool
     ) -> AsyncGenerator[int, None]:
-        """Get all predictions, then yield each own text."""
+        """Predict everything, then yield each own text."""
         async with aclosing(self._pipeline.predict(neighborhoods, waves=waves)) as answered:
             async for _ in answered:
                 pass
@@ -165,8 +166,8 @@ class _StreamedWindow:
             yield place
 
     async def _one_by_one(self, neighborhoods: Neighborhoods) -> AsyncGenerator[int, None]:
-        """Yield each own text as soon as it and its neighbors have their outcomes."""
-        # with "stored", neighbors outside the window have their predictions
+        """Yield each own text as soon as it and its neighbors have outcomes."""
+        # with "stored", neighbors outside the window already have predictions
         stored = self._pipeline.neighbors == "stored"
         end = neighborhoods.n_own if stored else len(neighborhoods.entries)
         waits, waits_for = await asyncio.to_thread(_waiting, neighborhoods, end)
@@ -195,9 +196,9 @@ class _StreamedWindow:
 
 
 def _waiting(neighborhoods: Neighborhoods, end: int) -> tuple[list[int], list[list[int]]]:
-    """Return how many predictions each own text waits for, and which texts wait for each.
+    """Return the number of open predictions of each own text, and the texts that wait for each.
 
-    Only texts at places below `end` that have no outcome yet are waited for.
+    Counts only places below `end` without an outcome.
     """
     waits = [0] * neighborhoods.n_own
     waits_for: list[list[int]] = [[] for _ in neighborhoods.entries]

@@ -26,7 +26,7 @@ __all__ = ["gold_labels", "tune"]
 
 
 def gold_labels(labels: Sequence[str], texts: int, known: LabelSet) -> NDArray[np.int32]:
-    """Return the classes of labels that the user gave, int32[texts]."""
+    """Return the class indices of the user's labels, int32[texts]."""
     if isinstance(labels, str) or len(labels) != texts:
         raise InvalidInputError(f"there are {texts} texts; give a list of as many labels")
     numbers = []
@@ -44,16 +44,16 @@ async def tune(
     places: NDArray[np.int64],
     gold: NDArray[np.int32],
 ) -> Tuning:
-    """Choose how a pipeline votes; asks about nothing but the texts themselves.
+    """Tune a pipeline's vote settings; calls the LLM for the given texts only.
 
-    The settings of the pipeline are replaced at the end, so that a failure leaves them as they were
-    and concurrent runs never see a part of the change.
+    The settings are replaced once, at the end: a failure leaves them unchanged, and concurrent runs
+    never see a partial change.
     """
     before = pipeline.settings
     wide = replace(before, k=max(before.k, MAX_NEIGHBORS))
     neighborhoods = await pipeline.prepare(entries, together=True, settings=wide)
     await pipeline.predict_own(neighborhoods)
-    # a text that was given twice is one observation
+    # a duplicate text is one observation
     _, once = np.unique(places, return_index=True)
     winners, confidences = neighborhoods.answers()
     tuning = await asyncio.to_thread(
@@ -66,9 +66,9 @@ async def tune(
         gold[once],
         n_classes=len(pipeline.labels.names),
     )
-    # the auto policy can still decide from the predictions themselves
+    # without a tuned vote, the auto policy continues to decide from the predictions
     if tuning.policy is not None or not before.auto:
-        # the current ones: another call may have calibrated them meanwhile
+        # not `before`: a concurrent call may have calibrated the settings meanwhile
         pipeline.settings = _tuned(pipeline.settings, wide.k, tuning, len(pipeline.labels.names))
     return tuning
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from testnuc._engine.components import Components
 from testnuc._engine.inputs import distinct
-from testnuc._engine.neighborhoods import placed
+from testnuc._engine.neighborhoods import build_neighborhoods
 from testnuc._engine.rows import Rows
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.protocols import Matches, PoolText
@@ -141,7 +141,7 @@ class Asking:
         await self._parts.ready()
         pipeline = self._parts.pipeline
         nobody = Matches(np.empty((len(entries), 0), np.int64), np.empty((len(entries), 0), "f4"))
-        neighborhoods = placed(
+        neighborhoods = build_neighborhoods(
             pipeline.labels, pipeline.settings, entries, np.empty(0, np.int64), [], nobody
         )
         try:

@@ -221,7 +221,7 @@ class Transport:
             try:
                 reply = await self._run(call)
             except Exception:
-                span.tell(sends=call.sends)
+                span.set(sends=call.sends)
                 raise
             span.answered(reply, call.sends)
             return reply

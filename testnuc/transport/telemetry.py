@@ -62,7 +62,7 @@ _OF_SPANS = ("testnuc.", "gen_ai.output.", "gen_ai.request.t", "gen_ai.request.m
 class _Silent:
     """Ignores attributes."""
 
-    def tell(self, **facts: Any) -> None:
+    def set(self, **facts: Any) -> None:
         """Do nothing."""
 
 
@@ -170,7 +170,7 @@ class Telemetry:
         """Trace an operation of the client; see the function of that name."""
         with self._span(f"testnuc.{name}", {}, self._trace.SpanKind.INTERNAL) as span:
             operation = _Operation(span)
-            operation.tell(**facts)
+            operation.set(**facts)
             yield operation
 
     @contextlib.contextmanager
@@ -260,7 +260,7 @@ class _Operation:
     def __init__(self, span: Any) -> None:
         self._span = span
 
-    def tell(self, **facts: Any) -> None:
+    def set(self, **facts: Any) -> None:
         """Add attributes, except those that are None: unknown."""
         for name, value in facts.items():
             if value is not None:
@@ -270,7 +270,7 @@ class _Operation:
 class _Chat(_Operation):
     def answered(self, reply: Reply, sends: int) -> None:
         """Record the reply and the number of attempts."""
-        self.tell(sends=sends)
+        self.set(sends=sends)
         usage = reply.usage
         if usage is not None:
             self._span.set_attribute("gen_ai.usage.input_tokens", usage.input_tokens)
@@ -281,7 +281,7 @@ class _Chat(_Operation):
                 )
         failed = [answer for answer in reply.answers if isinstance(answer, Exception)]
         if failed:
-            self.tell(unreadable=len(failed))
+            self.set(unreadable=len(failed))
 
 
 def _kind_of(error: BaseException) -> str:

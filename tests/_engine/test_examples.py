@@ -94,7 +94,7 @@ async def test_only_askable_texts_are_asked_for_their_label(parts):
     finder = finder_of(parts, TopKICLP(11))
     await parts.add(texts)
     # a prediction that this method made with examples serves where there is none without
-    await finder.note([(entries[4], Prediction("login", 0.5))])
+    await finder.remember([(entries[4], Prediction("login", 0.5))])
     snapshot = Snapshot(
         await finder.snapshot(), askable=frozenset(entry.hash for entry in entries[:3])
     )
@@ -110,8 +110,8 @@ async def test_the_first_prediction_with_any_examples_stays(parts):
     finder = finder_of(parts, TopKICL(2))
     entry, other = entries_of(["refund please", "delivery late"])
     assert await finder.stored([entry, other]) == [None, None]
-    await finder.note([(entry, Prediction("refund", 0.9))])
-    await finder.note([(entry, Prediction("login", 0.1)), (other, Prediction("delivery"))])
+    await finder.remember([(entry, Prediction("refund", 0.9))])
+    await finder.remember([(entry, Prediction("login", 0.1)), (other, Prediction("delivery"))])
     assert await finder.stored([entry, other]) == [
         Prediction("refund", 0.9),
         Prediction("delivery"),
@@ -123,7 +123,7 @@ async def test_the_first_prediction_with_any_examples_stays(parts):
 
 async def test_keys_without_examples_are_those_of_the_first_version(parts):
     (entry,) = entries_of(["refund please"])
-    await finder_of(parts, TopKICL(2)).note([(entry, Prediction("refund"))])
+    await finder_of(parts, TopKICL(2)).remember([(entry, Prediction("refund"))])
     (row,) = parts.store.rows()
     assert row.key == parts.predictor.key_of(
         "testnuc.methods.topk_icl.TopKICL/2/False/1", entry.hash

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, numbers_of, placed
+from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
 from testnuc._engine.rows import Rows, classification
 from testnuc.errors import ServerError
 from testnuc.labels import LabelSet
@@ -51,7 +51,7 @@ def neighborhoods_of(neighbors, similarities=None, n_entries=None, vote_settings
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_each_text_has_one_place_and_each_neighbor_is_the_one_found(data):
-    """`numbers_of` and `placed` give numbers of the pool as places, whatever overlaps."""
+    """Ids of the pool become places, whatever texts and neighbors overlap."""
     pool = data.draw(st.integers(1, 12))
     spread = data.draw(st.sampled_from([1, 1_000]))
     own = data.draw(st.lists(st.integers(0, 14), min_size=1, max_size=8, unique=True))
@@ -64,10 +64,10 @@ def test_each_text_has_one_place_and_each_neighbor_is_the_one_found(data):
     ids[ids >= 0] *= spread
     given_ids = ids.copy()
     similarities = np.full(ids.shape, 0.5, dtype=np.float32)
-    numbers = numbers_of(Matches(ids, similarities))
+    numbers = distinct_ids(Matches(ids, similarities))
     assert numbers.tolist() == sorted({i for i in ids.ravel().tolist() if i >= 0})
     others = [text_of(i // spread) for i in numbers.tolist()]
-    made = placed(
+    made = build_neighborhoods(
         LABELS, fixed(k), [text_of(i) for i in own], numbers, others, Matches(ids, similarities)
     )
     assert [e.text for e in made.entries[: made.n_own]] == [f"text {i}" for i in own]
@@ -85,7 +85,7 @@ def test_a_label_that_the_pool_knows_is_the_prediction():
     numbers = np.array([4, 7])
     matches = Matches(np.array([[7], [4]]), np.ones((2, 1), np.float32))
     others = [text_of(0, "b"), text_of(9, "c")]
-    made = placed(LABELS, fixed(1), [text_of(0), text_of(1)], numbers, others, matches)
+    made = build_neighborhoods(LABELS, fixed(1), [text_of(0), text_of(1)], numbers, others, matches)
     assert [made.answered(i) for i in range(3)] == [True, False, True]
     assert made.predictions == [Prediction("b", 1.0), None, Prediction("c", 1.0)]
 
@@ -93,7 +93,9 @@ def test_a_label_that_the_pool_knows_is_the_prediction():
 def test_what_examples_need_is_given_when_it_is_made():
     snapshot = Snapshot(3, {b"x": np.zeros(2, np.float16)}, frozenset([b"x"]))
     matches = Matches(np.empty((1, 0), np.int64), np.empty((1, 0), np.float32))
-    made = placed(LABELS, fixed(0), [text_of(0)], np.empty(0, np.int64), [], matches, snapshot)
+    made = build_neighborhoods(
+        LABELS, fixed(0), [text_of(0)], np.empty(0, np.int64), [], matches, snapshot
+    )
     assert made.snapshot is snapshot
     assert neighborhoods_of([[1]]).snapshot is None
 
