@@ -1,4 +1,4 @@
-"""The client: `TestNUC`, a face of the engine."""
+"""The asynchronous client, `TestNUC`: a thin public class over the engine."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class TestNUC:
     """An asynchronous text classifier: an LLM's labels, corrected by a vote of nearest neighbors.
 
     Each text gets the LLM's own prediction; the predictions of its nearest *unlabeled* neighbors
-    then vote on its label. No labeled data is needed. Answers are stored, so that a text is asked
-    about once, and calls are made at the provider's rate limit, within a budget.
+    then vote on its label. No labeled data is needed. Answers are stored, so each text needs one
+    call; calls stay within the provider's rate limit and your budget.
 
-    One client serves any number of concurrent callers in one event loop. Close it with
+    A client can be shared by any number of concurrent tasks in one event loop. Close it with
     ``async with``, or by `aclose`.
 
     Parameters
@@ -45,8 +45,8 @@ class TestNUC:
         The labels to choose from; the values of a mapping describe them to the LLM.
     model : str or Provider
         ``"openai/<model>"``, ``"anthropic/<model>"``, ``"local/zero-shot"``; or an object:
-        `OpenAI` and `Anthropic` take headers, an organization or proxies, and any object with
-        ``async answer(request)`` will do.
+        `OpenAI` and `Anthropic` (with headers, an organization or proxies), or any object with
+        ``async answer(request)``.
     base_url, api_key : str, optional
         Of a model given by name. Default: the provider's environment variables.
     embedder : str or Embedder
@@ -60,10 +60,10 @@ class TestNUC:
         Neighbors that vote besides the text itself. Default: 10, or up to 30 as policy "auto"
         decides. 0: no vote.
     policy : str or VotePolicy
-        How votes weigh. ``"auto"`` decides from the predictions, without labels, whether and how
-        neighbors vote (see `diagnose`); ``"majority"``, ``"weighted"``, ``"confidence_weighted"``
-        and ``"filtered"`` are fixed. A `VotePolicy` also sets a prior over the labels, and the
-        trust below which a label is withheld.
+        How votes are weighted. ``"auto"`` decides from the predictions, without labels, whether
+        and how neighbors vote (see `diagnose`); ``"majority"``, ``"weighted"``,
+        ``"confidence_weighted"`` and ``"filtered"`` are fixed. A `VotePolicy` also sets a prior
+        over the labels, and the trust below which a label is withheld.
     instructions : str, optional
         Your guidelines for the LLM, added to the prompt.
     none_label : str, optional
@@ -73,10 +73,10 @@ class TestNUC:
         `BestOfN`, `WeightedBestOfN`, `TopKICL`, `TopKICLP`, or your own. Neighbors vote with
         predictions of the same method.
     sampling : Sampling, optional
-        How the model is asked: temperature, texts per call, source of the confidence, ..
+        Sampling parameters: temperature, texts per call, source of the confidence, ..
     neighbors : {"predict", "stored"}
-        Ask the LLM about neighbors without a prediction, or let only those with a stored
-        prediction vote (TestNUC-S: a new text costs one call).
+        "predict": call the LLM for neighbors without a prediction. "stored": only neighbors with a
+        stored prediction vote (TestNUC-S: a new text costs one call).
     join_pool : bool
         Whether classified texts become neighbors: of each other in `classify_many`, of later texts
         in all cases.
@@ -193,12 +193,12 @@ class TestNUC:
 
     @property
     def policy(self) -> VotePolicy | None:
-        """How votes weigh; None: decided from the predictions, or by `tune`."""
+        """The vote policy; None: decided from the predictions, or by `tune`."""
         return self._engine.settings.policy
 
     @property
     def k(self) -> int:
-        """The most neighbors that are retrieved for a text."""
+        """Number of neighbors retrieved for a text."""
         return self._engine.settings.k
 
     @property
@@ -213,8 +213,7 @@ class TestNUC:
         ----------
         texts : iterable of str
         labels : sequence of str, optional
-            The correct label of each text: such texts vote with confidence 1, and the LLM is never
-            asked about them.
+            The correct label of each text: such texts vote with confidence 1, without an LLM call.
 
         Raises
         ------
@@ -234,13 +233,13 @@ class TestNUC:
         return await self._engine.remove(texts)
 
     async def forget(self, *, model: str | None = None) -> int:
-        """Delete stored predictions, so that the LLM is asked again.
+        """Delete stored predictions, so that the LLM is called again.
 
         Parameters
         ----------
         model : str, optional
             All predictions of a model, such as ``"openai/gpt-4o-mini"``, whatever the labels.
-            Default: those that this client would use.
+            Default: those of this client's model, labels and settings.
 
         Returns
         -------
@@ -250,7 +249,7 @@ class TestNUC:
         return await self._engine.forget(model=model)
 
     async def stats(self) -> PoolStats:
-        """Return how many texts there are, and how many have a prediction of this client's kind."""
+        """Return the size of the pool, and the number of stored predictions of this client."""
         return await self._engine.stats()
 
     async def predict_pool(
@@ -261,7 +260,7 @@ class TestNUC:
         Parameters
         ----------
         progress : bool
-            Show a bar.
+            Show a progress bar.
         lane : {"live", "batch"}
             As for `classify_many`.
 
@@ -278,7 +277,7 @@ class TestNUC:
         Nothing is embedded, sent or added. The calls are those of the distinct texts without a
         stored prediction, and an upper bound where the pool holds other texts without one
         (``neighbors="predict"``): up to ``k`` of them for each text, of which early exit may leave
-        many unasked. With a method that shows examples, every text counts as one without a stored
+        many without a call. With few-shot methods, every text counts as one without a stored
         prediction. Retries are not included.
 
         Parameters
@@ -303,15 +302,15 @@ class TestNUC:
     async def classify(self, text: str) -> Classification:
         """Label one text by the vote of the pool's nearest texts.
 
-        With ``neighbors="predict"`` the LLM is asked about neighbors without a prediction in waves,
-        nearest first, until the winner is certain.
+        With ``neighbors="predict"``, neighbors without a prediction are predicted in waves, nearest
+        first, until the winner is certain.
 
         Raises
         ------
         InvalidInputError
             The text is empty or not a string.
         ProviderError, EmbeddingError, StoreError, BudgetExceededError
-            There is no label. Where neighbors could vote, a failed call does not raise: it is the
+            The text gets no label. If neighbors can vote, a failed call does not raise: it is the
             result's ``error``.
         """
         return await self._engine.classify(text)
@@ -323,9 +322,9 @@ class TestNUC:
         progress: bool | Observer = False,
         lane: Literal["live", "batch"] = "live",
     ) -> Results:
-        """Label many texts; the batch is the unlabeled data: the texts vote on each other.
+        """Label many texts, which also serve as each other's unlabeled neighbors.
 
-        All texts join the pool first, then neighbors are searched in that snapshot; so a label can
+        All texts join the pool first, then neighbors are searched in that snapshot, so a label can
         depend on the other texts of the batch. One call is made for each distinct text (and
         neighbor) that has no stored prediction.
 
@@ -333,7 +332,7 @@ class TestNUC:
         ----------
         texts : iterable of str
         progress : bool or Observer
-            Show a bar, or report to your own `testnuc.progress.Observer`.
+            Show a progress bar, or report to your own `testnuc.progress.Observer`.
         lane : {"live", "batch"}
             "batch" uses the provider's batch API, at half the price and within 24 hours. Give the
             client a durable store: the next run resumes batches that outlive this one.
@@ -368,8 +367,8 @@ class TestNUC:
         Yields
         ------
         Classification
-            In the order they finish; ``.index`` says which text it is. An invalid text is that
-            text's ``.error``.
+            In completion order; ``.index`` is the position of the text. An invalid text yields a
+            result with ``.error``.
         """
         return self._engine.stream(texts, window=window)
 
@@ -384,13 +383,13 @@ class TestNUC:
     async def tune(self, texts: Iterable[str], labels: Sequence[str]) -> Tuning:
         """Tune k, policy, own weight and prior on 50 to 500 labeled texts.
 
-        The LLM is asked about these texts only; neighbors vote where they have a stored prediction,
-        so label the pool first. Where no vote is significantly better than the own predictions, a
+        Calls the LLM for these texts only; neighbors need a stored prediction to vote, so label the
+        pool first. If no vote is significantly better than the own predictions, a
         client with policy "auto" continues to decide by itself, and any other keeps the own
         predictions. The texts must not be in the pool with their labels: they would vote.
 
-        Later calls use the result; a call that runs meanwhile uses the former settings, and a
-        failure leaves them unchanged.
+        Later calls use the result. Concurrent calls use the former settings, and a failure leaves
+        them unchanged.
 
         Raises
         ------
@@ -404,8 +403,8 @@ class TestNUC:
     ) -> Calibration:
         """Fit on labeled texts the probability that a label of a given share is right.
 
-        Later calls return it as ``trust``; a call that runs meanwhile uses the former calibration,
-        and a failure leaves it unchanged. Needs scikit-learn (extra ``trust``).
+        Later calls return it as ``trust``. Concurrent calls use the former calibration, and a
+        failure leaves it unchanged. Needs scikit-learn (extra ``trust``).
 
         Parameters
         ----------

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TestNUCClassifier"]
 
-#: Parameters that are not passed on by name.
+#: Parameters that are not passed to `Components` by name.
 _OWN = frozenset({"labels", "store"})
 
 
@@ -133,7 +133,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.budget = budget
 
     def fit(self, X: Any, y: Any = None) -> Self:  # noqa: N803 - scikit-learn's names
-        """Make texts the pool, and predict each distinct one.
+        """Make the texts the pool, and predict each distinct text.
 
         Parameters
         ----------
@@ -164,12 +164,12 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     )
         fitted = _Fitted(self._client_arguments(asked), self.store)
         labels = {} if gold is None else _first(texts, gold)
-        fitted.run(fitted.learner.learn(texts, labels))
+        fitted.run(fitted.core.fit(texts, labels))
         self.close()
         self.classes_ = classes
-        self.tuning_ = fitted.learner.tuning
+        self.tuning_ = fitted.core.tuning
         self._fitted = fitted
-        predicted = fitted.learner.predicted
+        predicted = fitted.core.predicted
         if predicted is not None and self.tuning_ is None:
             warning = few_predictions(predicted, "fit more texts")
             if warning is not None:
@@ -192,7 +192,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Return each label's share of the vote, float64[n, n_classes].
 
-        Not a calibrated probability; where labels tie, `predict` takes that of the most similar
+        Not a calibrated probability; in a tie, `predict` returns the label of the most similar
         voter.
         """
         results = self.results(X)
@@ -202,7 +202,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             for label, weight in result.votes.items():
                 shares[at, places[label]] = weight
             if not shares[at].any():
-                # without any vote the text's own label stands
+                # without any vote, the label is the text's own
                 shares[at, self._place(result)] = 1.0
         shares /= shares.sum(axis=1, keepdims=True)
         return shares
@@ -214,13 +214,13 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         texts = _column(X)
-        return self._fitted.run(self._fitted.learner.engine.classify_many(texts))
+        return self._fitted.run(self._fitted.core.engine.classify_many(texts))
 
     @property
     def usage_(self) -> Usage:
         """Usage since `fit` began, in this process."""
         check_is_fitted(self)
-        return self._fitted.learner.engine.usage
+        return self._fitted.core.engine.usage
 
     def close(self) -> None:
         """Stop the thread and close the connections; call `fit` to start again."""
@@ -236,7 +236,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.string = True
         tags.input_tags.two_d_array = False
         tags.target_tags.required = False
-        # an LLM may answer differently the next time; stored answers are reused
+        # LLM answers can vary between calls; stored answers are reused
         tags.non_deterministic = True
         return tags
 
@@ -244,7 +244,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         state: dict[str, Any] = dict(super().__getstate__())
         fitted = state.pop("_fitted", None)
         if fitted is not None:
-            state["_learned"] = fitted.run(fitted.learner.learned())
+            state["_learned"] = fitted.run(fitted.core.state())
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -252,7 +252,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         super().__setstate__(state)
         if learned is not None:
             fitted = _Fitted(self._client_arguments(learned["labels"]), self.store)
-            fitted.run(fitted.learner.recall(learned))
+            fitted.run(fitted.core.restore(learned))
             self._fitted = fitted
 
     def _client_arguments(self, labels: Any) -> dict[str, Any]:
@@ -260,7 +260,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return client_arguments({**given, "labels": labels})
 
     def _classes(self, gold: list[Any] | None) -> tuple[NDArray[Any], Any]:
-        """Return the sorted classes, and the labels as the LLM is to choose from."""
+        """Return the sorted classes, and the labels that the LLM chooses from."""
         if self.labels is not None:
             names = list(self.labels)
             if self.none_label is not None and self.none_label not in names:
@@ -279,7 +279,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return classes, [str(label) for label in classes.tolist()]
 
     def _place(self, result: Classification) -> int:
-        """Return the position of a text's label in the classes."""
+        """Return the position of a result's label in `classes_`."""
         label = result.label
         if label is None and result.error is None:
             label = self.none_label
@@ -293,8 +293,8 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return [str(known) for known in self.classes_.tolist()].index(label)
 
 
-class _Learner:
-    """The engine of a fitted classifier; its pool holds exactly the texts of the fit."""
+class _FittedEngine:
+    """The engine of a fitted classifier; its pool holds exactly the texts given to `fit`."""
 
     def __init__(self, arguments: Mapping[str, Any], store: Any) -> None:
         self._memory = MemoryStore() if store is None else None
@@ -308,11 +308,11 @@ class _Learner:
         self.engine = Engine(self._parts)
         self._texts: list[str] = []
         self.tuning: Tuning | None = None
-        #: Predictions that the auto policy decided by; None: there was nothing to decide.
+        #: Number of predictions behind the auto policy's decision; None: no such decision.
         self.predicted: int | None = None
 
-    async def learn(self, texts: Sequence[str], labels: Mapping[str, str]) -> None:
-        """Predict the pool, and decide how it votes unless the policy is fixed."""
+    async def fit(self, texts: Sequence[str], labels: Mapping[str, str]) -> None:
+        """Predict the pool, and decide the vote unless the policy is fixed."""
         engine = self.engine
         self._texts = list(dict.fromkeys(texts))
         await engine.add(texts)
@@ -321,15 +321,15 @@ class _Learner:
             return
         if labels:
             self.tuning = await engine.tune(list(labels), list(labels.values()))
-            # a prior corrects the shares of a batch; here each text is classified alone
+            # a prior corrects label shares in a batch, but here results are per text
             engine.settings = replace(engine.settings, prior=None)
         if engine.settings.decision is None:
             found = await engine.diagnose()
             self.predicted = found.predictions
             engine.settings = replace(engine.settings, decision=found.decision)
 
-    async def learned(self) -> dict[str, Any]:
-        """Return everything that `recall` needs."""
+    async def state(self) -> dict[str, Any]:
+        """Return the fitted state, for `restore` (pickling)."""
         rows: list[StoredPrediction] = [] if self._memory is None else self._memory.rows()
         hashes = [hash_text(text) for text in self._texts]
         labels = self._parts.labels
@@ -341,8 +341,8 @@ class _Learner:
             "settings": self.engine.settings,
         }
 
-    async def recall(self, learned: Mapping[str, Any]) -> None:
-        """Restore what another one `learned`."""
+    async def restore(self, learned: Mapping[str, Any]) -> None:
+        """Restore the state that `state` returned."""
         await self._parts.ready()
         self._texts = learned["texts"]
         entries = [PoolText(text, hash_text(text)) for text in self._texts]
@@ -352,28 +352,28 @@ class _Learner:
             await self._memory.put_predictions(learned["rows"])
         settings = learned.get("settings")
         if settings is None:
-            # version 0.1.0 pickled the decision and k beside them
+            # version 0.1.0 pickled the decision and k separately
             settings = replace(learned["counting"], decision=learned["decision"], k=learned["k"])
         self.engine.settings = settings
 
 
 class _Fitted:
-    """An engine and the thread that it runs in; closed with the estimator."""
+    """A fitted engine and its event loop thread; closed with the estimator."""
 
     def __init__(self, arguments: Mapping[str, Any], store: Any) -> None:
-        self.learner = _Learner(arguments, store)
+        self.core = _FittedEngine(arguments, store)
         self._background = Background("testnuc-sklearn")
         self.run = self._background.run
-        self._left = weakref.finalize(self, self._background.leave, self.learner.engine.aclose)
-        # at exit it is closed as by `close`
-        self._left.atexit = False
+        self._finalizer = weakref.finalize(self, self._background.leave, self.core.engine.aclose)
+        # at exit, `_close_all` closes it
+        self._finalizer.atexit = False
         _FITTED.add(self)
 
     def close(self) -> None:
-        if self._left.detach() is None:
+        if self._finalizer.detach() is None:
             return
         try:
-            self._background.run(self.learner.engine.aclose())
+            self._background.run(self.core.engine.aclose())
         finally:
             self._background.close()
 
@@ -391,7 +391,7 @@ at_exit(_close_all)
 
 
 def _column(texts: Any) -> list[str]:
-    """Return the texts; one column of a table is one, too."""
+    """Return the texts of a list, a Series, or a table with one column."""
     if isinstance(texts, str | bytes):
         raise InvalidInputError(f"X is one string ({texts[:40]!r}); give a list of texts")
     shape: tuple[int, ...] = getattr(texts, "shape", ())
@@ -423,17 +423,17 @@ def _gold(y: Any, n: int) -> list[Any]:
         if isinstance(label, float) and np.isinf(label):
             raise InvalidInputError(f"Input y contains infinity: label {position} is {label!r}")
         missing = label is None or (isinstance(label, float) and np.isnan(label))
-        # scalars of NumPy as Python's own
+        # converts NumPy scalars to Python objects
         gold.append(None if missing else getattr(label, "item", lambda own=label: own)())
     known = [label for label in gold if label is not None]
     if known:
-        # refuses continuous targets, as every classifier does
+        # rejects continuous targets, as other classifiers do
         check_classification_targets(known)
     return gold
 
 
 def _first(texts: Sequence[str], gold: Sequence[Any]) -> dict[str, str]:
-    """Return the label of each labeled text; of a text that has several, the first."""
+    """Return the label of each labeled text; the first one of duplicates."""
     labels: dict[str, str] = {}
     for text, label in zip(texts, gold, strict=True):
         if label is not None:

@@ -1,7 +1,7 @@
-"""The blocking client: `SyncTestNUC` has the methods of `TestNUC`, each of which blocks.
+"""The synchronous client, `SyncTestNUC`: the methods of `TestNUC`, blocking.
 
-A background thread runs the event loop of every call; so it works in scripts, in threads, and where
-a loop already runs, as in a notebook.
+A background thread runs the event loop, so it works in scripts, in threads, and where a loop
+already runs, as in a notebook.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _made_like(
+def _with_signature_of(
     _init: Callable[Concatenate[TestNUC, P], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[SyncTestNUC, P], None]]:
-    """Give a constructor the parameters of the client."""
+    """Give a constructor the signature of the client's."""
 
-    def give(own: Callable[..., None]) -> Callable[Concatenate[SyncTestNUC, P], None]:
+    def decorate(own: Callable[..., None]) -> Callable[Concatenate[SyncTestNUC, P], None]:
         @wraps(_init)
         def init(self: SyncTestNUC, /, *args: P.args, **kwargs: P.kwargs) -> None:
             own(self, *args, **kwargs)
 
         return init
 
-    return give
+    return decorate
 
 
-def _waiting(
+def _blocking(
     method: Callable[Concatenate[TestNUC, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[SyncTestNUC, P], T]:
     """Return a blocking form of an asynchronous method."""
@@ -57,30 +57,30 @@ def _waiting(
 class SyncTestNUC:
     """`TestNUC` for code without ``await``; takes the same arguments.
 
-    ``with SyncTestNUC(labels, model=..) as nuc: results = nuc.classify_many(texts)``. Any thread
-    may call it, also one whose event loop runs (which then blocks, too: there, prefer `TestNUC`).
+    ``with SyncTestNUC(labels, model=..) as nuc: results = nuc.classify_many(texts)``. It is
+    thread-safe. In a thread with a running event loop it blocks that loop; prefer `TestNUC` there.
     Ctrl-C cancels the call; answers that were received are stored before it returns.
     """
 
-    @_made_like(TestNUC.__init__)
+    @_with_signature_of(TestNUC.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._client = TestNUC(*args, **kwargs)
-        #: Started by the first call.
+        #: Created by the first call.
         self._background: Background | None = None
         self._lock = threading.Lock()
         self._closed = False
 
-    add = _waiting(TestNUC.add)
-    calibrate = _waiting(TestNUC.calibrate)
-    classify = _waiting(TestNUC.classify)
-    classify_many = _waiting(TestNUC.classify_many)
-    diagnose = _waiting(TestNUC.diagnose)
-    estimate = _waiting(TestNUC.estimate)
-    forget = _waiting(TestNUC.forget)
-    predict_pool = _waiting(TestNUC.predict_pool)
-    remove = _waiting(TestNUC.remove)
-    stats = _waiting(TestNUC.stats)
-    tune = _waiting(TestNUC.tune)
+    add = _blocking(TestNUC.add)
+    calibrate = _blocking(TestNUC.calibrate)
+    classify = _blocking(TestNUC.classify)
+    classify_many = _blocking(TestNUC.classify_many)
+    diagnose = _blocking(TestNUC.diagnose)
+    estimate = _blocking(TestNUC.estimate)
+    forget = _blocking(TestNUC.forget)
+    predict_pool = _blocking(TestNUC.predict_pool)
+    remove = _blocking(TestNUC.remove)
+    stats = _blocking(TestNUC.stats)
+    tune = _blocking(TestNUC.tune)
 
     def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096
@@ -97,7 +97,7 @@ class SyncTestNUC:
                 except StopAsyncIteration:
                     return
         finally:
-            # if the consumer leaves its loop early, calls in flight end here
+            # if the consumer stops early, this cancels the calls in flight
             if not self._closed and self._background is not None:
                 self._background.end(results.aclose())
 
@@ -108,12 +108,12 @@ class SyncTestNUC:
 
     @property
     def policy(self) -> VotePolicy | None:
-        """How votes weigh; None: decided from the predictions, or by `tune`."""
+        """The vote policy; None: decided from the predictions, or by `tune`."""
         return self._client.policy
 
     @property
     def k(self) -> int:
-        """The most neighbors that are retrieved for a text."""
+        """Number of neighbors retrieved for a text."""
         return self._client.k
 
     @property
