@@ -1,4 +1,4 @@
-"""How kernels are compiled: at their first use, without the GIL, with a cache on disk."""
+"""Compilation of kernels: at first use, without the GIL, cached on disk."""
 
 from __future__ import annotations
 

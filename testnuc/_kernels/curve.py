@@ -38,7 +38,7 @@ def curve(
     """Write the winners after each of ``ks`` (ascending) to ``out`` int32[policies, len(ks), B].
 
     ``shift``: low bits of a sum that hold a rank; 2 ** shift must exceed K + 1. The other
-    parameters and what is returned are those of `vote_rows`.
+    parameters and the return value are those of `vote_rows`.
     """
     k = layout[0] - layout[1]
     labels = np.empty(k, np.int32)
@@ -56,8 +56,8 @@ def curve(
             policy = policies[p]
             winner = own_label
             weight = weigh(own_label, similarity, confidence, policy[OWN_WEIGHT], policy)
-            # A sum has in its low bits the rank of the label's first supporter, so that comparing
-            # sums settles ties. Only the label that grows can become the winner.
+            # The low bits of a sum hold the rank of the label's first supporter, so comparing sums
+            # breaks ties. Only the label whose sum grows can become the winner.
             best = np.int64(0)
             if weight > 0:
                 best = (weight << shift) + k + 1

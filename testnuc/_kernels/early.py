@@ -1,4 +1,4 @@
-"""The shortest prefix of a row that settles its winner."""
+"""Early exit: the shortest prefix of a row that decides its winner."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def decide(
     columns: Any,
     out: Any,
 ) -> Any:
-    """Find how few leading columns settle the winner of each row, for any votes of the others.
+    """Find the fewest leading columns that decide each row, for any votes in the others.
 
     A row of ``width`` columns, the text itself first, has ``columns[row]`` votes. Those from
     ``known[row]`` on may be for any label with any confidence. ``out`` int64[B]: the length of the
-    shortest known prefix that settles the winner; known[row] + 1 if none does. Returns the first
+    shortest known prefix that decides the winner; known[row] + 1 if none does. Returns the first
     invalid row, or -1.
     """
     sums = np.zeros(n_classes, np.int64)
     order = np.empty(width + 1, np.int32)  # labels by their first supporter
     for row in range(known.size):
-        rest = np.int64(0)  # the most that the columns after the prefix can weigh together
+        rest = np.int64(0)  # upper bound on the weight of the columns after the prefix
         for j in range(columns[row]):
             similarity = similarities[row * width + j]
             if not abs(similarity) <= LIMIT:
@@ -63,7 +63,7 @@ def decide(
             if not valid(similarity, label, confidence, n_classes):
                 return row
             if out[row] <= known[row]:
-                continue  # settled before; the others are only validated
+                continue  # already decided; the rest is only validated
             scale = policy[OWN_WEIGHT] if j == 0 else 1.0
             base = base_weight(similarity, policy)
             rest -= fixed(scale * base)
@@ -82,7 +82,7 @@ def decide(
 
 @inline
 def _settled(order: Any, n: Any, sums: Any, rest: Any, n_classes: Any, own_label: Any) -> Any:
-    """Return whether votes of the weight `rest`, in any split, leave the winner as it is."""
+    """Return whether votes of total weight `rest`, however split, cannot change the winner."""
     if rest == 0:
         return True
     if n == 0:  # without votes, the own label is the winner only if there is no other label

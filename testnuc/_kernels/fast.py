@@ -2,12 +2,12 @@
 
 Three things make it faster:
 
-- The pool is packed first: a record holds a label and what the policy makes of its confidence, so
-  that a neighbor costs one access to memory, and its validity is checked once.
+- The pool is packed first: a record holds a label and its confidence factor under the policy,
+  so that a neighbor costs one memory access, and its validity is checked once.
 - The votes of a block of rows are gathered in one loop and weighed in another, which the compiler
   turns into vector instructions.
-- 16 rows take turns in a table that has 16 sums for each label. An addition to a sum of the same
-  row would have to wait for the one before.
+- 16 rows are interleaved, in a table of 16 sums for each label: consecutive additions to the sums
+  of one row would depend on each other.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from testnuc._kernels.vote import (
 
 __all__ = ["ROWS", "pack", "pays", "vote_packed"]
 
-#: Rows that take turns.
+#: Interleaved rows.
 ROWS = 16
 _ROWS = np.uintp(ROWS)
-#: Votes of a block, about.
+#: Approximate number of votes in a block.
 _BLOCK = np.uintp(4096)
-#: A record is prefetched so many votes before it is read.
+#: A record is prefetched this many votes before it is read.
 _AHEAD = np.uintp(128)
-#: With up to so many labels for each neighbor, all sums of the table are read; with more, only
-#: those that have votes (measured).
+#: Up to this ratio of labels to neighbors, all sums of the table are read; above, only those with
+#: votes (measured).
 _DENSE = 3
-#: Fewer votes than this do not pay for packing, nor for compiling two more kernels.
+#: With fewer votes, packing and compiling two more kernels do not pay off.
 _MANY = 50_000
-#: Nor do fewer votes than so many for each prediction of the pool (measured).
+#: Nor with fewer votes than this per prediction of the pool (measured).
 _POOL = 2
 
 # a vote is an int64: the weight, at most 2^32, in the low bits, the place in the table above them
@@ -69,12 +69,12 @@ _PACKED = [types.Tuple((given(ids), given(F4), given(I8))) for ids in (types.uin
 
 
 def pays(rows: int, k: int, n_classes: int, n_pool: int) -> bool:
-    """Return whether `vote_packed` is faster than `vote_rows`, with the packing of the pool."""
+    """Return whether `vote_packed` is faster than `vote_rows`, including the time to pack."""
     votes = rows * k
     return (
         rows >= ROWS
         and votes >= max(_MANY, _POOL * n_pool)
-        # the table is made once, and must not cost more than the votes
+        # allocating the table must not cost more than the votes
         and n_classes * ROWS <= min(votes, _LARGEST_TABLE)
     )
 
@@ -83,8 +83,8 @@ def pays(rows: int, k: int, n_classes: int, n_pool: int) -> bool:
 def pack(labels: Any, confidences: Any, policy: Any, n_classes: Any, records: Any) -> Any:
     """Write N + 1 ``records`` int64: the label, and the bits of its float32 factor above it.
 
-    The last one stands for a neighbor that does not exist; it weighs 0, as does a record without a
-    label. Returns the first invalid prediction, or -1.
+    The last record is for missing neighbors; it has the weight 0, as has a record without a label.
+    Returns the first invalid prediction, or -1.
     """
     records[labels.size] = 0
     wrong = False
@@ -131,16 +131,16 @@ def _gather(
 
 @inline
 def _place(vote: Any) -> Any:
-    """Return where the sums of the label are; 0 for a vote that does not count."""
+    """Return the table index of the label's sums; 0 for an abstention."""
     return np.uintp(vote) >> _WEIGHT_BITS
 
 
 @inline
 def _lead(sums: Any, n: Any, leads: Any) -> Any:
-    """Find the leading ones of n sums of each of 16 rows.
+    """Find the largest and second largest of n sums, in each of 16 rows.
 
     ``sums[i * 16 + r]`` is sum i of row r. Writes ``leads`` int64[4 * 16]: the largest sum of each
-    row, the second, all of them together, and the i of the first one that is the largest.
+    row, the second largest, the total, and the first index i of the largest.
     """
     leads[:] = 0
     for i in range(n):
@@ -195,7 +195,7 @@ def vote_packed(
     """Vote as `vote_rows` does; ``neighbors``: (ids, similarities, records of `pack`).
 
     The table of sums int64[(C + 1) * 16] has label c of row r at ``(c + 1) * 16 + r``, and at ``r``
-    what does not vote.
+    abstentions.
     """
     ids, similarities, records = neighbors
     own_labels, _, own_confidences = own
@@ -219,7 +219,7 @@ def vote_packed(
         first, n = block * k, count * k
         if _gather(ids, similarities, records, first, policy, found[:n], votes):
             for p in range(first, first + n):
-                # the similarity of a neighbor that does not exist may be anything
+                # the similarity of a missing neighbor may have any value
                 if not abs(similarities[p]) <= LIMIT and ids[p] < np.uintp(records.size - 1):
                     return np.int64(p // k)
 
@@ -234,7 +234,7 @@ def vote_packed(
                 return np.int64(block + np.uintp(r))
             own_weights[r] = weight if label >= 0 else np.int64(0)
 
-        # always 16 rows: if there are fewer, votes of an earlier block stand in for the others
+        # always 16 rows: if fewer are left, the others repeat votes of an earlier block
         for group in range(_ZERO, count, _ROWS):
             start_at = np.uintp(group) * k
             for r in range(ROWS):
@@ -270,7 +270,7 @@ def vote_packed(
                         leads[3 * ROWS + r] = np.int64(place // _ROWS)
                 table[:] = 0
             else:
-                # as in `vote_rows`, each label is met first at its most similar supporter
+                # as in `vote_rows`, the first vote of a label is its most similar supporter
                 for r in range(ROWS):
                     place = places[r] + np.uintp(r)
                     read[r] = table[place]

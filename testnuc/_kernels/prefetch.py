@@ -1,4 +1,4 @@
-"""Software prefetching, which numba does not offer: the one place that needs LLVM."""
+"""Software prefetching as an LLVM intrinsic, because numba has none."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Exact similarities of candidates, from the stored vectors, and the order of neighbors.
+"""Reproducible similarities of candidates from the stored vectors, and the ranking of neighbors.
 
-An index returns candidates with similarities whose last bits depend on how it was built and asked.
-Here they are computed again in one fixed order of operations: products of float32 are added up in
-32 lanes, element i in lane i % 32, and the lanes then pairwise. So the bits depend on the two
-vectors alone: not on the batch, the threads, or the width of the processor's registers.
+The last bits of an index's similarities depend on how it was built and queried. Here they are
+recomputed in a fixed order of operations: float32 products are summed in 32 lanes, element i in
+lane i % 32, then the lanes pairwise. So the bits depend on the two vectors alone: not on batch,
+threads, or the width of vector registers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["rank_rows", "rescore"]
 
 _LANES = 32
-#: Moves the exponent of a float16, read as the one of a float32, to where it belongs.
+#: Corrects the exponent bias of float16 bits that are read as a float32.
 _REBIAS = np.float32(2.0**112)
 _SIGN = np.uint32(0x8000)
 _REST = np.uint32(0x7FFF)
@@ -64,12 +64,12 @@ def rank_rows(
     Parameters
     ----------
     ids : int64[B, K]
-        An id outside the hashes is no candidate, nor is one whose similarity is NaN.
+        Ids outside the hashes are skipped, and so are candidates with a NaN similarity.
     similarities : float32[B, K]
     hashes : uint64[N]
         A prefix of each text's content hash.
     k : int
-        How many to return. Where fewer are left, -1 and NaN follow.
+        Number to return; padded with -1 and NaN.
 
     Returns
     -------
@@ -112,7 +112,7 @@ def _rescore(queries: Any, vectors: Any, ids: Any, out: Any) -> Any:
             following = ids[b, j + 1] if j + 1 < ids.shape[1] else ids[min(b + 1, last), 0]
             lanes[:] = 0.0
             for block in range(blocks):
-                # a block of float16 is a line of the cache; an id outside prefetches nothing of use
+                # a block of float16 is a cache line; prefetching for an invalid id is harmless
                 prefetch(vectors, following * d + block * _LANES)
                 for lane in range(_LANES):
                     at = np.uintp(block * _LANES + lane)
@@ -138,7 +138,7 @@ def _rank_rows(ids: Any, similarities: Any, hashes: Any, best: Any, values: Any)
             similarity = similarities[b, j]
             if i < 0 or i >= hashes.size or np.isnan(similarity):
                 continue
-            # an index returns nearly the right order, so insertion moves little
+            # candidates are nearly sorted, so insertion sort moves few
             place = n
             while place > 0:
                 before = values[b, place - 1]

@@ -1,4 +1,4 @@
-"""The vote, one row after the other. Start here to see how votes are weighed and counted.
+"""The vote, row by row. Start here to see how votes are weighed and counted.
 
 The other kernels build on this file: `fast` gives the same results for many rows in a pool,
 `curve` the winners for several k and policies, `early` the shortest prefix that settles a winner.
@@ -46,12 +46,12 @@ MIN_CONFIDENCE = 3
 MIN_SIMILARITY = 4
 OWN_WEIGHT = 5
 
-# numba adds a uint64 and an int64 as floats: indices and what is added to them are all unsigned,
-# which also avoids the test for a negative index
+# numba adds uint64 and int64 as floats, so all index arithmetic is unsigned; this also avoids the
+# test for a negative index
 FIRST = np.uintp(1)
 NO_LABEL = np.int32(-1)
 NO_CONFIDENCE = np.float32(np.nan)
-#: The label of a neighbor is prefetched so many votes before it is read.
+#: A neighbor's label is prefetched this many votes before it is read.
 _AHEAD = np.uintp(64)
 
 I4, I8, F4, F8 = types.int32, types.int64, types.float32, types.float64
@@ -78,7 +78,7 @@ def confidence_factor(confidence: Any, policy: Any) -> Any:
     """Return c_i, times conf_i where the policy multiplies by it."""
     if confidence >= policy[MIN_CONFIDENCE]:
         return np.float64(confidence) if policy[USES_CONFIDENCE] > 0 else 1.0
-    # too low, or NaN, which counts under a policy that does not use confidences
+    # too low or NaN; NaN counts under a policy that does not use confidences
     return 0.0 if policy[NEEDS_CONFIDENCE] > 0 else 1.0
 
 
@@ -115,7 +115,7 @@ def read_row(
     similarities: Any,
     confidences: Any,
 ) -> Any:
-    """Copy what is known of a row's neighbors; return whether all of it is valid."""
+    """Copy the labels, similarities and confidences of a row; return whether all are valid."""
     ids, all_similarities, all_labels, all_confidences = neighbors
     first = np.uintp(row) * np.uintp(layout[0]) + np.uintp(layout[1])
     for j in range(labels.size):
@@ -133,7 +133,7 @@ def read_row(
 
 @inline
 def read_own(row: Any, own: Any) -> Any:
-    """Return what is known of the text itself: label, similarity, confidence."""
+    """Return label, similarity and confidence of the text itself."""
     labels, similarities, confidences = own
     similarity = similarities[row] if similarities.size > 0 else np.float32(1)
     confidence = confidences[row] if confidences.size > 0 else NO_CONFIDENCE
@@ -160,9 +160,9 @@ def vote_rows(
     ids, similarities, labels, confidences = neighbors
     k = np.uintp(layout[0] - layout[1])
     n_pool, last = np.uintp(labels.size), np.uintp(max(ids.size - 1, 0))
-    # the sum of label c is at c + 1; what does not vote adds 0 at 0
+    # the sum of label c is at c + 1; abstentions add 0 at 0
     sums = np.zeros(n_classes + 1, np.int64)
-    # label + 1 of each vote of the row, the own one first; 0 for what does not vote
+    # label + 1 of each vote in the row, the text's own first; 0 for an abstention
     voted = np.empty(k + FIRST, np.uintp)
     for row in range(start, stop):
         own_label, similarity, confidence = read_own(row, own)
@@ -196,9 +196,9 @@ def vote_rows(
             sums[place] += weight
             voters += np.int64(weight > 0)
 
-        # Votes stand in the order of their similarity. Each label is met first at its most similar
-        # supporter, with its whole sum, and as 0 from then on: so a strict comparison settles ties,
-        # and `sums` is zero again for the next row.
+        # Votes are sorted by similarity. The first vote of a label, from its most similar
+        # supporter, reads its whole sum and resets it to 0. So a strict comparison breaks ties, and
+        # `sums` is zero again for the next row.
         best, second, total, winner = np.int64(0), np.int64(0), np.int64(0), own_label
         for j in range(k + FIRST):
             place = voted[np.uintp(j)]

@@ -1,4 +1,4 @@
-"""The vote: who may vote, how much a vote weighs, and who wins.
+"""The vote: which predictions count, their weights, and the winner.
 
 The neighborhood of a text x is x itself and its K most similar texts of the pool. Each member i has
 a predicted label y_i, a confidence conf_i and a similarity sim_i to x (1 for x itself), and ::
@@ -11,14 +11,16 @@ a predicted label y_i, a confidence conf_i and a similarity sim_i to x (1 for x 
     filtered               c_i = 1(conf_i >= theta)    w_i = sim_i
 
 (TestNUC, arXiv 2502.19163.) A weight is rounded to a multiple of 2^-32 and summed exactly, so that
-the same inputs give the same bits in any order, at any batch size and thread count. Similarities
-and confidences are read as float32, and thresholds compared as float32.
+results are bit-identical in any order, at any batch size and thread count. Similarities and
+confidences are float32, and thresholds are compared as float32.
 
-- A similarity below 0 weighs 0 where the similarity weighs; who weighs 0 does not vote.
-- Who has no prediction abstains; so does, where the policy asks for a confidence, who has none.
-- A tie goes to the tied label with the most similar supporter: the text itself before all, then
-  the neighbors in the order of their columns.
-- Where nobody votes the label is the text's own prediction, or -1, and share and margin are 0.
+- A negative similarity gives the weight 0 (except under "majority"). Members with weight 0 do not
+  vote.
+- A member without a prediction abstains, and so does a member without a confidence if the policy
+  uses confidences.
+- A tie goes to the tied label with the most similar supporter: the text itself first, then the
+  neighbors in column order.
+- Without any vote, the label is the text's own prediction, or -1; share and margin are 0.
 """
 
 from __future__ import annotations

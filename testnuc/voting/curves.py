@@ -29,7 +29,7 @@ def vote_curve(
 ) -> NDArray[np.int32]:
     """Return the winners for every k of `ks`, int32[len(ks), B], in one pass over the neighbors.
 
-    Row i holds the labels that `vote` gives with the first ``1 + ks[i]`` columns; k = 0 leaves the
+    Row i has the labels that `vote` returns for the first ``1 + ks[i]`` columns; k = 0 gives the
     text's own prediction. The other parameters are those of `vote`.
     """
     ballots = Ballots.of_rows(labels, similarities, confidences, n_classes)

@@ -1,4 +1,4 @@
-"""Whether a partly known vote can still change its winner: what saves calls, not time."""
+"""Early exit: whether the unknown votes of a row can still change its winner."""
 
 from __future__ import annotations
 
@@ -26,25 +26,24 @@ def decided(
     policy: str | VotePolicy = "weighted",
     columns: ArrayLike | None = None,
 ) -> NDArray[np.bool_]:
-    """Tell in which rows the winner stays, whatever the neighbors say that are not known yet.
+    """Return for each row whether its winner is certain, for all possible unknown votes.
 
-    Neighbor i, if unknown, may yet give any label a weight up to w_i, what the policy gives its
-    similarity at confidence 1, and may as well abstain. With S the sum of these w_i, a winner x
-    with the weight v_x is certain when every other label y has ``v_y + S < v_x``, or ``= v_x``
-    where the first supporter of x comes before that of y; for a label nobody gave yet v_y = 0, and
-    its first supporter would come last. Exact: where this says False, some completion of the row
-    has another winner.
+    An unknown neighbor i can vote for any label with a weight up to w_i (the policy's weight for
+    its similarity at confidence 1), or abstain. With S the sum of these w_i, a winner x of weight
+    v_x is certain if every other label y has ``v_y + S < v_x``, or ``v_y + S = v_x`` and the first
+    supporter of x precedes that of y. A label without votes has v_y = 0, and its first supporter
+    would come last. The condition is exact: for False, some completion has another winner.
 
     Parameters
     ----------
     labels, similarities, confidences : int32, float32, float32[B, 1 + K]
-        As for `vote`. Labels and confidences of unknown columns are not looked at.
+        As for `vote`. Labels and confidences of unknown columns are ignored.
     known : int[B] or int
-        How many leading columns are known, the text itself included. 0: not even that.
+        Number of known leading columns, including the text itself.
     n_classes, policy
         As for `vote`.
     columns : int[B], optional
-        How many leading columns of a row exist; by default all.
+        Number of leading columns that exist in a row; default: all.
 
     Returns
     -------
@@ -64,10 +63,10 @@ def deciding_prefix(
     policy: str | VotePolicy = "weighted",
     columns: ArrayLike | None = None,
 ) -> NDArray[np.int64]:
-    """Return how few leading columns settle each row, int64[B]; -1: the known ones do not.
+    """Return the fewest leading columns that decide each row, int64[B]; -1 if undecided.
 
-    Those columns alone give the label of the whole row, whatever stands in the others. Takes what
-    `decided` takes; by default all columns are known, and then there always is an answer.
+    These columns alone determine the row's winner, for any values in the others. Parameters as for
+    `decided`; by default all columns are known, and then every row is decided.
     """
     prefix, last = _prefix(labels, similarities, confidences, known, n_classes, policy, columns)
     return np.where(prefix <= last, prefix, np.int64(-1))

@@ -1,4 +1,4 @@
-"""Check what a vote is given, and convert it only where it must be."""
+"""Validation of the arrays of a vote, and conversion where necessary."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Ballots", "integers", "numbers", "whole"]
 
-#: With own weights up to 1000, the sums of so many votes and their ranks fit in an int64.
+#: With own weights up to 1000, the sums of this many votes and their ranks fit in an int64.
 _MAX_NEIGHBORS = 16_384
-#: A similarity beyond this is no rounding noise of a cosine.
+#: A similarity beyond this is not a cosine with rounding errors.
 _LIMIT = 1.001
 #: Labels are int32.
 _MAX_CLASSES = 2**31 - 1
 
-# dtypes of native byte order are singletons, so that arrays that fit are known at a glance
+# dtypes of native byte order are singletons, so `is` suffices to recognize them
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 
 _INT64, _UINT64, _UINT32 = np.dtype(np.int64), np.dtype(np.uint64), np.dtype(np.uint32)
@@ -74,7 +74,7 @@ def integers(value: ArrayLike, name: str, ndim: int) -> NDArray[np.int32]:
         if array.size > 0:
             for extreme in (array.min(), array.max()):
                 if not -(2**31) <= int(extreme) < 2**31:
-                    raise InvalidInputError(f"{name} holds {extreme}, which is no label")
+                    raise InvalidInputError(f"{name} holds {extreme}, which is not a label")
         array = array.astype(np.int32)
     return np.ascontiguousarray(array)
 
@@ -87,7 +87,7 @@ def numbers(value: ArrayLike | None, name: str, ndim: int) -> NDArray[np.float32
         return cast("NDArray[np.float32]", value)
     array = _checked(value, name, "fiu", ndim)
     if array.dtype != np.float32:
-        with np.errstate(over="ignore"):  # too large becomes infinite, which is refused
+        with np.errstate(over="ignore"):  # too large becomes infinite, which is rejected
             array = array.astype(np.float32)
     return np.ascontiguousarray(array)
 
@@ -111,7 +111,7 @@ def _same_shape(name: str, array: NDArray[Any], shape: tuple[int, ...], other: s
         )
 
 
-@dataclass(slots=True, eq=False)  # frozen would take a tenth of the time of a small vote
+@dataclass(slots=True, eq=False)  # not frozen: that costs 10 % of the time of a small vote
 class Ballots:
     """The arrays of a vote as the kernels take them; see `testnuc._kernels.vote`."""
 
@@ -122,22 +122,22 @@ class Ballots:
 
     @property
     def rows(self) -> int:
-        """B, how many texts are voted on."""
+        """B, the number of texts to vote on."""
         return self.own[0].size
 
     @property
     def k(self) -> int:
-        """K, how many neighbors each has at most."""
+        """K, the maximum number of neighbors."""
         return self.layout[0] - self.layout[1]
 
     @property
     def gathered(self) -> bool:
-        """Whether labels stand beside their similarities instead of in a pool."""
+        """Whether labels are laid out like similarities, instead of in a pool."""
         return self.layout[1] == 1
 
     @property
     def variant(self) -> int:
-        """Which of the kernels' signatures these arrays fit."""
+        """Index of the kernel signature for these arrays."""
         return int(self.neighbors[0].itemsize == 4)
 
     @classmethod
@@ -148,7 +148,7 @@ class Ballots:
         confidences: ArrayLike | None,
         n_classes: int,
     ) -> Ballots:
-        """Take rows that hold the text itself (column 0) and its neighbors."""
+        """Create from rows of the text itself (column 0) and its neighbors."""
         lab = integers(labels, "labels", 2)
         sim = numbers(similarities, "similarities", 2)
         conf = numbers(confidences, "confidences", 2)
@@ -180,7 +180,7 @@ class Ballots:
         own_confidences: ArrayLike | None,
         n_classes: int,
     ) -> Ballots:
-        """Take rows that point to their neighbors in a pool."""
+        """Create from rows of neighbor positions in a pool."""
         ids = _positions(neighbor_ids)
         sim = numbers(similarities, "similarities", 2)
         lab = integers(pool_labels, "pool_labels", 1)
@@ -201,7 +201,7 @@ class Ballots:
         )
 
     def refuse(self, row: int) -> InvalidInputError:
-        """Say what is wrong with a row that a kernel refused."""
+        """Return the error for a row that a kernel rejected."""
         ids, similarities, labels, confidences = self.neighbors
         width, skip = self.layout
         where = "column" if self.gathered else "neighbor"
@@ -225,7 +225,7 @@ class Ballots:
         raise AssertionError(f"nothing is wrong with row {row}")
 
     def refuse_pool(self, i: int) -> InvalidInputError:
-        """Say what is wrong with a prediction of the pool that a kernel refused."""
+        """Return the error for a pool prediction that a kernel rejected."""
         _, _, labels, confidences = self.neighbors
         found = self._fault(f"pool position {i}", _NO_NUMBERS, labels[i:], confidences[i : i + 1])
         assert found is not None
@@ -238,7 +238,7 @@ class Ballots:
         label: NDArray[np.int32],
         confidence: NDArray[np.float32],
     ) -> InvalidInputError | None:
-        """Compare three arrays of size 1 (or 0: not given) with what they may hold."""
+        """Return the error for an invalid value; each array has the size 1, or 0 if not given."""
         if similarity.size > 0 and not abs(similarity[0]) <= _LIMIT:
             return InvalidInputError(
                 f"{where}: the similarity is {similarity[0]}; give cosines, -1 to 1"

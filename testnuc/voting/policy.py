@@ -18,7 +18,7 @@ __all__ = ["PRESETS", "VotePolicy"]
 
 Weight: TypeAlias = Literal["uniform", "similarity", "similarity*confidence", "auto"]
 
-#: Keeps sums in an int64 with the most neighbors that can vote.
+#: Keeps sums within int64 for the maximum number of neighbors.
 _MAX_OWN_WEIGHT = 1000.0
 
 
@@ -30,9 +30,9 @@ class VotePolicy:
     ----------
     weight : {"similarity", "uniform", "similarity*confidence", "auto"}
         The weight of a neighbor's vote. "auto": the client decides from the predictions whether
-        and how neighbors vote; the next three parameters are then decided, too.
+        and how neighbors vote, including the next three parameters.
     min_confidence : float, optional
-        Votes with a lower confidence, or with none, do not count; the text's own neither.
+        Votes with a lower confidence, or without one, do not count, including the text's own.
     min_similarity : float, optional
         Neighbors less similar do not count.
     own_weight : float
@@ -64,7 +64,7 @@ class VotePolicy:
     own_weight: float = 1.0
     #: The policy as the kernels read it, float64[6].
     fields: NDArray[np.float64] = field(init=False, repr=False, compare=False)
-    # after `fields`, where the state that version 0.1.0 pickled ends; a mapping has no hash
+    # after `fields`, the last field in pickles of version 0.1.0; mappings are not hashable
     prior: Literal["balanced"] | Mapping[str, float] | None = field(default=None, hash=False)
     prior_power: float = 1.0
     min_trust: float | None = None
@@ -96,7 +96,7 @@ class VotePolicy:
                 "them out, or choose another weight"
             )
         uniform = self.weight == "uniform"
-        # without a threshold a uniform weight ignores the similarity; others are cut off at 0
+        # a uniform weight without a threshold ignores the similarity; other weights are 0 below 0
         lowest = -2.0 if uniform else 0.0
         least = lowest if self.min_similarity is None else max(self.min_similarity, lowest)
         fields = np.array(
@@ -104,7 +104,7 @@ class VotePolicy:
                 uniform,
                 self.weight == "similarity*confidence",
                 self.uses_confidence,
-                # as float32, as the confidences are: 0.7 is not below 0.7
+                # as float32 like the confidences, so that 0.7 is not below 0.7
                 np.float32(-1.0 if self.min_confidence is None else self.min_confidence),
                 np.float32(least),
                 self.own_weight,

@@ -1,4 +1,4 @@
-"""The vote itself."""
+"""The vote on arrays: validation, kernel, threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VoteResult", "vote", "vote_pool"]
 
-#: Votes below which a second thread costs more than it brings.
+#: Below this number of votes, a second thread does not pay off.
 _SERIAL = 100_000
 _MAX_THREADS = 8
 
@@ -33,17 +33,17 @@ _MAX_THREADS = 8
 class VoteResult:
     """The outcome of B votes."""
 
-    #: int32[B], the winner; -1: nobody could vote, and the text has no prediction of its own.
+    #: int32[B], the winner; -1: no votes, and the text has no own prediction.
     label: NDArray[np.int32]
-    #: float32[B], the winner's part of the vote's weight.
+    #: float32[B], the winner's share of the total weight.
     share: NDArray[np.float32]
-    #: float32[B], winner minus runner-up, as parts of the vote's weight.
+    #: float32[B], the winner's share minus the runner-up's.
     margin: NDArray[np.float32]
     #: float32[B], the sum of all weights.
     weight: NDArray[np.float32]
-    #: int32[B], how many voted (with a weight above 0), the text itself included.
+    #: int32[B], the number of votes with a weight above 0, including the text's own.
     voters: NDArray[np.int32]
-    #: float64[rows, n_classes], the weight of every label in the rows asked for; else None.
+    #: float64[rows, n_classes], the weight of every label in the requested rows; else None.
     votes: NDArray[np.float64] | None = None
 
 
@@ -67,16 +67,16 @@ def vote(
     similarities : float32[B, 1 + K]
         Cosines; 1.0 in column 0.
     confidences : float32[B, 1 + K], optional
-        In 0..1, NaN = none given.
+        In 0..1, NaN = none.
     n_classes : int
-        Labels are below this.
+        Number of labels.
     policy : str or VotePolicy
         "majority", "weighted", "confidence_weighted", "filtered", or your own.
     threads : int, optional
-        The most threads to use; by default as many as there are processors, up to 8, and one for
-        a small vote. The result is the same, to the bit.
+        Most threads; default: one per processor up to 8, and one for a small vote. The result is
+        bit-identical.
     votes : bool or int[R], optional
-        True, or the rows, to have the weights of all labels too.
+        Rows for which to return the weights of all labels; True: all rows.
 
     Returns
     -------
@@ -105,7 +105,7 @@ def vote_pool(
     ----------
     neighbor_ids : int64, uint64 or uint32[B, K]
         Positions in the pool, most similar first, without the text itself. A position outside
-        the pool (-1, the largest unsigned) is no neighbor; its similarity is not looked at.
+        the pool (-1, the largest unsigned) is padding; its similarity is ignored.
     similarities : float32[B, K]
         Cosines.
     pool_labels : int32[N]
@@ -209,7 +209,7 @@ def _tally(ballots: Ballots, policy: VotePolicy, votes: Rows) -> NDArray[np.floa
 
 @functools.cache
 def _kernels() -> tuple[ModuleType, ModuleType]:
-    # the first vote imports numba, `import testnuc` does not
+    # imported by the first vote, because importing numba is slow
     from testnuc._kernels import fast
     from testnuc._kernels import vote as plain
 

@@ -220,7 +220,7 @@ def test_labels_and_confidences_out_of_range(packed, monkeypatch):
     arguments["own_labels"][1] = -2
     with pytest.raises(InvalidInputError, match="row 1: the label is -2"):
         vote_pool(**arguments, n_classes=3)
-    with pytest.raises(InvalidInputError, match="labels holds 4294967295, which is no label"):
+    with pytest.raises(InvalidInputError, match="labels holds 4294967295, which is not a label"):
         vote(LABELS.astype(np.int64) + 2**32, SIMILARITIES, n_classes=3)
 
 
