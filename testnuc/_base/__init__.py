@@ -1,1 +1,1 @@
-"""Small modules without knowledge of labels, models or votes."""
+"""General-purpose helpers, independent of labels, models and votes."""

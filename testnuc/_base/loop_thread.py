@@ -130,7 +130,7 @@ class Background:
         """Start an awaitable; return its future, and a function for the loop that cancels it."""
         ended: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
-        # the caller's context variables, such as the span of a trace, apply in the thread, too
+        # propagates the caller's context variables, such as the current span, to the thread
         context = contextvars.copy_context()
 
         def start() -> None:

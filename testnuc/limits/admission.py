@@ -1,7 +1,7 @@
 """Permits and their waiters: one queue for rate limits, concurrency, pauses and server quota.
 
 Strictly first in, first out: only the head of the queue is checked, so a large request waits until
-it fits and is never overtaken. Retries stand before new calls, because their deadline is running.
+it fits and is never overtaken. Retries precede new calls, because their deadline is running.
 Waiters are woken by a call that ends, or by one timer that ticks at most every `TICK` seconds.
 """
 
@@ -131,7 +131,7 @@ class Admission:
 
     @property
     def concurrency(self) -> int:
-        """The present concurrency limit."""
+        """The current concurrency limit."""
         return self._concurrency.cap
 
     @property
@@ -297,7 +297,7 @@ class Admission:
         return self._forecast.expect(input_tokens, max_output_tokens)
 
     def _delay(self, now: float, size: tuple[int, int]) -> float:
-        """Return the seconds until a call fits; infinite: not before another one ends."""
+        """Return the seconds until a call may be admitted; infinite: when another one ends."""
         concurrency = self._concurrency
         if concurrency.paused_until > now:
             return concurrency.paused_until - now

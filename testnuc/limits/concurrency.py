@@ -31,28 +31,28 @@ _NEVER = float("-inf")
 _NO_RAMP = float("inf")
 #: A round trip is taken to last at least this many seconds, so that windows stay few.
 _SHORTEST_WINDOW = 0.02
-#: The limit grows by this part of the maximum in a round trip, and by at least one call.
+#: The limit grows by this fraction of the maximum per round trip, and by at least one call.
 _STEP = 1 / 32
-#: The mean latency of a window must rise this far above the baseline to count as overload..
+#: Overload: the mean latency of a window is more than this multiple of the baseline,
 _SLOW = 3.0
-#: ..in a window of at least this many calls; then the limit shrinks by this factor,
+#: in a window of at least this many calls. Then the limit shrinks by this factor,
 _ENOUGH = 8
 _EASE = 0.95
-#: but never below this part of the maximum by latency alone.
+#: but by latency alone never below this fraction of the maximum.
 _FLOOR = 0.25
-#: How fast the baseline follows a mean below it, and one above it.
+#: Smoothing factors of the baseline for a mean below it and above it.
 _DOWN, _UP = 0.25, 0.01
 #: The share of refused calls is a mean over at least this many calls, and over half the limit, as
 #: their refusals can arrive all at once; from a share of _MANY on, all calls pause.
 _FEWEST = 10
 _MANY = 0.3
-#: The first pause without a wait from the server, as part of the initial wait of a single call.
+#: The first pause without a Retry-After, as a fraction of a call's initial wait.
 _SHORT = 0.25
 #: The ramp widens by this factor after this multiple of a refusal's latency, and at least this many
 #: seconds, without a refusal. A refusal arrives sooner than an answer.
 _WIDEN = 4.0
 _PATIENCE, _LEAST_PATIENCE = 4.0, 0.05
-#: Seconds, and part of the wait, that a pause is spread over.
+#: Jitter of a pause: in seconds, plus a fraction of the wait.
 _SPREAD, _SPREAD_PART = 0.02, 0.1
 #: More doublings would overflow.
 _MOST_DOUBLINGS = 30
@@ -123,7 +123,7 @@ class Concurrency:
         self._widen_at = _NEVER
         #: Mean latency of refusals in seconds.
         self._refusal_latency = 0.0
-        # of the present window
+        # of the current window
         self._window_end = _NEVER
         self._outcomes = 0
         self._answered = 0

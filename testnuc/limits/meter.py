@@ -139,7 +139,7 @@ class Meter:
         Returns
         -------
         Usage
-            With None where a call in between did not tell.
+            None for values that a call did not report.
         """
         names = self._COUNTERS
         before = mark or (0,) * len(names)

@@ -1,9 +1,9 @@
 """The auto policy: decides from unlabeled predictions whether and how to vote.
 
-A vote corrects random errors of the LLM, and does harm where neighbors have other labels. Both make
-a text disagree with its neighbors. Near copies separate the two cases: they have the same label, so
-their disagreement is random error. Three tests follow, each extrapolated to similarity 1 with an
-interval:
+A vote corrects random errors of the LLM, but is harmful where neighbors have other labels. Both
+make a text disagree with its neighbors. Near copies separate the two cases: they have the same
+label, so their disagreement is random error. Three tests follow, each extrapolated to similarity 1
+with an interval:
 
 1. *Do near copies disagree?* The highest upper bound of the agreement kappa(1) over several
    bandwidths must be below 1. This fails for a strong LLM and for a pool without near copies.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_NEIGHBORS", "MIN_PREDICTIONS", "diagnose"]
 
-#: With fewer predictions there is no vote: the intervals would be wider than any effect.
+#: With fewer predictions, "auto" does not vote: the intervals would be wider than any effect.
 MIN_PREDICTIONS = 200
 #: Largest number of neighbors; more rarely helped.
 MAX_NEIGHBORS = 30
@@ -217,7 +217,7 @@ class _Votes:
         return changed
 
     def sides(self, p: int, q: int) -> NDArray[np.float64]:
-        """Return whom each judge agrees with: 1 vote, -1 own label, 0 neither or both; [J]."""
+        """Return what each judge agrees with: 1 vote, -1 own label, 0 neither or both; [J]."""
         for_vote = (self.judge == self.winners[p, q]).astype(np.float64)
         balance: NDArray[np.float64] = for_vote - (self.judge == self.own[self.row])
         return balance

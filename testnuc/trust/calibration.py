@@ -1,4 +1,4 @@
-"""Calibration: from a vote's share to the probability that its label is right."""
+"""Calibration: maps a label's vote share to the probability that it is correct."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Calibration:
     texts: int
 
     def __call__(self, share: float) -> float:
-        """Return the probability that a label with this share is right."""
+        """Return the probability that a label with this share is correct."""
         return float(np.interp(share, self.shares, self.chances))
 
 
 def calibrate(shares: ArrayLike, right: ArrayLike, *, method: str | None = None) -> Calibration:
-    """Fit the probability that a label is right on shares whose labels are known.
+    """Fit the probability that a label is correct, by its share, on labeled texts.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The name under which version 0.1.0 pickled its vote settings."""
+"""Alias for unpickling the vote settings of version 0.1.0."""
 
 from __future__ import annotations
 

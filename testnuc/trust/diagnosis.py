@@ -39,7 +39,7 @@ class Decision:
     policy: VotePolicy | None
     #: Neighbors that vote; 0 without a vote.
     k: int
-    #: The reason, as text.
+    #: The reason, for display.
     reason: str
     #: Indices of labels that the vote never changes, because held-out near neighbors of their texts
     #: disagree with the vote.

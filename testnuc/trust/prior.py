@@ -92,7 +92,7 @@ def correct(
     rows = np.arange(len(weights))
     before = np.maximum(result.label, 0)
     best = corrected.argmax(axis=1)
-    # a tie goes to the winner without correction
+    # a tie goes to the uncorrected winner
     best = np.where(corrected[rows, before] >= corrected[rows, best], before, best)
     total = corrected.sum(axis=1)
     voted = total > 0

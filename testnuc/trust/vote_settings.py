@@ -1,4 +1,4 @@
-"""How the votes of one client are counted: what the user set, or what was decided since."""
+"""The vote settings of a client: set by the user, decided by the auto policy, or tuned."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ _DEFAULT_K = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VoteSettings:
-    """How votes are counted, and how their shares become trust.
+    """Vote policy, prior correction and calibration.
 
-    A run reads its settings once. New settings are computed aside and replace the old ones as a
-    whole, so that a concurrent run uses either the old or the new ones.
+    Immutable. A run reads its settings once, and new settings replace the old ones as a whole, so a
+    concurrent run uses either the old or the new ones.
 
     Parameters
     ----------
     policy : VotePolicy or None
         None: decided from the predictions, or by `decision`.
     k : int
-        Neighbors that are retrieved; all of them vote, unless `decision` takes fewer.
+        Neighbors to retrieve; all of them vote, unless `decision` uses fewer.
     auto : bool
         Whether policy and k are decided from the predictions.
     fixed_k : bool
         Whether the user set k, so that only the own weight is decided.
     prior : float64[C], optional
-        The share that each label should have.
+        Target share of each label.
     prior_power : float
     min_trust : float, optional
-        Below it a text gets no label.
+        Labels with less trust are withheld.
     calibration : callable, optional
-        Maps a share to the probability that the label is right.
+        Maps a share to the probability that the label is correct.
     decision : Decision, optional
-        Made from labeled texts, or restored; replaces the decision of each run.
+        Fixed by tuning or unpickling; otherwise each run decides.
     """
 
     policy: VotePolicy | None
@@ -59,7 +59,7 @@ class VoteSettings:
     prior_power: float = 1.0
     min_trust: float | None = None
     calibration: Callable[[float], float] | None = None
-    # the last one: version 0.1.0 pickled the others in this order
+    # last, because version 0.1.0 pickled the other fields in this order
     decision: Decision | None = None
 
     @classmethod
@@ -83,7 +83,7 @@ class VoteSettings:
         if given.weight != "auto":
             fixed = replace(given, prior=None, prior_power=1.0, min_trust=None)
         else:
-            # with k=0 nothing is left to decide
+            # with k=0 there is nothing to decide
             fixed = VotePolicy.weighted() if k == 0 else None
         auto = fixed is None
         return cls(
@@ -98,7 +98,7 @@ class VoteSettings:
 
     @property
     def voters(self) -> int:
-        """The most neighbors that can vote on one text."""
+        """Maximum number of neighbors that vote on a text."""
         if self.policy is not None or self.decision is None:
             return self.k
         return 0 if self.decision.policy is None else self.decision.k
