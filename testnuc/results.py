@@ -352,7 +352,7 @@ class Results(Sequence[Classification]):
 
     def _repr_html_(self) -> str:
         usage = self.usage
-        told = facts(
+        summary = facts(
             f"Results of {len(self)} texts",
             [
                 ("model", self.model),
@@ -366,4 +366,4 @@ class Results(Sequence[Classification]):
         shown = [(row.label, row.trust, row.own_label, row.text) for row in self[:_SHOWN]]
         more = len(self) - len(shown)
         tail = f"<p>and {more:,} more</p>" if more else ""
-        return told + grid(["label", "trust", "the LLM said", "text"], shown) + tail
+        return summary + grid(["label", "trust", "the LLM said", "text"], shown) + tail

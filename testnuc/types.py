@@ -122,7 +122,7 @@ class Classification:
         own = self.prediction
         said = None if own is None else own.label or own.said or "nothing usable"
         votes = ", ".join(f"{label}: {weight:.2f}" for label, weight in self.votes.items())
-        told = facts(
+        summary = facts(
             cut(self.text),
             [
                 ("label", self.label if self.label is not None else "none"),
@@ -134,9 +134,9 @@ class Classification:
             ],
         )
         if not self.neighbors:
-            return told
+            return summary
         near = [(n.similarity, n.label, n.confidence, n.text) for n in self.neighbors]
-        return told + grid(["similarity", "label", "confidence", "neighbor"], near)
+        return summary + grid(["similarity", "label", "confidence", "neighbor"], near)
 
 
 @dataclass(frozen=True, slots=True)

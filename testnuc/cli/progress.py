@@ -61,10 +61,10 @@ class RunProgress:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[figures]}"),
             console=Console(stderr=True),
         )
-        self._task = self._bar.add_task("", total=texts, told="")
+        self._task = self._bar.add_task("", total=texts, figures="")
         self._bar.start()
 
     def stage(self, name: str) -> None:
@@ -90,13 +90,13 @@ class RunProgress:
         self._shown = self._clock()
         if self._bar is not None:
             self._bar.update(
-                self._task, completed=self.done, description=self._stage, told=self.told()
+                self._task, completed=self.done, description=self._stage, figures=self.figures()
             )
         elif not self._live and self.done:
-            line = f"{self._stage}: {self.done:,} of {self.texts:,} texts, {self.told()}"
+            line = f"{self._stage}: {self.done:,} of {self.texts:,} texts, {self.figures()}"
             print(line, file=sys.stderr, flush=True)  # noqa: T201 - the command's output
 
-    def told(self) -> str:
+    def figures(self) -> str:
         """Return rate, cost, retries and remaining time in a few words."""
         usage = self._usage()
         seconds = self._clock() - self._started

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Asking", "Settings", "Voting"]
 
-#: Texts that a decision looks at.
+#: Texts sampled for a decision of the auto policy.
 _SAMPLE = 10_000
 #: The arguments that all workers share, and those that a vote needs.
 _SHARED = frozenset({"rate_limit", "budget"})
@@ -140,9 +140,11 @@ class Asking:
             self._shared_limits.open()
         await self._parts.ready()
         pipeline = self._parts.pipeline
-        nobody = Matches(np.empty((len(entries), 0), np.int64), np.empty((len(entries), 0), "f4"))
+        unmatched = Matches(
+            np.empty((len(entries), 0), np.int64), np.empty((len(entries), 0), "f4")
+        )
         neighborhoods = build_neighborhoods(
-            pipeline.labels, pipeline.settings, entries, np.empty(0, np.int64), [], nobody
+            pipeline.labels, pipeline.settings, entries, np.empty(0, np.int64), [], unmatched
         )
         try:
             await pipeline.predict_own(neighborhoods)
