@@ -317,7 +317,7 @@ def test_lines_where_there_is_no_terminal(capsys):
     # one in ten seconds
     assert len(lines) == 6
     assert lines[0] == "asking: 80 of 1,000 texts, 8.0/s, 0.0080 USD, 1:55 min left"
-    assert progress.told() == "8.0/s, 0.0500 USD, 7 retries, 1:02 min left"
+    assert progress.figures() == "8.0/s, 0.0500 USD, 7 retries, 1:02 min left"
 
 
 def test_what_was_stored_does_not_promise_a_pace():
@@ -328,10 +328,10 @@ def test_what_was_stored_does_not_promise_a_pace():
     spent["store_hits"] += 900
     progress.advance(900)
     clock.now += 1
-    assert progress.told() == ""
+    assert progress.figures() == ""
     progress.advance(20)
     clock.now += 1
-    assert progress.told() == "10/s, 8 s left"
+    assert progress.figures() == "10/s, 8 s left"
 
 
 def test_a_bar_on_a_terminal(monkeypatch):
