@@ -214,7 +214,8 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         texts = _column(X)
-        return self._fitted.run(self._fitted.learner.engine.classify_many(texts))
+        results: Results = self._fitted.run(self._fitted.learner.engine.classify_many(texts))
+        return results
 
     @property
     def usage_(self) -> Usage:
