@@ -108,6 +108,8 @@ class Scheduler:
             joins._slower = self  # noqa: SLF001 - same class
         self._workers = WorkerPool(workers, per_call, self._queue, self._serve)
         self._closed = False
+        #: Whether no call is in progress any more, after `close`.
+        self._ended = False
         self._runs: set[ScheduledRun] = set()
         #: Whether the provider has answered any request of this scheduler.
         self.answered = False
@@ -187,8 +189,11 @@ class Scheduler:
     async def _last_outcomes(self, run: ScheduledRun) -> None:
         """Wait up to `drain` seconds for the sent requests of a failed run: they are billed."""
         self._stop(run)
+        if not self.answered:
+            # they fail as well, and are not billed
+            return
         left = run.failed_at + self._drain - asyncio.get_running_loop().time()
-        while run.open and not run.outcomes and left > 0 and not self._closed:
+        while run.open and not run.outcomes and left > 0 and not self._ended:
             run.changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
@@ -544,6 +549,7 @@ class Scheduler:
             await self._workers.close(self._drain)
         finally:
             # also those that wait for the store
+            self._ended = True
             for run in self._runs:
                 run.fail(ProviderError(_CLOSED))
             if self._leases is not None:

@@ -226,7 +226,8 @@ class Engine:
             finally:
                 self._notes.pop(bar, None)
                 bar.close()
-            self._warn_of_few_predictions(neighborhoods)
+            if stopped is None:
+                self._warn_of_few_predictions(neighborhoods)
             with operation(telemetry, "vote"):
                 rows = await asyncio.to_thread(Rows, neighborhoods, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started
