@@ -10,7 +10,8 @@ __all__ = ["Observer", "Progress", "start_progress"]
 class Observer(Protocol):
     """Receives the progress of a run.
 
-    Methods are called on the event loop and must not block.
+    Methods are called on the event loop and must not block. An optional method
+    ``note(error: Exception) -> None`` receives each failed attempt of a call.
     """
 
     def start(self, texts: int) -> None:

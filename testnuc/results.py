@@ -44,6 +44,7 @@ def run_record(results: Results) -> dict[str, Any]:
             "labels": list(results.choices),
             "seconds": _rounded(results.seconds),
             "usage": asdict(results.usage),
+            "stopped": None if results.stopped is None else str(results.stopped),
         }
     }
 
@@ -110,7 +111,15 @@ def read_results(
         seconds, labels = float(run.get("seconds") or 0.0), tuple(map(str, run.get("labels") or ()))
     except (ValueError, TypeError, AttributeError) as exc:
         raise InvalidInputError(f"{source}: {_RUN} was not written by testnuc: {exc!r}") from exc
-    return Results(rows, usage, seconds, model=run.get("model"), choices=labels)
+    stopped = _text(run.get("stopped"))
+    return Results(
+        rows,
+        usage,
+        seconds,
+        model=run.get("model"),
+        choices=labels,
+        stopped=None if stopped is None else TestNUCError(stopped),
+    )
 
 
 def _row(record: Mapping[str, Any], index: int, text_column: str) -> Classification:
@@ -247,6 +256,7 @@ class Results(Sequence[Classification]):
         *,
         model: str | None = None,
         choices: Sequence[str] = (),
+        stopped: Exception | None = None,
     ) -> None:
         self._rows = rows
         #: Usage of this run alone.
@@ -257,6 +267,9 @@ class Results(Sequence[Classification]):
         self.model = model
         #: The label set; empty if unknown.
         self.choices = tuple(choices)
+        #: The error that ended the run early (a wrong key, an exhausted quota, a failed store);
+        #: texts that were not answered by then have it as their error. None: the run completed.
+        self.stopped = stopped
 
     @property
     def labels(self) -> list[str | None]:
@@ -348,6 +361,8 @@ class Results(Sequence[Classification]):
     def __repr__(self) -> str:
         failed = len(self.errors)
         more = f", {failed} with an error" if failed else ""
+        if self.stopped is not None:
+            more += f", stopped early by {type(self.stopped).__name__}"
         return f"<Results of {len(self)} texts{more}, {self.usage.calls} calls>"
 
     def _repr_html_(self) -> str:
@@ -358,6 +373,7 @@ class Results(Sequence[Classification]):
                 ("model", self.model),
                 ("changed by the vote", self.changed),
                 ("with an error", len(self.errors) or None),
+                ("stopped early", None if self.stopped is None else str(self.stopped)),
                 ("calls", usage.calls),
                 ("US dollars", None if usage.usd is None else f"{usage.usd:.4f}"),
                 ("seconds", f"{self.seconds:.1f}"),

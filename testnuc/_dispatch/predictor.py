@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from hashlib import blake2b
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import orjson
@@ -107,6 +108,11 @@ class Predictor:
         #: The hash state of a prompt without examples, up to the text.
         self._plain = self._hash_state(())
 
+    @property
+    def over_http(self) -> bool:
+        """Whether calls are sent over HTTP."""
+        return self._wire is not None
+
     def key(
         self, text: str, sample: int = 0, demonstrations: tuple[Demonstration, ...] = ()
     ) -> bytes:
@@ -164,7 +170,7 @@ class Predictor:
             # one refused text (too long, filtered) must not fail the texts packed with it
             answers = [exc] * len(asks)
         outcomes: list[Prediction | Exception] = [
-            a if isinstance(a, Exception) else self.labels.predicted(a) for a in answers
+            a if isinstance(a, Exception) else self._predicted(a) for a in answers
         ]
         failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, ProviderError)]
         if len(asks) > 1:
@@ -175,6 +181,19 @@ class Predictor:
                     for i, outcome in zip(part, again, strict=True):
                         outcomes[i] = outcome
         return outcomes
+
+    def _predicted(self, answer: Answer) -> Prediction | Exception:
+        """Return the prediction of an answer; an error if a custom provider's is malformed."""
+        label, confidence = answer.label, answer.confidence
+        if not isinstance(label, str):
+            return ReplyError(f"the provider's label is {label!r:.60}; give a string")
+        # NaN is not between 0 and 1
+        if confidence is not None and not (isinstance(confidence, Real) and 0 <= confidence <= 1):
+            return ReplyError(
+                f"the provider's confidence is {confidence!r:.60}; give a number from 0 to 1, or "
+                "None"
+            )
+        return self.labels.predicted(answer)
 
     async def _retry_half(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
         try:

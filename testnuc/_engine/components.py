@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 
 from testnuc import embedders, methods, providers, stores
 from testnuc._base.checks import checked_choice, checked_whole
-from testnuc._dispatch.inflight import InFlight
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
@@ -119,7 +118,6 @@ class Components:
             options=self.sampling.request_options,
             texts_per_call=per_call,
         )
-        self._inflight = InFlight()
         self.scheduler = Scheduler(
             self.predictor.answer,
             self.store,
@@ -127,7 +125,6 @@ class Components:
             meter=self.meter,
             workers=max_concurrency,
             per_call=per_call,
-            in_flight=self._inflight,
         )
         self.transport.on_wait = self.scheduler.lend
         self._max_concurrency = max_concurrency
@@ -145,6 +142,7 @@ class Components:
             pool=self.pool,
             store=self.store,
             join_pool=join_pool,
+            per_call=per_call,
         )
         self.estimator = Estimator(
             self.predictor,
@@ -180,7 +178,7 @@ class Components:
                 price=self.estimator.batch_price,
                 per_call=self.sampling.texts_per_call,
                 live=self._max_concurrency,
-                in_flight=self._inflight,
+                joins=self.scheduler,
             )
             self.pipeline.lanes["batch"] = self.batch_lane.scheduler
         if self._closed:

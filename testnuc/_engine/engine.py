@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from testnuc._base.checks import checked_whole, hash_text, valid_text
 from testnuc._engine.inputs import checked_texts, distinct, labeled
+from testnuc._engine.pipeline import STOPS
 from testnuc._engine.rows import Rows, classification
 from testnuc._engine.small_pool import few_neighbors, few_predictions
 from testnuc._engine.streaming import stream_windows
@@ -28,7 +29,7 @@ from testnuc.trust import calibrate
 from testnuc.types import PoolStats
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
@@ -57,6 +58,17 @@ class Engine:
     def __init__(self, parts: Components) -> None:
         self.parts = parts
         self._warned = False
+        #: `Observer.note` of each run in progress.
+        self._notes: dict[Observer, Callable[[Exception], None]] = {}
+        parts.transport.on_failure = self._note
+
+    def _note(self, error: Exception) -> None:
+        """Pass a failed attempt on to the observers; one that raises must not fail the call."""
+        for note in list(self._notes.values()):
+            try:
+                note(error)
+            except Exception:
+                _log.warning("the progress observer failed", exc_info=True)
 
     def __len__(self) -> int:
         """Return the number of texts in the pool."""
@@ -141,9 +153,13 @@ class Engine:
         with operation(parts.telemetry, "classify", model=parts.model) as span:
             neighborhoods = await parts.pipeline.prepare([entry], together=False)
             self._warn_of_few_neighbors(neighborhoods)
-            async with aclosing(parts.pipeline.predict(neighborhoods, waves=True)) as answered:
-                async for _ in answered:
-                    pass
+            try:
+                async with aclosing(parts.pipeline.predict(neighborhoods, waves=True)) as answered:
+                    async for _ in answered:
+                        pass
+            except STOPS as error:
+                if not await parts.pipeline.salvage(neighborhoods, error):
+                    raise
             self._warn_of_few_predictions(neighborhoods)
             vote = neighborhoods.vote(slice(0, 1))
             result = classification(neighborhoods, 0, vote, 0, 0, text)
@@ -178,11 +194,15 @@ class Engine:
         facts = {"model": parts.model, "lane": lane, "texts": len(given), "distinct": len(entries)}
         with operation(telemetry, "classify_many", **facts) as span:
             bar = start_progress(progress, len(entries))
+            if callable(note := getattr(bar, "note", None)):
+                self._notes[bar] = note
+            neighborhoods: Neighborhoods | None = None
+            stopped: Exception | None = None
             try:
                 bar.stage("embedding")
                 with operation(telemetry, "prepare"):
                     neighborhoods = await pipeline.prepare(
-                        entries, together=True, settings=settings
+                        entries, together=True, settings=settings, ask_first=lane == "live"
                     )
                 bar.stage("asking" if lane == "live" else "waiting for batches")
                 self._warn_of_few_neighbors(neighborhoods)
@@ -198,14 +218,28 @@ class Engine:
                         async for place in answered:
                             if place < n_own:
                                 bar.advance()
+            except STOPS as error:
+                if neighborhoods is None or not await pipeline.salvage(neighborhoods, error):
+                    raise
+                stopped = error
+                _log.warning("the run stopped early: %s: %s", type(error).__name__, error)
             finally:
+                self._notes.pop(bar, None)
                 bar.close()
-            self._warn_of_few_predictions(neighborhoods)
+            if stopped is None:
+                self._warn_of_few_predictions(neighborhoods)
             with operation(telemetry, "vote"):
                 rows = await asyncio.to_thread(Rows, neighborhoods, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started
             span.set(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
-        results = Results(rows, usage, seconds, model=parts.model, choices=parts.labels.names)
+        results = Results(
+            rows,
+            usage,
+            seconds,
+            model=parts.model,
+            choices=parts.labels.names,
+            stopped=stopped,
+        )
         if neighborhoods.decision is not None:
             _log.info("policy auto: %s", neighborhoods.decision.reason)
         self._report(results, len(entries))
@@ -246,6 +280,8 @@ class Engine:
         # `min_trust`, so that labels that would be withheld are included
         raw = replace(self.settings, calibration=None, min_trust=None)
         results = await self.classify_many(given, settings=raw)
+        if results.stopped is not None:
+            raise results.stopped
         pairs = [
             (result.trust, result.label == names[label])
             for result, label in zip(results, gold.tolist(), strict=True)

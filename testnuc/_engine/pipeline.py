@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +17,7 @@ from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches
 from testnuc._engine.sampling import Sampler
+from testnuc.errors import EmbeddingError, ProviderError, StoreError, with_count
 from testnuc.trust import MIN_PREDICTIONS
 
 if TYPE_CHECKING:
@@ -25,18 +26,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc._dispatch.predictor import Predictor
-    from testnuc._dispatch.scheduler import Scheduler
+    from testnuc._dispatch.scheduler import Ask, Scheduler
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.labels import LabelSet
     from testnuc.protocols import Index, Matches, Method, PoolText, Store
     from testnuc.trust import Decision, Diagnosis, VoteSettings
+    from testnuc.types import Prediction
 
-__all__ = ["Pipeline"]
+__all__ = ["STOPS", "Pipeline"]
+
+#: Errors that end a run; what was answered before is handed over.
+STOPS = (ProviderError, StoreError, EmbeddingError)
 
 #: From this many predictions on, the auto policy diagnoses the batch; below, the pool.
 _BATCH_DECIDES = 2_000
 #: Parts of a large pool that are sampled for a diagnosis.
 _CHUNKS = 12
+#: Texts among which the first call is chosen: those before are stored.
+_FIRST_OF = 4_096
+#: Texts looked up in the store at a time.
+_LOOK_UP = 256
+#: Seconds that embedding waits for the first call.
+_PATIENCE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,8 @@ class Pipeline:
         Components of the client.
     join_pool : bool
         Whether classified texts become neighbors of later ones.
+    per_call : int
+        Texts in one call.
     """
 
     def __init__(
@@ -88,6 +101,7 @@ class Pipeline:
         pool: Index,
         store: Store,
         join_pool: bool,
+        per_call: int = 1,
     ) -> None:
         self.labels = labels
         #: Replaced as a whole; each run reads it once.
@@ -99,6 +113,8 @@ class Pipeline:
         self.method = method
         self.neighbors = neighbors
         self.join_pool = join_pool
+        self._per_call = per_call
+        self._store = store
         self._predictor = predictor
         #: Lane -> scheduler; `Components` adds the batch lane when it is needed.
         self.lanes = {"live": scheduler}
@@ -119,9 +135,18 @@ class Pipeline:
         )
 
     async def prepare(
-        self, texts: Sequence[PoolText], *, together: bool, settings: VoteSettings | None = None
+        self,
+        texts: Sequence[PoolText],
+        *,
+        together: bool,
+        settings: VoteSettings | None = None,
+        ask_first: bool = True,
     ) -> Neighborhoods:
         """Embed distinct texts and retrieve their neighbors.
+
+        While the provider has not answered any call of this client, one of the calls that are
+        needed anyway is made before anything is embedded, so that a wrong address, key or model
+        raises at once. Few-shot prompts need embeddings, so with them nothing is asked first.
 
         Parameters
         ----------
@@ -132,7 +157,10 @@ class Pipeline:
             join it after the search.
         settings : VoteSettings, optional
             Default: the current ones.
+        ask_first : bool
+            False: make no call.
         """
+        first = await self._ask_first(texts) if ask_first else {}
         settings = self.settings if settings is None else settings
         hashes = [entry.hash for entry in texts]
         vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
@@ -158,7 +186,87 @@ class Pipeline:
         )
         if self.join_pool and not together:
             await self._pool.add(texts, vectors)
-        return await self._neighborhoods(texts, matches, settings, snapshot)
+        neighborhoods = await self._neighborhoods(texts, matches, settings, snapshot)
+        for place, outcome in first.items():
+            if self.method.samples > 1:
+                neighborhoods.partial[place] = {0: outcome}
+            elif not neighborhoods.answered(place):
+                neighborhoods.put(place, outcome)
+        return neighborhoods
+
+    async def _ask_first(self, texts: Sequence[PoolText]) -> dict[int, Prediction | Exception]:
+        """Make the first call of a client; returns the outcomes by place."""
+        scheduler = self.lanes["live"]
+        if scheduler.answered or self._examples is not None or not self._predictor.over_http:
+            return {}
+        asks: list[Ask] = []
+        for start in range(0, min(len(texts), _FIRST_OF), _LOOK_UP):
+            asks += [ask for ask, stored in await self._looked_up(texts, start) if not stored]
+            if len(asks) >= self._per_call:
+                break
+        outcomes: dict[int, Prediction | Exception] = {}
+        try:
+            async with (
+                # a slow call goes on, and the run joins it
+                asyncio.timeout(_PATIENCE),
+                aclosing(scheduler.run(asks[: self._per_call])) as found,
+            ):
+                async for ask, outcome in found:
+                    outcomes[ask.place] = outcome
+        except TimeoutError:
+            pass
+        except STOPS:
+            for start in range(0, len(texts), _LOOK_UP):
+                if any(stored for _, stored in await self._looked_up(texts, start)):
+                    # the run hands over what is stored
+                    return {}
+            raise
+        return outcomes
+
+    async def _looked_up(self, texts: Sequence[PoolText], start: int) -> list[tuple[Ask, bool]]:
+        """Return the asks of some texts without a known label, and whether each is stored."""
+        part = texts[start : start + _LOOK_UP]
+        known = await self._pool.labels([entry.hash for entry in part])
+        asks = [
+            self._predictor.ask(entry.text, entry.hash, place)
+            for place, (entry, label) in enumerate(zip(part, known, strict=True), start)
+            if label is None and entry.label is None
+        ]
+        stored = await self._store.get_predictions([ask.key for ask in asks])
+        return [(ask, hit is not None) for ask, hit in zip(asks, stored, strict=True)]
+
+    async def salvage(self, neighborhoods: Neighborhoods, error: Exception) -> bool:
+        """Complete the neighborhoods of a run that an error has ended.
+
+        Own texts without an outcome get the error, and are voted on like any text whose own call
+        failed.
+
+        Returns
+        -------
+        bool
+            Whether any own text was answered, now or by a stored prediction.
+        """
+        n_own = neighborhoods.n_own
+        if not self.lanes["live"].closed:
+            # the store may be what failed
+            with suppress(Exception):
+                await self._fill(neighborhoods, range(len(neighborhoods.entries)))
+        answered = any(
+            prediction is not None and entry.label is None
+            for prediction, entry in zip(
+                neighborhoods.predictions[:n_own], neighborhoods.entries[:n_own], strict=True
+            )
+        )
+        for place in range(n_own):
+            if not neighborhoods.answered(place):
+                neighborhoods.put(place, error)
+        if answered and neighborhoods.settings.policy is None:
+            decision, diagnosis = neighborhoods.settings.decision, None
+            if decision is None:
+                diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
+                decision = diagnosis.decision
+            neighborhoods.decide(decision, diagnosis)
+        return answered
 
     async def predict(
         self, neighborhoods: Neighborhoods, *, waves: bool, lane: str = "live"
@@ -229,6 +337,9 @@ class Pipeline:
                     if sampler.settle(ask, outcome):
                         self._outcomes += 1
                         yield ask.place
+        except STOPS:
+            sampler.give_up()
+            raise
         finally:
             # even after a failure or cancellation: these calls were billed
             if self._examples is not None:
@@ -258,6 +369,7 @@ class Pipeline:
             The number of texts completed since the last yield.
         """
         start: int | None = 0
+        answered = 0
         snapshot = None
         if self._examples is not None:
             snapshot = Snapshot(await self._examples.snapshot())
@@ -274,9 +386,13 @@ class Pipeline:
             if snapshot is not None and self.neighbors == "stored":
                 await self._fill(neighborhoods, places)
             yield sum(map(neighborhoods.answered, places))
-            async with aclosing(self._predict(neighborhoods, places, lane)) as answered:
-                async for _ in answered:
-                    yield 1
+            try:
+                async with aclosing(self._predict(neighborhoods, places, lane)) as finished:
+                    async for place in finished:
+                        answered += neighborhoods.predictions[place] is not None
+                        yield 1
+            except STOPS as error:
+                raise with_count(error, answered) from error
 
     async def _decide(self, neighborhoods: Neighborhoods) -> Decision:
         """Make the decision of the auto policy, from the predictions of the batch or the pool."""

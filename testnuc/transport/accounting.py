@@ -160,7 +160,7 @@ class CallAccounting:
         error = raised if call.wire is None else translate(raised, call.wire)
         if timeout is not None:
             error = timeout
-        elif isinstance(raised, aiohttp.ClientConnectorError):
+        elif isinstance(raised, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
             # never sent, so never billed: the reservation serves the next attempt
             call.unsent = True
             call.refusals += 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from testnuc.limits import RetryPolicy
     from testnuc.transport.calls import Call
 
-__all__ = ["adapts", "backoff", "gives_up", "may_help", "wait"]
+__all__ = ["Outage", "adapts", "backoff", "gives_up", "may_help", "wait"]
 
 #: Changes of the encoding within one call.
 _MOST_ADAPTATIONS = 4
@@ -23,8 +23,43 @@ _MOST_ADAPTATIONS = 4
 _SPREAD, _LEAST_SPREAD, _MOST_SPREAD = 0.1, 0.05, 5.0
 #: The first waits for a server that refuses connections are shorter than `initial_wait`.
 _SHORT_WAITS = 3
+#: A server that never responded is given up after so many seconds of refused connections.
+_UNREACHED = 3.0
+#: One that responded before: after so many in a row, over at least so many seconds. Calls that are
+#: refused at the same time count once.
+_REFUSALS, _LEAST_OUTAGE = 20, 5.0
 #: More doublings would overflow.
 _MOST_DOUBLINGS = 30
+
+
+class Outage:
+    """Connections that the server refused in a row."""
+
+    __slots__ = ("_first", "_last", "_refusals")
+
+    def __init__(self) -> None:
+        self._refusals = 0
+        self._first = 0.0
+        self._last = float("-inf")
+
+    def refused(self, sent_at: float, now: float) -> None:
+        """Count a refused connection, unless it was tried before the last one was refused."""
+        if sent_at < self._last:
+            return
+        if not self._refusals:
+            self._first = now
+        self._refusals += 1
+        self._last = now
+
+    def over(self) -> None:
+        """Forget the refusals: the server has responded."""
+        self._refusals = 0
+        self._last = float("-inf")
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether every other call would be refused, too."""
+        return self._refusals >= _REFUSALS and self._last - self._first >= _LEAST_OUTAGE
 
 
 def may_help(call: Call, error: BaseException) -> bool:
@@ -59,9 +94,24 @@ def backoff(policy: RetryPolicy, tries: int, retry_after: float | None, rng: Ran
 
 
 def gives_up(
-    call: Call, state: RetryCallState, policy: RetryPolicy, *, since: float, reached: bool
+    call: Call,
+    state: RetryCallState,
+    policy: RetryPolicy,
+    *,
+    since: float,
+    reached: bool,
+    outage: Outage,
 ) -> bool:
-    """Whether a failure is final, `since` seconds after the call was first sent."""
+    """Whether a failure is final, `since` seconds after the call was first sent.
+
+    The error becomes fatal if the server cannot be reached: every other call would fail as well.
+    """
+    if call.unsent and call.error is not None:
+        tries = state.attempt_number
+        unreached = since + state.upcoming_sleep >= _UNREACHED or tries >= policy.attempts
+        if outage.is_permanent or (not reached and unreached):
+            call.error.fatal = True
+            return True
     if since + state.upcoming_sleep >= policy.deadline:
         return True
     # A server that was reached before is probably restarting: refused connections do not count as

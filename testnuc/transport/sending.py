@@ -35,7 +35,7 @@ from testnuc.transport.auxiliary import AuxiliaryRequests
 from testnuc.transport.calls import Call, Timer, estimate_tokens
 from testnuc.transport.connections import Connections
 from testnuc.transport.failures import host, safe_cause
-from testnuc.transport.retries import adapts, gives_up, may_help, wait
+from testnuc.transport.retries import Outage, adapts, gives_up, may_help, wait
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -121,6 +121,9 @@ class Transport:
         self._sleep = sleep
         #: Called with 1 when a call starts to back off, and with -1 when it stops.
         self.on_wait: Callable[[int], None] | None = None
+        #: Called with each failure of an attempt; must not raise.
+        self.on_failure: Callable[[ProviderError], None] | None = None
+        self._outage = Outage()
         self._connections = Connections(max_concurrency, trust_env=trust_env)
         #: HTTP requests other than calls; not rate-limited.
         self.auxiliary = AuxiliaryRequests(
@@ -260,7 +263,14 @@ class Transport:
 
         def stop(state: RetryCallState) -> bool:
             since = self._clock() - call.started if call.sends else 0.0
-            return gives_up(call, state, self._retry, since=since, reached=self._accounting.reached)
+            return gives_up(
+                call,
+                state,
+                self._retry,
+                since=since,
+                reached=self._accounting.reached,
+                outage=self._outage,
+            )
 
         return AsyncRetrying(
             sleep=self._pause,
@@ -288,6 +298,8 @@ class Transport:
                 return await self._send(call)
             except ProviderError as error:
                 _log.debug("call failed: %s: %s", type(error).__name__, error)
+                if self.on_failure is not None:
+                    self.on_failure(error)
                 if not adapts(call, error):
                     error.attempts = call.sends
                     call.error = error
@@ -313,7 +325,9 @@ class Transport:
         timer = Timer(max(0.0, min(self._retry.timeout, left)))
         try:
             if call.wire is not None:
-                answer = await self._connections.post(call.wire, call.body)
+                answer = await self._connections.post(
+                    call.wire, call.body, reached=accounting.reached
+                )
             else:
                 assert call.other is not None
                 reply = await call.other.answer(call.request)
@@ -323,10 +337,13 @@ class Transport:
             if error is raised:
                 raise
             cause = safe_cause(raised)
+            if call.unsent:
+                self._outage.refused(permit.sent_at, self._clock())
         else:
             # Nothing awaits from here on, so everything is settled even on cancellation.
             timer.stop()
             if call.wire is not None:
+                self._outage.over()
                 return accounting.read(call, permit, answer)
             return accounting.accept(call, permit, reply)
         raise error from cause
