@@ -313,14 +313,13 @@ class Pipeline:
 
     async def _looked_again(self) -> Diagnosis:
         """Diagnose the pool, unless the outcomes since the last time were no new predictions."""
-        last, outcomes, resets = self._last, self._outcomes, self._resets
+        last, outcomes = self._last, self._outcomes
         if last is not None:
             predicted = await self._store.count(self._predictor.scope)
-            counted = replace(last, outcomes=outcomes)
-            if 4 * (predicted - last.predicted) < last.predicted and counted.is_current(
-                len(self._pool), outcomes
-            ):
-                if self._resets == resets and self._last is last:
+            # as if only new predictions had been counted so far
+            counted = replace(last, outcomes=outcomes - max(predicted - last.predicted, 0))
+            if counted.is_current(len(self._pool), outcomes):
+                if self._last is last:
                     self._last = counted
                 return last.diagnosis
         return await self.diagnose()

@@ -125,8 +125,10 @@ class Retriever:
         ids = np.full((len(vectors), k), -1, dtype=np.int64)
         similarities = np.zeros((len(vectors), k), dtype=np.float32)
 
-        async def keep(rows: NDArray[np.int64], found: Matches) -> tuple[NDArray[np.bool_], ...]:
-            """Keep the first k voters of each row; returns where there are k, and where all vote."""
+        async def keep(
+            rows: NDArray[np.int64], found: Matches
+        ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+            """Keep the first k voters of each row; returns where k vote, and where all do."""
             votes = await voters.votes(found.ids)
             rank = votes.cumsum(axis=1) - 1
             at, column = np.nonzero(votes & (rank < k))

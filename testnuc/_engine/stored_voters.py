@@ -10,7 +10,8 @@ from testnuc._engine.inputs import without_foreign_labels
 from testnuc.protocols import Index
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence, Set
+    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
@@ -86,7 +87,7 @@ class StoredVoters:
         scope: bytes,
         labels: LabelSet,
         stored: Callable[[Sequence[PoolText]], Awaitable[list[Prediction | None]]],
-        batch: Set[bytes],
+        batch: AbstractSet[bytes],
     ) -> None:
         self._pool = pool
         self._store = store

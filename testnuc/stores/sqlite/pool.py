@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from testnuc.errors import StoreError
 from testnuc.index import EXACT_BELOW, check_dim, empty_matches
 from testnuc.protocols import Matches
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from testnuc.protocols import PoolText
