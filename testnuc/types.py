@@ -226,6 +226,9 @@ class PoolStats:
     model: str
     #: Number of labels.
     labels: int
+    #: Texts in the pool whose known label, given by another client, is not one of the labels. It is
+    #: ignored: they are predicted as texts without a label are.
+    foreign_labels: int = 0
 
 
 #: Usage of results that were read from a file without a record of their run.

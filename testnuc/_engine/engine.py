@@ -18,6 +18,7 @@ from testnuc._engine.inputs import checked_texts, distinct, labeled
 from testnuc._engine.pipeline import STOPS
 from testnuc._engine.rows import Rows, classification
 from testnuc._engine.small_pool import few_neighbors, few_predictions
+from testnuc._engine.stored_voters import known_labels
 from testnuc._engine.streaming import stream_windows
 from testnuc._engine.tuning import gold_labels, tune
 from testnuc.errors import InvalidInputError
@@ -108,20 +109,34 @@ class Engine:
         """Remove texts from the pool; returns the number removed."""
         entries, _ = await distinct(await checked_texts(texts))
         await self.parts.ready()
-        return await self.parts.pool.remove([entry.hash for entry in entries])
+        removed = await self.parts.pool.remove([entry.hash for entry in entries])
+        if removed:
+            self.parts.pipeline.forget_diagnosis()
+        return removed
 
     async def forget(self, *, model: str | None = None) -> int:
         """Delete stored predictions; returns the number deleted."""
         await self.parts.ready()
         if model is None:
-            return await self.parts.store.forget(scope=self.parts.predictor.scope)
-        return await self.parts.store.forget(model=model)
+            gone = await self.parts.store.forget(scope=self.parts.predictor.scope)
+        else:
+            gone = await self.parts.store.forget(model=model)
+        self.parts.pipeline.forget_diagnosis()
+        return gone
 
     async def stats(self) -> PoolStats:
         """Return the numbers of texts and of predictions."""
         await self.parts.ready()
-        predicted = await self.parts.store.count(self.parts.predictor.scope)
-        return PoolStats(len(self), predicted, self.parts.model, len(self.parts.labels.names))
+        parts = self.parts
+        predicted = await parts.store.count(parts.predictor.scope)
+        known = await known_labels(parts.pool)
+        return PoolStats(
+            len(self),
+            predicted,
+            parts.model,
+            len(parts.labels.names),
+            sum(parts.labels.index(label) is None for label in known.values()),
+        )
 
     async def predict_pool(
         self, *, progress: bool = False, lane: Literal["live", "batch"] = "live"

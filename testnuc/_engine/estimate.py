@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from testnuc import prompts
+from testnuc._engine.inputs import without_foreign_labels
 from testnuc.limits import PICO, RateLimit
 from testnuc.prompts import Demonstration
 from testnuc.protocols import Request, TokenUsage
@@ -66,7 +67,12 @@ class Estimator:
     async def usage(self, entries: Sequence[PoolText], settings: VoteSettings) -> Estimate:
         """Estimate the usage of labeling distinct texts, without retries."""
         labels = await self.pool.labels([entry.hash for entry in entries])
-        open_ = [e for e, label in zip(entries, labels, strict=True) if label is None]
+        known = self.predictor.labels
+        open_ = [
+            e
+            for e, label in zip(entries, labels, strict=True)
+            if label is None or known.index(label) is None
+        ]
         most = settings.voters * len(entries) if self.neighbors else 0
         # with the auto policy, neighbors are predicted after the texts themselves: another stage
         later = settings.policy is None
@@ -129,7 +135,7 @@ class Estimator:
         start: int | None = 0
         while start is not None:
             texts, start = await self.pool.scan(start, _CHUNK)
-            for text in texts:
+            for text in without_foreign_labels(texts, self.predictor.labels):
                 if text.label is None and text.hash not in own:
                     yield text
 

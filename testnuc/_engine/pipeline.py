@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from testnuc._engine.examples import ExampleFinder
+from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches
 from testnuc._engine.sampling import Sampler
@@ -56,19 +57,21 @@ class _PoolDiagnosis:
 
     #: Texts in the pool.
     size: int
+    #: Texts with a stored prediction.
+    predicted: int
     #: Outcomes received by then.
     outcomes: int
     diagnosis: Diagnosis
 
     def is_current(self, size: int, outcomes: int) -> bool:
-        """Whether the diagnosis is still valid: until the pool has grown by a quarter.
+        """Whether the diagnosis is still valid: until pool or predictions may be a quarter more.
 
         A diagnosis with too few predictions is valid until there may be enough.
         """
         missing = MIN_PREDICTIONS - self.diagnosis.predictions
         if missing > 0 and outcomes - self.outcomes + size - self.size >= missing:
             return False
-        return size < 1.25 * self.size
+        return size < 1.25 * self.size and 4 * (outcomes - self.outcomes) < self.predicted
 
 
 class Pipeline:
@@ -108,6 +111,8 @@ class Pipeline:
         self.settings = settings
         self._last: _PoolDiagnosis | None = None
         self._diagnosing: asyncio.Task[Diagnosis] | None = None
+        #: Increased by `forget_diagnosis`.
+        self._resets = 0
         #: Texts with an outcome so far: an upper bound on new predictions.
         self._outcomes = 0
         self.method = method
@@ -120,6 +125,7 @@ class Pipeline:
         self.lanes = {"live": scheduler}
         self._embedding = embedding
         self._pool = pool
+        self._store = store
         self._examples: ExampleFinder | None = None
         if method.context:
             self._examples = ExampleFinder(
@@ -416,13 +422,32 @@ class Pipeline:
         if last is not None and last.is_current(len(self._pool), self._outcomes):
             return last.diagnosis
         if self._diagnosing is None:
-            self._diagnosing = asyncio.create_task(self.diagnose(), name="testnuc-diagnose")
+            self._diagnosing = asyncio.create_task(self._looked_again(), name="testnuc-diagnose")
             self._diagnosing.add_done_callback(self._end_diagnosis)
         # shielded: the cancellation of one caller must not affect the others
         return await asyncio.shield(self._diagnosing)
 
+    async def _looked_again(self) -> Diagnosis:
+        """Diagnose the pool, unless the outcomes since the last time were no new predictions."""
+        last, outcomes = self._last, self._outcomes
+        if last is not None:
+            predicted = await self._store.count(self._predictor.scope)
+            # as if only new predictions had been counted so far
+            counted = replace(last, outcomes=outcomes - max(predicted - last.predicted, 0))
+            if counted.is_current(len(self._pool), outcomes):
+                if self._last is last:
+                    self._last = counted
+                return last.diagnosis
+        return await self.diagnose()
+
+    def forget_diagnosis(self) -> None:
+        """Diagnose again before the next decision: texts or predictions were removed."""
+        self._resets += 1
+        self._last = self._diagnosing = None
+
     def _end_diagnosis(self, task: asyncio.Task[Diagnosis]) -> None:
-        self._diagnosing = None
+        if self._diagnosing is task:
+            self._diagnosing = None
         if not task.cancelled():
             # marks the exception as retrieved, in case all callers were cancelled
             task.exception()
@@ -430,14 +455,16 @@ class Pipeline:
     async def diagnose(self) -> Diagnosis:
         """Diagnose the predictions of the pool."""
         settings = self.settings
-        size, outcomes = len(self._pool), self._outcomes
+        size, outcomes, resets = len(self._pool), self._outcomes, self._resets
+        predicted = await self._store.count(self._predictor.scope)
         chunks = range(0, size, SEARCH)
         if len(chunks) > _CHUNKS:
             # spread over the pool, so that old and new texts are sampled
             chunks = range(0, size, size // _CHUNKS)
         texts: list[PoolText] = []
         for start in chunks:
-            part, _ = await self._pool.scan(start, SEARCH)
+            scanned, _ = await self._pool.scan(start, SEARCH)
+            part = without_foreign_labels(scanned, self.labels)
             stored = await self._retriever.stored(part)
             texts += [
                 e for e, p in zip(part, stored, strict=True) if p is not None or e.label is not None
@@ -450,7 +477,8 @@ class Pipeline:
         neighborhoods = await self._neighborhoods(texts, matches, settings)
         await self._fill(neighborhoods, range(len(neighborhoods.entries)))
         diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
-        self._last = _PoolDiagnosis(size, outcomes, diagnosis)
+        if self._resets == resets:
+            self._last = _PoolDiagnosis(size, predicted, outcomes, diagnosis)
         return diagnosis
 
     async def _neighborhoods(
@@ -462,7 +490,8 @@ class Pipeline:
     ) -> Neighborhoods:
         """Fetch the neighbors' texts and build the neighborhoods."""
         ids = await _call(len(texts), distinct_ids, matches)
-        others = await self._pool.fetch(ids)
+        texts = without_foreign_labels(texts, self.labels)
+        others = without_foreign_labels(await self._pool.fetch(ids), self.labels)
         neighborhoods: Neighborhoods = await _call(
             len(texts),
             build_neighborhoods,

@@ -7,12 +7,13 @@ concurrent callers in large batches.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from testnuc._base.checks import hash_text
-from testnuc.errors import EmbeddingError, TestNUCError
+from testnuc.errors import EmbeddingError, InvalidInputError, TestNUCError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +39,16 @@ def embedder_name(embedder: Embedder) -> str:
     if isinstance(given, str) and given:
         return given
     kind = type(embedder)
-    return f"{kind.__module__}.{kind.__qualname__}/{embedder.dim}"
+    try:
+        dim = embedder.dim
+    except EmbeddingError:
+        dim = None
+    if dim is None:
+        raise InvalidInputError(
+            f"the embedder {kind.__qualname__} does not know its dimension yet; give it an "
+            "attribute `name`, which identifies its vectors in stores"
+        )
+    return f"{kind.__module__}.{kind.__qualname__}/{dim}"
 
 
 class EmbeddingCache:
@@ -61,6 +71,8 @@ class EmbeddingCache:
         self._waiting: dict[bytes, tuple[str, asyncio.Future[NDArray[np.float16]]]] = {}
         self._running: dict[bytes, asyncio.Future[NDArray[np.float16]]] = {}
         self._pump: asyncio.Task[None] | None = None
+        #: Length of the vectors seen so far.
+        self._dim: int | None = None
         #: Number of texts that were embedded.
         self.embedded = 0
         #: Traces every batch.
@@ -68,8 +80,8 @@ class EmbeddingCache:
 
     @property
     def dim(self) -> int:
-        """Length of a vector."""
-        return self._embedder.dim
+        """Length of a vector; known from the first vector on, if the embedder does not know it."""
+        return self._embedder.dim if self._dim is None else self._dim
 
     @property
     def name(self) -> str:
@@ -93,8 +105,21 @@ class EmbeddingCache:
             for i in range(0, len(texts), _CHUNK)
         ]
         if not parts:
-            return np.empty((0, self._embedder.dim), dtype=np.float16)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            return np.empty((0, await self._stored_dim()), dtype=np.float16)
+        vectors = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        self._dim = vectors.shape[1]
+        return vectors
+
+    async def _stored_dim(self) -> int:
+        """Return the length of a vector if it is known without an embedding, else 0."""
+        if self._dim is None:
+            embedders = getattr(self._store, "embedders", None)
+            known = dict(await embedders()) if embedders is not None else {}
+            self._dim = known.get(self.name)
+        if self._dim is None:
+            with contextlib.suppress(EmbeddingError):
+                self._dim = self._embedder.dim
+        return self._dim or 0
 
     async def _chunk(self, texts: Sequence[str], hashes: Sequence[bytes]) -> NDArray[np.float16]:
         found = await self._pool.stored_vectors(hashes)
