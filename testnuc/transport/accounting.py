@@ -119,8 +119,15 @@ class CallAccounting:
             # an exhausted quota is a 429 too, but waiting does not help against it
             if answer.status in _BUSY and (failure is None or is_retryable(failure)):
                 self.admission.refused(permit, seconds)
+            elif isinstance(failure, ReplyError):
+                # the model answered, and only the server refused the answer: perhaps billed
+                self._book(call, permit, None)
             else:
                 self.admission.failed(permit)
+        recover = getattr(wire, "recover", None)
+        if recover is not None and isinstance(failure, ReplyError) and failure.content:
+            reply: Reply = recover(call.request, failure)
+            return reply
         if isinstance(failure, ProviderError) and failure.retry_after is None:
             failure.retry_after = seconds
         raise failure

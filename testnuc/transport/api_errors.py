@@ -215,13 +215,13 @@ def _kind(  # noqa: PLR0911 - one return for each kind
     return BadRequestError, "", False
 
 
-def _failed_generation(body: bytes) -> str | None:
+def _failed_generation(body: bytes) -> str:
     """Return what the model said, from a refusal of its answer by the server."""
     try:
         said = orjson.loads(body)["error"]["failed_generation"]
     except (ValueError, TypeError, KeyError):
-        return None
-    return said if isinstance(said, str) and said.strip() else None
+        return ""
+    return said if isinstance(said, str) else ""
 
 
 def _request_id(headers: Mapping[str, str]) -> str | None:

@@ -59,7 +59,7 @@ def test_an_answer_that_failed_validation_is_an_unreadable_reply():
     assert found.retryable
     assert not found.fatal
     assert found.content == "refund"
-    assert error(400, "Failed to generate JSON.", code="json_validate_failed").content is None
+    assert error(400, "Failed to generate JSON.", code="json_validate_failed").content == ""
 
 
 @pytest.mark.parametrize(

@@ -378,6 +378,16 @@ async def test_an_unusable_answer_in_a_reply_is_asked_again():
         assert caught.value.attempts == len(seen) == transport.meter.calls == 10
 
 
+async def test_what_the_model_said_in_vain_is_paid_for_three_times_at_most():
+    async with serving(lambda n, r: said()) as (wire, seen), sending() as transport:
+        error = EmptyReplyError("nothing", content="")
+        wire.decode = lambda request, body: Reply((error,), TokenUsage(1, 1))
+        with pytest.raises(EmptyReplyError) as caught:
+            await transport.call(wire, ONE)
+        assert caught.value.attempts == len(seen) == transport.meter.calls == 3
+        assert transport.meter.usage().retries == 2
+
+
 async def test_refusals_are_final():
     async with serving(lambda n, r: said(None)) as (wire, seen), sending() as transport:
         with pytest.raises(RefusalError):
