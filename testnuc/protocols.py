@@ -90,6 +90,8 @@ class TokenUsage:
     cached_tokens: int = 0
     #: Input tokens written to the provider's prompt cache (Anthropic bills them separately).
     cache_write_tokens: int = 0
+    #: The service tier that answered, which can change the price; "" if not reported.
+    tier: str = ""
 
 
 @dataclass(frozen=True, slots=True)

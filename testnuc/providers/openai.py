@@ -165,7 +165,7 @@ class OpenAI(HTTPProvider):
         answer : dict
             A chat completion.
         """
-        usage = _usage(answer.get("usage"))
+        usage = _usage(answer.get("usage"), answer.get("service_tier"))
         request_id = answer["id"] if isinstance(answer.get("id"), str) else None
         choices = answer.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
@@ -209,7 +209,7 @@ def _response_format(task: Task, n: int, structure: Structure) -> dict[str, Any]
     }
 
 
-def _usage(value: Any) -> TokenUsage | None:
+def _usage(value: Any, tier: Any) -> TokenUsage | None:
     if not isinstance(value, dict):
         return None
     sent, received = count(value.get("prompt_tokens")), count(value.get("completion_tokens"))
@@ -217,7 +217,10 @@ def _usage(value: Any) -> TokenUsage | None:
         return None
     cached = _detail(value, "prompt_tokens_details", "cached_tokens")
     received += _reasoning_outside(value, sent, received)
-    return TokenUsage(sent, received, min(cached or 0, sent))
+    tier = tier or value.get("service_tier")
+    return TokenUsage(
+        sent, received, min(cached or 0, sent), tier=tier if isinstance(tier, str) else ""
+    )
 
 
 def _detail(usage: dict[str, Any], kind: str, name: str) -> int | None:

@@ -126,8 +126,8 @@ class CallAccounting:
                 self.admission.failed(permit)
         recover = getattr(wire, "recover", None)
         if recover is not None and isinstance(failure, ReplyError) and failure.content:
-            reply: Reply = recover(call.request, failure)
-            return reply
+            recovered: Reply = recover(call.request, failure)
+            return recovered
         if isinstance(failure, ProviderError) and failure.retry_after is None:
             failure.retry_after = seconds
         raise failure
@@ -194,6 +194,10 @@ class CallAccounting:
         if call.reservation is not None and self.account is not None:
             self._overrun = max(self._overrun, usage.input_tokens / max(1, call.size[0]))
             tokens = usage.input_tokens + usage.output_tokens
+            if pico_usd is None and self._price is not None:
+                # answered in a service tier whose price is unknown
+                self._keep(call)
+                return
             self.account.settle(call.reservation, pico_usd or 0, tokens)
             call.reservation = None
 

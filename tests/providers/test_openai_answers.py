@@ -351,3 +351,14 @@ def test_gpt_35_is_not_a_reasoning_model():
         assert "temperature" in body
         assert "max_tokens" in body
     assert "temperature" not in sent(OpenAI("gpt-5", base_url=LOCAL))
+
+
+def test_the_service_tier_is_read():
+    provider = OpenAI("m", base_url=LOCAL)
+    body = completion(service_tier="flex")
+    assert provider.decode(request(), body).usage.tier == "flex"
+    body = completion(
+        usage={"prompt_tokens": 1, "completion_tokens": 1, "service_tier": "standard"}
+    )
+    assert provider.decode(request(), body).usage.tier == "standard"
+    assert provider.decode(request(), completion(service_tier=None)).usage.tier == ""

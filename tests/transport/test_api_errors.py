@@ -31,8 +31,7 @@ def error(status, message, **fields):
         (400, "The input token count (1048577) exceeds the maximum number of tokens allowed (1)."),
         (
             422,
-            "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. "
-            "Given: 5000 `inputs` tokens and 100 `max_new_tokens`",
+            "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096.",
         ),
         (422, "Input validation error: inputs tokens + max_new_tokens must be <= 4096."),
     ],
