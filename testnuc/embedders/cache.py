@@ -108,30 +108,37 @@ class EmbeddingCache:
                 found[i] = vector
             missing = [i for i in missing if found[i] is None]
         if missing:
-            futures = [self._ask(texts[i], hashes[i]) for i in missing]
-            try:
-                # cancellation does not cancel them: another caller may wait for the same text
-                await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
-                if any(isinstance(_outcome(future), BadRequestError) for future in futures):
-                    # one text was rejected: the others are embedded and stored all the same
-                    await asyncio.wait(futures)
-            finally:
-                for future in futures:
-                    # retrieved here, in case no other caller waits for it
-                    future.add_done_callback(_retrieve)
-            outcomes = [_outcome(future) for future in futures]
-            new: list[tuple[bytes, Vector]] = []
-            for i, outcome in zip(missing, outcomes, strict=True):
-                if isinstance(outcome, np.ndarray):
-                    found[i] = outcome
-                    new.append((hashes[i], outcome))
-            if self._store.durable and new:
-                rows = np.stack([vector for _, vector in new])
-                await self._store.put_vectors(self.name, [key for key, _ in new], rows)
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException):
-                    raise outcome
+            new = await self._new([texts[i] for i in missing], [hashes[i] for i in missing])
+            for i, vector in zip(missing, new, strict=True):
+                found[i] = vector
         return np.stack([vector for vector in found if vector is not None])
+
+    async def _new(self, texts: Sequence[str], hashes: Sequence[bytes]) -> list[Vector]:
+        """Embed texts and store their vectors; one text's error does not lose the others'."""
+        futures = [self._ask(text, key) for text, key in zip(texts, hashes, strict=True)]
+        try:
+            # cancellation does not cancel them: another caller may wait for the same text
+            await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
+            if any(isinstance(_outcome(future), BadRequestError) for future in futures):
+                # one text was rejected: the others are embedded and stored all the same
+                await asyncio.wait(futures)
+        finally:
+            for future in futures:
+                # retrieved here, in case no other caller waits for it
+                future.add_done_callback(_retrieve)
+        outcomes = [_outcome(future) for future in futures]
+        new = [
+            (key, outcome)
+            for key, outcome in zip(hashes, outcomes, strict=True)
+            if isinstance(outcome, np.ndarray)
+        ]
+        vectors = [vector for _, vector in new]
+        if self._store.durable and new:
+            await self._store.put_vectors(self.name, [key for key, _ in new], np.stack(vectors))
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return vectors
 
     def _ask(self, text: str, text_hash: bytes) -> asyncio.Future[NDArray[np.float16]]:
         running = self._running.get(text_hash)

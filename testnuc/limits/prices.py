@@ -153,21 +153,17 @@ class Price:
         now = datetime.now(UTC)
         variants = [v.when for v in getattr(info, "price_variants", None) or ()]
         standard = _read(info.get_prices(now))
-        if standard is None:
-            return None
-        if batch:
+        if standard is not None and batch:
             listed = _read(info.get_prices(now, _BATCH)) if _BATCH in variants else None
             batched = listed or standard.halved()
             return replace(batched, service_tiers={"batch": batched})
-        names = {when["service_tier"] for when in variants if set(when) == {"service_tier"}}
-        read = {name: _read(info.get_prices(now, {"service_tier": name})) for name in names}
-        service_tiers = {name: price for name, price in read.items() if price is not None}
-        asked = tier if isinstance(tier, str) and tier not in _STANDARD else None
-        price = standard if asked is None else service_tiers.get(asked)
-        if price is None:
+        service_tiers = _service_tiers(info, now, variants)
+        special = isinstance(tier, str) and tier not in _STANDARD
+        price = service_tiers.get(str(tier)) if special else standard
+        if price is None or standard is None:
             return None
         # a call can be answered in the standard tier whatever it asked for
-        service_tiers |= {name: standard for name in _STANDARD - {"", "auto"}}
+        service_tiers |= dict.fromkeys(_STANDARD - {"", "auto"}, standard)
         return replace(price, service_tiers=service_tiers)
 
     def halved(self) -> Price:
@@ -288,6 +284,13 @@ def require_price(budget: Budget | None, price: Price | None, model: str) -> Non
 
 def _pico(usd_per_million: float) -> int:
     return round(usd_per_million * PICO / _MEGA)
+
+
+def _service_tiers(info: Any, now: datetime, variants: list[dict[str, str]]) -> dict[str, Price]:
+    """Return the prices of the service tiers that the list has."""
+    names = {when["service_tier"] for when in variants if set(when) == {"service_tier"}}
+    read = {name: _read(info.get_prices(now, {"service_tier": name})) for name in names}
+    return {name: price for name, price in read.items() if price is not None}
 
 
 def _read(prices: Any) -> Price | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from email.utils import formatdate
 from random import Random
 
@@ -438,3 +439,14 @@ async def test_calls_in_flight_follow_a_new_encoding_without_a_second_step():
         await asyncio.gather(*[transport.call(wire, ONE) for _ in range(20)])
         assert wire.dialect == 2
         assert transport.meter.calls == 20
+
+
+async def test_a_call_of_an_unknown_service_tier_keeps_its_reservation():
+    price = replace(Price.per_million(1, 1), service_tiers={})
+    options = {"price": price, "budget": Budget(usd=1.0)}
+    async with serving(lambda n, r: said()) as (wire, _), sending(**options) as transport:
+        usage = TokenUsage(10, 2, tier="scale")
+        wire.decode = lambda request, body: Reply((Answer("a"),), usage)
+        await transport.call(wire, ONE)
+        assert transport.meter.usage().usd is None
+        assert transport.account.spent[0] == price.worst(10, 20)  # not nothing
