@@ -184,6 +184,8 @@ class Estimate(Usage):
     """
 
     lanes: tuple[LaneEstimate, ...] = ()
+    #: What may explain calls that were not expected; "" if nothing does.
+    note: str = ""
 
     def __str__(self) -> str:
         rows = [("lane", "calls", "input tokens", "output tokens", "usd", "hours")]
@@ -211,6 +213,8 @@ class Estimate(Usage):
         ]
         if self.store_hits:
             lines.append(f"{self.store_hits:,} predictions are stored already")
+        if self.note:
+            lines.append(self.note)
         return "\n".join(lines)
 
 

@@ -92,7 +92,8 @@ class Components:
         provider = self._provider(model, base_url, api_key)
         self.model = f"{provider.name}/{provider.model}"
         url = getattr(provider, "url", None)
-        price = Price.of(provider.name, provider.model, url)
+        tier = self.sampling.request_options.get("service_tier")
+        price = Price.of(provider.name, provider.model, url, tier=tier)
         require_price(budget, price, self.model)
         self.meter = Meter()
         self.telemetry = Telemetry.of(provider.name, provider.model, url)

@@ -66,6 +66,30 @@ class Estimator:
 
     async def usage(self, entries: Sequence[PoolText], settings: VoteSettings) -> Estimate:
         """Estimate the usage of labeling distinct texts, without retries."""
+        estimate = await self._usage(entries, settings)
+        return replace(estimate, note=await self._note()) if estimate.calls else estimate
+
+    async def _note(self) -> str:
+        """Say if the store has predictions for the same labels in another order."""
+        scopes = getattr(self.store, "scopes", None)
+        labels = list(self.predictor.labels.names)
+        model = f"{self.predictor.provider.name}/{self.predictor.provider.model}"
+        for scope, facts in await scopes() if scopes is not None else ():
+            others = facts.get("labels") or []
+            if (
+                facts.get("model") == model
+                and others != labels
+                and sorted(others) == sorted(labels)
+                and (n := await self.store.count(scope))
+            ):
+                return (
+                    f"the store has predictions for {n:,} texts with the same labels in another "
+                    f"order ({', '.join(others[:3])}, ..); the model is shown the labels in their "
+                    "order, so these are not used"
+                )
+        return ""
+
+    async def _usage(self, entries: Sequence[PoolText], settings: VoteSettings) -> Estimate:
         labels = await self.pool.labels([entry.hash for entry in entries])
         known = self.predictor.labels
         open_ = [

@@ -1,7 +1,7 @@
 """Cached embeddings: from the pool, else the store, else the embedder.
 
 Requests that arrive while the embedder is busy are batched: one embedder serves thousands of
-concurrent callers in large batches.
+concurrent callers in large batches. The error of one text reaches only the callers of that text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc._base.checks import hash_text
-from testnuc.errors import EmbeddingError, InvalidInputError, TestNUCError
+from testnuc.errors import BadRequestError, EmbeddingError, InvalidInputError, TestNUCError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import Embedder, Index, Store
     from testnuc.transport.telemetry import Telemetry
+
+    Vector = NDArray[np.float16]
 
 __all__ = ["EmbeddingCache", "embedder_name"]
 
@@ -57,7 +59,8 @@ class EmbeddingCache:
     Parameters
     ----------
     embedder : Embedder
-        Called from one task at a time, with at most 512 texts.
+        Called from one task at a time, with at most 512 texts. If it has a method ``embed_each``,
+        which returns a vector or an error for each text, that is called instead of ``embed``.
     store : Store
         Stores embeddings, if it is durable.
     pool : Index
@@ -130,21 +133,37 @@ class EmbeddingCache:
                 found[i] = vector
             missing = [i for i in missing if found[i] is None]
         if missing:
-            futures = [self._ask(texts[i], hashes[i]) for i in missing]
-            try:
-                # cancellation does not cancel them: another caller may wait for the same text
-                await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
-                for i, future in zip(missing, futures, strict=True):
-                    found[i] = _vector(future)
-            except BaseException:
-                for future in futures:
-                    # retrieved here, in case no other caller waits for it
-                    future.add_done_callback(_retrieve)
-                raise
-            if self._store.durable:
-                new = np.stack([v for i in missing if (v := found[i]) is not None])
-                await self._store.put_vectors(self.name, [hashes[i] for i in missing], new)
+            new = await self._new([texts[i] for i in missing], [hashes[i] for i in missing])
+            for i, vector in zip(missing, new, strict=True):
+                found[i] = vector
         return np.stack([vector for vector in found if vector is not None])
+
+    async def _new(self, texts: Sequence[str], hashes: Sequence[bytes]) -> list[Vector]:
+        """Embed texts and store their vectors; one text's error does not lose the others'."""
+        futures = [self._ask(text, key) for text, key in zip(texts, hashes, strict=True)]
+        try:
+            # cancellation does not cancel them: another caller may wait for the same text
+            await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
+            if any(isinstance(_outcome(future), BadRequestError) for future in futures):
+                # one text was rejected: the others are embedded and stored all the same
+                await asyncio.wait(futures)
+        finally:
+            for future in futures:
+                # retrieved here, in case no other caller waits for it
+                future.add_done_callback(_retrieve)
+        outcomes = [_outcome(future) for future in futures]
+        new = [
+            (key, outcome)
+            for key, outcome in zip(hashes, outcomes, strict=True)
+            if isinstance(outcome, np.ndarray)
+        ]
+        vectors = [vector for _, vector in new]
+        if self._store.durable and new:
+            await self._store.put_vectors(self.name, [key for key, _ in new], np.stack(vectors))
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return vectors
 
     def _ask(self, text: str, text_hash: bytes) -> asyncio.Future[NDArray[np.float16]]:
         running = self._running.get(text_hash)
@@ -178,19 +197,34 @@ class EmbeddingCache:
         finally:
             self._pump = None
 
-    async def _embed(self, texts: list[str]) -> NDArray[np.float16]:
+    async def _embed(self, texts: list[str]) -> list[Vector | Exception]:
+        """Return the vector of each text, or its error."""
         self.embedded += len(texts)
+        each = getattr(self._embedder, "embed_each", None)
+        errors: dict[int, Exception] = {}
         try:
             if self.telemetry is None:
-                given = await self._embedder.embed(texts)
+                given = await (each or self._embedder.embed)(texts)
             else:
                 with self.telemetry.embeddings(self.name, len(texts)):
-                    given = await self._embedder.embed(texts)
+                    given = await (each or self._embedder.embed)(texts)
+            if each is not None:
+                errors = {i: row for i, row in enumerate(given) if isinstance(row, Exception)}
+                if len(errors) == len(texts):
+                    return list(errors.values())
+                given = [row for i, row in enumerate(given) if i not in errors]
             vectors = np.asarray(given, dtype=np.float32)
         except TestNUCError:
             raise
         except Exception as exc:
             raise EmbeddingError(f"the embedder failed: {type(exc).__name__}: {exc}") from exc
+        rest = [text for i, text in enumerate(texts) if i not in errors]
+        found = iter(await self._unit(rest, vectors))
+        return [errors[i] if i in errors else next(found) for i in range(len(texts))]
+
+    async def _unit(
+        self, texts: list[str], vectors: NDArray[np.float32]
+    ) -> list[Vector | Exception]:
         if vectors.ndim != 2 or vectors.shape != (len(texts), self._embedder.dim):
             raise EmbeddingError(
                 f"the embedder returned an array of shape {vectors.shape} for {len(texts)} texts; "
@@ -213,33 +247,43 @@ class EmbeddingCache:
         self._running.clear()
 
 
-def _unit(texts: Sequence[str], vectors: NDArray[np.float32]) -> NDArray[np.float16]:
-    """Return vectors of unit norm, rounded; rejects vectors without a direction."""
+def _unit(texts: Sequence[str], vectors: NDArray[np.float32]) -> list[Vector | Exception]:
+    """Return vectors of unit norm, rounded, and an error for each vector without a direction."""
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
-    bad = ~(np.isfinite(norms) & (norms > 0))
-    if bad.any():
-        text = texts[int(bad.argmax())]
-        raise EmbeddingError(
+    good = np.isfinite(norms) & (norms > 0)
+    unit: NDArray[np.float16] = (vectors / np.where(good, norms, 1.0)[:, None]).astype(np.float16)
+    return [
+        row
+        if usable
+        else EmbeddingError(
             f"the embedder returned NaN, infinity or a zero vector for the text {text[:80]!r}"
         )
-    unit: NDArray[np.float16] = (vectors / norms[:, None]).astype(np.float16)
-    return unit
+        for text, row, usable in zip(texts, unit, good, strict=True)
+    ]
 
 
 async def _hand_out(
-    futures: Sequence[asyncio.Future[NDArray[np.float16]]], vectors: NDArray[np.float16]
+    futures: Sequence[asyncio.Future[Vector]], vectors: Sequence[Vector | Exception]
 ) -> None:
     for number, (future, vector) in enumerate(zip(futures, vectors, strict=True), 1):
-        if not future.done():
+        if future.done():
+            pass
+        elif isinstance(vector, Exception):
+            future.set_exception(vector)
+        else:
             future.set_result(vector)
         if number % _TURN == 0:
             # each may wake a caller: not hundreds in one iteration of the loop
             await asyncio.sleep(0)
 
 
-def _vector(future: asyncio.Future[NDArray[np.float16]]) -> NDArray[np.float16] | None:
-    """Return the vector of a future; None while another future's failure will be raised."""
-    return future.result() if future.done() else None
+def _outcome(future: asyncio.Future[Vector]) -> Vector | BaseException | None:
+    """Return the vector or the error of a future; None if it is not done."""
+    if not future.done():
+        return None
+    if future.cancelled():
+        return asyncio.CancelledError()
+    return future.exception() or future.result()
 
 
 def _retrieve(future: asyncio.Future[NDArray[np.float16]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from testnuc.errors import BadRequestError, ProviderError, ReplyError, UnknownModelError
@@ -19,6 +20,8 @@ __all__ = ["Outage", "adapts", "backoff", "gives_up", "may_help", "wait"]
 
 #: Changes of the encoding within one call.
 _MOST_ADAPTATIONS = 4
+#: Unusable replies after which a call fails: they are billed, and more tries rarely help.
+_MOST_UNREADABLE = 3
 #: Jitter on top of a server's wait: part of it, and its bounds in seconds.
 _SPREAD, _LEAST_SPREAD, _MOST_SPREAD = 0.1, 0.05, 5.0
 #: The first waits for a server that refuses connections are shorter than `initial_wait`.
@@ -64,9 +67,11 @@ class Outage:
 
 def may_help(call: Call, error: BaseException) -> bool:
     """Whether to retry; missing answers of a packed call are asked for in smaller calls."""
-    return is_retryable(error) and not (
-        isinstance(error, ReplyError) and len(call.request.texts) > 1
-    )
+    if isinstance(error, ReplyError) and (
+        len(call.request.texts) > 1 or call.unreadable >= _MOST_UNREADABLE
+    ):
+        return False
+    return is_retryable(error)
 
 
 def wait(call: Call, state: RetryCallState, policy: RetryPolicy, rng: Random) -> float:
@@ -122,6 +127,12 @@ def gives_up(
 
 def adapts(call: Call, error: ProviderError) -> bool:
     """Change the encoding of a call if that can cure the error; return whether it changed."""
+    # without content the response was broken, as by a failure of the server: retried as such
+    unreadable = isinstance(error, ReplyError) and error.content is not None
+    if unreadable:
+        call.unreadable += 1
+        if call.unreadable >= _MOST_UNREADABLE:
+            return False
     if call.wire is None or call.adaptations >= _MOST_ADAPTATIONS:
         return False
     if not isinstance(error, (BadRequestError, UnknownModelError, ReplyError)):
@@ -129,9 +140,17 @@ def adapts(call: Call, error: ProviderError) -> bool:
     body = call.wire.encode(call.request)
     if body == call.body:
         # no concurrent call has adapted the provider already
-        if not call.wire.adapt(error):
+        changed = call.wire.adapt(error)
+        if not changed and unreadable and error.retryable and len(call.request.texts) == 1:
+            # others get readable replies: ask for another format in this call alone
+            call.request = replace(call.request, step=call.request.step + 1)
+        elif not changed:
             return False
         body = call.wire.encode(call.request)
+        if not changed and body == call.body:
+            return False
+    # what was answered is billed, so that sending it again is a retry
+    call.again = call.again or unreadable
     call.adaptations += 1
     call.body = body
     call.size = call.wire.reserve(call.request)
