@@ -119,7 +119,12 @@ class Pipeline:
         )
 
     async def prepare(
-        self, texts: Sequence[PoolText], *, together: bool, settings: VoteSettings | None = None
+        self,
+        texts: Sequence[PoolText],
+        *,
+        together: bool,
+        settings: VoteSettings | None = None,
+        embedded: Callable[[int], object] = int,
     ) -> Neighborhoods:
         """Embed distinct texts and retrieve their neighbors.
 
@@ -132,10 +137,13 @@ class Pipeline:
             join it after the search.
         settings : VoteSettings, optional
             Default: the current ones.
+        embedded : callable, optional
+            Called with the number of texts after each batch of the embedder; default: does
+            nothing.
         """
         settings = self.settings if settings is None else settings
         hashes = [entry.hash for entry in texts]
-        vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
+        vectors = await self._embedding.vectors([entry.text for entry in texts], hashes, embedded)
         known = await self._pool.labels(hashes)
         await asyncio.sleep(0)
         texts = [

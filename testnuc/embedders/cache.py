@@ -15,7 +15,7 @@ from testnuc._base.checks import hash_text
 from testnuc.errors import EmbeddingError, TestNUCError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -80,8 +80,19 @@ class EmbeddingCache:
         """Return float32[len(texts), dim]; an `Embedder` like the one behind it."""
         return (await self.vectors(texts, [hash_text(t) for t in texts])).astype(np.float32)
 
-    async def vectors(self, texts: Sequence[str], hashes: Sequence[bytes]) -> NDArray[np.float16]:
+    async def vectors(
+        self,
+        texts: Sequence[str],
+        hashes: Sequence[bytes],
+        embedded: Callable[[int], object] = int,
+    ) -> NDArray[np.float16]:
         """Return the vector of each text, float16[len(texts), dim].
+
+        Parameters
+        ----------
+        texts, hashes : sequence
+        embedded : callable, optional
+            Called with the number of texts after each batch; default: does nothing.
 
         Raises
         ------
@@ -89,14 +100,19 @@ class EmbeddingCache:
             The embedder failed or returned unusable vectors.
         """
         parts = [
-            await self._chunk(texts[i : i + _CHUNK], hashes[i : i + _CHUNK])
+            await self._chunk(texts[i : i + _CHUNK], hashes[i : i + _CHUNK], embedded)
             for i in range(0, len(texts), _CHUNK)
         ]
         if not parts:
             return np.empty((0, self._embedder.dim), dtype=np.float16)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    async def _chunk(self, texts: Sequence[str], hashes: Sequence[bytes]) -> NDArray[np.float16]:
+    async def _chunk(
+        self,
+        texts: Sequence[str],
+        hashes: Sequence[bytes],
+        embedded: Callable[[int], object],
+    ) -> NDArray[np.float16]:
         found = await self._pool.stored_vectors(hashes)
         missing = [i for i, vector in enumerate(found) if vector is None]
         if missing and self._store.durable:
@@ -104,13 +120,17 @@ class EmbeddingCache:
             for i, vector in zip(missing, stored, strict=True):
                 found[i] = vector
             missing = [i for i in missing if found[i] is None]
+        embedded(len(texts) - len(missing))
         if missing:
             futures = [self._ask(texts[i], hashes[i]) for i in missing]
             try:
                 # cancellation does not cancel them: another caller may wait for the same text
-                await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
-                for i, future in zip(missing, futures, strict=True):
-                    found[i] = _vector(future)
+                for start in range(0, len(futures), _BATCH):
+                    batch = futures[start : start + _BATCH]
+                    await asyncio.wait(batch, return_when=asyncio.FIRST_EXCEPTION)
+                    for i, future in zip(missing[start : start + _BATCH], batch, strict=True):
+                        found[i] = _vector(future)
+                    embedded(len(batch))
             except BaseException:
                 for future in futures:
                     # retrieved here, in case no other caller waits for it
