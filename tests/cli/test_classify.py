@@ -328,7 +328,7 @@ def test_answers_outside_the_list_are_counted_and_shown(source, tmp_path):
         (0, "0", 0, "30 labeled, 30 calls"),
         (3, "0", 3, "27 labeled, 3 without a label, 3 failed, 27 calls"),
         # their neighbors label them
-        (3, "10", 0, "30 labeled, 3 failed, 27 calls"),
+        (3, "10", 0, "30 labeled, 3 failed, 3 labels changed by the vote, 27 calls"),
     ],
 )
 def test_the_last_line_and_the_status_tell_of_failures(source, tmp_path, failing, k, status, says):
@@ -462,11 +462,11 @@ def test_a_bar_on_a_terminal(monkeypatch):
     clock.now += 0.2
     progress.embedded(32)
     progress._bar.refresh()
-    assert re.search("embedding.* 32/50", shown.getvalue())
+    assert re.search(r"embedding.*32/50", shown.getvalue(), re.DOTALL)
     progress.stage("asking")
     for _ in range(50):
         clock.now += 0.2
         progress.advance()
     progress.close()
-    assert re.search("asking.* 50/50", shown.getvalue())
+    assert re.search(r"asking.*50/50", shown.getvalue(), re.DOTALL)
     assert "price unknown, 3 retries" in shown.getvalue()
