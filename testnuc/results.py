@@ -13,7 +13,16 @@ import orjson
 from testnuc._base.html import facts, grid
 from testnuc._base.jsonl import table, write_whole
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
-from testnuc.types import CELLS, UNKNOWN, Classification, Neighbor, Prediction, Usage, row
+from testnuc.types import (
+    CELLS,
+    UNKNOWN,
+    Classification,
+    Neighbor,
+    Prediction,
+    Usage,
+    error_text,
+    row,
+)
 
 if TYPE_CHECKING:
     import os
@@ -197,6 +206,44 @@ def _line(record: dict[str, Any]) -> bytes:
         return orjson.dumps(mended, option=orjson.OPT_APPEND_NEWLINE, default=str)
 
 
+def summary(results: Results) -> str:
+    """Return the outcome of a run in a few sentences."""
+    errors, outside = results.errors, results.outside
+    unlabeled = results.labels.count(None)
+    stopped = results.stopped
+    usage = results.usage
+    labeled = len(results) - unlabeled
+    told = [
+        f"{_count(len(results), 'text')}: {labeled:,} with a label, {unlabeled:,} without.",
+    ]
+    if stopped is not None:
+        told.append(f"The run stopped early ({error_text(stopped)}).")
+    if errors:
+        first = "" if errors[0].error is stopped else f" ({error_text(errors[0].error)})"
+        told.append(f"{_count(len(errors), 'text')} failed{first}.")
+    if outside:
+        said = next((p.said for row in outside if (p := row.prediction) and p.said), None)
+        example = "" if said is None else f", such as {said[:60]!r}"
+        told.append(
+            f"{_count(len(outside), 'answer')} {_is(len(outside))} outside the labels{example}."
+        )
+    told += [
+        f"The vote changed {_count(results.changed, 'label')}.",
+        f"{_count(usage.calls, 'call')}, "
+        + ("price unknown" if usage.usd is None else f"{usage.usd:.4f} USD")
+        + f", {results.seconds:.1f} s.",
+    ]
+    return " ".join(told)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
 def pandas_frame(results: Results) -> pd.DataFrame:
     """Return a row for each text, without neighbors and votes."""
     made: pd.DataFrame = _library("pandas").DataFrame(_columns(results))
@@ -208,7 +255,7 @@ def polars_frame(results: Results) -> pl.DataFrame:
     library = _library("polars")
     # explicit types: a column may hold only None
     typed = {
-        **dict.fromkeys(("label", "own_label", "error", "reason"), library.String),
+        **dict.fromkeys(("label", "own_label", "own_said", "error", "reason"), library.String),
         **dict.fromkeys(("trust", "own_confidence"), library.Float64),
     }
     made: pl.DataFrame = library.DataFrame(_columns(results), schema_overrides=typed)
@@ -236,6 +283,8 @@ class _Columns(Protocol):
     def labels(self) -> list[str | None]: ...
 
     def failed(self) -> list[int]: ...
+
+    def outside(self) -> list[int]: ...
 
     def changed(self) -> int: ...
 
@@ -286,11 +335,22 @@ class Results(Sequence[Classification]):
         return [row for row in self._rows if row.error is not None]
 
     @property
+    def outside(self) -> list[Classification]:
+        """The results whose own answer matches no label; `Prediction.said` holds it."""
+        if isinstance(self._rows, _Columns):
+            return [self._rows[at] for at in self._rows.outside()]
+        return [row for row in self._rows if row.prediction is not None and row.own_label is None]
+
+    @property
     def changed(self) -> int:
         """Number of texts whose label differs from their own prediction."""
         if isinstance(self._rows, _Columns):
             return self._rows.changed()
         return sum(row.changed for row in self)
+
+    def summary(self) -> str:
+        """Return the outcome of the run in a few sentences: labels, failures, calls and cost."""
+        return summary(self)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a pandas data frame with a row for each text, without neighbors and votes.

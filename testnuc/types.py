@@ -248,6 +248,7 @@ CELLS = (
     "complete",
     "own_label",
     "own_confidence",
+    "own_said",
     "error",
     "reason",
 )

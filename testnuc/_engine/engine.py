@@ -22,7 +22,7 @@ from testnuc._engine.stored_voters import known_labels
 from testnuc._engine.streaming import stream_windows
 from testnuc._engine.tuning import gold_labels, tune
 from testnuc.errors import InvalidInputError
-from testnuc.progress import Progress, start_progress
+from testnuc.progress import start_progress
 from testnuc.protocols import PoolText
 from testnuc.results import Results
 from testnuc.transport.telemetry import operation
@@ -143,8 +143,10 @@ class Engine:
     ) -> None:
         """Predict every text of the pool that has no prediction."""
         await self.parts.ready(lane)
-        bar = Progress(shown=progress, total=len(self))
+        before = self.parts.meter.mark()
+        bar = start_progress(progress, len(self), lambda: self.parts.meter.since(before))
         try:
+            bar.stage("asking" if lane == "live" else "waiting for batches")
             async with aclosing(self.parts.pipeline.predict_pool(lane)) as answered:
                 async for texts in answered:
                     bar.advance(texts)
@@ -208,7 +210,7 @@ class Engine:
         entries, places = await distinct(given)
         facts = {"model": parts.model, "lane": lane, "texts": len(given), "distinct": len(entries)}
         with operation(telemetry, "classify_many", **facts) as span:
-            bar = start_progress(progress, len(entries))
+            bar = start_progress(progress, len(entries), lambda: parts.meter.since(before))
             if callable(note := getattr(bar, "note", None)):
                 self._notes[bar] = note
             neighborhoods: Neighborhoods | None = None
@@ -217,7 +219,12 @@ class Engine:
                 bar.stage("embedding")
                 with operation(telemetry, "prepare"):
                     neighborhoods = await pipeline.prepare(
-                        entries, together=True, settings=settings, ask_first=lane == "live"
+                        entries,
+                        together=True,
+                        settings=settings,
+                        ask_first=lane == "live",
+                        # optional, so that observers written for 0.1.0 still count texts once
+                        embedded=getattr(bar, "embedded", int),
                     )
                 bar.stage("asking" if lane == "live" else "waiting for batches")
                 self._warn_of_few_neighbors(neighborhoods)
@@ -308,23 +315,26 @@ class Engine:
 
     def _report(self, results: Results, distinct_texts: int) -> None:
         """Log a summary of a run, and record its texts in the telemetry."""
-        usage, failed = results.usage, len(results.errors)
+        usage, failed, outside = results.usage, len(results.errors), len(results.outside)
+        unlabeled = results.labels.count(None)
         _log.log(
-            logging.WARNING if failed else logging.INFO,
+            logging.WARNING if failed or outside else logging.INFO,
             "%s: %d texts (%d distinct), %d calls, %d predictions from the store, %d texts whose "
-            "own call failed, %s USD, %.1f s",
+            "own call failed, %d answers outside the labels, %d texts without a label, %s USD, "
+            "%.1f s",
             self.parts.model,
             len(results),
             distinct_texts,
             usage.calls,
             usage.store_hits,
             failed,
+            outside,
+            unlabeled,
             "unknown" if usage.usd is None else f"{usage.usd:.6f}",
             results.seconds,
         )
         telemetry = self.parts.telemetry
         if telemetry is not None:
-            unlabeled = sum(label is None for label in results.labels)
             telemetry.texts("labeled", len(results) - unlabeled)
             telemetry.texts("unlabeled", unlabeled)
 

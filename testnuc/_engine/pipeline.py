@@ -119,7 +119,6 @@ class Pipeline:
         self.neighbors = neighbors
         self.join_pool = join_pool
         self._per_call = per_call
-        self._store = store
         self._predictor = predictor
         #: Lane -> scheduler; `Components` adds the batch lane when it is needed.
         self.lanes = {"live": scheduler}
@@ -147,6 +146,7 @@ class Pipeline:
         together: bool,
         settings: VoteSettings | None = None,
         ask_first: bool = True,
+        embedded: Callable[[int], object] = int,
     ) -> Neighborhoods:
         """Embed distinct texts and retrieve their neighbors.
 
@@ -165,11 +165,14 @@ class Pipeline:
             Default: the current ones.
         ask_first : bool
             False: make no call.
+        embedded : callable, optional
+            Called with the number of texts after each batch of the embedder; default: does
+            nothing.
         """
         first = await self._ask_first(texts) if ask_first else {}
         settings = self.settings if settings is None else settings
         hashes = [entry.hash for entry in texts]
-        vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
+        vectors = await self._embedding.vectors([entry.text for entry in texts], hashes, embedded)
         known = await self._pool.labels(hashes)
         await asyncio.sleep(0)
         texts = [
@@ -236,7 +239,7 @@ class Pipeline:
         asks = [
             self._predictor.ask(entry.text, entry.hash, place)
             for place, (entry, label) in enumerate(zip(part, known, strict=True), start)
-            if label is None and entry.label is None
+            if self.labels.index(label) is None and self.labels.index(entry.label) is None
         ]
         stored = await self._store.get_predictions([ask.key for ask in asks])
         return [(ask, hit is not None) for ask, hit in zip(asks, stored, strict=True)]

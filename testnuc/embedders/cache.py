@@ -16,7 +16,7 @@ from testnuc._base.checks import hash_text
 from testnuc.errors import BadRequestError, EmbeddingError, InvalidInputError, TestNUCError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -95,8 +95,19 @@ class EmbeddingCache:
         """Return float32[len(texts), dim]; an `Embedder` like the one behind it."""
         return (await self.vectors(texts, [hash_text(t) for t in texts])).astype(np.float32)
 
-    async def vectors(self, texts: Sequence[str], hashes: Sequence[bytes]) -> NDArray[np.float16]:
+    async def vectors(
+        self,
+        texts: Sequence[str],
+        hashes: Sequence[bytes],
+        embedded: Callable[[int], object] = int,
+    ) -> NDArray[np.float16]:
         """Return the vector of each text, float16[len(texts), dim].
+
+        Parameters
+        ----------
+        texts, hashes : sequence
+        embedded : callable, optional
+            Called with the number of texts after each batch; default: does nothing.
 
         Raises
         ------
@@ -104,7 +115,7 @@ class EmbeddingCache:
             The embedder failed or returned unusable vectors.
         """
         parts = [
-            await self._chunk(texts[i : i + _CHUNK], hashes[i : i + _CHUNK])
+            await self._chunk(texts[i : i + _CHUNK], hashes[i : i + _CHUNK], embedded)
             for i in range(0, len(texts), _CHUNK)
         ]
         if not parts:
@@ -124,7 +135,12 @@ class EmbeddingCache:
                 self._dim = self._embedder.dim
         return self._dim or 0
 
-    async def _chunk(self, texts: Sequence[str], hashes: Sequence[bytes]) -> NDArray[np.float16]:
+    async def _chunk(
+        self,
+        texts: Sequence[str],
+        hashes: Sequence[bytes],
+        embedded: Callable[[int], object],
+    ) -> NDArray[np.float16]:
         found = await self._pool.stored_vectors(hashes)
         missing = [i for i, vector in enumerate(found) if vector is None]
         if missing and self._store.durable:
@@ -132,21 +148,33 @@ class EmbeddingCache:
             for i, vector in zip(missing, stored, strict=True):
                 found[i] = vector
             missing = [i for i in missing if found[i] is None]
+        embedded(len(texts) - len(missing))
         if missing:
-            new = await self._new([texts[i] for i in missing], [hashes[i] for i in missing])
+            new = await self._new([texts[i] for i in missing], [hashes[i] for i in missing], embedded)
             for i, vector in zip(missing, new, strict=True):
                 found[i] = vector
         return np.stack([vector for vector in found if vector is not None])
 
-    async def _new(self, texts: Sequence[str], hashes: Sequence[bytes]) -> list[Vector]:
+    async def _new(
+        self,
+        texts: Sequence[str],
+        hashes: Sequence[bytes],
+        embedded: Callable[[int], object],
+    ) -> list[Vector]:
         """Embed texts and store their vectors; one text's error does not lose the others'."""
         futures = [self._ask(text, key) for text, key in zip(texts, hashes, strict=True)]
         try:
             # cancellation does not cancel them: another caller may wait for the same text
-            await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
-            if any(isinstance(_outcome(future), BadRequestError) for future in futures):
-                # one text was rejected: the others are embedded and stored all the same
-                await asyncio.wait(futures)
+            for start in range(0, len(futures), _BATCH):
+                batch = futures[start : start + _BATCH]
+                await asyncio.wait(batch, return_when=asyncio.FIRST_EXCEPTION)
+                errors = [e for f in batch if isinstance(e := _outcome(f), BaseException)]
+                if any(not isinstance(error, BadRequestError) for error in errors):
+                    break
+                if errors:
+                    # one text was rejected: the others are embedded and stored all the same
+                    await asyncio.wait(batch)
+                embedded(len(batch) - len(errors))
         finally:
             for future in futures:
                 # retrieved here, in case no other caller waits for it
