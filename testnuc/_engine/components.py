@@ -28,7 +28,7 @@ from testnuc.trust import VoteSettings
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from testnuc.limits import Budget, RateLimit, RetryPolicy
     from testnuc.protocols import Embedder, Index, Method, Provider, Store
@@ -46,6 +46,8 @@ class Components:
         Replaces the store's own pool.
     kernels : bool
         Whether `ready` loads the voting kernels, which takes seconds.
+    transport : callable
+        Creates the transport; the simulation gives it another clock and other connections.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Components:
         batches: BatchPolicy | None = None,
         pool: Index | None = None,
         kernels: bool = True,
+        transport: Callable[..., Transport] = Transport,
     ) -> None:
         self.labels = LabelSet(labels, none_label=none_label)
         settings = VoteSettings.of(policy, k, self.labels.names)
@@ -98,7 +101,7 @@ class Components:
         self.meter = Meter()
         self.telemetry = Telemetry.of(provider.name, provider.model, url)
         self.embedding.telemetry = self.telemetry
-        self.transport = Transport(
+        self.transport = transport(
             rate_limit=rate_limit,
             max_concurrency=max_concurrency,
             retry=retry,
