@@ -64,9 +64,11 @@ def errors(world: World) -> Iterator[str]:
         elif isinstance(error, Bug):
             if not (operation.observed or process.own == "raises" or _breaks(process)):
                 yield f"{operation} raised {error!r}, of another caller"
+        elif isinstance(error, OSError) and process.store.trouble:
+            continue  # of the user's own store
         elif not isinstance(error, TestNUCError):
             cancelled = type(error).__name__ == "CancelledError"
-            if not (cancelled and process.closed):
+            if not (cancelled and _closing(operation)):
                 yield f"{operation} raised {error!r}"
         elif isinstance(error, (ProviderError, StoreError)) and operation.kind == "many":
             yield from _denied(world, operation)
@@ -75,6 +77,12 @@ def errors(world: World) -> Iterator[str]:
 def _breaks(process: Process) -> bool:
     method = process.client._engine.parts.pipeline.method
     return type(method).__name__ == "BrokenMethod"
+
+
+def _closing(operation: Operation) -> bool:
+    """Whether the client was closed before the operation ended."""
+    at = operation.process.closing_at
+    return at is not None and at <= operation.ended
 
 
 def _complete(operation: Operation) -> Iterator[str]:
@@ -91,7 +99,7 @@ def _complete(operation: Operation) -> Iterator[str]:
 def _denied(world: World, operation: Operation) -> Iterator[str]:
     """An exception ended a run although some of its texts were answered."""
     process, error = operation.process, operation.error
-    if process.closed or process.died:
+    if process.died or _closing(operation):
         return
     texts = set(operation.texts)
     paid = {
@@ -128,7 +136,7 @@ def answers(world: World) -> Iterator[str]:
             names = sorted({p.process.name for p in payments})
             yield f"{len(payments)} paid answers for {text!r} of {names} are not in the store"
     for process in world.processes:
-        if process.died or process.closed or not process.store.unstored:
+        if process.died or not process.store.unstored:
             continue
         yield from _silent(world, process)
 
@@ -147,7 +155,9 @@ def doubles(world: World) -> Iterator[str]:
     for payment in world.payments:
         if payment.usable and payment.delivered:
             paid[payment.asked].append(payment)
-    samples = {process.scope: process.samples for process in world.processes}
+    samples: Counter[bytes] = Counter()
+    for process in world.processes:
+        samples[process.scope] = max(samples[process.scope], process.samples)
     trouble = any(process.store.trouble for process in world.processes)
     beside = world.leases and trouble
     for asked, payments in paid.items():
@@ -159,7 +169,7 @@ def doubles(world: World) -> Iterator[str]:
                 # it died or was closed before it could store the answer, or the store failed
                 excused += bool(process.store.unstored[text_hash])
                 excused += process.died
-        allowed = samples.get(asked[0], 1) + excused
+        allowed = samples[asked[0]] + excused
         if beside and len({p.process for p in payments}) > 1:
             continue
         if asked[0] is None or any(p.lane == "batch" for p in payments):

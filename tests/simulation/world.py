@@ -298,8 +298,9 @@ class Server:
         natures = {world.nature.get(text) for text in texts}
         readable = usable and not natures & {"unreadable", "refusal"}
         for text in texts:
-            # of a call with few-shot examples these are a part of the key
-            asked = (scope, text, prompt.user if "xample" in prompt.user else None)
+            # few-shot examples are a part of the key
+            whole = process is not None and process.per_call == 1
+            asked = (scope, text, prompt.user if whole else None)
             now = world.loop.time()
             paid = Payment(process, now, asked, text, readable, delivered, lane)
             world.payments.append(paid)
@@ -660,8 +661,10 @@ class Process:
 
     def __init__(self, world: World, number: int) -> None:
         self.world, random, self.name = world, world.random, f"p{number}"
-        self.tasks: set[asyncio.Task] = set()
+        #: In the order of their creation.
+        self.tasks: dict[asyncio.Task, None] = {}
         self.died = self.closed = False
+        self.closing_at: float | None = None
         self.closed_at: float | None = None
         self.store = (LeasingStore if world.leases else PlayedStore)(self)
         self.connections = PlayedConnections(self)
@@ -744,6 +747,7 @@ class Process:
             self.died = True
             world.note(self.name, "killed")
             return
+        self.closing_at = world.loop.time()
         closers = [
             asyncio.create_task(self._close(), name=f"{self.name}-close-{i}")
             for i in range(random.choice((1, 1, 2)))
@@ -850,7 +854,7 @@ async def _history(world: World) -> None:
         process = Process(world, number)
         world.processes.append(process)
         life = asyncio.create_task(process.live(), name=f"{process.name}-life")
-        process.tasks.discard(life)
+        process.tasks.pop(life, None)
         lives.append((process, life))
         if not world.leases or random.random() < 0.5:
             # without leases, processes follow each other
@@ -870,7 +874,7 @@ async def _main(world: World) -> None:
         task = asyncio.Task(coro, loop=loop, **given)
         process = PROCESS.get()
         if process is not None:
-            process.tasks.add(task)
+            process.tasks[task] = None
         return task
 
     def handler(_, context):
