@@ -164,6 +164,8 @@ class Components:
         self._kernels = kernels
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
+        #: Set when everything is closed.
+        self._ended = asyncio.Event()
 
     async def ready(self, lane: str = "live") -> None:
         """Open everything that a lane needs; later calls return at once.
@@ -198,10 +200,13 @@ class Components:
     async def aclose(self) -> None:
         """Wait a few seconds for calls in flight, store their answers, and close everything."""
         if self._closed:
+            # another caller closes: it has not closed anything yet, perhaps
+            await self._ended.wait()
             return
         self._closed = True
         # a stack, so that everything is closed even on cancellation
         async with AsyncExitStack() as closing:
+            closing.callback(self._ended.set)
             close_embedder = getattr(self.embedder, "close", None)
             if close_embedder is not None and self._own_embedder:
                 closing.push_async_callback(close_embedder)

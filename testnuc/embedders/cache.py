@@ -176,14 +176,15 @@ class EmbeddingCache:
         return await asyncio.to_thread(_unit, texts, vectors)
 
     async def close(self) -> None:
-        """Stop embedding; waiters receive a `CancelledError`."""
+        """Stop embedding; waiters receive an error, because nobody cancelled them."""
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
-        for _, future in self._waiting.values():
-            future.cancel()
-        for future in self._running.values():
-            future.cancel()
+        waiting = [future for _, future in self._waiting.values()]
+        for future in (*waiting, *self._running.values()):
+            if not future.done():
+                future.set_exception(TestNUCError("the client was closed"))
+                _retrieve(future)
         self._waiting.clear()
         self._running.clear()
 

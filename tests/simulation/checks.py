@@ -66,6 +66,8 @@ def errors(world: World) -> Iterator[str]:
                 yield f"{operation} raised {error!r}, of another caller"
         elif isinstance(error, OSError) and process.store.trouble:
             continue  # of the user's own store
+        elif isinstance(error, TypeError) and process.own == "label":
+            continue  # of the user's own provider
         elif not isinstance(error, TestNUCError):
             cancelled = type(error).__name__ == "CancelledError"
             if not (cancelled and _closing(operation)):

@@ -486,8 +486,8 @@ class PlayedStore(MemoryStore):
         world, faults = self._world, self._world.store_faults
         if self._process.died:
             raise asyncio.CancelledError
-        if self.closed:
-            world.complain(f"{self._process.name} uses its store ({name}) after closing it")
+        if self.closed and name == "put":
+            world.complain(f"{self._process.name} stores answers after closing its store")
         self._operations += 1
         broken = faults.broken_after is not None and self._operations > faults.broken_after
         kind = None
@@ -790,7 +790,7 @@ class Process:
             task = asyncio.create_task(self._operate(operation), name=f"{self.name}-{kind}")
             if random.random() < 0.2:
                 await asyncio.wait([task], timeout=random.choice((0.0, 0.05, 1.0, 20.0)))
-                operation.left = not task.done()
+                operation.left |= not task.done()
                 task.cancel()
             await asyncio.wait([task])
 
