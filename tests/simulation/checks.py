@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 #: Seconds: a call that waits for nothing but the server; a server that nobody listens at; callers
 #: of a client that was closed.
 LIVE, NOBODY, AFTER_CLOSE = 3 * 3600.0, 5.0, 60.0
+#: Calls in flight aside, this many requests show that a server does not know structured output.
+STRUCTURED = 12
 #: Paid calls for a text that the model never answers in the asked form.
 UNREADABLE = 3
 
@@ -24,7 +26,7 @@ UNREADABLE = 3
 def violations(world: World) -> list[str]:
     """Return what was broken, in words."""
     found = list(world.complaints)
-    for check in (endings, errors, answers, doubles, unreadable, limits, leftovers):
+    for check in (endings, errors, answers, doubles, unreadable, structure, limits, leftovers):
         found += check(world)
     return found
 
@@ -205,6 +207,13 @@ def unreadable(world: World) -> Iterator[str]:
             f"{process.name} paid {times} calls for {text!r}, which the model cannot answer "
             f"({world.nature[text]})"
         )
+
+
+def structure(world: World) -> Iterator[str]:
+    """A server without structured output is not asked for it again and again."""
+    most = sum(STRUCTURED + 2 * process.concurrency for process in world.processes)
+    if world.server.unstructured > most:
+        yield f"{world.server.unstructured} requests for structured output were answered with 500"
 
 
 def limits(world: World) -> Iterator[str]:

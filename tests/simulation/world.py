@@ -162,7 +162,8 @@ class Server:
         self.outage: tuple[float, float] | None = None
         self.structured = random.random() < 0.9
         self.answered = 0
-        self.open = 0
+        #: Requests for structured output that this server answers with a 500.
+        self.unstructured = 0
         self.jobs = BatchServer(
             Batches(
                 validation=random.randint(0, 1),
@@ -254,6 +255,7 @@ class Server:
             message = "response_format is not supported"
             return 400, error(400, message, "unsupported_parameter", "response_format")
         if prompt.structured and self.fate == "no-structure-500":
+            self.unstructured += 1
             message = "[{'type': 'literal_error', 'loc': ('body', 'response_format', 'type'), " \
                 "'msg': \"Input should be 'text' or 'json_object'\"}]"
             return 500, error(500, message, None, None)
@@ -441,7 +443,7 @@ class StoreFaults:
     def drawn(cls, random: Random) -> StoreFaults:
         operations = ["get", "put", "lease", "renew", "release", "batch"]
         return cls(
-            rate=random.choice((0.0, 0.0, 0.0, 0.02, 0.2)),
+            rate=random.choice((0.0, 0.0, 0.0, 0.02, 0.2, 0.7)),
             kinds=random.sample(("raise", "raise-after", "stall", "oserror"), random.randint(1, 2)),
             operations=random.sample(operations, random.randint(1, 4)),
             stall=random.choice((0.5, 8.0, 60.0)),
