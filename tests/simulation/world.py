@@ -256,8 +256,10 @@ class Server:
             return 400, error(400, message, "unsupported_parameter", "response_format")
         if prompt.structured and self.fate == "no-structure-500":
             self.unstructured += 1
-            message = "[{'type': 'literal_error', 'loc': ('body', 'response_format', 'type'), " \
+            message = (
+                "[{'type': 'literal_error', 'loc': ('body', 'response_format', 'type'), "
                 "'msg': \"Input should be 'text' or 'json_object'\"}]"
+            )
             return 500, error(500, message, None, None)
         natures = {self.world.nature.get(text) for text in texts}
         if "refused-400" in natures:
@@ -748,6 +750,7 @@ class Process:
         if end == "kill":
             self.died = True
             world.note(self.name, "killed")
+            await self._bury()
             return
         self.closing_at = world.loop.time()
         closers = [
@@ -837,10 +840,11 @@ class Process:
             words = [(r.text, r.label, type(r.error).__name__) for r in operation.results]
             world.note(self.name, "ends", operation.kind, type(operation.error).__name__, words)
 
-    async def bury(self) -> None:
+    async def _bury(self) -> None:
         """Drop the tasks of a killed process: they get no turn that could change anything."""
         for _ in range(100):
-            tasks = [task for task in self.tasks if not task.done()]
+            life = asyncio.current_task()
+            tasks = [task for task in self.tasks if not task.done() and task is not life]
             if not tasks:
                 return
             for task in tasks:
@@ -857,16 +861,13 @@ async def _history(world: World) -> None:
         world.processes.append(process)
         life = asyncio.create_task(process.live(), name=f"{process.name}-life")
         process.tasks.pop(life, None)
-        lives.append((process, life))
+        lives.append(life)
         if not world.leases or random.random() < 0.5:
             # without leases, processes follow each other
             await asyncio.wait([life])
-        if process.died:
-            await process.bury()
-    for process, life in lives:
+    for life in lives:
         await asyncio.wait([life])
-        if process.died:
-            await process.bury()
+        life.result()
 
 
 async def _main(world: World) -> None:
