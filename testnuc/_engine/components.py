@@ -27,7 +27,7 @@ from testnuc.trust import VoteSettings
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from testnuc.limits import Budget, RateLimit, RetryPolicy
     from testnuc.protocols import Embedder, Index, Method, Provider, Store
@@ -45,6 +45,8 @@ class Components:
         Replaces the store's own pool.
     kernels : bool
         Whether `ready` loads the voting kernels, which takes seconds.
+    transport : callable
+        Creates the transport; the simulation gives it another clock and other connections.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Components:
         batches: BatchPolicy | None = None,
         pool: Index | None = None,
         kernels: bool = True,
+        transport: Callable[..., Transport] = Transport,
     ) -> None:
         self.labels = LabelSet(labels, none_label=none_label)
         settings = VoteSettings.of(policy, k, self.labels.names)
@@ -98,7 +101,7 @@ class Components:
         self.meter = Meter()
         self.telemetry = Telemetry.of(provider.name, provider.model, url)
         self.embedding.telemetry = self.telemetry
-        self.transport = Transport(
+        self.transport = transport(
             rate_limit=rate_limit,
             max_concurrency=max_concurrency,
             retry=retry,
@@ -160,6 +163,8 @@ class Components:
         self._kernels = kernels
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
+        #: Set when everything is closed.
+        self._ended = asyncio.Event()
 
     async def ready(self, lane: str = "live") -> None:
         """Open everything that a lane needs; later calls return at once.
@@ -194,10 +199,13 @@ class Components:
     async def aclose(self) -> None:
         """Wait a few seconds for calls in flight, store their answers, and close everything."""
         if self._closed:
+            # another caller closes: it has not closed anything yet, perhaps
+            await self._ended.wait()
             return
         self._closed = True
         # a stack, so that everything is closed even on cancellation
         async with AsyncExitStack() as closing:
+            closing.callback(self._ended.set)
             close_embedder = getattr(self.embedder, "close", None)
             if close_embedder is not None and self._own_embedder:
                 closing.push_async_callback(close_embedder)

@@ -150,7 +150,9 @@ class EmbeddingCache:
             missing = [i for i in missing if found[i] is None]
         embedded(len(texts) - len(missing))
         if missing:
-            new = await self._new([texts[i] for i in missing], [hashes[i] for i in missing], embedded)
+            new = await self._new(
+                [texts[i] for i in missing], [hashes[i] for i in missing], embedded
+            )
             for i, vector in zip(missing, new, strict=True):
                 found[i] = vector
         return np.stack([vector for vector in found if vector is not None])
@@ -263,14 +265,15 @@ class EmbeddingCache:
         return await asyncio.to_thread(_unit, texts, vectors)
 
     async def close(self) -> None:
-        """Stop embedding; waiters receive a `CancelledError`."""
+        """Stop embedding; waiters receive an error, because nobody cancelled them."""
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
-        for _, future in self._waiting.values():
-            future.cancel()
-        for future in self._running.values():
-            future.cancel()
+        waiting = [future for _, future in self._waiting.values()]
+        for future in (*waiting, *self._running.values()):
+            if not future.done():
+                future.set_exception(TestNUCError("the client was closed"))
+                _retrieve(future)
         self._waiting.clear()
         self._running.clear()
 

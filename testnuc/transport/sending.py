@@ -80,6 +80,8 @@ class Transport:
         Waits between attempts.
     rng : random.Random, optional
         Source of jitter.
+    connections : Connections, optional
+        Replaces the HTTP sessions; for tests.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Transport:
         wall: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: Random | None = None,
+        connections: Connections | None = None,
     ) -> None:
         require_price(budget, price, "the model")
         self._retry = retry or RetryPolicy()
@@ -124,7 +127,7 @@ class Transport:
         #: Called with each failure of an attempt; must not raise.
         self.on_failure: Callable[[ProviderError], None] | None = None
         self._outage = Outage()
-        self._connections = Connections(max_concurrency, trust_env=trust_env)
+        self._connections = connections or Connections(max_concurrency, trust_env=trust_env)
         #: HTTP requests other than calls; not rate-limited.
         self.auxiliary = AuxiliaryRequests(
             self._connections, self._retry, rng=self._rng, clock=clock, wall=wall, sleep=sleep

@@ -409,7 +409,7 @@ def test_texts_that_are_embedded_count_on_their_own():
     progress.stage("embedding")
     clock.now += 4
     progress.embedded(500)
-    assert (progress.count, progress.told()) == (500, "125/s, 4 s left")
+    assert (progress.count, progress.figures()) == (500, "125/s, 4 s left")
     # what Ctrl-C prints
     assert progress.done == 0
     progress.stage("asking")
@@ -422,12 +422,12 @@ def test_the_last_error_is_shown_for_two_minutes():
     progress.start(1_000)
     progress.stage("asking")
     progress.note(ConnectionError("nothing\nlistens " + "x" * 500))
-    told = progress.told()
+    told = progress.figures()
     assert told.startswith("last error: ConnectionError: nothing listens xxx")
     assert told.endswith("xx..")
     assert len(told) < 200
     clock.now += 121
-    assert progress.told() == ""
+    assert progress.figures() == ""
 
 
 async def test_lines_while_nothing_is_answered(capsys, monkeypatch):
