@@ -1,4 +1,4 @@
-"""Simulation: whole clients in virtual time with faults, by seed; violations of what is promised."""
+"""Simulation: whole clients in virtual time with faults, by seed; prints broken promises."""
 
 from __future__ import annotations
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from testnuc.transport import telemetry
 
 if TYPE_CHECKING:
-    from testnuc._dispatch.scheduler import Scheduler
     from testnuc.prompts import Demonstration
     from testnuc.types import Prediction
 
@@ -53,6 +52,16 @@ class Ask:
         self.demonstrations = demonstrations
 
 
+class Lane(Protocol):
+    """A scheduler, to the runs and schedulers that share its requests."""
+
+    def stop(self, run: ScheduledRun) -> None:
+        """Remove the unsent requests of a failed run."""
+
+    def adopt(self, ask: Ask, waiters: list[tuple[ScheduledRun, Ask]]) -> None:
+        """Take over a request that a faster lane will not send."""
+
+
 class ScheduledRun:
     """State of one `Scheduler.run`: the number of open asks, and the outcomes not yet consumed.
 
@@ -72,7 +81,7 @@ class ScheduledRun:
         "stopping",
     )
 
-    def __init__(self, lane: Scheduler) -> None:
+    def __init__(self, lane: Lane) -> None:
         #: The scheduler that runs it.
         self.lane = lane
         #: Whether the iterable of asks is exhausted.

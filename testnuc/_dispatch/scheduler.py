@@ -99,8 +99,8 @@ class Scheduler:
         self._queue = FairQueue(per_call, low_water=low_water, mixed=mixed)
         self._most_unread = low_water + _TURN
         self._drain = drain
-        self._in_flight = InFlight()
-        self._requests = self._in_flight.requests
+        self.in_flight = InFlight()
+        self._requests = self.in_flight.requests
         self._joins = joins
         #: A lane that joins this one.
         self._slower: Scheduler | None = None
@@ -188,7 +188,7 @@ class Scheduler:
 
     async def _last_outcomes(self, run: ScheduledRun) -> None:
         """Wait up to `drain` seconds for the sent requests of a failed run: they are billed."""
-        self._stop(run)
+        self.stop(run)
         if not self.answered:
             # they fail as well, and are not billed
             return
@@ -244,29 +244,14 @@ class Scheduler:
                 return
 
     async def _claim(self, run: ScheduledRun, asks: list[Ask]) -> None:
-        registries = [self._in_flight]
-        if self._joins is not None:
-            registries.append(self._joins._in_flight)
-        fresh: dict[bytes, Prediction] = {}
-        for registry in registries:
-            registry.reading += 1
-        try:
-            stored = await self._store.get_predictions([ask.key for ask in asks])
-        except TestNUCError:
-            raise
-        except Exception as exc:
-            raise StoreError(f"the store failed: {type(exc).__name__}: {exc}") from exc
-        finally:
-            for registry in registries:
-                fresh |= registry.end_reading()
+        stored = await self._stored([ask.key for ask in asks])
         if self._closed:
             raise ProviderError(_CLOSED)
         if run.failure is not None:
             return
         # this loop does not await, so no other run can claim the same key meanwhile
         new: list[InFlightRequest] = []
-        for ask, hit in zip(asks, stored, strict=True):
-            prediction = hit if hit is not None else fresh.get(ask.key)
+        for ask, prediction in zip(asks, stored, strict=True):
             if prediction is not None:
                 self._meter.store_hits += 1
                 self._valid = True
@@ -282,11 +267,33 @@ class Scheduler:
                 request.waiters.append((run, ask))
         if self._slower is not None and self._leases is not None:
             # leased by this client's slower lane, which may take hours
-            slow = self._slower._requests
+            slow = self._slower.in_flight.requests
             self._enqueue([request for request in new if request.ask.key in slow])
             new = [request for request in new if request.ask.key not in slow]
         await self._admit(new)
         self._judge()
+
+    async def _stored(self, keys: list[bytes]) -> list[Prediction | None]:
+        """Return the stored prediction of each key, also those stored meanwhile."""
+        registries = [self.in_flight]
+        if self._joins is not None:
+            registries.append(self._joins.in_flight)
+        fresh: dict[bytes, Prediction] = {}
+        for registry in registries:
+            registry.reading += 1
+        try:
+            stored = await self._store.get_predictions(keys)
+        except TestNUCError:
+            raise
+        except Exception as exc:
+            raise StoreError(f"the store failed: {type(exc).__name__}: {exc}") from exc
+        finally:
+            for registry in registries:
+                fresh |= registry.end_reading()
+        return [
+            hit if hit is not None else fresh.get(key)
+            for key, hit in zip(keys, stored, strict=True)
+        ]
 
     async def _admit(self, new: list[InFlightRequest]) -> None:
         """Queue new requests; with leases, those that are leased now."""
@@ -303,7 +310,7 @@ class Scheduler:
         """Return the request in flight for a key, in this lane or one that it joins."""
         request = self._requests.get(key)
         if request is None and self._joins is not None:
-            request = self._joins._requests.get(key)
+            request = self._joins.in_flight.requests.get(key)
         return request
 
     def _enqueue(self, requests: Iterable[InFlightRequest]) -> None:
@@ -411,8 +418,8 @@ class Scheduler:
             self._settle(bundle, outcomes, ProviderError(_CLOSED))
             raise
         stored = {ask.key: p for (ask, _), p in zip(answered, standing, strict=True)}
-        if self._in_flight.reading:
-            self._in_flight.fresh.update(stored)
+        if self.in_flight.reading:
+            self.in_flight.fresh.update(stored)
         return [
             o if isinstance(o, Exception) else stored[request.ask.key]
             for request, o in zip(bundle, outcomes, strict=True)
@@ -473,7 +480,7 @@ class Scheduler:
         for run, error in stopped.items():
             run.fail(error)
             # before a worker takes its next request, which would fail, too
-            run.lane._stop(run)
+            run.lane.stop(run)
 
     def _drop(self, requests: Iterable[InFlightRequest]) -> None:
         """Remove requests that will not be sent, and fail the runs that wait for them."""
@@ -492,7 +499,7 @@ class Scheduler:
             return error.fatal and not self._valid
         return isinstance(error, ProviderError) and error.fatal
 
-    def _stop(self, run: ScheduledRun) -> None:
+    def stop(self, run: ScheduledRun) -> None:
         """Remove the unsent requests of a failed run."""
         if not run.stopping:
             run.stopping = True
@@ -500,11 +507,11 @@ class Scheduler:
 
     def _abandon(self, run: ScheduledRun, *, sent: bool = True) -> None:
         """Remove a run; `sent`: from the requests in flight, too."""
-        self._leave(run, sent=sent)
+        self.leave(run, sent=sent)
         if self._joins is not None:
-            self._joins._leave(run, sent=sent)
+            self._joins.leave(run, sent=sent)
 
-    def _leave(self, run: ScheduledRun, *, sent: bool) -> None:
+    def leave(self, run: ScheduledRun, *, sent: bool) -> None:
         """Remove a run from this lane's requests; those that other runs wait for are kept.
 
         A request that only runs of another lane still wait for moves to that lane.
@@ -525,10 +532,10 @@ class Scheduler:
                     moved.append(request)
         self._enqueue(r for r in queued if any(waiter.lane is self for waiter, _ in r.waiters))
         for request in moved:
-            request.waiters[0][0].lane._adopt(request.ask, request.waiters)
+            request.waiters[0][0].lane.adopt(request.ask, request.waiters)
         self._judge()
 
-    def _adopt(self, ask: Ask, waiters: list[tuple[ScheduledRun, Ask]]) -> None:
+    def adopt(self, ask: Ask, waiters: list[tuple[ScheduledRun, Ask]]) -> None:
         """Take over a request that a faster lane will not send."""
         request = self._requests.get(ask.key)
         if request is not None:

@@ -60,16 +60,28 @@ class Engine:
         self.parts = parts
         self._warned = False
         #: `Observer.note` of each run in progress.
-        self._notes: dict[Observer, Callable[[Exception], None]] = {}
+        self._notes: list[Callable[[Exception], None]] = []
         parts.transport.on_failure = self._note
 
     def _note(self, error: Exception) -> None:
         """Pass a failed attempt on to the observers; one that raises must not fail the call."""
-        for note in list(self._notes.values()):
+        for note in list(self._notes):
             try:
                 note(error)
-            except Exception:
+            except Exception:  # noqa: BLE001 - any observer
                 _log.warning("the progress observer failed", exc_info=True)
+
+    def _observe(self, bar: Observer) -> None:
+        """Pass failed attempts on to an observer, if it wants them."""
+        note = getattr(bar, "note", None)
+        if note is not None:
+            self._notes.append(note)
+
+    def _end(self, bar: Observer) -> None:
+        note = getattr(bar, "note", None)
+        if note in self._notes:
+            self._notes.remove(note)
+        bar.close()
 
     def __len__(self) -> int:
         """Return the number of texts in the pool."""
@@ -146,12 +158,13 @@ class Engine:
         before = self.parts.meter.mark()
         bar = start_progress(progress, len(self), lambda: self.parts.meter.since(before))
         try:
+            self._observe(bar)
             bar.stage("asking" if lane == "live" else "waiting for batches")
             async with aclosing(self.parts.pipeline.predict_pool(lane)) as answered:
                 async for texts in answered:
                     bar.advance(texts)
         finally:
-            bar.close()
+            self._end(bar)
 
     async def estimate(self, texts: Iterable[str]) -> Estimate:
         """Estimate the usage of `classify_many`."""
@@ -211,11 +224,10 @@ class Engine:
         facts = {"model": parts.model, "lane": lane, "texts": len(given), "distinct": len(entries)}
         with operation(telemetry, "classify_many", **facts) as span:
             bar = start_progress(progress, len(entries), lambda: parts.meter.since(before))
-            if callable(note := getattr(bar, "note", None)):
-                self._notes[bar] = note
             neighborhoods: Neighborhoods | None = None
             stopped: Exception | None = None
             try:
+                self._observe(bar)
                 bar.stage("embedding")
                 with operation(telemetry, "prepare"):
                     neighborhoods = await pipeline.prepare(
@@ -246,8 +258,7 @@ class Engine:
                 stopped = error
                 _log.warning("the run stopped early: %s: %s", type(error).__name__, error)
             finally:
-                self._notes.pop(bar, None)
-                bar.close()
+                self._end(bar)
             if stopped is None:
                 self._warn_of_few_predictions(neighborhoods)
             with operation(telemetry, "vote"):

@@ -239,10 +239,14 @@ class Pipeline:
         asks = [
             self._predictor.ask(entry.text, entry.hash, place)
             for place, (entry, label) in enumerate(zip(part, known, strict=True), start)
-            if self.labels.index(label) is None and self.labels.index(entry.label) is None
+            if not any(map(self._is_known, (label, entry.label)))
         ]
         stored = await self._store.get_predictions([ask.key for ask in asks])
         return [(ask, hit is not None) for ask, hit in zip(asks, stored, strict=True)]
+
+    def _is_known(self, label: str | None) -> bool:
+        """Whether a known label is one of this client's; pools can be shared."""
+        return label is not None and self.labels.index(label) is not None
 
     async def salvage(self, neighborhoods: Neighborhoods, error: Exception) -> bool:
         """Complete the neighborhoods of a run that an error has ended.

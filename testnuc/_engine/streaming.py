@@ -206,8 +206,7 @@ class _StreamedWindow:
                 async with aclosing(self._completed(neighborhoods)) as places:
                     async for place in places:
                         left.discard(place)
-                        for position in positions_of[place]:
-                            self._ready.put_nowait((self, position))
+                        self._hand_over(positions_of[place])
         except STOPS as error:
             run.stopped = run.stopped or error
             if not (await self._pipeline.salvage(neighborhoods, error) or run.answered):
@@ -219,8 +218,11 @@ class _StreamedWindow:
         if left:
             await asyncio.to_thread(neighborhoods.balance)
         for place in sorted(left):
-            for position in positions_of[place]:
-                self._ready.put_nowait((self, position))
+            self._hand_over(positions_of[place])
+
+    def _hand_over(self, positions: list[int]) -> None:
+        for position in positions:
+            self._ready.put_nowait((self, position))
 
     def _completed(self, neighborhoods: Neighborhoods) -> AsyncGenerator[int, None]:
         """Predict, and yield each own text when its vote can be counted."""
