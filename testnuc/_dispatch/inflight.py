@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from testnuc.transport import telemetry
 
 if TYPE_CHECKING:
-    from testnuc._dispatch.scheduler import Scheduler
     from testnuc.prompts import Demonstration
     from testnuc.types import Prediction
 
     Outcome = Prediction | Exception
 
-__all__ = ["Ask", "InFlight", "InFlightRequest", "ScheduledRun"]
+__all__ = ["Ask", "InFlight", "InFlightRequest", "Lane", "ScheduledRun"]
 
 
 class Ask:
@@ -53,6 +52,16 @@ class Ask:
         self.demonstrations = demonstrations
 
 
+class Lane(Protocol):
+    """The scheduler of a run, as others see it."""
+
+    def stop(self, run: ScheduledRun) -> None:
+        """Remove the unsent requests of a failed run."""
+
+    def adopt(self, ask: Ask, waiters: list[tuple[ScheduledRun, Ask]]) -> None:
+        """Take over a request that a faster lane will not send."""
+
+
 class ScheduledRun:
     """State of one `Scheduler.run`: the number of open asks, and the outcomes not yet consumed.
 
@@ -72,7 +81,7 @@ class ScheduledRun:
         "stopping",
     )
 
-    def __init__(self, lane: Scheduler) -> None:
+    def __init__(self, lane: Lane) -> None:
         #: The scheduler that runs it.
         self.lane = lane
         #: Whether the iterable of asks is exhausted.

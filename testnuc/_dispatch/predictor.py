@@ -184,7 +184,8 @@ class Predictor:
 
     def _predicted(self, answer: Answer) -> Prediction | Exception:
         """Return the prediction of an answer; an error if a custom provider's is malformed."""
-        label, confidence = answer.label, answer.confidence
+        label: Any = answer.label
+        confidence: Any = answer.confidence
         if not isinstance(label, str):
             return ReplyError(f"the provider's label is {label!r:.60}; give a string")
         # NaN is not between 0 and 1

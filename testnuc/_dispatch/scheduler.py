@@ -188,7 +188,7 @@ class Scheduler:
 
     async def _last_outcomes(self, run: ScheduledRun) -> None:
         """Wait up to `drain` seconds for the sent requests of a failed run: they are billed."""
-        self._stop(run)
+        self.stop(run)
         if not self.answered:
             # they fail as well, and are not billed
             return
@@ -473,7 +473,7 @@ class Scheduler:
         for run, error in stopped.items():
             run.fail(error)
             # before a worker takes its next request, which would fail, too
-            run.lane._stop(run)
+            run.lane.stop(run)
 
     def _drop(self, requests: Iterable[InFlightRequest]) -> None:
         """Remove requests that will not be sent, and fail the runs that wait for them."""
@@ -492,7 +492,7 @@ class Scheduler:
             return error.fatal and not self._valid
         return isinstance(error, ProviderError) and error.fatal
 
-    def _stop(self, run: ScheduledRun) -> None:
+    def stop(self, run: ScheduledRun) -> None:
         """Remove the unsent requests of a failed run."""
         if not run.stopping:
             run.stopping = True
@@ -525,10 +525,10 @@ class Scheduler:
                     moved.append(request)
         self._enqueue(r for r in queued if any(waiter.lane is self for waiter, _ in r.waiters))
         for request in moved:
-            request.waiters[0][0].lane._adopt(request.ask, request.waiters)
+            request.waiters[0][0].lane.adopt(request.ask, request.waiters)
         self._judge()
 
-    def _adopt(self, ask: Ask, waiters: list[tuple[ScheduledRun, Ask]]) -> None:
+    def adopt(self, ask: Ask, waiters: list[tuple[ScheduledRun, Ask]]) -> None:
         """Take over a request that a faster lane will not send."""
         request = self._requests.get(ask.key)
         if request is not None:
