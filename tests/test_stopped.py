@@ -195,7 +195,7 @@ async def test_the_batch_lane_hands_over_what_is_stored(client_of):
             assert isinstance(results.stopped, AuthenticationError)
             assert [r.error is None for r in results] == [True] * 30 + [False] * 30
         async with TestNUC(**client_of(llm, api_key="revoked")) as nuc:
-            with pytest.raises(AuthenticationError):  # noqa: PT012 - one of them
+            with pytest.raises(AuthenticationError):
                 await nuc.classify_many(texts, lane="batch")
 
 

@@ -189,7 +189,9 @@ class Predictor:
         if not isinstance(label, str):
             return ReplyError(f"the provider's label is {label!r:.60}; give a string")
         # NaN is not between 0 and 1
-        if confidence is not None and not (isinstance(confidence, Real) and 0 <= confidence <= 1):
+        if confidence is not None and not (
+            isinstance(confidence, Real) and 0 <= float(confidence) <= 1
+        ):
             return ReplyError(
                 f"the provider's confidence is {confidence!r:.60}; give a number from 0 to 1, or "
                 "None"

@@ -99,13 +99,13 @@ class Scheduler:
         self._queue = FairQueue(per_call, low_water=low_water, mixed=mixed)
         self._most_unread = low_water + _TURN
         self._drain = drain
-        self._in_flight = InFlight()
-        self._requests = self._in_flight.requests
+        self.in_flight = InFlight()
+        self._requests = self.in_flight.requests
         self._joins = joins
         #: A lane that joins this one.
-        self._slower: Scheduler | None = None
+        self.slower: Scheduler | None = None
         if joins is not None:
-            joins._slower = self  # noqa: SLF001 - same class
+            joins.slower = self
         self._workers = WorkerPool(workers, per_call, self._queue, self._serve)
         self._closed = False
         #: Whether no call is in progress any more, after `close`.
@@ -243,10 +243,10 @@ class Scheduler:
             else:
                 return
 
-    async def _claim(self, run: ScheduledRun, asks: list[Ask]) -> None:
-        registries = [self._in_flight]
+    async def _claim(self, run: ScheduledRun, asks: list[Ask]) -> None:  # noqa: C901, PLR0912
+        registries = [self.in_flight]
         if self._joins is not None:
-            registries.append(self._joins._in_flight)
+            registries.append(self._joins.in_flight)
         fresh: dict[bytes, Prediction] = {}
         for registry in registries:
             registry.reading += 1
@@ -280,9 +280,9 @@ class Scheduler:
             else:
                 self._meter.coalesced += 1
                 request.waiters.append((run, ask))
-        if self._slower is not None and self._leases is not None:
+        if self.slower is not None and self._leases is not None:
             # leased by this client's slower lane, which may take hours
-            slow = self._slower._requests
+            slow = self.slower.in_flight.requests
             self._enqueue([request for request in new if request.ask.key in slow])
             new = [request for request in new if request.ask.key not in slow]
         await self._admit(new)
@@ -303,7 +303,7 @@ class Scheduler:
         """Return the request in flight for a key, in this lane or one that it joins."""
         request = self._requests.get(key)
         if request is None and self._joins is not None:
-            request = self._joins._requests.get(key)
+            request = self._joins.in_flight.requests.get(key)
         return request
 
     def _enqueue(self, requests: Iterable[InFlightRequest]) -> None:
@@ -411,8 +411,8 @@ class Scheduler:
             self._settle(bundle, outcomes, ProviderError(_CLOSED))
             raise
         stored = {ask.key: p for (ask, _), p in zip(answered, standing, strict=True)}
-        if self._in_flight.reading:
-            self._in_flight.fresh.update(stored)
+        if self.in_flight.reading:
+            self.in_flight.fresh.update(stored)
         return [
             o if isinstance(o, Exception) else stored[request.ask.key]
             for request, o in zip(bundle, outcomes, strict=True)
@@ -500,11 +500,11 @@ class Scheduler:
 
     def _abandon(self, run: ScheduledRun, *, sent: bool = True) -> None:
         """Remove a run; `sent`: from the requests in flight, too."""
-        self._leave(run, sent=sent)
+        self.leave(run, sent=sent)
         if self._joins is not None:
-            self._joins._leave(run, sent=sent)
+            self._joins.leave(run, sent=sent)
 
-    def _leave(self, run: ScheduledRun, *, sent: bool) -> None:
+    def leave(self, run: ScheduledRun, *, sent: bool) -> None:
         """Remove a run from this lane's requests; those that other runs wait for are kept.
 
         A request that only runs of another lane still wait for moves to that lane.

@@ -67,7 +67,7 @@ class Engine:
         for note in list(self._notes.values()):
             try:
                 note(error)
-            except Exception:
+            except Exception:  # noqa: BLE001 - a mistake of the user
                 _log.warning("the progress observer failed", exc_info=True)
 
     def __len__(self) -> int:
