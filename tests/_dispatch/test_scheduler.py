@@ -159,7 +159,7 @@ async def test_a_consumer_that_raises_ends_its_own_run_alone(per_call, after):
         again = await read(scheduler, asks(500))
     assert sorted(again) == list(range(500))
     assert len(model.asked) == len(set(model.asked)) == 550
-    assert not scheduler._in_flight.requests
+    assert not scheduler.in_flight.requests
     await scheduler.close()
 
 
@@ -171,7 +171,7 @@ async def test_a_consumer_that_raises_leaves_its_unsent_asks_unasked():
     for _ in range(20):
         await asyncio.sleep(0)
     assert len(model.asked) < 50
-    assert not scheduler._in_flight.requests
+    assert not scheduler.in_flight.requests
     assert not len(scheduler._workers)
     await scheduler.close()
 
