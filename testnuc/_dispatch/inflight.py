@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Outcome = Prediction | Exception
 
-__all__ = ["Ask", "InFlight", "InFlightRequest", "ScheduledRun"]
+__all__ = ["Ask", "InFlight", "InFlightRequest", "Lane", "ScheduledRun"]
 
 
 class Ask:

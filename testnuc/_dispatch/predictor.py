@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from hashlib import blake2b
+from numbers import Real
 from typing import TYPE_CHECKING
 
-import numpy as np
 import orjson
 
 from testnuc import prompts
@@ -256,13 +256,13 @@ class Predictor:
 
     def _predicted(self, answer: Answer) -> Prediction | Exception:
         """Return the prediction of an answer; an error if a custom provider's is malformed."""
-        label: object = answer.label
-        confidence: object = answer.confidence
+        label: Any = answer.label
+        confidence: Any = answer.confidence
         if not isinstance(label, str):
             return ReplyError(f"the provider's label is {label!r:.60}; give a string")
         # NaN is not between 0 and 1
         if confidence is not None and not (
-            isinstance(confidence, (int, float, np.integer, np.floating)) and 0 <= confidence <= 1
+            isinstance(confidence, Real) and 0 <= float(confidence) <= 1
         ):
             return ReplyError(
                 f"the provider's confidence is {confidence!r:.60}; give a number from 0 to 1, or "

@@ -103,9 +103,9 @@ class Scheduler:
         self._requests = self.in_flight.requests
         self._joins = joins
         #: A lane that joins this one.
-        self._slower: Scheduler | None = None
+        self.slower: Scheduler | None = None
         if joins is not None:
-            joins._slower = self  # noqa: SLF001 - same class
+            joins.slower = self
         self._workers = WorkerPool(workers, per_call, self._queue, self._serve)
         self._closed = False
         #: Whether no call is in progress any more, after `close`.
@@ -265,9 +265,9 @@ class Scheduler:
             else:
                 self._meter.coalesced += 1
                 request.waiters.append((run, ask))
-        if self._slower is not None and self._leases is not None:
+        if self.slower is not None and self._leases is not None:
             # leased by this client's slower lane, which may take hours
-            slow = self._slower.in_flight.requests
+            slow = self.slower.in_flight.requests
             self._enqueue([request for request in new if request.ask.key in slow])
             new = [request for request in new if request.ask.key not in slow]
         await self._admit(new)

@@ -223,7 +223,9 @@ class Pipeline:
                 async for ask, outcome in found:
                     outcomes[ask.place] = outcome
         except TimeoutError:
-            pass
+            if scheduler.closed:
+                # pool and embedder are closed as well
+                raise ProviderError("the client was closed") from None
         except STOPS:
             for start in range(0, len(texts), _LOOK_UP):
                 if any(stored for _, stored in await self._looked_up(texts, start)):
