@@ -23,7 +23,7 @@ from testnuc.errors import (
     ServerError,
     UnreadableReplyError,
 )
-from testnuc.limits import Budget, Price, RetryPolicy
+from testnuc.limits import PICO, Budget, Price, RetryPolicy
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.transport import Transport
 from tests import virtual
@@ -449,4 +449,4 @@ async def test_a_call_of_an_unknown_service_tier_keeps_its_reservation():
         wire.decode = lambda request, body: Reply((Answer("a"),), usage)
         await transport.call(wire, ONE)
         assert transport.meter.usage().usd is None
-        assert transport.account.spent[0] == price.worst(10, 20)  # not nothing
+        assert transport.account.spent[0] == price.worst(10, 20) / PICO  # not nothing
