@@ -47,6 +47,7 @@ def endings(world: World) -> Iterator[str]:
             and process.wire
             and operation.lane == "live"
             and not world.store_faults.rate
+            and process.rpm is None
             and seconds > NOBODY
             and operation.kind in {"many", "one", "pool"}
         ):

@@ -352,7 +352,7 @@ class PlayedConnections:
         self._process, self._server = process, process.world.server
         self.open, self.most, self.closed = 0, 0, False
 
-    async def post(self, provider, body):
+    async def post(self, provider, body, **_):
         self._enter()
         try:
             return await self._server.post(self._process, body)
