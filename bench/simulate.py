@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections import Counter
+from importlib import import_module
 from typing import Any
 
 #: Seeds that a process runs at a time.
@@ -18,9 +19,8 @@ _PART = 20
 def _run(seeds: range) -> tuple[dict[int, list[str]], Counter[str]]:
     """Run worlds, each twice; return the violations by seed, and counts."""
     # the worlds belong to the tests, which a checkout has and an installation has not
-    from tests.simulation.checks import violations
-    from tests.simulation.world import simulate
-
+    violations = import_module("tests.simulation.checks").violations
+    simulate = import_module("tests.simulation.world").simulate
     logging.disable(logging.CRITICAL)
     found: dict[int, list[str]] = {}
     counts: Counter[str] = Counter()

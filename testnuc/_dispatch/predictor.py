@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from hashlib import blake2b
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 

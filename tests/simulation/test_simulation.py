@@ -1,4 +1,4 @@
-"""Whole clients in virtual time, in seeded worlds; `python -m bench simulate` runs more."""
+"""Whole clients in virtual time, in worlds that a seed decides; see `python -m bench simulate`."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class Server:
             self._item,
         )
 
-    async def post(self, process: Process, body: bytes) -> HTTPAnswer:
+    async def post(self, process: Process, body: bytes) -> HTTPAnswer:  # noqa: C901 - a list
         """Answer a call, fail, stall or disconnect."""
         world, random = self.world, self.world.random
         prompt = OPENAI.prompt(json.loads(body))
@@ -238,7 +238,9 @@ class Server:
             self.outage = now, now + length
         return self.outage[0] <= now < self.outage[1]
 
-    def _status(self, prompt, texts, fault=None) -> tuple[int, bytes]:
+    def _status(  # noqa: C901, PLR0911 - a list of responses
+        self, prompt, texts, fault=None
+    ) -> tuple[int, bytes]:
         """Return status and body of a response."""
         error = OPENAI.error
         if self.answered >= self.after:
@@ -352,7 +354,7 @@ class PlayedConnections:
         self._process, self._server = process, process.world.server
         self.open, self.most, self.closed = 0, 0, False
 
-    async def post(self, provider, body):
+    async def post(self, provider, body, **_):
         self._enter()
         try:
             return await self._server.post(self._process, body)
@@ -485,7 +487,7 @@ class PlayedStore(MemoryStore):
     async def close(self):
         self.closed = True
 
-    async def _operate(self, name, action):
+    async def _operate(self, name, action):  # noqa: C901 - a list
         """Do something atomically, after the faults of the day."""
         world, faults = self._world, self._world.store_faults
         if self._process.died:
@@ -799,7 +801,7 @@ class Process:
                 task.cancel()
             await asyncio.wait([task])
 
-    async def _operate(self, operation: Operation) -> None:
+    async def _operate(self, operation: Operation) -> None:  # noqa: C901 - a list
         world, client, random = self.world, self.client, self.world.random
         try:
             match operation.kind:
