@@ -168,7 +168,11 @@ class BatchLane:
                 pause = self._policy.first_poll * _GROWTH**rounds.queue_full_rounds
                 await self._sleep(min(pause, self._policy.longest_poll))
         if self._policy.rest == "live":
-            outcomes.update(await self._ask_live(rounds.rest))
+            # a batch takes long: a live run or another process may have answered meanwhile
+            found = await self._stored(rounds.rest)
+            outcomes.update(found)
+            rest = [ask for ask in rounds.rest if ask.key not in found]
+            outcomes.update(await self._ask_live(rest))
         return [outcomes[ask.key] for ask in asks]
 
     async def close(self) -> None:

@@ -149,7 +149,7 @@ def answers(world: World) -> Iterator[str]:
 def _silent(world: World, process: Process) -> Iterator[str]:
     """Answers were not stored, and every run of the process said that all is well."""
     own = [o for o in world.operations if o.process is process and o.kind != "add"]
-    said = any(o.error is not None or any(r.error for r in o.results) or o.left for o in own)
+    said = any(o.error or o.stopped or o.left or any(r.error for r in o.results) for o in own)
     if own and not said:
         yield f"{process.name}: answers were not stored, and no run said so"
 

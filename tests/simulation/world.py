@@ -92,6 +92,8 @@ class Operation:
     ended: float | None = None
     error: BaseException | None = None
     results: list = field(default_factory=list)
+    #: What ended the run early, after some of its texts were answered.
+    stopped: Exception | None = None
     #: Ended by its caller: cancelled, or left.
     left: bool = False
     #: Whether the observer raises.
@@ -809,11 +811,11 @@ class Process:
                     progress = False
                     if random.random() < 0.15:
                         operation.observed, progress = True, Observer(random.randint(1, 12))
-                    operation.results = list(
-                        await client.classify_many(
-                            operation.texts, lane=operation.lane, progress=progress
-                        )
+                    results = await client.classify_many(
+                        operation.texts, lane=operation.lane, progress=progress
                     )
+                    operation.results = list(results)
+                    operation.stopped = getattr(results, "stopped", None)
                 case "one":
                     operation.results = [await client.classify(operation.texts[0])]
                 case "stream":
