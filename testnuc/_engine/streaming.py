@@ -198,9 +198,7 @@ class _StreamedWindow:
         vote = self._neighborhoods.vote(slice(place, place + 1))
         return classification(self._neighborhoods, place, vote, 0, index, text)
 
-    async def _predict(  # noqa: C901
-        self, neighborhoods: Neighborhoods, positions_of: list[list[int]]
-    ) -> None:
+    async def _predict(self, neighborhoods: Neighborhoods, positions_of: list[list[int]]) -> None:
         run = self._run
         left = set(range(neighborhoods.n_own))
         try:
