@@ -350,7 +350,7 @@ class Engine:
             telemetry.texts("unlabeled", unlabeled)
 
     def _warn_of_few_neighbors(self, neighborhoods: Neighborhoods) -> None:
-        if neighborhoods.settings.policy is None or self._warned:
+        if neighborhoods.settings.policy is None or neighborhoods.stopped or self._warned:
             return
         found = int((neighborhoods.neighbors >= 0).sum(axis=1).max(initial=0))
         stored = self.parts.pipeline.neighbors == "stored"

@@ -171,6 +171,33 @@ class Pipeline:
         """
         first = await self._ask_first(texts) if ask_first else {}
         settings = self.settings if settings is None else settings
+        try:
+            neighborhoods = await self._embedded(texts, settings, embedded, together=together)
+        except StoreError as error:
+            if all(isinstance(outcome, Exception) for outcome in first.values()):
+                raise
+            # the first call was answered: the run hands that over, and ends
+            nothing = np.empty(0, dtype=np.int64)
+            neighborhoods = build_neighborhoods(
+                self.labels, settings, texts, nothing, [], no_matches(len(texts)), None
+            )
+            neighborhoods.stopped = error
+        for place, outcome in first.items():
+            if self.method.samples > 1:
+                neighborhoods.partial[place] = {0: outcome}
+            elif not neighborhoods.answered(place):
+                neighborhoods.put(place, outcome)
+        return neighborhoods
+
+    async def _embedded(
+        self,
+        texts: Sequence[PoolText],
+        settings: VoteSettings,
+        embedded: Callable[[int], object],
+        *,
+        together: bool,
+    ) -> Neighborhoods:
+        """Embed the texts, add them to the pool, and retrieve their neighbors."""
         hashes = [entry.hash for entry in texts]
         vectors = await self._embedding.vectors([entry.text for entry in texts], hashes, embedded)
         known = await self._pool.labels(hashes)
@@ -195,13 +222,7 @@ class Pipeline:
         )
         if self.join_pool and not together:
             await self._pool.add(texts, vectors)
-        neighborhoods = await self._neighborhoods(texts, matches, settings, snapshot)
-        for place, outcome in first.items():
-            if self.method.samples > 1:
-                neighborhoods.partial[place] = {0: outcome}
-            elif not neighborhoods.answered(place):
-                neighborhoods.put(place, outcome)
-        return neighborhoods
+        return await self._neighborhoods(texts, matches, settings, snapshot)
 
     async def _ask_first(self, texts: Sequence[PoolText]) -> dict[int, Prediction | Exception]:
         """Make the first call of a client; returns the outcomes by place."""
@@ -302,6 +323,8 @@ class Pipeline:
         int
             Each place that gets a prediction or an error; places that already had one are omitted.
         """
+        if neighborhoods.stopped is not None:
+            raise neighborhoods.stopped
         async with aclosing(self._rounds(neighborhoods, waves=waves)) as rounds:
             async for places in rounds:
                 async with aclosing(self._predict(neighborhoods, places, lane)) as answered:

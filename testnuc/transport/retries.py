@@ -27,7 +27,7 @@ _SPREAD, _LEAST_SPREAD, _MOST_SPREAD = 0.1, 0.05, 5.0
 #: The first waits for a server that refuses connections are shorter than `initial_wait`.
 _SHORT_WAITS = 3
 #: A server that never responded is given up after so many seconds of refused connections.
-_UNREACHED = 3.0
+_UNREACHED = 1.5
 #: One that responded before: after so many in a row, over at least so many seconds. Calls that are
 #: refused at the same time count once.
 _REFUSALS, _LEAST_OUTAGE = 20, 5.0
