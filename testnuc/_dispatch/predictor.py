@@ -23,7 +23,7 @@ from testnuc.errors import (
 from testnuc.protocols import Request, Task, WireProvider
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from typing import Any, Literal
 
     from testnuc.labels import LabelSet
@@ -73,6 +73,8 @@ class Predictor:
     ) -> None:
         self.provider = provider
         self.labels = labels
+        #: Stores the answers of a packed call before the others are asked for again; must not raise.
+        self.keep: Callable[[list[tuple[Ask, Prediction]]], Awaitable[None]] | None = None
         self._transport = transport
         # checked once: isinstance with a protocol takes 15 us
         self._wire = provider if isinstance(provider, WireProvider) else None
@@ -232,6 +234,12 @@ class Predictor:
         answers: Sequence[Answer | Exception]
         try:
             answers = (await self._call(request)).answers
+            if len(answers) != len(asks):
+                # a custom provider's: it is not known which text each answer is for
+                raise ReplyError(
+                    f"the provider returned {len(answers)} answers for {len(asks)} texts; return "
+                    "one for each text, in their order"
+                )
         except ReplyError as exc:
             answers = [exc] * len(asks)
             step += 1
@@ -246,6 +254,15 @@ class Predictor:
         ]
         failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, ProviderError)]
         if len(asks) > 1:
+            if failed and self.keep is not None:
+                # the retries take time, in which the client may close
+                await self.keep(
+                    [
+                        (ask, outcome)
+                        for ask, outcome in zip(asks, outcomes, strict=True)
+                        if not isinstance(outcome, Exception)
+                    ]
+                )
             half = -(-len(failed) // 2)
             for part in (failed[:half], failed[half:]):
                 if part:

@@ -146,6 +146,7 @@ class Pipeline:
         together: bool,
         settings: VoteSettings | None = None,
         ask_first: bool = True,
+        partial: bool = False,
         embedded: Callable[[int], object] = int,
     ) -> Neighborhoods:
         """Embed distinct texts and retrieve their neighbors.
@@ -165,12 +166,37 @@ class Pipeline:
             Default: the current ones.
         ask_first : bool
             False: make no call.
+        partial : bool
+            Whether an error after the first call gives neighborhoods without neighbors, with the
+            error as `failure`, so that answers can be handed over; `predict` then raises it.
         embedded : callable, optional
             Called with the number of texts after each batch of the embedder; default: does
             nothing.
         """
         first = await self._ask_first(texts) if ask_first else {}
         settings = self.settings if settings is None else settings
+        try:
+            neighborhoods = await self._prepared(texts, settings, embedded, together=together)
+        except STOPS as error:
+            if not partial:
+                raise
+            neighborhoods = await self._without_neighbors(texts, settings)
+            neighborhoods.failure = error
+        for place, outcome in first.items():
+            if self.method.samples > 1:
+                neighborhoods.partial[place] = {0: outcome}
+            elif not neighborhoods.answered(place):
+                neighborhoods.put(place, outcome)
+        return neighborhoods
+
+    async def _prepared(
+        self,
+        texts: Sequence[PoolText],
+        settings: VoteSettings,
+        embedded: Callable[[int], object],
+        *,
+        together: bool,
+    ) -> Neighborhoods:
         hashes = [entry.hash for entry in texts]
         vectors = await self._embedding.vectors([entry.text for entry in texts], hashes, embedded)
         known = await self._pool.labels(hashes)
@@ -195,13 +221,21 @@ class Pipeline:
         )
         if self.join_pool and not together:
             await self._pool.add(texts, vectors)
-        neighborhoods = await self._neighborhoods(texts, matches, settings, snapshot)
-        for place, outcome in first.items():
-            if self.method.samples > 1:
-                neighborhoods.partial[place] = {0: outcome}
-            elif not neighborhoods.answered(place):
-                neighborhoods.put(place, outcome)
-        return neighborhoods
+        return await self._neighborhoods(texts, matches, settings, snapshot)
+
+    async def _without_neighbors(
+        self, texts: Sequence[PoolText], settings: VoteSettings
+    ) -> Neighborhoods:
+        # the pool may be what failed
+        with suppress(Exception):
+            known = await self._pool.labels([entry.hash for entry in texts])
+            texts = [
+                entry if label is None else replace(entry, label=label)
+                for entry, label in zip(texts, known, strict=True)
+            ]
+        texts, matches = without_foreign_labels(texts, self.labels), no_matches(len(texts))
+        ids = distinct_ids(matches)
+        return build_neighborhoods(self.labels, settings, texts, ids, [], matches)
 
     async def _ask_first(self, texts: Sequence[PoolText]) -> dict[int, Prediction | Exception]:
         """Make the first call of a client; returns the outcomes by place."""
@@ -227,6 +261,9 @@ class Pipeline:
                 # pool and embedder are closed as well
                 raise ProviderError("the client was closed") from None
         except STOPS:
+            if any(not isinstance(outcome, Exception) for outcome in outcomes.values()):
+                # the store failed: the run hands over what is answered
+                return outcomes
             for start in range(0, len(texts), _LOOK_UP):
                 if any(stored for _, stored in await self._looked_up(texts, start)):
                     # the run hands over what is stored
@@ -262,6 +299,8 @@ class Pipeline:
             Whether any own text was answered, now or by a stored prediction.
         """
         n_own = neighborhoods.n_own
+        # samples of the first call
+        Sampler(self.method, self._predictor, neighborhoods, ()).give_up()
         if not self.lanes["live"].closed:
             # the store may be what failed
             with suppress(Exception):
@@ -302,6 +341,8 @@ class Pipeline:
         int
             Each place that gets a prediction or an error; places that already had one are omitted.
         """
+        if neighborhoods.failure is not None:
+            raise neighborhoods.failure
         async with aclosing(self._rounds(neighborhoods, waves=waves)) as rounds:
             async for places in rounds:
                 async with aclosing(self._predict(neighborhoods, places, lane)) as answered:

@@ -113,6 +113,7 @@ def _denied(world: World, operation: Operation) -> Iterator[str]:
         if p.process is process
         and p.usable
         and p.delivered
+        and p.own
         and p.text in texts
         and operation.started <= p.at < operation.ended
     }
@@ -149,6 +150,10 @@ def answers(world: World) -> Iterator[str]:
 def _silent(world: World, process: Process) -> Iterator[str]:
     """Answers were not stored, and every run of the process said that all is well."""
     own = [o for o in world.operations if o.process is process and o.kind != "add"]
+    safe = {row.text_hash for row in world.rows.rows()}
+    safe |= {hash_text(r.text) for o in own for r in o.results if r.prediction is not None}
+    if safe.issuperset(process.store.unstored):
+        return
     said = any(o.error or o.stopped or o.left or any(r.error for r in o.results) for o in own)
     if own and not said:
         yield f"{process.name}: answers were not stored, and no run said so"
@@ -190,7 +195,7 @@ def unreadable(world: World) -> Iterator[str]:
     for payment in world.payments:
         nature = world.nature.get(payment.text)
         if nature in {"unreadable", "refusal"} and payment.process is not None:
-            paid[payment.process, payment.text] += payment.delivered
+            paid[payment.process, payment.text] += payment.delivered and not payment.broken
     asked: Counter[tuple[Process, str]] = Counter()
     for operation in world.operations:
         if operation.kind in {"many", "one", "stream", "pool"}:

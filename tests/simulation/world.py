@@ -29,7 +29,7 @@ from testnuc._engine.engine import Engine
 from testnuc.errors import StoreError
 from testnuc.index.memory_pool import Pool
 from testnuc.methods import SelfConsistency, StandardPrompting, TopKICL, TopKICLP
-from testnuc.prompts import samples_in
+from testnuc.prompts import samples_in, user_prompt
 from testnuc.protocols import Answer, Reply
 from testnuc.providers.openai import OpenAI
 from testnuc.stores.memory import MemoryStore
@@ -78,6 +78,10 @@ class Payment:
     #: Whether the client received it.
     delivered: bool = False
     lane: str = "live"
+    #: Whether the server broke the response: it was cut off, or empty.
+    broken: bool = False
+    #: Whether it is for the text itself, and not to label it as an example of another.
+    own: bool = True
 
 
 @dataclass
@@ -223,7 +227,10 @@ class Server:
                 data = OPENAI.error(500, "The engine is overloaded.", None, None)
             else:
                 delivered = fault != "reset-after"
-                self._pay(process, prompt, texts, usable=usable, delivered=delivered)
+                broken = fault in {"cut", "empty"}
+                self._pay(
+                    process, prompt, texts, usable=usable, delivered=delivered, broken=broken
+                )
         if fault == "reset-after":
             raise aiohttp.ClientPayloadError("cut off")
         return HTTPAnswer(status, headers, data)
@@ -299,7 +306,9 @@ class Server:
         ]
         return compose(answers, confidence=prompt.confidence)
 
-    def _pay(self, process, prompt, texts, *, usable, delivered, lane="live") -> None:
+    def _pay(
+        self, process, prompt, texts, *, usable, delivered, lane="live", broken=False
+    ) -> None:
         self.answered += delivered
         world = self.world
         scope = None if process is None else process.scope
@@ -310,7 +319,9 @@ class Server:
             whole = process is not None and process.per_call == 1
             asked = (scope, text, prompt.user if whole else None)
             now = world.loop.time()
-            paid = Payment(process, now, asked, text, readable, delivered, lane)
+            # an example is labeled by a prompt without examples, unlike a text of such a method
+            own = not (whole and process.context) or prompt.user != user_prompt((text,), ())
+            paid = Payment(process, now, asked, text, readable, delivered, lane, broken, own)
             world.payments.append(paid)
             world.note("paid", text, readable, delivered, lane)
 
@@ -694,6 +705,7 @@ class Process:
         self.budget = budget if self.wire or budget is None or budget.usd is None else None
         self.concurrency = random.choice((1, 2, 8, 32))
         self.samples = 1 if method is None else method.samples
+        self.context = method is not None and method.context > 0 and method.labeled
         clock = world.loop.time
         self.client = PlayedClient(
             labels=LABELS,
