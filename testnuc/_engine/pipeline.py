@@ -261,15 +261,18 @@ class Pipeline:
                 # pool and embedder are closed as well
                 raise ProviderError("the client was closed") from None
         except STOPS:
-            if any(not isinstance(outcome, Exception) for outcome in outcomes.values()):
-                # the store failed: the run hands over what is answered
-                return outcomes
-            for start in range(0, len(texts), _LOOK_UP):
-                if any(stored for _, stored in await self._looked_up(texts, start)):
-                    # the run hands over what is stored
-                    return {}
-            raise
+            # else the run hands over what is answered or stored
+            if all(isinstance(outcome, Exception) for outcome in outcomes.values()):
+                if not await self._any_stored(texts):
+                    raise
+                return {}
         return outcomes
+
+    async def _any_stored(self, texts: Sequence[PoolText]) -> bool:
+        for start in range(0, len(texts), _LOOK_UP):
+            if any(stored for _, stored in await self._looked_up(texts, start)):
+                return True
+        return False
 
     async def _looked_up(self, texts: Sequence[PoolText], start: int) -> list[tuple[Ask, bool]]:
         """Return the asks of some texts without a known label, and whether each is stored."""

@@ -187,7 +187,7 @@ class Server:
             self._item,
         )
 
-    async def post(self, process: Process, body: bytes) -> HTTPAnswer:  # noqa: C901 - a list
+    async def post(self, process: Process, body: bytes) -> HTTPAnswer:
         """Answer a call, fail, stall or disconnect."""
         world, random = self.world, self.world.random
         prompt = OPENAI.prompt(json.loads(body))
@@ -228,9 +228,7 @@ class Server:
             else:
                 delivered = fault != "reset-after"
                 broken = fault in {"cut", "empty"}
-                self._pay(
-                    process, prompt, texts, usable=usable, delivered=delivered, broken=broken
-                )
+                self._pay(process, prompt, texts, usable=usable, delivered=delivered, broken=broken)
         if fault == "reset-after":
             raise aiohttp.ClientPayloadError("cut off")
         return HTTPAnswer(status, headers, data)
@@ -247,9 +245,7 @@ class Server:
             self.outage = now, now + length
         return self.outage[0] <= now < self.outage[1]
 
-    def _status(  # noqa: C901, PLR0911 - a list of responses
-        self, prompt, texts, fault=None
-    ) -> tuple[int, bytes]:
+    def _status(self, prompt, texts, fault=None) -> tuple[int, bytes]:
         """Return status and body of a response."""
         error = OPENAI.error
         if self.answered >= self.after:
@@ -306,9 +302,7 @@ class Server:
         ]
         return compose(answers, confidence=prompt.confidence)
 
-    def _pay(
-        self, process, prompt, texts, *, usable, delivered, lane="live", broken=False
-    ) -> None:
+    def _pay(self, process, prompt, texts, *, usable, delivered, lane="live", broken=False) -> None:
         self.answered += delivered
         world = self.world
         scope = None if process is None else process.scope
@@ -500,7 +494,7 @@ class PlayedStore(MemoryStore):
     async def close(self):
         self.closed = True
 
-    async def _operate(self, name, action):  # noqa: C901 - a list
+    async def _operate(self, name, action):
         """Do something atomically, after the faults of the day."""
         world, faults = self._world, self._world.store_faults
         if self._process.died:
@@ -815,7 +809,7 @@ class Process:
                 task.cancel()
             await asyncio.wait([task])
 
-    async def _operate(self, operation: Operation) -> None:  # noqa: C901 - a list
+    async def _operate(self, operation: Operation) -> None:
         world, client, random = self.world, self.client, self.world.random
         try:
             match operation.kind:
