@@ -79,7 +79,7 @@ async def failing_caller(nuc, llm, texts):
         await calls(llm, 15)
         raise KeyError("the caller's own mistake")
 
-    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
+    with pytest.raises(BaseExceptionGroup) as caught:
         async with asyncio.TaskGroup() as group:
             group.create_task(nuc.classify_many(texts))
             group.create_task(fail())
@@ -135,7 +135,7 @@ async def test_leaving_while_others_still_work_tells_them(client_of):
 async def test_an_exception_inside_leaves_nothing(client_of):
     threads = set(threading.enumerate())
     async with LoopbackLLM(confident, latency=0.02) as llm:
-        with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        with pytest.raises(ZeroDivisionError):
             async with TestNUC(**client_of(llm, max_concurrency=4)) as nuc:
                 run = asyncio.create_task(nuc.classify_many(messages(90)))
                 await calls(llm, 10)

@@ -109,7 +109,7 @@ async def test_what_was_answered_before_the_end_is_handed_over(why, policy):
 async def test_an_error_before_any_answer_is_raised(way):
     async with client(Provider(0, AuthenticationError("wrong key"))) as nuc:
         await nuc.add(messages(20))
-        with pytest.raises(AuthenticationError):  # noqa: PT012 - one of them
+        with pytest.raises(AuthenticationError):
             if way == "stream":
                 [r async for r in nuc.stream(messages(30), window=8)]
             elif way == "predict_pool":
@@ -238,7 +238,7 @@ async def test_an_address_without_a_server_ends_the_run_soon(client_of, way):
             await nuc.add(messages(300))
             embedder.texts = 0
         began = time.monotonic()
-        with pytest.raises(ConnectionFailedError, match=r"cannot connect.*check base_url"):  # noqa: PT012 - one of them
+        with pytest.raises(ConnectionFailedError, match=r"cannot connect.*check base_url"):
             if way == "stream":
                 [r async for r in nuc.stream(messages(300), window=32)]
             elif way == "predict_pool":
@@ -257,7 +257,7 @@ async def test_a_wrong_key_costs_one_request_and_no_embedding(client_of, way):
     embedder = Counting()
     async with LoopbackLLM(confident, api_key="right") as llm:
         async with TestNUC(**client_of(llm, embedder=embedder)) as nuc:
-            with pytest.raises(AuthenticationError):  # noqa: PT012 - one of them
+            with pytest.raises(AuthenticationError):
                 if way == "stream":
                     [r async for r in nuc.stream(messages(50), window=8)]
                 await nuc.classify_many(messages(50))

@@ -23,7 +23,7 @@ from testnuc.errors import (
 from testnuc.protocols import Request, Task, WireProvider
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from typing import Any, Literal
 
     from testnuc.labels import LabelSet
@@ -73,6 +73,8 @@ class Predictor:
     ) -> None:
         self.provider = provider
         self.labels = labels
+        #: Stores the answers of a packed call before the other texts are asked again; never raises.
+        self.keep: Callable[[list[tuple[Ask, Prediction]]], Awaitable[None]] | None = None
         self._transport = transport
         # checked once: isinstance with a protocol takes 15 us
         self._wire = provider if isinstance(provider, WireProvider) else None
@@ -246,6 +248,8 @@ class Predictor:
         ]
         failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, ProviderError)]
         if len(asks) > 1:
+            if failed:
+                await self._kept(asks, outcomes)
             half = -(-len(failed) // 2)
             for part in (failed[:half], failed[half:]):
                 if part:
@@ -272,9 +276,19 @@ class Predictor:
 
     async def _retry_half(self, asks: tuple[Ask, ...], step: int) -> list[Prediction | Exception]:
         try:
-            return await self._answer(asks, step)
+            outcomes = await self._answer(asks, step)
         except Exception as exc:  # noqa: BLE001 - the other half keeps its answers
             return [exc] * len(asks)
+        await self._kept(asks, outcomes)
+        return outcomes
+
+    async def _kept(
+        self, asks: tuple[Ask, ...], outcomes: Sequence[Prediction | Exception]
+    ) -> None:
+        """Store answers before others are asked for again: the client may close meanwhile."""
+        if self.keep is not None:
+            found = zip(asks, outcomes, strict=True)
+            await self.keep([(ask, o) for ask, o in found if not isinstance(o, Exception)])
 
     async def _call(self, request: Request) -> Reply:
         if self._wire is not None:
@@ -282,7 +296,14 @@ class Predictor:
         assert self._other is not None
         # a local labeler may never suspend, so yield to other tasks here
         await asyncio.sleep(0)
-        return await self._transport.answer(self._other, request)
+        reply = await self._transport.answer(self._other, request)
+        if len(reply.answers) != len(request.texts):
+            # it is not known which text each answer is for
+            raise ReplyError(
+                f"the provider returned {len(reply.answers)} answers for {len(request.texts)} "
+                "texts; return one for each text, in their order"
+            )
+        return reply
 
 
 def _again(kind: type[ProviderError], message: str, status_code: int | None) -> ProviderError:

@@ -449,6 +449,12 @@ class Scheduler:
         self._queue.paused = False
         self._workers.hire()
 
+    async def keep(self, answered: list[tuple[Ask, Prediction]]) -> None:
+        """Store a part of a call's answers; `_answered` stores all, and reports failures."""
+        if answered:
+            with contextlib.suppress(Exception):
+                await self._put(answered)
+
     async def _put(self, answered: list[tuple[Ask, Prediction]]) -> list[Prediction]:
         rows = [
             StoredPrediction(ask.key, self._scope, ask.text_hash, ask.sample, prediction)

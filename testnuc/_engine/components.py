@@ -131,6 +131,7 @@ class Components:
             per_call=per_call,
         )
         self.transport.on_wait = self.scheduler.lend
+        self.predictor.keep = self.scheduler.keep
         self._max_concurrency = max_concurrency
         self._batches = batches or BatchPolicy()
         #: Created when the batch lane is first used.

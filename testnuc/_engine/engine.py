@@ -181,7 +181,7 @@ class Engine:
         await parts.ready()
         entry = PoolText(text, hash_text(text))
         with operation(parts.telemetry, "classify", model=parts.model) as span:
-            neighborhoods = await parts.pipeline.prepare([entry], together=False)
+            neighborhoods = await parts.pipeline.prepare([entry], together=False, partial=True)
             self._warn_of_few_neighbors(neighborhoods)
             try:
                 async with aclosing(parts.pipeline.predict(neighborhoods, waves=True)) as answered:
@@ -235,6 +235,7 @@ class Engine:
                         together=True,
                         settings=settings,
                         ask_first=lane == "live",
+                        partial=True,
                         # optional, so that observers written for 0.1.0 still count texts once
                         embedded=getattr(bar, "embedded", int),
                     )
@@ -350,7 +351,7 @@ class Engine:
             telemetry.texts("unlabeled", unlabeled)
 
     def _warn_of_few_neighbors(self, neighborhoods: Neighborhoods) -> None:
-        if neighborhoods.settings.policy is None or neighborhoods.stopped or self._warned:
+        if neighborhoods.settings.policy is None or self._warned or neighborhoods.failure:
             return
         found = int((neighborhoods.neighbors >= 0).sum(axis=1).max(initial=0))
         stored = self.parts.pipeline.neighbors == "stored"

@@ -88,8 +88,8 @@ class Neighborhoods:
         self.complete = np.ones(n_own, dtype=np.bool_)
         self.predictions: list[Prediction | None] = [None] * len(entries)
         self.errors: dict[int, Exception] = {}
-        #: The error that ended the run before any neighbor was found.
-        self.stopped: Exception | None = None
+        #: The error that ended the run while the neighbors were retrieved.
+        self.failure: Exception | None = None
         #: Place -> sample -> outcome, of texts that lack some samples.
         self.partial: dict[int, dict[int, Prediction | Exception]] = {}
         self._winners = np.full(len(entries), -1, dtype=np.int32)

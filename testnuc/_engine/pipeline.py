@@ -146,6 +146,7 @@ class Pipeline:
         together: bool,
         settings: VoteSettings | None = None,
         ask_first: bool = True,
+        partial: bool = False,
         embedded: Callable[[int], object] = int,
     ) -> Neighborhoods:
         """Embed distinct texts and retrieve their neighbors.
@@ -165,6 +166,9 @@ class Pipeline:
             Default: the current ones.
         ask_first : bool
             False: make no call.
+        partial : bool
+            Whether an error after the first call gives neighborhoods without neighbors, with the
+            error as `failure`, so that answers can be handed over; `predict` then raises it.
         embedded : callable, optional
             Called with the number of texts after each batch of the embedder; default: does
             nothing.
@@ -172,16 +176,12 @@ class Pipeline:
         first = await self._ask_first(texts) if ask_first else {}
         settings = self.settings if settings is None else settings
         try:
-            neighborhoods = await self._embedded(texts, settings, embedded, together=together)
-        except StoreError as error:
-            if all(isinstance(outcome, Exception) for outcome in first.values()):
+            neighborhoods = await self._prepared(texts, settings, embedded, together=together)
+        except STOPS as error:
+            if not partial:
                 raise
-            # the first call was answered: the run hands that over, and ends
-            nothing = np.empty(0, dtype=np.int64)
-            neighborhoods = build_neighborhoods(
-                self.labels, settings, texts, nothing, [], no_matches(len(texts)), None
-            )
-            neighborhoods.stopped = error
+            neighborhoods = await self._without_neighbors(texts, settings)
+            neighborhoods.failure = error
         for place, outcome in first.items():
             if self.method.samples > 1:
                 neighborhoods.partial[place] = {0: outcome}
@@ -189,7 +189,7 @@ class Pipeline:
                 neighborhoods.put(place, outcome)
         return neighborhoods
 
-    async def _embedded(
+    async def _prepared(
         self,
         texts: Sequence[PoolText],
         settings: VoteSettings,
@@ -197,7 +197,6 @@ class Pipeline:
         *,
         together: bool,
     ) -> Neighborhoods:
-        """Embed the texts, add them to the pool, and retrieve their neighbors."""
         hashes = [entry.hash for entry in texts]
         vectors = await self._embedding.vectors([entry.text for entry in texts], hashes, embedded)
         known = await self._pool.labels(hashes)
@@ -224,6 +223,20 @@ class Pipeline:
             await self._pool.add(texts, vectors)
         return await self._neighborhoods(texts, matches, settings, snapshot)
 
+    async def _without_neighbors(
+        self, texts: Sequence[PoolText], settings: VoteSettings
+    ) -> Neighborhoods:
+        # the pool may be what failed
+        with suppress(Exception):
+            known = await self._pool.labels([entry.hash for entry in texts])
+            texts = [
+                entry if label is None else replace(entry, label=label)
+                for entry, label in zip(texts, known, strict=True)
+            ]
+        texts, matches = without_foreign_labels(texts, self.labels), no_matches(len(texts))
+        ids = distinct_ids(matches)
+        return build_neighborhoods(self.labels, settings, texts, ids, [], matches)
+
     async def _ask_first(self, texts: Sequence[PoolText]) -> dict[int, Prediction | Exception]:
         """Make the first call of a client; returns the outcomes by place."""
         scheduler = self.lanes["live"]
@@ -248,12 +261,18 @@ class Pipeline:
                 # pool and embedder are closed as well
                 raise ProviderError("the client was closed") from None
         except STOPS:
-            for start in range(0, len(texts), _LOOK_UP):
-                if any(stored for _, stored in await self._looked_up(texts, start)):
-                    # the run hands over what is stored
-                    return {}
-            raise
+            # else the run hands over what is answered or stored
+            if all(isinstance(outcome, Exception) for outcome in outcomes.values()):
+                if not await self._any_stored(texts):
+                    raise
+                return {}
         return outcomes
+
+    async def _any_stored(self, texts: Sequence[PoolText]) -> bool:
+        for start in range(0, len(texts), _LOOK_UP):
+            if any(stored for _, stored in await self._looked_up(texts, start)):
+                return True
+        return False
 
     async def _looked_up(self, texts: Sequence[PoolText], start: int) -> list[tuple[Ask, bool]]:
         """Return the asks of some texts without a known label, and whether each is stored."""
@@ -283,6 +302,8 @@ class Pipeline:
             Whether any own text was answered, now or by a stored prediction.
         """
         n_own = neighborhoods.n_own
+        # samples of the first call
+        Sampler(self.method, self._predictor, neighborhoods, ()).give_up()
         if not self.lanes["live"].closed:
             # the store may be what failed
             with suppress(Exception):
@@ -323,8 +344,8 @@ class Pipeline:
         int
             Each place that gets a prediction or an error; places that already had one are omitted.
         """
-        if neighborhoods.stopped is not None:
-            raise neighborhoods.stopped
+        if neighborhoods.failure is not None:
+            raise neighborhoods.failure
         async with aclosing(self._rounds(neighborhoods, waves=waves)) as rounds:
             async for places in rounds:
                 async with aclosing(self._predict(neighborhoods, places, lane)) as answered:

@@ -165,7 +165,7 @@ class _StreamedWindow:
         run = self._run
         try:
             neighborhoods = await self._pipeline.prepare(
-                entries, together=True, ask_first=run.stopped is None
+                entries, together=True, ask_first=run.stopped is None, partial=True
             )
         except STOPS as error:
             if not run.answered:

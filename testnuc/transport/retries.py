@@ -28,6 +28,8 @@ _SPREAD, _LEAST_SPREAD, _MOST_SPREAD = 0.1, 0.05, 5.0
 _SHORT_WAITS = 3
 #: A server that never responded is given up after so many seconds of refused connections.
 _UNREACHED = 1.5
+#: After so many seconds without an attempt, the server may have been started.
+_QUIET = 3.0
 #: One that responded before: after so many in a row, over at least so many seconds. Calls that are
 #: refused at the same time count once.
 _REFUSALS, _LEAST_OUTAGE = 20, 5.0
@@ -38,11 +40,11 @@ _MOST_DOUBLINGS = 30
 class Outage:
     """Connections that the server refused in a row."""
 
-    __slots__ = ("_first", "_last", "_refusals")
+    __slots__ = ("_first", "_last", "_refusals", "_since")
 
     def __init__(self) -> None:
         self._refusals = 0
-        self._first = 0.0
+        self._first = self._since = 0.0
         self._last = float("-inf")
 
     def refused(self, sent_at: float, now: float) -> None:
@@ -51,6 +53,8 @@ class Outage:
             return
         if not self._refusals:
             self._first = now
+        if now - self._last > _QUIET:
+            self._since = now
         self._refusals += 1
         self._last = now
 
@@ -58,6 +62,11 @@ class Outage:
         """Forget the refusals: the server has responded."""
         self._refusals = 0
         self._last = float("-inf")
+
+    @property
+    def seconds(self) -> float:
+        """How long connections have been refused, without a pause in which none was tried."""
+        return self._last - self._since if self._refusals else 0.0
 
     @property
     def is_permanent(self) -> bool:
@@ -113,7 +122,9 @@ def gives_up(
     """
     if call.unsent and call.error is not None:
         tries = state.attempt_number
-        unreached = since + state.upcoming_sleep >= _UNREACHED or tries >= policy.attempts
+        # calls that were sent late share what earlier ones found out
+        seconds = max(since + state.upcoming_sleep, outage.seconds)
+        unreached = seconds >= _UNREACHED or tries >= policy.attempts
         if outage.is_permanent or (not reached and unreached):
             call.error.fatal = True
             return True

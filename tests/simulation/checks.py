@@ -56,7 +56,7 @@ def endings(world: World) -> Iterator[str]:
             yield f"{operation} ended {operation.ended - process.closed_at:.0f} s after aclose"
 
 
-def errors(world: World) -> Iterator[str]:  # noqa: C901 - a list
+def errors(world: World) -> Iterator[str]:
     """A caller is told what it can expect, and is not denied what was answered."""
     for operation in world.operations:
         error, process = operation.error, operation.process
@@ -106,6 +106,15 @@ def _denied(world: World, operation: Operation) -> Iterator[str]:
     process, error = operation.process, operation.error
     if process.died or _closing(operation):
         return
+    if process.store.trouble and any(
+        other.process is process
+        and other is not operation
+        and (other.ended is None or other.ended > operation.started)
+        and other.started < operation.ended
+        for other in world.operations
+    ):
+        # another run may have got the answers, and this one could not read them
+        return
     texts = set(operation.texts)
     paid = {
         p.text
@@ -113,6 +122,7 @@ def _denied(world: World, operation: Operation) -> Iterator[str]:
         if p.process is process
         and p.usable
         and p.delivered
+        and p.own
         and p.text in texts
         and operation.started <= p.at < operation.ended
     }
@@ -149,6 +159,10 @@ def answers(world: World) -> Iterator[str]:
 def _silent(world: World, process: Process) -> Iterator[str]:
     """Answers were not stored, and every run of the process said that all is well."""
     own = [o for o in world.operations if o.process is process and o.kind != "add"]
+    safe = {row.text_hash for row in world.rows.rows()}
+    safe |= {hash_text(r.text) for o in own for r in o.results if r.prediction is not None}
+    if safe.issuperset(process.store.unstored):
+        return
     said = any(o.error or o.stopped or o.left or any(r.error for r in o.results) for o in own)
     if own and not said:
         yield f"{process.name}: answers were not stored, and no run said so"
@@ -190,7 +204,7 @@ def unreadable(world: World) -> Iterator[str]:
     for payment in world.payments:
         nature = world.nature.get(payment.text)
         if nature in {"unreadable", "refusal"} and payment.process is not None:
-            paid[payment.process, payment.text] += payment.delivered
+            paid[payment.process, payment.text] += payment.delivered and not payment.broken
     asked: Counter[tuple[Process, str]] = Counter()
     for operation in world.operations:
         if operation.kind in {"many", "one", "stream", "pool"}:

@@ -29,7 +29,7 @@ from testnuc._engine.engine import Engine
 from testnuc.errors import StoreError
 from testnuc.index.memory_pool import Pool
 from testnuc.methods import SelfConsistency, StandardPrompting, TopKICL, TopKICLP
-from testnuc.prompts import samples_in
+from testnuc.prompts import samples_in, user_prompt
 from testnuc.protocols import Answer, Reply
 from testnuc.providers.openai import OpenAI
 from testnuc.stores.memory import MemoryStore
@@ -78,6 +78,10 @@ class Payment:
     #: Whether the client received it.
     delivered: bool = False
     lane: str = "live"
+    #: Whether the server broke the response: it was cut off, or empty.
+    broken: bool = False
+    #: Whether it is for the text itself, and not to label it as an example of another.
+    own: bool = True
 
 
 @dataclass
@@ -183,7 +187,7 @@ class Server:
             self._item,
         )
 
-    async def post(self, process: Process, body: bytes) -> HTTPAnswer:  # noqa: C901 - a list
+    async def post(self, process: Process, body: bytes) -> HTTPAnswer:
         """Answer a call, fail, stall or disconnect."""
         world, random = self.world, self.world.random
         prompt = OPENAI.prompt(json.loads(body))
@@ -223,7 +227,8 @@ class Server:
                 data = OPENAI.error(500, "The engine is overloaded.", None, None)
             else:
                 delivered = fault != "reset-after"
-                self._pay(process, prompt, texts, usable=usable, delivered=delivered)
+                broken = fault in {"cut", "empty"}
+                self._pay(process, prompt, texts, usable=usable, delivered=delivered, broken=broken)
         if fault == "reset-after":
             raise aiohttp.ClientPayloadError("cut off")
         return HTTPAnswer(status, headers, data)
@@ -240,9 +245,7 @@ class Server:
             self.outage = now, now + length
         return self.outage[0] <= now < self.outage[1]
 
-    def _status(  # noqa: C901, PLR0911 - a list of responses
-        self, prompt, texts, fault=None
-    ) -> tuple[int, bytes]:
+    def _status(self, prompt, texts, fault=None) -> tuple[int, bytes]:
         """Return status and body of a response."""
         error = OPENAI.error
         if self.answered >= self.after:
@@ -299,7 +302,7 @@ class Server:
         ]
         return compose(answers, confidence=prompt.confidence)
 
-    def _pay(self, process, prompt, texts, *, usable, delivered, lane="live") -> None:
+    def _pay(self, process, prompt, texts, *, usable, delivered, lane="live", broken=False) -> None:
         self.answered += delivered
         world = self.world
         scope = None if process is None else process.scope
@@ -310,7 +313,9 @@ class Server:
             whole = process is not None and process.per_call == 1
             asked = (scope, text, prompt.user if whole else None)
             now = world.loop.time()
-            paid = Payment(process, now, asked, text, readable, delivered, lane)
+            # an example is labeled by a prompt without examples, unlike a text of such a method
+            own = not (whole and process.context) or prompt.user != user_prompt((text,), ())
+            paid = Payment(process, now, asked, text, readable, delivered, lane, broken, own)
             world.payments.append(paid)
             world.note("paid", text, readable, delivered, lane)
 
@@ -489,7 +494,7 @@ class PlayedStore(MemoryStore):
     async def close(self):
         self.closed = True
 
-    async def _operate(self, name, action):  # noqa: C901 - a list
+    async def _operate(self, name, action):
         """Do something atomically, after the faults of the day."""
         world, faults = self._world, self._world.store_faults
         if self._process.died:
@@ -694,6 +699,7 @@ class Process:
         self.budget = budget if self.wire or budget is None or budget.usd is None else None
         self.concurrency = random.choice((1, 2, 8, 32))
         self.samples = 1 if method is None else method.samples
+        self.context = method is not None and method.context > 0 and method.labeled
         clock = world.loop.time
         self.client = PlayedClient(
             labels=LABELS,
@@ -803,7 +809,7 @@ class Process:
                 task.cancel()
             await asyncio.wait([task])
 
-    async def _operate(self, operation: Operation) -> None:  # noqa: C901 - a list
+    async def _operate(self, operation: Operation) -> None:
         world, client, random = self.world, self.client, self.world.random
         try:
             match operation.kind:
