@@ -13,7 +13,7 @@ from testnuc.trust import calibration, review
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
 from testnuc.trust.calibration import Calibration, calibrate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
-from testnuc.trust.evidence import Interval
+from testnuc.trust.near_copies import Interval
 from testnuc.trust.prior import correct, factors
 from testnuc.trust.review import Review, review_queue
 from testnuc.trust.tuning import Tuning, tune_votes

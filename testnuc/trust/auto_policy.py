@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
-from testnuc.trust.evidence import (
+from testnuc.trust.near_copies import (
     JUDGES,
     Interval,
     at_similarity_one,
@@ -40,7 +40,7 @@ from testnuc.voting import VotePolicy, vote_curves
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from testnuc.trust.evidence import Pairs
+    from testnuc.trust.near_copies import Pairs
 
 __all__ = ["MAX_NEIGHBORS", "MIN_PREDICTIONS", "diagnose"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import MissingDependencyError
-from testnuc.trust.evidence import Interval
+from testnuc.trust.near_copies import Interval
 
 if TYPE_CHECKING:
     from testnuc.voting import VotePolicy
