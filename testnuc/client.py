@@ -332,7 +332,8 @@ class TestNUC:
         ----------
         texts : iterable of str
         progress : bool or Observer
-            Show a progress bar, or report to your own `testnuc.progress.Observer`.
+            Show a bar (without a terminal, a line every ten seconds), or report to your own
+            `testnuc.progress.Observer`.
         lane : {"live", "batch"}
             "batch" uses the provider's batch API, at half the price and within 24 hours. Give the
             client a durable store: the next run resumes batches that outlive this one.

@@ -13,7 +13,16 @@ import orjson
 from testnuc._base.html import facts, grid
 from testnuc._base.jsonl import table, write_whole
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
-from testnuc.types import CELLS, UNKNOWN, Classification, Neighbor, Prediction, Usage, row
+from testnuc.types import (
+    CELLS,
+    UNKNOWN,
+    Classification,
+    Neighbor,
+    Prediction,
+    Usage,
+    error_text,
+    row,
+)
 
 if TYPE_CHECKING:
     import os
@@ -44,6 +53,7 @@ def run_record(results: Results) -> dict[str, Any]:
             "labels": list(results.choices),
             "seconds": _rounded(results.seconds),
             "usage": asdict(results.usage),
+            "stopped": None if results.stopped is None else str(results.stopped),
         }
     }
 
@@ -110,7 +120,15 @@ def read_results(
         seconds, labels = float(run.get("seconds") or 0.0), tuple(map(str, run.get("labels") or ()))
     except (ValueError, TypeError, AttributeError) as exc:
         raise InvalidInputError(f"{source}: {_RUN} was not written by testnuc: {exc!r}") from exc
-    return Results(rows, usage, seconds, model=run.get("model"), choices=labels)
+    stopped = _text(run.get("stopped"))
+    return Results(
+        rows,
+        usage,
+        seconds,
+        model=run.get("model"),
+        choices=labels,
+        stopped=None if stopped is None else TestNUCError(stopped),
+    )
 
 
 def _row(record: Mapping[str, Any], index: int, text_column: str) -> Classification:
@@ -188,6 +206,44 @@ def _line(record: dict[str, Any]) -> bytes:
         return orjson.dumps(mended, option=orjson.OPT_APPEND_NEWLINE, default=str)
 
 
+def summary(results: Results) -> str:
+    """Return the outcome of a run in a few sentences."""
+    errors, outside = results.errors, results.outside
+    unlabeled = results.labels.count(None)
+    stopped = results.stopped
+    usage = results.usage
+    labeled = len(results) - unlabeled
+    told = [
+        f"{_count(len(results), 'text')}: {labeled:,} with a label, {unlabeled:,} without.",
+    ]
+    if stopped is not None:
+        told.append(f"The run stopped early ({error_text(stopped)}).")
+    if errors:
+        first = "" if errors[0].error is stopped else f" ({error_text(errors[0].error)})"
+        told.append(f"{_count(len(errors), 'text')} failed{first}.")
+    if outside:
+        said = next((p.said for row in outside if (p := row.prediction) and p.said), None)
+        example = "" if said is None else f", such as {said[:60]!r}"
+        told.append(
+            f"{_count(len(outside), 'answer')} {_is(len(outside))} outside the labels{example}."
+        )
+    told += [
+        f"The vote changed {_count(results.changed, 'label')}.",
+        f"{_count(usage.calls, 'call')}, "
+        + ("price unknown" if usage.usd is None else f"{usage.usd:.4f} USD")
+        + f", {results.seconds:.1f} s.",
+    ]
+    return " ".join(told)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
 def pandas_frame(results: Results) -> pd.DataFrame:
     """Return a row for each text, without neighbors and votes."""
     made: pd.DataFrame = _library("pandas").DataFrame(_columns(results))
@@ -199,7 +255,7 @@ def polars_frame(results: Results) -> pl.DataFrame:
     library = _library("polars")
     # explicit types: a column may hold only None
     typed = {
-        **dict.fromkeys(("label", "own_label", "error", "reason"), library.String),
+        **dict.fromkeys(("label", "own_label", "own_said", "error", "reason"), library.String),
         **dict.fromkeys(("trust", "own_confidence"), library.Float64),
     }
     made: pl.DataFrame = library.DataFrame(_columns(results), schema_overrides=typed)
@@ -228,6 +284,8 @@ class _Columns(Protocol):
 
     def failed(self) -> list[int]: ...
 
+    def outside(self) -> list[int]: ...
+
     def changed(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Classification: ...
@@ -247,6 +305,7 @@ class Results(Sequence[Classification]):
         *,
         model: str | None = None,
         choices: Sequence[str] = (),
+        stopped: Exception | None = None,
     ) -> None:
         self._rows = rows
         #: Usage of this run alone.
@@ -257,6 +316,9 @@ class Results(Sequence[Classification]):
         self.model = model
         #: The label set; empty if unknown.
         self.choices = tuple(choices)
+        #: The error that ended the run early (a wrong key, an exhausted quota, a failed store);
+        #: texts that were not answered by then have it as their error. None: the run completed.
+        self.stopped = stopped
 
     @property
     def labels(self) -> list[str | None]:
@@ -273,11 +335,22 @@ class Results(Sequence[Classification]):
         return [row for row in self._rows if row.error is not None]
 
     @property
+    def outside(self) -> list[Classification]:
+        """The results whose own answer matches no label; `Prediction.said` holds it."""
+        if isinstance(self._rows, _Columns):
+            return [self._rows[at] for at in self._rows.outside()]
+        return [row for row in self._rows if row.prediction is not None and row.own_label is None]
+
+    @property
     def changed(self) -> int:
         """Number of texts whose label differs from their own prediction."""
         if isinstance(self._rows, _Columns):
             return self._rows.changed()
         return sum(row.changed for row in self)
+
+    def summary(self) -> str:
+        """Return the outcome of the run in a few sentences: labels, failures, calls and cost."""
+        return summary(self)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a pandas data frame with a row for each text, without neighbors and votes.
@@ -348,6 +421,8 @@ class Results(Sequence[Classification]):
     def __repr__(self) -> str:
         failed = len(self.errors)
         more = f", {failed} with an error" if failed else ""
+        if self.stopped is not None:
+            more += f", stopped early by {type(self.stopped).__name__}"
         return f"<Results of {len(self)} texts{more}, {self.usage.calls} calls>"
 
     def _repr_html_(self) -> str:
@@ -358,6 +433,7 @@ class Results(Sequence[Classification]):
                 ("model", self.model),
                 ("changed by the vote", self.changed),
                 ("with an error", len(self.errors) or None),
+                ("stopped early", None if self.stopped is None else str(self.stopped)),
                 ("calls", usage.calls),
                 ("US dollars", None if usage.usd is None else f"{usage.usd:.4f}"),
                 ("seconds", f"{self.seconds:.1f}"),

@@ -184,6 +184,8 @@ class Estimate(Usage):
     """
 
     lanes: tuple[LaneEstimate, ...] = ()
+    #: What may explain calls that were not expected; "" if nothing does.
+    note: str = ""
 
     def __str__(self) -> str:
         rows = [("lane", "calls", "input tokens", "output tokens", "usd", "hours")]
@@ -211,6 +213,8 @@ class Estimate(Usage):
         ]
         if self.store_hits:
             lines.append(f"{self.store_hits:,} predictions are stored already")
+        if self.note:
+            lines.append(self.note)
         return "\n".join(lines)
 
 
@@ -226,6 +230,9 @@ class PoolStats:
     model: str
     #: Number of labels.
     labels: int
+    #: Texts in the pool whose known label, given by another client, is not one of the labels. It is
+    #: ignored: they are predicted as texts without a label are.
+    foreign_labels: int = 0
 
 
 #: Usage of results that were read from a file without a record of their run.
@@ -241,6 +248,7 @@ CELLS = (
     "complete",
     "own_label",
     "own_confidence",
+    "own_said",
     "error",
     "reason",
 )

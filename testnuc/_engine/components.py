@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 
 from testnuc import embedders, methods, providers, stores
 from testnuc._base.checks import checked_choice, checked_whole
-from testnuc._dispatch.inflight import InFlight
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
@@ -28,7 +27,7 @@ from testnuc.trust import VoteSettings
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from testnuc.limits import Budget, RateLimit, RetryPolicy
     from testnuc.protocols import Embedder, Index, Method, Provider, Store
@@ -46,6 +45,8 @@ class Components:
         Replaces the store's own pool.
     kernels : bool
         Whether `ready` loads the voting kernels, which takes seconds.
+    transport : callable
+        Creates the transport; the simulation gives it another clock and other connections.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Components:
         batches: BatchPolicy | None = None,
         pool: Index | None = None,
         kernels: bool = True,
+        transport: Callable[..., Transport] = Transport,
     ) -> None:
         self.labels = LabelSet(labels, none_label=none_label)
         settings = VoteSettings.of(policy, k, self.labels.names)
@@ -93,12 +95,13 @@ class Components:
         provider = self._provider(model, base_url, api_key)
         self.model = f"{provider.name}/{provider.model}"
         url = getattr(provider, "url", None)
-        price = Price.of(provider.name, provider.model, url)
+        tier = self.sampling.request_options.get("service_tier")
+        price = Price.of(provider.name, provider.model, url, tier=tier)
         require_price(budget, price, self.model)
         self.meter = Meter()
         self.telemetry = Telemetry.of(provider.name, provider.model, url)
         self.embedding.telemetry = self.telemetry
-        self.transport = Transport(
+        self.transport = transport(
             rate_limit=rate_limit,
             max_concurrency=max_concurrency,
             retry=retry,
@@ -119,7 +122,6 @@ class Components:
             options=self.sampling.request_options,
             texts_per_call=per_call,
         )
-        self._inflight = InFlight()
         self.scheduler = Scheduler(
             self.predictor.answer,
             self.store,
@@ -127,7 +129,6 @@ class Components:
             meter=self.meter,
             workers=max_concurrency,
             per_call=per_call,
-            in_flight=self._inflight,
         )
         self.transport.on_wait = self.scheduler.lend
         self._max_concurrency = max_concurrency
@@ -145,6 +146,7 @@ class Components:
             pool=self.pool,
             store=self.store,
             join_pool=join_pool,
+            per_call=per_call,
         )
         self.estimator = Estimator(
             self.predictor,
@@ -161,6 +163,8 @@ class Components:
         self._kernels = kernels
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
+        #: Set when everything is closed.
+        self._ended = asyncio.Event()
 
     async def ready(self, lane: str = "live") -> None:
         """Open everything that a lane needs; later calls return at once.
@@ -180,7 +184,7 @@ class Components:
                 price=self.estimator.batch_price,
                 per_call=self.sampling.texts_per_call,
                 live=self._max_concurrency,
-                in_flight=self._inflight,
+                joins=self.scheduler,
             )
             self.pipeline.lanes["batch"] = self.batch_lane.scheduler
         if self._closed:
@@ -195,10 +199,13 @@ class Components:
     async def aclose(self) -> None:
         """Wait a few seconds for calls in flight, store their answers, and close everything."""
         if self._closed:
+            # another caller closes: it has not closed anything yet, perhaps
+            await self._ended.wait()
             return
         self._closed = True
         # a stack, so that everything is closed even on cancellation
         async with AsyncExitStack() as closing:
+            closing.callback(self._ended.set)
             close_embedder = getattr(self.embedder, "close", None)
             if close_embedder is not None and self._own_embedder:
                 closing.push_async_callback(close_embedder)

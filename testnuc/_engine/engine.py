@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Literal
 
 from testnuc._base.checks import checked_whole, hash_text, valid_text
 from testnuc._engine.inputs import checked_texts, distinct, labeled
+from testnuc._engine.pipeline import STOPS
 from testnuc._engine.rows import Rows, classification
 from testnuc._engine.small_pool import few_neighbors, few_predictions
+from testnuc._engine.stored_voters import known_labels
 from testnuc._engine.streaming import stream_windows
 from testnuc._engine.tuning import gold_labels, tune
 from testnuc.errors import InvalidInputError
-from testnuc.progress import Progress, start_progress
+from testnuc.progress import start_progress
 from testnuc.protocols import PoolText
 from testnuc.results import Results
 from testnuc.transport.telemetry import operation
@@ -28,7 +30,7 @@ from testnuc.trust import calibrate
 from testnuc.types import PoolStats
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
@@ -57,6 +59,29 @@ class Engine:
     def __init__(self, parts: Components) -> None:
         self.parts = parts
         self._warned = False
+        #: `Observer.note` of each run in progress.
+        self._notes: list[Callable[[Exception], None]] = []
+        parts.transport.on_failure = self._note
+
+    def _note(self, error: Exception) -> None:
+        """Pass a failed attempt on to the observers; one that raises must not fail the call."""
+        for note in list(self._notes):
+            try:
+                note(error)
+            except Exception:  # noqa: BLE001 - any observer
+                _log.warning("the progress observer failed", exc_info=True)
+
+    def _observe(self, bar: Observer) -> None:
+        """Pass failed attempts on to an observer, if it wants them."""
+        note = getattr(bar, "note", None)
+        if note is not None:
+            self._notes.append(note)
+
+    def _end(self, bar: Observer) -> None:
+        note = getattr(bar, "note", None)
+        if note in self._notes:
+            self._notes.remove(note)
+        bar.close()
 
     def __len__(self) -> int:
         """Return the number of texts in the pool."""
@@ -96,33 +121,50 @@ class Engine:
         """Remove texts from the pool; returns the number removed."""
         entries, _ = await distinct(await checked_texts(texts))
         await self.parts.ready()
-        return await self.parts.pool.remove([entry.hash for entry in entries])
+        removed = await self.parts.pool.remove([entry.hash for entry in entries])
+        if removed:
+            self.parts.pipeline.forget_diagnosis()
+        return removed
 
     async def forget(self, *, model: str | None = None) -> int:
         """Delete stored predictions; returns the number deleted."""
         await self.parts.ready()
         if model is None:
-            return await self.parts.store.forget(scope=self.parts.predictor.scope)
-        return await self.parts.store.forget(model=model)
+            gone = await self.parts.store.forget(scope=self.parts.predictor.scope)
+        else:
+            gone = await self.parts.store.forget(model=model)
+        self.parts.pipeline.forget_diagnosis()
+        return gone
 
     async def stats(self) -> PoolStats:
         """Return the numbers of texts and of predictions."""
         await self.parts.ready()
-        predicted = await self.parts.store.count(self.parts.predictor.scope)
-        return PoolStats(len(self), predicted, self.parts.model, len(self.parts.labels.names))
+        parts = self.parts
+        predicted = await parts.store.count(parts.predictor.scope)
+        known = await known_labels(parts.pool)
+        return PoolStats(
+            len(self),
+            predicted,
+            parts.model,
+            len(parts.labels.names),
+            sum(parts.labels.index(label) is None for label in known.values()),
+        )
 
     async def predict_pool(
         self, *, progress: bool = False, lane: Literal["live", "batch"] = "live"
     ) -> None:
         """Predict every text of the pool that has no prediction."""
         await self.parts.ready(lane)
-        bar = Progress(shown=progress, total=len(self))
+        before = self.parts.meter.mark()
+        bar = start_progress(progress, len(self), lambda: self.parts.meter.since(before))
         try:
+            self._observe(bar)
+            bar.stage("asking" if lane == "live" else "waiting for batches")
             async with aclosing(self.parts.pipeline.predict_pool(lane)) as answered:
                 async for texts in answered:
                     bar.advance(texts)
         finally:
-            bar.close()
+            self._end(bar)
 
     async def estimate(self, texts: Iterable[str]) -> Estimate:
         """Estimate the usage of `classify_many`."""
@@ -141,9 +183,13 @@ class Engine:
         with operation(parts.telemetry, "classify", model=parts.model) as span:
             neighborhoods = await parts.pipeline.prepare([entry], together=False)
             self._warn_of_few_neighbors(neighborhoods)
-            async with aclosing(parts.pipeline.predict(neighborhoods, waves=True)) as answered:
-                async for _ in answered:
-                    pass
+            try:
+                async with aclosing(parts.pipeline.predict(neighborhoods, waves=True)) as answered:
+                    async for _ in answered:
+                        pass
+            except STOPS as error:
+                if not await parts.pipeline.salvage(neighborhoods, error):
+                    raise
             self._warn_of_few_predictions(neighborhoods)
             vote = neighborhoods.vote(slice(0, 1))
             result = classification(neighborhoods, 0, vote, 0, 0, text)
@@ -177,12 +223,20 @@ class Engine:
         entries, places = await distinct(given)
         facts = {"model": parts.model, "lane": lane, "texts": len(given), "distinct": len(entries)}
         with operation(telemetry, "classify_many", **facts) as span:
-            bar = start_progress(progress, len(entries))
+            bar = start_progress(progress, len(entries), lambda: parts.meter.since(before))
+            neighborhoods: Neighborhoods | None = None
+            stopped: Exception | None = None
             try:
+                self._observe(bar)
                 bar.stage("embedding")
                 with operation(telemetry, "prepare"):
                     neighborhoods = await pipeline.prepare(
-                        entries, together=True, settings=settings
+                        entries,
+                        together=True,
+                        settings=settings,
+                        ask_first=lane == "live",
+                        # optional, so that observers written for 0.1.0 still count texts once
+                        embedded=getattr(bar, "embedded", int),
                     )
                 bar.stage("asking" if lane == "live" else "waiting for batches")
                 self._warn_of_few_neighbors(neighborhoods)
@@ -198,14 +252,27 @@ class Engine:
                         async for place in answered:
                             if place < n_own:
                                 bar.advance()
+            except STOPS as error:
+                if neighborhoods is None or not await pipeline.salvage(neighborhoods, error):
+                    raise
+                stopped = error
+                _log.warning("the run stopped early: %s: %s", type(error).__name__, error)
             finally:
-                bar.close()
-            self._warn_of_few_predictions(neighborhoods)
+                self._end(bar)
+            if stopped is None:
+                self._warn_of_few_predictions(neighborhoods)
             with operation(telemetry, "vote"):
                 rows = await asyncio.to_thread(Rows, neighborhoods, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started
             span.set(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
-        results = Results(rows, usage, seconds, model=parts.model, choices=parts.labels.names)
+        results = Results(
+            rows,
+            usage,
+            seconds,
+            model=parts.model,
+            choices=parts.labels.names,
+            stopped=stopped,
+        )
         if neighborhoods.decision is not None:
             _log.info("policy auto: %s", neighborhoods.decision.reason)
         self._report(results, len(entries))
@@ -246,6 +313,8 @@ class Engine:
         # `min_trust`, so that labels that would be withheld are included
         raw = replace(self.settings, calibration=None, min_trust=None)
         results = await self.classify_many(given, settings=raw)
+        if results.stopped is not None:
+            raise results.stopped
         pairs = [
             (result.trust, result.label == names[label])
             for result, label in zip(results, gold.tolist(), strict=True)
@@ -257,23 +326,26 @@ class Engine:
 
     def _report(self, results: Results, distinct_texts: int) -> None:
         """Log a summary of a run, and record its texts in the telemetry."""
-        usage, failed = results.usage, len(results.errors)
+        usage, failed, outside = results.usage, len(results.errors), len(results.outside)
+        unlabeled = results.labels.count(None)
         _log.log(
-            logging.WARNING if failed else logging.INFO,
+            logging.WARNING if failed or outside else logging.INFO,
             "%s: %d texts (%d distinct), %d calls, %d predictions from the store, %d texts whose "
-            "own call failed, %s USD, %.1f s",
+            "own call failed, %d answers outside the labels, %d texts without a label, %s USD, "
+            "%.1f s",
             self.parts.model,
             len(results),
             distinct_texts,
             usage.calls,
             usage.store_hits,
             failed,
+            outside,
+            unlabeled,
             "unknown" if usage.usd is None else f"{usage.usd:.6f}",
             results.seconds,
         )
         telemetry = self.parts.telemetry
         if telemetry is not None:
-            unlabeled = sum(label is None for label in results.labels)
             telemetry.texts("labeled", len(results) - unlabeled)
             telemetry.texts("unlabeled", unlabeled)
 

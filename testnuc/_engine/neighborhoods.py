@@ -88,6 +88,8 @@ class Neighborhoods:
         self.complete = np.ones(n_own, dtype=np.bool_)
         self.predictions: list[Prediction | None] = [None] * len(entries)
         self.errors: dict[int, Exception] = {}
+        #: Place -> sample -> outcome, of texts that lack some samples.
+        self.partial: dict[int, dict[int, Prediction | Exception]] = {}
         self._winners = np.full(len(entries), -1, dtype=np.int32)
         self._confidences = np.full(len(entries), np.nan, dtype=np.float32)
         for place, entry in enumerate(entries):

@@ -68,6 +68,13 @@ class Rows(Sequence[Classification]):
             return []
         return [at for at, place in enumerate(self._places.tolist()) if place in errors]
 
+    def outside(self) -> list[int]:
+        """Return the positions of the texts whose answer matches no label."""
+        neighborhoods = self._neighborhoods
+        own = neighborhoods.predictions[: neighborhoods.n_own]
+        outside = {at for at, p in enumerate(own) if p is not None and p.label is None}
+        return [at for at, place in enumerate(self._places.tolist()) if place in outside]
+
     def changed(self) -> int:
         """Return the number of texts whose label differs from their own prediction."""
         if self._neighborhoods.settings.min_trust is not None:

@@ -22,7 +22,7 @@ from testnuc.protocols import StoredBatch, StoredPrediction, WireProvider
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from testnuc._dispatch.inflight import Ask, InFlight, Outcome
+    from testnuc._dispatch.inflight import Ask, Outcome
     from testnuc._dispatch.predictor import Predictor
     from testnuc.batch.packing import Pack, PendingBatch
     from testnuc.limits import BatchPolicy, Price, Reservation
@@ -59,8 +59,8 @@ class BatchLane:
         Most texts in a request.
     live : int
         Concurrency of live calls, with ``BatchPolicy(rest="live")``.
-    in_flight : InFlight, optional
-        In-flight requests of the client's other lanes.
+    joins : Scheduler, optional
+        The live lane, whose requests in flight are joined.
     sleep, wall : callable
         For tests.
 
@@ -80,7 +80,7 @@ class BatchLane:
         price: Price | None,
         per_call: int,
         live: int,
-        in_flight: InFlight | None = None,
+        joins: Scheduler | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -128,7 +128,7 @@ class BatchLane:
             # many asks wait: renew their leases rarely
             lease_factor=_LEASE_FACTOR,
             mixed=True,
-            in_flight=in_flight,
+            joins=joins,
         )
         if not getattr(store, "durable", True):
             _log.warning(

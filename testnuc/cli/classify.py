@@ -19,12 +19,13 @@ from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.limits import BatchPolicy
 from testnuc.results import run_record
+from testnuc.types import error_text
 
 if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.types import Estimate, Usage
 
-__all__ = ["AnswerStore", "cost", "label_all", "notes", "run", "show_estimate"]
+__all__ = ["AnswerStore", "cost", "end", "label_all", "notes", "run", "show_estimate"]
 
 
 def run(
@@ -63,18 +64,9 @@ def run(
         raise InvalidInputError(f"{exc}; the answers are stored in {store.where}") from exc
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     notes(console, caught)
-    console.print(_summary(results, len(problems), output), markup=False)
-    if results.errors:
-        first = results.errors[0]
-        console.print(f"first error: {type(first.error).__name__}: {first.error}", markup=False)
-        if store.where is not None:
-            console.print(
-                f"to retry those, run the command again: the others are stored in {store.where}"
-            )
-        if all(result.label is None for result in results):
-            sys.exit(1)
-    else:
+    if not results.errors:
         store.remove()
+    end(console, results, store, invalid=len(problems), output=output)
 
 
 @dataclass(slots=True)
@@ -150,6 +142,38 @@ def label_all(
     return results, list(caught)
 
 
+def end(
+    console: Console,
+    results: Results,
+    store: AnswerStore,
+    *,
+    invalid: int = 0,
+    output: str | None = None,
+) -> None:
+    """Print what failed, and a summary as the last line; exit with a status that tells.
+
+    1: no text has a label, because of errors. 3: some have none, because of errors.
+    """
+    stopped = results.stopped
+    errors, outside = results.errors, results.outside
+    if stopped is not None:
+        console.print(f"stopped early: {error_text(stopped)}", markup=False)
+    elif errors:
+        console.print(f"first error: {error_text(errors[0].error)}", markup=False)
+    if errors and store.where is not None:
+        console.print(
+            f"to retry those, run the command again: the others are stored in {store.where}",
+            markup=False,
+        )
+    for row in outside[:1]:
+        said = row.prediction.said if row.prediction is not None else None
+        if said:
+            console.print(f"first answer outside the labels: {said[:100]!r}", markup=False)
+    console.print(_summary(results, invalid, output), markup=False)
+    if any(result.label is None for result in errors):
+        sys.exit(3 if any(label is not None for label in results.labels) else 1)
+
+
 def _interrupted(nuc: TestNUC, progress: RunProgress, store: AnswerStore, *, lane: str) -> NoReturn:
     usage = nuc.usage
     line = f"interrupted: {progress.done:,} of {progress.texts:,} texts are answered"
@@ -217,13 +241,20 @@ def notes(console: Console, caught: list[warnings.WarningMessage]) -> None:
 
 
 def _summary(results: Results, invalid: int, output: str | None) -> str:
+    unlabeled = results.labels.count(None)
+    counts = {
+        "without a label": unlabeled,
+        "failed": len(results.errors),
+        "answered outside the labels": len(results.outside),
+        "without a usable text": invalid,
+        "labels changed by the vote": results.changed,
+    }
     parts = [
-        f"{len(results) + invalid} texts in {results.seconds:.1f} s",
-        f"{results.changed} labels changed by the vote",
-        *([f"{len(results.errors)} with an error"] if results.errors else []),
-        *([f"{invalid} without a usable text"] if invalid else []),
-        f"{results.usage.calls} calls",
-        *([f"{results.usage.store_hits} stored"] if results.usage.store_hits else []),
+        f"{len(results) + invalid:,} texts in {results.seconds:.1f} s",
+        f"{len(results) - unlabeled:,} labeled",
+        *(f"{number:,} {what}" for what, number in counts.items() if number),
+        f"{results.usage.calls:,} calls",
+        *([f"{results.usage.store_hits:,} stored"] if results.usage.store_hits else []),
         cost(results.usage),
         *([f"written to {output}"] if output else []),
     ]

@@ -28,6 +28,7 @@ __all__ = [
     "insert_predictions",
     "insert_scopes",
     "insert_vectors",
+    "predicted",
     "select_embedder",
     "select_predictions",
     "select_vectors",
@@ -119,6 +120,16 @@ async def count(connection: Any, scope: bytes) -> int:
         scope,
     )
     return found
+
+
+async def predicted(connection: Any, scope: bytes) -> list[bytes]:
+    """Return the hashes of the texts with a prediction in this scope."""
+    rows = await connection.fetch(
+        "SELECT DISTINCT text FROM predictions "
+        "WHERE scope = (SELECT id FROM scopes WHERE scope = $1)",
+        scope,
+    )
+    return [row["text"] for row in rows]
 
 
 async def forget(connection: Any, model: str | None, scope: bytes | None) -> int:

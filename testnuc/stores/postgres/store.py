@@ -135,6 +135,10 @@ class PostgresStore:
         """Return the number of texts with a prediction in this scope."""
         return await self._database.run(partial(sql.count, scope=scope))
 
+    async def predicted(self, scope: bytes) -> list[bytes]:
+        """Return the hashes of the texts with a prediction in this scope."""
+        return await self._database.run(partial(sql.predicted, scope=scope))
+
     async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
         """Delete the predictions of a model, or of a scope; returns their number."""
         return await self._database.run(partial(sql.forget, model=model, scope=scope))

@@ -25,6 +25,7 @@ __all__ = [
     "insert_predictions",
     "insert_vectors",
     "placeholders",
+    "predicted",
     "require_embedder",
     "select_predictions",
     "select_vectors",
@@ -105,6 +106,16 @@ def select_predictions(
         for key, label, confidence, said in rows:
             found[key] = Prediction(label, confidence, said)
     return [found.get(key) for key in keys]
+
+
+def predicted(connection: sqlite3.Connection, scope: bytes) -> list[bytes]:
+    """Return the hashes of the texts with a prediction in this scope."""
+    rows = connection.execute(
+        "SELECT DISTINCT text FROM predictions "
+        "WHERE scope = (SELECT id FROM scopes WHERE scope = ?)",
+        (scope,),
+    )
+    return [text_hash for (text_hash,) in rows]
 
 
 def forget(connection: sqlite3.Connection, model: str | None, scope: bytes | None) -> int:

@@ -114,6 +114,10 @@ class SqliteStore:
         )
         return found
 
+    async def predicted(self, scope: bytes) -> list[bytes]:
+        """Return the hashes of the texts with a prediction in this scope."""
+        return await self._database.read(lambda c: sql.predicted(c, scope))
+
     async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
         """Delete the predictions of a model, or of a scope; returns their number."""
         return await self._database.write(lambda c: sql.forget(c, model, scope))
