@@ -52,8 +52,8 @@ class Certificate:
         if not self.part:
             return f"not certified: {self.reason}"
         return (
-            f"{self.part:.0%} of the texts, those with a trust of at least {self.trust:.2f}, are at "
-            f"least {self.accuracy:.0%} right, with {self.confidence:.0%} confidence "
+            f"{self.part:.0%} of the texts, those with a trust of at least {self.trust:.2f}, are "
+            f"at least {self.accuracy:.0%} right, with {self.confidence:.0%} confidence "
             f"({self.judged} judged texts)"
         )
 
@@ -90,7 +90,7 @@ def certify(
     error = 1 - confidence
     best = (np.inf, 0.0)
     for start, share in _STARTS:
-        steps = int(round((1 - start) / _STEP)) + 1
+        steps = round((1 - start) / _STEP) + 1
         for part in np.minimum(1.0, start + _STEP * np.arange(steps)):
             threshold = float(order[max(0, int(np.ceil(part * n)) - 1)]) if n else -np.inf
             inside = known[rows] >= threshold

@@ -156,7 +156,7 @@ class HeadModel:
         product = _joined(texts, head, self.scale)
         if self.offsets is not None:
             product *= np.exp(self.offsets)[texts.folds[:b]]
-        return product / product.sum(axis=1, keepdims=True)
+        return _rows_to_one(product)
 
     def label(self, texts: Texts) -> NDArray[np.int32]:
         """Return int32[b], the label of each text."""
@@ -285,4 +285,5 @@ def _careful(
 
 
 def _rows_to_one(table: NDArray[np.float32]) -> NDArray[np.float32]:
-    return table / table.sum(axis=1, keepdims=True)
+    result: NDArray[np.float32] = table / table.sum(axis=1, keepdims=True)
+    return result
