@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
+    from testnuc.trust import Diagnosis
+
 __all__ = ["PREFIX", "Results", "file_row", "read_results", "run_record"]
 
 #: Prefix of our columns in files, which hold the user's own columns, too.
@@ -163,6 +165,8 @@ def _row(record: Mapping[str, Any], index: int, text_column: str) -> Classificat
         error=None if error is None else TestNUCError(error),
         trust=_number(record.get("nuc_trust")),
         reason=_text(record.get("nuc_reason")),
+        alternative=_text(record.get("nuc_alternative")),
+        alternative_trust=_number(record.get("nuc_alternative_trust")),
     )
 
 
@@ -306,6 +310,7 @@ class Results(Sequence[Classification]):
         model: str | None = None,
         choices: Sequence[str] = (),
         stopped: Exception | None = None,
+        diagnosis: Diagnosis | None = None,
     ) -> None:
         self._rows = rows
         #: Usage of this run alone.
@@ -319,6 +324,8 @@ class Results(Sequence[Classification]):
         #: The error that ended the run early (a wrong key, an exhausted quota, a failed store);
         #: texts that were not answered by then have it as their error. None: the run completed.
         self.stopped = stopped
+        #: The diagnosis behind the decision of policy "auto"; None: there was nothing to decide.
+        self.diagnosis = diagnosis
 
     @property
     def labels(self) -> list[str | None]:

@@ -78,6 +78,11 @@ class Classification:
     trust: float | None = None
     #: Why there is no label despite votes, or why the neighbors did not decide.
     reason: str | None = None
+    #: The other label that is trusted most, such as the one that the neighbors of a kept label
+    #: have; None: nothing supports another label, or trust is unknown.
+    alternative: str | None = None
+    #: The chance that `alternative` is right.
+    alternative_trust: float | None = None
 
     @property
     def own_label(self) -> str | None:
@@ -108,25 +113,37 @@ class Classification:
             lines.extend(
                 f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in self.neighbors[:5]
             )
-        if self.trust is not None:
-            lines.append(f"trust {self.trust:.2f}")
+        told = self.trust_in_words()
+        if told is not None:
+            lines.append(told)
         if self.reason is not None:
             lines.append(self.reason)
         if self.error is not None:
             lines.append(f"error: {self.error}")
         return "\n".join(lines)
 
+    def trust_in_words(self) -> str | None:
+        """Return the trust of the label, and of the other one that is trusted most."""
+        if self.trust is None or self.label is None:
+            return None if self.trust is None else f"trust {self.trust:.2f}"
+        told = f"trust {self.trust:.2f} that {self.label!r} is right"
+        if self.alternative is not None and self.alternative_trust is not None:
+            told += f", {self.alternative_trust:.2f} that {self.alternative!r} is"
+        return told
+
     def _repr_html_(self) -> str:
         from testnuc._base.html import cut, facts, grid
 
         own = self.prediction
         said = None if own is None else own.label or own.said or "nothing usable"
-        votes = ", ".join(f"{label}: {weight:.2f}" for label, weight in self.votes.items())
+        votes = ""
+        if self.voters > 1:
+            votes = ", ".join(f"{label}: {weight:.2f}" for label, weight in self.votes.items())
         summary = facts(
             cut(self.text),
             [
                 ("label", self.label if self.label is not None else "none"),
-                ("trust", None if self.trust is None else f"{self.trust:.2f}"),
+                ("trust", self.trust_in_words()),
                 ("the LLM said", said),
                 ("votes", votes or None),
                 ("reason", self.reason),
@@ -278,6 +295,8 @@ def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
         "reason": result.reason,
     }
     if full:
+        fields["alternative"] = result.alternative
+        fields["alternative_trust"] = result.alternative_trust
         fields["votes"] = dict(result.votes)
         fields["neighbors"] = [
             {

@@ -272,6 +272,7 @@ class Engine:
             model=parts.model,
             choices=parts.labels.names,
             stopped=stopped,
+            diagnosis=neighborhoods.diagnosis,
         )
         if neighborhoods.decision is not None:
             _log.info("policy auto: %s", neighborhoods.decision.reason)

@@ -193,7 +193,33 @@ class Neighborhoods:
         if winner < 0 or not self.complete[place]:
             return None
         if self.settings.auto:
-            rows = np.array([place])
+            weights, voters = self._weights(place)
+            share = float(weights[winner] / weights.sum()) if voters else 0.0
+        if voters < _LEAST_VOTERS:
+            return None
+        calibration = self.settings.calibration
+        return share if calibration is None else calibration(share)
+
+    def alternative(self, place: int, winner: int) -> tuple[int, float] | None:
+        """Return the label other than `winner` that is trusted most, and its trust.
+
+        None: no voter has another label, or trust is unknown.
+        """
+        weights, voters = self._weights(place)
+        weights = weights.copy()
+        total = float(weights.sum())
+        if winner >= 0:
+            weights[winner] = 0
+        other = int(weights.argmax())
+        if weights[other] <= 0:
+            return None
+        trust = self.trust(place, other, float(weights[other]) / total, voters)
+        return None if trust is None else (other, trust)
+
+    def _weights(self, place: int) -> tuple[NDArray[np.float64], int]:
+        """Return the weight of each label in the votes that trust rests on, and their number."""
+        rows = np.array([place])
+        if self.settings.auto:
             result = vote_pool(
                 self.neighbors[rows],
                 self.similarities[rows],
@@ -204,14 +230,10 @@ class Neighborhoods:
                 n_classes=len(self.labels.names),
                 votes=True,
             )
-            assert result.votes is not None
-            voters = int(result.voters[0])
-            weights = result.votes[0]
-            share = float(weights[winner] / weights.sum()) if voters else 0.0
-        if voters < _LEAST_VOTERS:
-            return None
-        calibration = self.settings.calibration
-        return share if calibration is None else calibration(share)
+        else:
+            result = self.vote(rows, votes=True)
+        assert result.votes is not None
+        return result.votes[0], int(result.voters[0])
 
     def reason(self, place: int) -> str | None:
         """Return why the neighbors of the own text at `place` do not decide; None: they do."""

@@ -127,6 +127,7 @@ def classification(
                 )
             )
     trust = neighborhoods.trust(place, winner, float(result.share[row]), int(result.voters[row]))
+    other = neighborhoods.alternative(place, winner)
     reason = neighborhoods.reason(place)
     least = neighborhoods.settings.min_trust
     label = names[winner] if winner >= 0 else None
@@ -147,4 +148,6 @@ def classification(
         error=neighborhoods.errors.get(place),
         trust=trust,
         reason=reason,
+        alternative=None if other is None else names[other[0]],
+        alternative_trust=None if other is None else other[1],
     )
