@@ -78,11 +78,12 @@ class Classification:
     trust: float | None = None
     #: Why there is no label despite votes, or why the neighbors did not decide.
     reason: str | None = None
-    #: The other label that is trusted most, such as the one that the neighbors of a kept label
-    #: have; None: nothing supports another label, or trust is unknown.
+    #: What gave the label: "llm", "vote", "head" (a model learned from judgments), "referee" or
+    #: "person"; None: unknown.
+    source: str | None = None
+    #: The label that would be next, and the chance that it is right.
     alternative: str | None = None
-    #: The chance that `alternative` is right.
-    alternative_trust: float | None = None
+    trust_of_alternative: float | None = None
 
     @property
     def own_label(self) -> str | None:
@@ -116,6 +117,8 @@ class Classification:
         told = self.trust_in_words()
         if told is not None:
             lines.append(told)
+        if self.source in {"person", "referee", "head"}:
+            lines.append(f"source: {self.source}")
         if self.reason is not None:
             lines.append(self.reason)
         if self.error is not None:
@@ -127,8 +130,8 @@ class Classification:
         if self.trust is None or self.label is None:
             return None if self.trust is None else f"trust {self.trust:.2f}"
         told = f"trust {self.trust:.2f} that {self.label!r} is right"
-        if self.alternative is not None and self.alternative_trust is not None:
-            told += f", {self.alternative_trust:.2f} that {self.alternative!r} is"
+        if self.alternative is not None and self.trust_of_alternative is not None:
+            told += f", {self.trust_of_alternative:.2f} that {self.alternative!r} is"
         return told
 
     def _repr_html_(self) -> str:
@@ -268,6 +271,9 @@ CELLS = (
     "own_said",
     "error",
     "reason",
+    "source",
+    "alternative",
+    "trust_of_alternative",
 )
 
 
@@ -293,10 +299,11 @@ def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
         "own_said": None if own is None else own.said,
         "error": error_text(result.error),
         "reason": result.reason,
+        "source": result.source,
+        "alternative": result.alternative,
+        "trust_of_alternative": result.trust_of_alternative,
     }
     if full:
-        fields["alternative"] = result.alternative
-        fields["alternative_trust"] = result.alternative_trust
         fields["votes"] = dict(result.votes)
         fields["neighbors"] = [
             {

@@ -149,5 +149,5 @@ def classification(
         trust=trust,
         reason=reason,
         alternative=None if other is None else names[other[0]],
-        alternative_trust=None if other is None else other[1],
+        trust_of_alternative=None if other is None else other[1],
     )

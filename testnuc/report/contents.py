@@ -88,7 +88,7 @@ def contents(
                 if result.voters > 1
                 else [],
                 "b": labels.of(fields["alternative"]),
-                "bt": _number(fields["alternative_trust"]),
+                "bt": _number(fields["trust_of_alternative"]),
                 "k": [
                     [
                         texts.of(near["text"]),
