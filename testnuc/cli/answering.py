@@ -93,18 +93,24 @@ def _show(item: ReviewItem, *, numbered: bool, of: int) -> list[str]:
 
 def _label(said: str, review: Review, shown: list[str]) -> tuple[bool, str | None]:
     """Return whether a line names an answer, and the label; prints why not."""
-    if said in review.labels:
-        return True, said
-    if said == "n":
-        return True, None
-    if shown and _NUMBER.fullmatch(said):
-        if 1 <= int(said) <= len(shown):
-            return True, shown[int(said) - 1]
-        tell(f"there is no number {said}; give 1 to {len(shown)}")
-        return False, None
+    if said in review.labels or said == "n":
+        return True, said if said in review.labels else None
     if not said:
         tell(_HELP)
         return False, None
+    return _number(said, shown) if shown and _NUMBER.fullmatch(said) else _begun(said, review)
+
+
+def _number(said: str, shown: list[str]) -> tuple[bool, str | None]:
+    """Return the label that a number chooses."""
+    if 1 <= int(said) <= len(shown):
+        return True, shown[int(said) - 1]
+    tell(f"there is no number {said}; give 1 to {len(shown)}")
+    return False, None
+
+
+def _begun(said: str, review: Review) -> tuple[bool, str | None]:
+    """Return the only label that begins so."""
     start = said.casefold()
     found = [label for label in review.labels if label.casefold().startswith(start)]
     exact = [label for label in found if label.casefold() == start]

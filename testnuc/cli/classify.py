@@ -86,9 +86,7 @@ class AnswerStore:
         return str(Path(f"{output}.resume") / "answers.db")
 
     @classmethod
-    def of(
-        cls, client: dict[str, Any], output: str | None, *, always: bool = False
-    ) -> AnswerStore:
+    def of(cls, client: dict[str, Any], output: str | None, *, always: bool = False) -> AnswerStore:
         """Return the user's store, or a temporary one beside the output.
 
         An interrupted run can then be resumed without repeating calls. A local model needs no

@@ -41,9 +41,9 @@ def run(
         raise InvalidInputError(f"{first} and {second} have no text in common")
     labels = [(_label(a, label_column), _label(b, label_column)) for _, a, b in pairs]
     differing = [at for at, (one, other) in enumerate(labels) if one != other]
+    part = len(differing) / len(pairs)
     rows = [
-        f"{len(pairs):,} texts are in both files, {len(differing):,} labels differ "
-        f"({len(differing) / len(pairs):.1%})"
+        f"{len(pairs):,} texts are in both files, {len(differing):,} labels differ ({part:.1%})"
     ]
     left = [len(table.rows) - len(pairs) for table in tables]
     if any(left):
@@ -123,11 +123,11 @@ def _accuracies(
         f"accuracy {sum(pair[at] for pair in right) / len(right):.3f}  {file}"
         for at, file in enumerate(files)
     ]
-    return [
-        *rows,
-        f"the second is better by {100 * value:+.1f} points ({100 * low:+.1f} to "
-        f"{100 * high:+.1f}, 95 %), over {len(right):,} texts with a correct label",
-    ]
+    rows.append(
+        f"difference {100 * value:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f}, 95 %), over "
+        f"{len(right):,} texts with a correct label"
+    )
+    return rows
 
 
 def _label(row: dict[str, Any], column: str) -> str | None:

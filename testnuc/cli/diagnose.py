@@ -90,7 +90,7 @@ async def _of_store(store: str, client: dict[str, Any]) -> Diagnosis:
         return await nuc.diagnose()
 
 
-async def _scopes(store: str) -> str:
+async def held_scopes(store: str) -> str:
     """Describe the models and labels of the predictions in a store."""
     opened = stores.resolve(store)
     await opened.open()

@@ -1,4 +1,4 @@
-"""``testnuc review``, ``learn``, ``certify`` and ``unlearn``: evidence about the labels of a run."""
+"""``testnuc review``, ``learn``, ``certify`` and ``unlearn``: evidence about labels."""
 
 from __future__ import annotations
 
@@ -137,16 +137,15 @@ def certify(
         require_folder(output)
 
     async def find() -> tuple[Any, Results, Table]:
-        async with _opened(source, client, text_column) as (nuc, table):
-            learned = nuc.learned
+        async with _opened(source, client, text_column) as (nuc, given):
+            learned = parts_of(nuc).pipeline.settings.learned
             if learned is None:
                 raise InvalidInputError(
                     f"nothing was learned about {source} yet: testnuc review {source}, then "
                     "testnuc learn"
                 )
             certificate = learned.certify(accuracy, confidence)
-            if table is None:
-                table = await _stored_texts(nuc, source, client)
+            table = await _stored_texts(nuc, source, client) if given is None else given
             if output is not None:
                 check_output(output, source, table)
             valid = usable(table, source)[1]
@@ -178,9 +177,7 @@ def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:
 
     async def drop() -> bool:
         async with _opened(source, client, text_column) as (nuc, _):
-            had = nuc.learned is not None
-            await nuc.unlearn()
-            return had
+            return await nuc.unlearn()
 
     if run_to_end(drop()):
         tell("what was learned is dropped; stored answers and review files are kept")
@@ -239,9 +236,7 @@ async def _take_results(nuc: TestNUC, table: Table, source: str) -> None:
         assert result.prediction is not None
         text_hash = hash_text(result.text)
         key = parts.predictor.key(result.text)
-        rows.append(
-            StoredPrediction(key, parts.predictor.scope, text_hash, 0, result.prediction)
-        )
+        rows.append(StoredPrediction(key, parts.predictor.scope, text_hash, 0, result.prediction))
     await parts.store.put_predictions(rows)
     await nuc.add(list(dict.fromkeys(result.text for result in answered)))
 
@@ -330,5 +325,3 @@ def _json(file: str) -> Any:
         return orjson.loads(existing(file).read_bytes())
     except (OSError, orjson.JSONDecodeError) as exc:
         raise InvalidInputError(f"{file} cannot be read as JSON: {exc}") from exc
-
-
