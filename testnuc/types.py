@@ -78,6 +78,12 @@ class Classification:
     trust: float | None = None
     #: Why there is no label despite votes, or why the neighbors did not decide.
     reason: str | None = None
+    #: What gave the label: "llm", "vote", "head" (a model learned from judgments), "referee" or
+    #: "person"; None: unknown.
+    source: str | None = None
+    #: The label that would be next, and the chance that it is right.
+    alternative: str | None = None
+    trust_of_alternative: float | None = None
 
     @property
     def own_label(self) -> str | None:
@@ -109,7 +115,12 @@ class Classification:
                 f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in self.neighbors[:5]
             )
         if self.trust is not None:
-            lines.append(f"trust {self.trust:.2f}")
+            other = ""
+            if self.alternative is not None and self.trust_of_alternative is not None:
+                other = f"; {self.alternative!r} {self.trust_of_alternative:.2f}"
+            lines.append(f"trust {self.trust:.2f}{other}")
+        if self.source in {"person", "referee", "head"}:
+            lines.append(f"source: {self.source}")
         if self.reason is not None:
             lines.append(self.reason)
         if self.error is not None:
@@ -251,6 +262,9 @@ CELLS = (
     "own_said",
     "error",
     "reason",
+    "source",
+    "alternative",
+    "trust_of_alternative",
 )
 
 
@@ -276,6 +290,9 @@ def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
         "own_said": None if own is None else own.said,
         "error": error_text(result.error),
         "reason": result.reason,
+        "source": result.source,
+        "alternative": result.alternative,
+        "trust_of_alternative": result.trust_of_alternative,
     }
     if full:
         fields["votes"] = dict(result.votes)

@@ -128,11 +128,18 @@ def classification(
             )
     trust = neighborhoods.trust(place, winner, float(result.share[row]), int(result.voters[row]))
     reason = neighborhoods.reason(place)
+    source = neighborhoods.source(place, int(result.voters[row]))
     least = neighborhoods.settings.min_trust
     label = names[winner] if winner >= 0 else None
     if least is not None and trust is not None and trust < least and label is not None:
         reason = f"trust {trust:.2f} is below {least:g}; it would be {label!r}"
         label = None
+    alternative = next((c for c in heaviest if c != winner), None)
+    chance = None
+    if alternative is not None and trust is not None:
+        # of what is left: both together are at most 1
+        rest = float(weights.sum() - (weights[winner] if winner >= 0 else 0))
+        chance = (1 - trust) * float(weights[alternative]) / rest
     return Classification(
         index=index,
         text=text,
@@ -147,4 +154,7 @@ def classification(
         error=neighborhoods.errors.get(place),
         trust=trust,
         reason=reason,
+        source=None if label is None and place not in neighborhoods.judges else source,
+        alternative=None if chance is None or alternative is None else names[alternative],
+        trust_of_alternative=chance,
     )
