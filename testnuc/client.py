@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from testnuc.labels import LabelSet
     from testnuc.protocols import Embedder, Method, Provider, Store
-    from testnuc.trust import Diagnosis, Tuning
+    from testnuc.trust import Diagnosis, Learned, Review, Tuning
     from testnuc.voting import VotePolicy
 
 __all__ = ["TestNUC"]
@@ -380,6 +380,69 @@ class TestNUC:
         stored. ``print`` the result, or call its ``plot()``.
         """
         return await self._engine.diagnose()
+
+    async def review(self, n: int = 50, goal: str | None = None, *, seed: int = 0) -> Review:
+        """Draw texts of the pool to be judged by a person, or by a better model.
+
+        Makes no call. Label the pool first, by `classify_many` or `predict_pool`. Texts that were
+        judged before are not drawn again.
+
+        Parameters
+        ----------
+        n : int
+            Number of texts; fewer where there are not as many.
+        goal : {"decide", "certify", "correct"}, optional
+            "decide": drawn from the texts that ways to label give different labels; tells which is
+            best. "certify": from all texts; proves how many labels are right. "correct": the least
+            trusted texts, where a person corrects most; proves nothing. Default: four in five
+            texts for "decide", the others for "certify".
+        seed : int
+
+        Returns
+        -------
+        Review
+            Answer its items, then give it to `learn`.
+
+        Raises
+        ------
+        InvalidInputError
+            The pool has too few texts with a prediction.
+        """
+        return await self._engine.review(n, goal, seed)
+
+    async def learn(
+        self, texts: Review | Iterable[str], labels: Sequence[str | None] | None = None
+    ) -> Learned:
+        """Learn from judged texts how to label, and what trust means.
+
+        Of several ways to label (the LLM's own labels, the vote, and models of your texts) that one
+        is taken whose gain over all texts is proved; the judged labels win in every later result.
+        What was learned is kept in the store, for this label set and model. Concurrent calls use
+        the former settings, and a failure leaves them unchanged.
+
+        Parameters
+        ----------
+        texts : Review or iterable of str
+            A review with answers; or texts that were chosen at random. Those that are not in the
+            pool are added and labeled.
+        labels : sequence of str or None, optional
+            The right labels of the texts; None: none of the labels is right.
+
+        Returns
+        -------
+        Learned
+            ``print`` it.
+
+        Raises
+        ------
+        InvalidInputError
+            A text is invalid, or a label is not in the set.
+        """
+        return await self._engine.learn(texts, labels)
+
+    async def unlearn(self) -> bool:
+        """Forget what was learned, here and in the store; returns whether there was anything."""
+        return await self._engine.unlearn()
 
     async def tune(self, texts: Iterable[str], labels: Sequence[str]) -> Tuning:
         """Tune k, policy, own weight and prior on 50 to 500 labeled texts.

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
+    from testnuc.trust import Certificate, Diagnosis
+
 __all__ = ["PREFIX", "Results", "file_row", "read_results", "run_record"]
 
 #: Prefix of our columns in files, which hold the user's own columns, too.
@@ -54,6 +56,7 @@ def run_record(results: Results) -> dict[str, Any]:
             "seconds": _rounded(results.seconds),
             "usage": asdict(results.usage),
             "stopped": None if results.stopped is None else str(results.stopped),
+            "learned": results.learned,
         }
     }
 
@@ -128,6 +131,7 @@ def read_results(
         model=run.get("model"),
         choices=labels,
         stopped=None if stopped is None else TestNUCError(stopped),
+        learned=_text(run.get("learned")),
     )
 
 
@@ -163,6 +167,9 @@ def _row(record: Mapping[str, Any], index: int, text_column: str) -> Classificat
         error=None if error is None else TestNUCError(error),
         trust=_number(record.get("nuc_trust")),
         reason=_text(record.get("nuc_reason")),
+        source=_text(record.get("nuc_source")),
+        alternative=_text(record.get("nuc_alternative")),
+        trust_of_alternative=_number(record.get("nuc_trust_of_alternative")),
     )
 
 
@@ -254,9 +261,10 @@ def polars_frame(results: Results) -> pl.DataFrame:
     """Return a row for each text, without neighbors and votes."""
     library = _library("polars")
     # explicit types: a column may hold only None
+    texts = ("label", "own_label", "own_said", "error", "reason", "source", "alternative")
     typed = {
-        **dict.fromkeys(("label", "own_label", "own_said", "error", "reason"), library.String),
-        **dict.fromkeys(("trust", "own_confidence"), library.Float64),
+        **dict.fromkeys(texts, library.String),
+        **dict.fromkeys(("trust", "own_confidence", "trust_of_alternative"), library.Float64),
     }
     made: pl.DataFrame = library.DataFrame(_columns(results), schema_overrides=typed)
     return made
@@ -306,6 +314,8 @@ class Results(Sequence[Classification]):
         model: str | None = None,
         choices: Sequence[str] = (),
         stopped: Exception | None = None,
+        learned: str | None = None,
+        diagnosis: Diagnosis | None = None,
     ) -> None:
         self._rows = rows
         #: Usage of this run alone.
@@ -319,6 +329,10 @@ class Results(Sequence[Classification]):
         #: The error that ended the run early (a wrong key, an exhausted quota, a failed store);
         #: texts that were not answered by then have it as their error. None: the run completed.
         self.stopped = stopped
+        #: What `TestNUC.learn` had learned by then, as text; None: nothing.
+        self.learned = learned
+        #: The diagnosis behind the decision of policy "auto"; None: there was nothing to decide.
+        self.diagnosis = diagnosis
 
     @property
     def labels(self) -> list[str | None]:
@@ -347,6 +361,17 @@ class Results(Sequence[Classification]):
         if isinstance(self._rows, _Columns):
             return self._rows.changed()
         return sum(row.changed for row in self)
+
+    def certified(self, certificate: Certificate) -> list[Classification]:
+        """Return the results whose trust reaches that of a certificate.
+
+        Parameters
+        ----------
+        certificate : Certificate
+            From `Learned.certify`.
+        """
+        least = certificate.trust
+        return [row for row in self if row.trust is not None and row.trust >= least]
 
     def summary(self) -> str:
         """Return the outcome of the run in a few sentences: labels, failures, calls and cost."""

@@ -77,10 +77,13 @@ class SyncTestNUC:
     diagnose = _blocking(TestNUC.diagnose)
     estimate = _blocking(TestNUC.estimate)
     forget = _blocking(TestNUC.forget)
+    learn = _blocking(TestNUC.learn)
     predict_pool = _blocking(TestNUC.predict_pool)
     remove = _blocking(TestNUC.remove)
+    review = _blocking(TestNUC.review)
     stats = _blocking(TestNUC.stats)
     tune = _blocking(TestNUC.tune)
+    unlearn = _blocking(TestNUC.unlearn)
 
     def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096

@@ -11,6 +11,7 @@ from testnuc._base.checks import checked_choice, checked_whole
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
+from testnuc._engine.learning import Learning
 from testnuc._engine.neighborhoods import load_kernels
 from testnuc._engine.pipeline import Pipeline
 from testnuc.batch import BatchLane, has_batches
@@ -76,7 +77,8 @@ class Components:
         transport: Callable[..., Transport] = Transport,
     ) -> None:
         self.labels = LabelSet(labels, none_label=none_label)
-        settings = VoteSettings.of(policy, k, self.labels.names)
+        #: As the user gave them; `pipeline.settings` may add what was learned.
+        self.settings = settings = VoteSettings.of(policy, k, self.labels.names)
         self.sampling = _checked_sampling(sampling)
         checked_whole("max_concurrency", max_concurrency, least=1)
         checked_choice("neighbors", neighbors, ("predict", "stored"))
@@ -92,7 +94,7 @@ class Components:
         # not `pool or ..`: an empty pool is falsy
         self.pool: Index = Pool() if pool is None else pool
         self.embedding = EmbeddingCache(self.embedder, self.store, self.pool)
-        provider = self._provider(model, base_url, api_key)
+        provider = self.provider(model, base_url, api_key)
         self.model = f"{provider.name}/{provider.model}"
         url = getattr(provider, "url", None)
         tier = self.sampling.request_options.get("service_tier")
@@ -161,6 +163,7 @@ class Components:
             batches=has_batches(provider),
             rate_limit=rate_limit,
         )
+        self.learning = Learning(self)
         self._kernels = kernels
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
@@ -234,10 +237,12 @@ class Components:
             self.predictor.scope, {"model": self.model, "labels": list(self.labels.names)}
         )
         await self.pool.open()
+        await self.learning.load()
 
-    def _provider(
+    def provider(
         self, model: str | Provider | WireProvider, base_url: str | None, api_key: str | None
     ) -> Provider | WireProvider:
+        """Return the provider of a model."""
         if not isinstance(model, str):
             if not (isinstance(model, WireProvider) or callable(getattr(model, "answer", None))):
                 raise InvalidInputError(

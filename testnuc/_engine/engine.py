@@ -26,7 +26,7 @@ from testnuc.progress import start_progress
 from testnuc.protocols import PoolText
 from testnuc.results import Results
 from testnuc.transport.telemetry import operation
-from testnuc.trust import calibrate
+from testnuc.trust import Review, calibrate
 from testnuc.types import PoolStats
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.progress import Observer
-    from testnuc.trust import Calibration, Diagnosis, Tuning, VoteSettings
+    from testnuc.trust import Calibration, Diagnosis, Learned, Tuning, VoteSettings
     from testnuc.types import Classification, Estimate, Usage
 
 __all__ = ["Engine"]
@@ -191,6 +191,8 @@ class Engine:
                 if not await parts.pipeline.salvage(neighborhoods, error):
                     raise
             self._warn_of_few_predictions(neighborhoods)
+            if neighborhoods.settings.learned is not None:
+                await parts.pipeline.settle(neighborhoods)
             vote = neighborhoods.vote(slice(0, 1))
             result = classification(neighborhoods, 0, vote, 0, 0, text)
             span.set(voters=result.voters, trust=result.trust)
@@ -263,6 +265,7 @@ class Engine:
             if stopped is None:
                 self._warn_of_few_predictions(neighborhoods)
             with operation(telemetry, "vote"):
+                await pipeline.settle(neighborhoods)
                 rows = await asyncio.to_thread(Rows, neighborhoods, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started
             span.set(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
@@ -273,6 +276,8 @@ class Engine:
             model=parts.model,
             choices=parts.labels.names,
             stopped=stopped,
+            diagnosis=neighborhoods.diagnosis,
+            learned=None if (found := neighborhoods.settings.learned) is None else str(found),
         )
         if neighborhoods.decision is not None:
             _log.info("policy auto: %s", neighborhoods.decision.reason)
@@ -294,6 +299,26 @@ class Engine:
         """Diagnose from the pool's predictions whether a vote would help."""
         await self.parts.ready()
         return await self.parts.pipeline.diagnose()
+
+    async def review(self, n: int, goal: str | None, seed: int) -> Review:
+        """Draw texts of the pool to be judged."""
+        return await self.parts.learning.review(n, goal, seed)
+
+    async def learn(
+        self, texts: Review | Iterable[str], labels: Sequence[str | None] | None
+    ) -> Learned:
+        """Learn from a review, or from labeled texts; later calls use it."""
+        if isinstance(texts, Review):
+            if labels is not None:
+                raise InvalidInputError("give a review, or texts and labels")
+            return await self.parts.learning.learn_from(texts)
+        if labels is None:
+            raise InvalidInputError("give the labels of the texts, or a review")
+        return await self.parts.learning.learn_labels(texts, labels)
+
+    async def unlearn(self) -> bool:
+        """Forget what was learned; returns whether there was anything."""
+        return await self.parts.learning.unlearn()
 
     async def tune(self, texts: Iterable[str], labels: Sequence[str]) -> Tuning:
         """Tune the vote settings on labeled texts; later calls use them."""
@@ -351,7 +376,13 @@ class Engine:
             telemetry.texts("unlabeled", unlabeled)
 
     def _warn_of_few_neighbors(self, neighborhoods: Neighborhoods) -> None:
-        if neighborhoods.settings.policy is None or self._warned or neighborhoods.failure:
+        settings = neighborhoods.settings
+        if (
+            settings.policy is None
+            or settings.head_decides
+            or self._warned
+            or neighborhoods.failure
+        ):
             return
         found = int((neighborhoods.neighbors >= 0).sum(axis=1).max(initial=0))
         stored = self.parts.pipeline.neighbors == "stored"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from testnuc._engine.applying import apply_learned
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
@@ -217,7 +218,7 @@ class Pipeline:
             own = {} if self.join_pool else dict(zip(hashes, vectors, strict=True))
             snapshot = Snapshot(upto, own, askable)
         matches = await self._retriever.search(
-            texts, vectors, settings.k, upto=upto, together=together
+            texts, vectors, settings.retrieved, upto=upto, together=together
         )
         if self.join_pool and not together:
             await self._pool.add(texts, vectors)
@@ -358,7 +359,11 @@ class Pipeline:
         """Yield the places to predict; each round depends on the outcomes of the one before."""
         settings = neighborhoods.settings
         own, rows = range(neighborhoods.n_own), np.arange(neighborhoods.n_own)
-        if settings.policy is None:
+        if settings.head_decides:
+            # the model labels the neighbors: they need no call
+            yield own
+            await self._fill(neighborhoods, range(len(own), len(neighborhoods.entries)))
+        elif settings.policy is None:
             yield own
             decision = await self._decide(neighborhoods)
             if decision.policy is not None and self.neighbors == "predict":
@@ -410,6 +415,12 @@ class Pipeline:
                 self._outcomes += 1
             else:
                 yield place
+
+    async def settle(self, neighborhoods: Neighborhoods) -> None:
+        """Complete a run: correct by the prior, and apply what was learned."""
+        await asyncio.to_thread(neighborhoods.balance)
+        if neighborhoods.settings.learned is not None:
+            await apply_learned(neighborhoods, self._embedding)
 
     async def predict_own(self, neighborhoods: Neighborhoods) -> None:
         """Predict the own texts; neighbors get their stored predictions only."""
@@ -533,6 +544,32 @@ class Pipeline:
         if self._resets == resets:
             self._last = _PoolDiagnosis(size, predicted, outcomes, diagnosis)
         return diagnosis
+
+    async def labeled_pool(self, most: int, k: int) -> tuple[Neighborhoods, NDArray[np.float16]]:
+        """Return the texts of the pool that have a prediction, their neighbors and vectors.
+
+        Parameters
+        ----------
+        most : int
+            Of a larger pool, texts that are spread over it evenly.
+        k : int
+            Neighbors of each text.
+        """
+        every = max(1, -(-len(self._pool) // most))
+        texts: list[PoolText] = []
+        start: int | None = 0
+        while start is not None:
+            scanned, start = await self._pool.scan(start, SEARCH)
+            part = [e for e in without_foreign_labels(scanned, self.labels) if e.label is None]
+            part = [e for e in part if int.from_bytes(e.hash[1:5]) % every == 0]
+            stored = await self._retriever.stored(part)
+            texts += [e for e, p in zip(part, stored, strict=True) if p is not None]
+        hashes = [entry.hash for entry in texts]
+        vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
+        matches = await self._retriever.search(texts, vectors, k)
+        neighborhoods = await self._neighborhoods(texts, matches, self.settings)
+        await self._fill(neighborhoods, range(len(neighborhoods.entries)))
+        return neighborhoods, vectors
 
     async def _neighborhoods(
         self,

@@ -127,7 +127,9 @@ def classification(
                 )
             )
     trust = neighborhoods.trust(place, winner, float(result.share[row]), int(result.voters[row]))
+    other = neighborhoods.alternative(place, winner)
     reason = neighborhoods.reason(place)
+    source = neighborhoods.source(place, int(result.voters[row]))
     least = neighborhoods.settings.min_trust
     label = names[winner] if winner >= 0 else None
     if least is not None and trust is not None and trust < least and label is not None:
@@ -147,4 +149,7 @@ def classification(
         error=neighborhoods.errors.get(place),
         trust=trust,
         reason=reason,
+        source=None if label is None and place not in neighborhoods.judges else source,
+        alternative=None if other is None else names[other[0]],
+        trust_of_alternative=None if other is None else other[1],
     )

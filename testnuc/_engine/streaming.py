@@ -216,7 +216,7 @@ class _StreamedWindow:
                 await self._pipeline.salvage(neighborhoods, run.stopped)
         run.end(neighborhoods)
         if left:
-            await asyncio.to_thread(neighborhoods.balance)
+            await self._pipeline.settle(neighborhoods)
         for place in sorted(left):
             self._hand_over(positions_of[place])
 
@@ -229,7 +229,8 @@ class _StreamedWindow:
         # with waves, a winner is known at the end of a wave; the auto policy and the prior
         # correction need the predictions of the whole window
         settings = neighborhoods.settings
-        late = settings.policy is None or settings.prior is not None
+        learned = settings.learned is not None
+        late = settings.policy is None or settings.prior is not None or learned
         waves = not late and not self._pipeline.join_pool
         if late or waves:
             return self._at_the_end(neighborhoods, waves=waves)
@@ -242,7 +243,7 @@ class _StreamedWindow:
         async with aclosing(self._pipeline.predict(neighborhoods, waves=waves)) as answered:
             async for _ in answered:
                 pass
-        await asyncio.to_thread(neighborhoods.balance)
+        await self._pipeline.settle(neighborhoods)
         for place in range(neighborhoods.n_own):
             yield place
 

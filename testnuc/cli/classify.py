@@ -64,7 +64,7 @@ def run(
         raise InvalidInputError(f"{exc}; the answers are stored in {store.where}") from exc
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     notes(console, caught)
-    if not results.errors:
+    if not results.errors and results.learned is None:
         store.remove()
     end(console, results, store, invalid=len(problems), output=output)
 
@@ -81,18 +81,34 @@ class AnswerStore:
     new: bool = False
 
     @classmethod
-    def of(cls, client: dict[str, Any], output: str | None) -> AnswerStore:
+    def beside(cls, output: str) -> str:
+        """Return the place of the temporary store of an output."""
+        return str(Path(f"{output}.resume") / "answers.db")
+
+    @classmethod
+    def of(cls, client: dict[str, Any], output: str | None, *, always: bool = False) -> AnswerStore:
         """Return the user's store, or a temporary one beside the output.
 
         An interrupted run can then be resumed without repeating calls. A local model needs no
         store, and without an output there is no place for one.
+
+        Parameters
+        ----------
+        client : dict
+        output : str, optional
+        always : bool
+            For a local model, too.
         """
         if client["store"] is not None:
             return cls(client["store"])
-        if output is None or client["model"].startswith("local/"):
+        if output is None:
             return cls(None)
-        folder = Path(f"{output}.resume")
-        return cls(str(folder / "answers.db"), folder, not folder.exists())
+        where = cls.beside(output)
+        folder = Path(where).parent
+        # what was learned about an output is kept beside it
+        if client["model"].startswith("local/") and not always and not folder.exists():
+            return cls(None)
+        return cls(where, folder, not folder.exists())
 
     def create(self) -> None:
         """Create the folder."""
@@ -150,7 +166,7 @@ def end(
     invalid: int = 0,
     output: str | None = None,
 ) -> None:
-    """Print what failed, and a summary as the last line; exit with a status that tells.
+    """Print what failed, a summary, and what evidence would bring; exit with a status that tells.
 
     1: no text has a label, because of errors. 3: some have none, because of errors.
     """
@@ -170,8 +186,24 @@ def end(
         if said:
             console.print(f"first answer outside the labels: {said[:100]!r}", markup=False)
     console.print(_summary(results, invalid, output), markup=False)
+    advice = _advice(results, store, output)
+    if advice is not None:
+        console.print(advice, markup=False)
     if any(result.label is None for result in errors):
         sys.exit(3 if any(label is not None for label in results.labels) else 1)
+
+
+def _advice(results: Results, store: AnswerStore, output: str | None) -> str | None:
+    """Return what was decided without evidence, and what judgments would bring."""
+    if results.learned is not None:
+        return str(results.learned)
+    if results.diagnosis is None or results.stopped is not None:
+        return None
+    source = output if store.folder is not None or store.where is None else store.where
+    # a .txt output holds no texts
+    if source is None or source.endswith(".txt"):
+        source = "RESULTS"
+    return results.diagnosis.sentence(f"testnuc review {source} -n 50")
 
 
 def _interrupted(nuc: TestNUC, progress: RunProgress, store: AnswerStore, *, lane: str) -> NoReturn:

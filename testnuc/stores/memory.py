@@ -33,6 +33,7 @@ class MemoryStore:
         #: Scope -> hashes of the texts with a prediction.
         self._predicted: dict[bytes, set[bytes]] = {}
         self._facts: dict[bytes, dict[str, Any]] = {}
+        self._learned: dict[bytes, bytes] = {}
         self._batches: dict[bytes, StoredBatch] = {}
         #: Batch id -> owner and expiry of its lease.
         self._leases: dict[bytes, tuple[bytes, float]] = {}
@@ -103,6 +104,18 @@ class MemoryStore:
         self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
     ) -> None:
         """Do nothing: embeddings are not stored."""
+
+    async def put_learned(self, scope: bytes, data: bytes) -> None:
+        """Store what was learned, in place of what was there."""
+        self._learned[scope] = data
+
+    async def get_learned(self, scope: bytes) -> bytes | None:
+        """Return what was learned; None if nothing was."""
+        return self._learned.get(scope)
+
+    async def drop_learned(self, scope: bytes) -> None:
+        """Delete what was learned."""
+        self._learned.pop(scope, None)
 
     async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
         """Store a batch that is about to be submitted, leased by `owner`."""

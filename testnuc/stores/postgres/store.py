@@ -190,6 +190,18 @@ class PostgresStore:
                 )
             )
 
+    async def put_learned(self, scope: bytes, data: bytes) -> None:
+        """Store what was learned, in place of what was there."""
+        await self.finish(self._database.run(partial(sql.put_learned, scope=scope, data=data)))
+
+    async def get_learned(self, scope: bytes) -> bytes | None:
+        """Return what was learned; None if nothing was."""
+        return await self._database.run(partial(sql.get_learned, scope=scope))
+
+    async def drop_learned(self, scope: bytes) -> None:
+        """Delete what was learned."""
+        await self.finish(self._database.run(partial(sql.put_learned, scope=scope, data=None)))
+
     async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
         """Store a batch that is about to be submitted, leased by `owner`."""
         work = partial(batches.insert, batch=batch, owner=owner, seconds=seconds)

@@ -151,6 +151,18 @@ class SqliteStore:
                 )
             )
 
+    async def put_learned(self, scope: bytes, data: bytes) -> None:
+        """Store what was learned, in place of what was there."""
+        await self._database.write(lambda c: sql.put_learned(c, scope, data))
+
+    async def get_learned(self, scope: bytes) -> bytes | None:
+        """Return what was learned; None if nothing was."""
+        return await self._database.read(lambda c: sql.get_learned(c, scope))
+
+    async def drop_learned(self, scope: bytes) -> None:
+        """Delete what was learned."""
+        await self._database.write(lambda c: sql.put_learned(c, scope, None))
+
     async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
         """Store a batch that is about to be submitted, leased by `owner`."""
         await self._database.write(lambda c: batches.insert(c, batch, owner, seconds))
