@@ -61,6 +61,8 @@ class Judge:
     def __init__(self, data: Recorded, judgments: NDArray[np.int32] | None = None) -> None:
         self.data = data
         self.judgments = data.gold if judgments is None else judgments
+        #: Probabilities of candidates that were not taught, by name.
+        self.found: dict[str, NDArray[np.float32]] = {}
 
     @cached_property
     def candidates(self) -> list[LabelCandidate]:
@@ -95,7 +97,7 @@ class Judge:
     def sharing(self, other: NDArray[np.int32]) -> Judge:
         """Return another judge of the same candidates."""
         made = Judge(self.data, other)
-        for name in ("candidates", "differ", "shares", "plain"):
+        for name in ("candidates", "differ", "shares", "plain", "found"):
             made.__dict__[name] = getattr(self, name)
         return made
 
@@ -205,11 +207,14 @@ class Judge:
         """Return the log odds of labels by the model, and by the vote."""
         probabilities = self.plain
         if isinstance(chosen.model, HeadModel):
-            texts = self.data.texts
-            known = self.judgments[rows] >= 0
-            if chosen.model.offsets is not None:
-                texts = texts.with_judged(rows[known], self.judgments[rows[known]])
-            probabilities = chosen.model.probabilities(texts)
+            known = rows[self.judgments[rows] >= 0]
+            if any(chosen is candidate for candidate in self.candidates):
+                if chosen.name not in self.found:
+                    self.found[chosen.name] = chosen.model.probabilities(self.data.texts)
+                probabilities = self.found[chosen.name]
+            else:
+                texts = self.data.texts.with_judged(known, self.judgments[known])
+                probabilities = chosen.model.probabilities(texts)
         return np.column_stack(
             [log_odds(probabilities, labels), log_odds(self.shares, labels)]
         )
