@@ -109,6 +109,8 @@ def choose(
     labels: NDArray[np.int32],
     draws: Draws,
     support: NDArray[np.bool_],
+    *,
+    taught: bool = True,
 ) -> Verdict:
     """Take the candidate whose gain over all texts has the highest lower bound above 0.
 
@@ -127,10 +129,12 @@ def choose(
     draws : Draws
     support : bool[n]
         Texts that could be drawn with at least the probability `draws.floor`.
+    taught : bool
+        Whether models that learn from the judged texts are candidates, too.
     """
     every = list(candidates)
     known = labels >= 0
-    if known.sum() >= _TEACHABLE:
+    if taught and known.sum() >= _TEACHABLE:
         judged = texts.with_judged(rows[known], labels[known])
         for base in candidates:
             if isinstance(base.model, HeadModel) and base.share > 1:

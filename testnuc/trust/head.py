@@ -33,6 +33,7 @@ _MOST_TEXTS = 40_000
 #: Steps of Sinkhorn scaling at most; it ends where no class changes by more than `_CLOSE`.
 _SINKHORN, _CLOSE = 50, 0.01
 _LEAST_MASS = 1e-3
+_MOST_SCALE = 1e6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,7 +152,8 @@ def class_scale(probabilities: NDArray[np.float32], power: float) -> NDArray[np.
         norm = probabilities @ scale.astype(np.float32)
         mass = (probabilities / norm[:, None]).sum(axis=0, dtype=np.float64) * scale
         step = np.maximum(mass * n_classes / n, _LEAST_MASS)
-        scale /= step
+        # a class without any mass would grow without end
+        scale = np.clip(scale / step, 1 / _MOST_SCALE, _MOST_SCALE)
         if np.abs(step - 1).max() < _CLOSE:
             break
     scale /= np.exp(np.log(scale).mean())

@@ -149,14 +149,21 @@ class HeadModel:
 
     def probabilities(self, texts: Texts) -> NDArray[np.float32]:
         """Return float32[b, C], before the care for the own label; rows sum to 1."""
-        return self._probabilities(texts, predict_folds(self.heads, texts.vectors, texts.folds))
+        if self.offsets is None:
+            head = predict_folds(self.heads, texts.vectors, texts.folds)
+            return _rows_to_one(_joined(texts, head, self.scale))
+        folds = texts.folds[: len(texts)]
+        found = np.empty((len(texts), texts.n_classes), dtype=np.float32)
+        for fold, fitted in enumerate(self.heads):
+            # The neighbors are labeled by the head of the text, too: other heads learned from the
+            # judgment of this text.
+            inside = np.flatnonzero(folds == fold)
+            head = fitted.probabilities(texts.vectors)
+            labels = head.argmax(axis=1).astype(np.int32)
+            product = head[inside] * (_votes(texts, labels, inside) + _SMOOTHING)
+            found[inside] = _rows_to_one(product * self.scale * np.exp(self.offsets[fold]))
+        return found
 
-    def _probabilities(self, texts: Texts, head: NDArray[np.float32]) -> NDArray[np.float32]:
-        b = len(texts)
-        product = _joined(texts, head, self.scale)
-        if self.offsets is not None:
-            product *= np.exp(self.offsets)[texts.folds[:b]]
-        return _rows_to_one(product)
 
     def label(self, texts: Texts) -> NDArray[np.int32]:
         """Return int32[b], the label of each text."""
@@ -215,20 +222,26 @@ def teach(model: HeadModel, texts: Texts) -> HeadModel:
     assert texts.judged is not None
     rows = np.flatnonzero(texts.judged >= 0)
     gold = texts.judged[rows]
-    targets = model.probabilities(replace(texts, judged=None))
+    plain = replace(texts, judged=None)
+    targets = model.probabilities(plain)
+    base = predict_folds(model.heads, texts.vectors, texts.folds)
     targets[rows] = 0
     targets[rows, gold] = 1
     weights = np.ones(len(texts), dtype=np.float32)
     weights[rows] = _JUDGED_WEIGHT
     heads = fit_folds(texts.vectors, targets, weights, texts.folds)
+    # the fit already follows the class sizes of its targets
     taught = replace(model, heads=heads, scale=np.ones_like(model.scale), offsets=None)
-    # the fit already follows the class sizes of its targets; neighbors keep the labels they had
-    logs = np.log(taught.probabilities(texts)[rows] + np.float32(1e-6)).astype(np.float64)
+    labels = base.argmax(axis=1).astype(np.int32)
     offsets = np.zeros((len(heads), texts.n_classes), dtype=np.float32)
     one_hot = np.eye(texts.n_classes)[gold]
     for fold in range(len(heads)):
         others = texts.folds[rows] != fold
-        z, t = logs[others], one_hot[others]
+        # Neither the heads nor the votes behind these logs know a judgment of this fold.
+        known = np.where(texts.folds == fold, -1, texts.judged).astype(np.int32)
+        votes = _votes(replace(texts, judged=known), labels, rows[others])
+        product = _rows_to_one(base[rows[others]] * (votes + _SMOOTHING) * model.scale)
+        z, t = np.log(product + np.float32(1e-6)).astype(np.float64), one_hot[others]
 
         def loss(
             b: NDArray[np.float64], z: NDArray[np.float64] = z, t: NDArray[np.float64] = t
@@ -262,14 +275,25 @@ def _joined(
     """Return float32[b, C]: head times votes times scale; rows do not sum to 1."""
     if labels is None:
         labels = head.argmax(axis=1).astype(np.int32)
-    judged = texts.judged
-    if judged is not None and (judged >= 0).any():
-        labels = np.where(judged >= 0, judged, labels)
-    votes = texts.votes(labels, k=_NEIGHBORS).astype(np.float32)
-    if judged is not None and (judged >= 0).any():
-        votes += (_JUDGED_VOTE - 1) * texts.votes(judged, k=_NEIGHBORS).astype(np.float32)
+    votes = _votes(texts, labels)
     product: NDArray[np.float32] = head[: len(texts)] * (votes + _SMOOTHING)
     return product if scale is None else product * scale
+
+
+def _votes(
+    texts: Texts, labels: NDArray[np.int32], rows: NDArray[np.int64] | None = None
+) -> NDArray[np.float32]:
+    """Return float32[b, C], or of some rows: votes of neighbors, more of judged ones."""
+    if rows is not None:
+        texts = replace(
+            texts, neighbors=texts.neighbors[rows], similarities=texts.similarities[rows]
+        )
+    judged = texts.judged
+    if judged is None or not (judged >= 0).any():
+        return texts.votes(labels, k=_NEIGHBORS).astype(np.float32)
+    votes = texts.votes(np.where(judged >= 0, judged, labels), k=_NEIGHBORS)
+    votes += (_JUDGED_VOTE - 1) * texts.votes(judged, k=_NEIGHBORS)
+    return votes.astype(np.float32)
 
 
 def _careful(
