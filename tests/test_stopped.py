@@ -302,19 +302,21 @@ async def test_a_slow_first_call_does_not_hold_up_embedding(client_of, monkeypat
 async def test_a_server_that_goes_away_for_good_stops_the_run(client_of):
     texts = messages(400)
     retry = RetryPolicy(initial_wait=0.3)
-    async with LoopbackLLM(confident, latency=0.01) as llm:
-        async with TestNUC(**client_of(llm, max_concurrency=8, retry=retry)) as nuc:
-            run = asyncio.create_task(nuc.classify_many(texts))
-            while llm.texts < 100:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-            await llm.stop()
-            began = time.monotonic()
-            results = await run
-            assert time.monotonic() - began < 30
-            assert isinstance(results.stopped, ConnectionFailedError)
-            assert sum(r.prediction is not None for r in results) == llm.texts
-            await llm.start()
-            assert (await nuc.classify_many(texts)).errors == []
+    async with (
+        LoopbackLLM(confident, latency=0.01) as llm,
+        TestNUC(**client_of(llm, max_concurrency=8, retry=retry)) as nuc,
+    ):
+        run = asyncio.create_task(nuc.classify_many(texts))
+        while llm.texts < 100:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await llm.stop()
+        began = time.monotonic()
+        results = await run
+        assert time.monotonic() - began < 30
+        assert isinstance(results.stopped, ConnectionFailedError)
+        assert sum(r.prediction is not None for r in results) == llm.texts
+        await llm.start()
+        assert (await nuc.classify_many(texts)).errors == []
 
 
 # -- a provider's own mistakes -------------------------------------------------------------------
