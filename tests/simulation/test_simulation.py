@@ -37,7 +37,7 @@ def test_nothing_hangs_is_lost_or_paid_twice(start):
 def test_worlds_are_not_empty():
     """The seeds reach what they are for."""
     worlds = [simulate(seed) for seed in range(60)]
-    assert sum(len(world.payments) for world in worlds) > 1_000
+    assert sum(len(world.payments) for world in worlds) > 300
     ends = {type(operation.error).__name__ for world in worlds for operation in world.operations}
     assert ends >= {"NoneType", "CancelledError", "StoreError", "TestNUCError", "Bug"}
     kinds = {operation.kind for world in worlds for operation in world.operations}
