@@ -14,6 +14,7 @@ from testnuc.errors import (
     AuthenticationError,
     ConnectionFailedError,
     QuotaExceededError,
+    ReplyError,
     StoreError,
 )
 from testnuc.protocols import Answer, Reply
@@ -366,3 +367,15 @@ async def test_an_observer_that_raises_anywhere_ends_no_other_run(method):
         )
     assert isinstance(watched, RuntimeError) == (method != "note")
     assert other.errors == []
+
+
+async def test_a_provider_with_too_few_answers_fails_its_texts_with_a_reason():
+    class Few:
+        name, model, identity = "few", "m", "1"
+
+        async def answer(self, request):
+            return Reply(())
+
+    async with TestNUC(LABELS, model=Few(), embedder=Counting()) as nuc:
+        with pytest.raises(ReplyError, match="0 answers for 1 texts"):
+            await nuc.classify("hello")

@@ -110,7 +110,8 @@ class Scheduler:
         self._closed = False
         #: Whether no call is in progress any more, after `close`.
         self._ended = False
-        self._runs: set[ScheduledRun] = set()
+        #: In the order of their start.
+        self._runs: dict[ScheduledRun, None] = {}
         #: Whether the provider has answered any request of this scheduler.
         self.answered = False
         #: Whether an answer exists, received or stored: requests of this form are valid.
@@ -153,7 +154,7 @@ class Scheduler:
         if self._closed:
             raise ProviderError(_CLOSED)
         run = ScheduledRun(self)
-        self._runs.add(run)
+        self._runs[run] = None
         feeder = asyncio.create_task(self._feed(run, asks), name="testnuc-asks")
         try:
             while True:
@@ -173,7 +174,7 @@ class Scheduler:
                     run.changed.clear()
                     await run.changed.wait()
         finally:
-            self._runs.discard(run)
+            self._runs.pop(run, None)
             ended = feeder.done()
             feeder.cancel()
             # before the wait, which a second cancellation can interrupt

@@ -48,6 +48,8 @@ def endings(world: World) -> Iterator[str]:
             and operation.lane == "live"
             and not world.store_faults.rate
             and process.rpm is None
+            # it may wait for the lease of another process
+            and not (world.leases and len(world.processes) > 1)
             and seconds > NOBODY
             and operation.kind in {"many", "one", "pool"}
         ):
@@ -106,14 +108,15 @@ def _denied(world: World, operation: Operation) -> Iterator[str]:
     process, error = operation.process, operation.error
     if process.died or _closing(operation):
         return
-    if process.store.trouble and any(
+    if (process.store.trouble or process.client._engine.parts.pipeline.method.context) and any(
         other.process is process
         and other is not operation
         and (other.ended is None or other.ended > operation.started)
         and other.started < operation.ended
         for other in world.operations
     ):
-        # another run may have got the answers, and this one could not read them
+        # another run may have got the answers, and this one could not read them, or has other
+        # examples in its prompts
         return
     texts = set(operation.texts)
     paid = {
