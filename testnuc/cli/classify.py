@@ -279,7 +279,7 @@ def _summary(results: Results, invalid: int, output: str | None) -> str:
         "failed": len(results.errors),
         "answered outside the labels": len(results.outside),
         "without a usable text": invalid,
-        "labels changed by the vote": results.changed,
+        "labels changed" if results.learned else "labels changed by the vote": results.changed,
     }
     parts = [
         f"{len(results) + invalid:,} texts in {results.seconds:.1f} s",
