@@ -137,7 +137,7 @@ async def test_trust_is_told_of_the_kept_label_and_of_the_one_that_others_would_
         if result.alternative is None:
             continue
         assert result.alternative != result.label
-        assert 0 < result.trust_of_alternative
+        assert result.trust_of_alternative > 0
         assert result.trust + result.trust_of_alternative <= 1 + 1e-6
         told = result.explain()
         assert f"trust {result.trust:.2f} that {result.label!r} is right" in told
