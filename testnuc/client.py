@@ -90,6 +90,13 @@ class TestNUC:
         The most calls, tokens or US dollars to spend.
     batches : BatchPolicy, optional
         How ``lane="batch"`` uses the provider's batch API.
+    referee : str or Provider, optional
+        A better model. `classify_many` lets it judge a hundred texts on which ways to label
+        differ, once, and learns from them as `learn` does.
+    escalate : float
+        The part of the texts of each `classify_many`, those of lowest trust, that the referee
+        labels. Nothing is escalated where its answers that contradict the LLM are not more often
+        than not those of the neighbors or of a model of your texts; `Results.escalated` says so.
 
     Attributes
     ----------
@@ -142,6 +149,8 @@ class TestNUC:
         retry: RetryPolicy | None = None,
         budget: Budget | None = None,
         batches: BatchPolicy | None = None,
+        referee: str | Provider | WireProvider | None = None,
+        escalate: float = 0.0,
     ) -> None:
         parts = Components(
             labels,
@@ -163,6 +172,8 @@ class TestNUC:
             retry=retry,
             budget=budget,
             batches=batches,
+            referee=referee,
+            escalate=escalate,
         )
         self._engine = Engine(parts)
         self.labels: LabelSet = parts.labels
@@ -409,6 +420,31 @@ class TestNUC:
             The pool has too few texts with a prediction.
         """
         return await self._engine.review(n, goal, seed)
+
+    async def ask(
+        self,
+        review: Review,
+        model: str | Provider | WireProvider,
+        *,
+        shown: Literal["all", "candidates"] = "all",
+    ) -> None:
+        """Let a better model, the referee, answer the open items of a review.
+
+        Its answers are stored, and its calls count against the budget; see `referee_usage`.
+
+        Parameters
+        ----------
+        review : Review
+        model : str or Provider
+        shown : {"all", "candidates"}
+            The labels that it chooses from: all, or those that a candidate gives to the text.
+        """
+        await self._engine.ask(review, model, shown)
+
+    @property
+    def referee_usage(self) -> Usage:
+        """Calls, tokens and US dollars of referees so far; they are not part of `usage`."""
+        return self._engine.referee_usage
 
     async def learn(
         self, texts: Review | Iterable[str], labels: Sequence[str | None] | None = None

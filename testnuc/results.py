@@ -234,6 +234,8 @@ def summary(results: Results) -> str:
         told.append(
             f"{_count(len(outside), 'answer')} {_is(len(outside))} outside the labels{example}."
         )
+    if results.escalated is not None:
+        told.append(f"{results.escalated[0].upper()}{results.escalated[1:]}.")
     told += [
         f"The vote changed {_count(results.changed, 'label')}.",
         f"{_count(usage.calls, 'call')}, "
@@ -315,6 +317,8 @@ class Results(Sequence[Classification]):
         choices: Sequence[str] = (),
         stopped: Exception | None = None,
         learned: str | None = None,
+        escalated: str | None = None,
+        referee_usage: Usage | None = None,
         diagnosis: Diagnosis | None = None,
     ) -> None:
         self._rows = rows
@@ -331,6 +335,10 @@ class Results(Sequence[Classification]):
         self.stopped = stopped
         #: What `TestNUC.learn` had learned by then, as text; None: nothing.
         self.learned = learned
+        #: What the referee labeled, or why it labeled nothing; None: nothing is escalated.
+        self.escalated = escalated
+        #: Usage of the referee in this run; it is not part of `usage`. None: there is no referee.
+        self.referee_usage = referee_usage
         #: The diagnosis behind the decision of policy "auto"; None: there was nothing to decide.
         self.diagnosis = diagnosis
 

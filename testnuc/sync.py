@@ -71,6 +71,7 @@ class SyncTestNUC:
         self._closed = False
 
     add = _blocking(TestNUC.add)
+    ask = _blocking(TestNUC.ask)
     calibrate = _blocking(TestNUC.calibrate)
     classify = _blocking(TestNUC.classify)
     classify_many = _blocking(TestNUC.classify_many)
@@ -108,6 +109,11 @@ class SyncTestNUC:
     def usage(self) -> Usage:
         """Calls, tokens and US dollars that this client has spent so far."""
         return self._client.usage
+
+    @property
+    def referee_usage(self) -> Usage:
+        """Calls, tokens and US dollars of referees so far; they are not part of `usage`."""
+        return self._client.referee_usage
 
     @property
     def policy(self) -> VotePolicy | None:

@@ -206,6 +206,9 @@ class Estimate(Usage):
     lanes: tuple[LaneEstimate, ...] = ()
     #: What may explain calls that were not expected; "" if nothing does.
     note: str = ""
+    #: The most calls of the referee, and their US dollars; they are not part of `calls` and `usd`.
+    referee_calls: int = 0
+    referee_usd: float | None = 0.0
 
     def __str__(self) -> str:
         rows = [("lane", "calls", "input tokens", "output tokens", "usd", "hours")]
@@ -233,6 +236,9 @@ class Estimate(Usage):
         ]
         if self.store_hits:
             lines.append(f"{self.store_hits:,} predictions are stored already")
+        if self.referee_calls:
+            usd = "unknown" if self.referee_usd is None else f"{self.referee_usd:.4f} USD"
+            lines.append(f"the referee: at most {self.referee_calls:,} calls, {usd}")
         if self.note:
             lines.append(self.note)
         return "\n".join(lines)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.embedders.cache import EmbeddingCache
-    from testnuc.trust import Applied, Learned
+    from testnuc.trust import Learned
 
-__all__ = ["apply_learned", "judged_labels"]
+__all__ = ["apply_learned", "judge", "judged_labels"]
 
 #: Of each text.
 _NEIGHBORS = 30
@@ -61,18 +61,28 @@ def _apply(neighborhoods: Neighborhoods, learned: Learned, vectors: NDArray[np.f
         len(names),
         judged if (judged >= 0).any() else None,
     )
-    kept = neighborhoods.counted_vote(slice(0, n_own)).label
-    applied = learned.apply(texts, kept)
-    _judge(applied, {place: found for place, found in at.items() if place < n_own})
-    neighborhoods.judges = {place: source for place, (_, source) in at.items() if place < n_own}
-    neighborhoods.applied = applied
+    kept = neighborhoods.counted_vote(slice(0, n_own)).label.copy()
+    neighborhoods.applied = learned.apply(texts, kept)
+    judge(neighborhoods, {place: found for place, found in at.items() if place < n_own})
 
 
-def _judge(applied: Applied, at: Mapping[int, tuple[int, str]]) -> None:
-    """Let judgments win; the arrays are this run's own."""
-    for place, (label, _) in at.items():
+def judge(neighborhoods: Neighborhoods, said: Mapping[int, tuple[int, str]]) -> None:
+    """Let judgments of own texts win.
+
+    Parameters
+    ----------
+    neighborhoods : Neighborhoods
+        With applied labels, which are this run's own.
+    said : mapping
+        Place -> class, -1 = none, and "person" or "referee".
+    """
+    applied = neighborhoods.applied
+    assert applied is not None
+    for place, (label, source) in said.items():
+        neighborhoods.judges[place] = source
         applied.label[place] = label
-        applied.trust[place] = 1.0 if label >= 0 else np.nan
+        # how often a referee is right is not known
+        applied.trust[place] = 1.0 if label >= 0 and source == "person" else np.nan
         if applied.shares is not None:
             applied.shares[place] = 0
             if label >= 0:

@@ -7,13 +7,14 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Literal
 
 from testnuc import embedders, methods, providers, stores
-from testnuc._base.checks import checked_choice, checked_whole
+from testnuc._base.checks import checked_choice, checked_number, checked_whole
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
 from testnuc._engine.learning import Learning
 from testnuc._engine.neighborhoods import load_kernels
 from testnuc._engine.pipeline import Pipeline
+from testnuc._engine.referee import Referee
 from testnuc.batch import BatchLane, has_batches
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
 from testnuc.errors import InvalidInputError, TestNUCError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from testnuc.limits import Budget, RateLimit, RetryPolicy
     from testnuc.protocols import Embedder, Index, Method, Provider, Store
+    from testnuc.types import Usage
     from testnuc.voting import VotePolicy
 
 __all__ = ["Components"]
@@ -75,6 +77,8 @@ class Components:
         pool: Index | None = None,
         kernels: bool = True,
         transport: Callable[..., Transport] = Transport,
+        referee: str | Provider | WireProvider | None = None,
+        escalate: float = 0.0,
     ) -> None:
         self.labels = LabelSet(labels, none_label=none_label)
         #: As the user gave them; `pipeline.settings` may add what was learned.
@@ -134,7 +138,7 @@ class Components:
         )
         self.transport.on_wait = self.scheduler.lend
         self.predictor.keep = self.scheduler.keep
-        self._max_concurrency = max_concurrency
+        self.max_concurrency = max_concurrency
         self._batches = batches or BatchPolicy()
         #: Created when the batch lane is first used.
         self.batch_lane: BatchLane | None = None
@@ -163,6 +167,17 @@ class Components:
             batches=has_batches(provider),
             rate_limit=rate_limit,
         )
+        self.budget, self.retry, self.instructions = budget, retry, instructions
+        self.make_transport = transport
+        self._address = (model, base_url, api_key)
+        #: By name, or by id.
+        self._referees: dict[str | int, Referee] = {}
+        escalate_part = checked_number("escalate", escalate, 0, 1) or 0.0
+        if escalate_part and referee is None:
+            raise InvalidInputError("escalate needs a referee; name it, as referee='openai/gpt-5'")
+        #: The part of the texts of a run that the referee labels.
+        self.escalate = escalate_part
+        self.referee = None if referee is None else self.referee_of(referee)
         self.learning = Learning(self)
         self._kernels = kernels
         self._opening: asyncio.Task[None] | None = None
@@ -187,7 +202,7 @@ class Components:
                 policy=self._batches,
                 price=self.estimator.batch_price,
                 per_call=self.sampling.texts_per_call,
-                live=self._max_concurrency,
+                live=self.max_concurrency,
                 joins=self.scheduler,
             )
             self.pipeline.lanes["batch"] = self.batch_lane.scheduler
@@ -216,6 +231,8 @@ class Components:
             closing.push_async_callback(self.store.close)
             closing.push_async_callback(self.pool.close)
             closing.push_async_callback(self.transport.aclose)
+            for referee in self._referees.values():
+                closing.push_async_callback(referee.aclose)
             closing.push_async_callback(self.embedding.close)
             if self.batch_lane is not None:
                 closing.push_async_callback(self.batch_lane.close)
@@ -238,6 +255,26 @@ class Components:
         )
         await self.pool.open()
         await self.learning.load()
+
+    def referee_of(self, model: str | Provider | WireProvider) -> Referee:
+        """Return the referee of a model; one for each model."""
+        key = model if isinstance(model, str) else id(model)
+        if key not in self._referees:
+            self._referees[key] = Referee(self, model)
+        return self._referees[key]
+
+    def referee_provider(self, model: str | Provider | WireProvider) -> Provider | WireProvider:
+        """Return the provider of a referee; it has the client's address if their providers agree."""
+        own, base_url, api_key = self._address
+        alike = isinstance(own, str) and isinstance(model, str)
+        if not alike or str(own).partition("/")[0] != str(model).partition("/")[0]:
+            base_url = api_key = None
+        return self.provider(model, base_url, api_key)
+
+    @property
+    def referee_usage(self) -> Usage:
+        """Usage of all referees."""
+        return Meter.sum([referee.meter.mark() for referee in self._referees.values()])
 
     def provider(
         self, model: str | Provider | WireProvider, base_url: str | None, api_key: str | None

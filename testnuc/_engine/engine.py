@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.progress import Observer
+    from testnuc.protocols import Provider, WireProvider
     from testnuc.trust import Calibration, Diagnosis, Learned, Tuning, VoteSettings
     from testnuc.types import Classification, Estimate, Usage
 
@@ -170,7 +171,12 @@ class Engine:
         """Estimate the usage of `classify_many`."""
         entries, _ = await distinct(await checked_texts(texts))
         await self.parts.ready()
-        return await self.parts.estimator.usage(entries, self.settings)
+        estimate = await self.parts.estimator.usage(entries, self.settings)
+        referee = self.parts.referee
+        if referee is None:
+            return estimate
+        calls, usd = await self.parts.learning.referee_cost(entries)
+        return replace(estimate, referee_calls=calls, referee_usd=usd)
 
     async def classify(self, text: str) -> Classification:
         """Label one text by the vote of the pool's nearest texts."""
@@ -222,6 +228,7 @@ class Engine:
         given = await checked_texts(texts)
         await parts.ready(lane)
         before, started = parts.meter.mark(), time.perf_counter()
+        referee_before = None if parts.referee is None else parts.referee.meter.mark()
         entries, places = await distinct(given)
         facts = {"model": parts.model, "lane": lane, "texts": len(given), "distinct": len(entries)}
         with operation(telemetry, "classify_many", **facts) as span:
@@ -264,8 +271,15 @@ class Engine:
                 self._end(bar)
             if stopped is None:
                 self._warn_of_few_predictions(neighborhoods)
-            with operation(telemetry, "vote"):
+            escalated = None
+            if parts.referee is not None and stopped is None:
+                with operation(telemetry, "escalate"):
+                    neighborhoods, escalated = await self._escalated(
+                        neighborhoods, entries, settings
+                    )
+            else:
                 await pipeline.settle(neighborhoods)
+            with operation(telemetry, "vote"):
                 rows = await asyncio.to_thread(Rows, neighborhoods, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started
             span.set(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
@@ -278,11 +292,36 @@ class Engine:
             stopped=stopped,
             diagnosis=neighborhoods.diagnosis,
             learned=None if (found := neighborhoods.settings.learned) is None else str(found),
+            escalated=escalated,
+            referee_usage=(
+                None if parts.referee is None else parts.referee.meter.since(referee_before)
+            ),
         )
         if neighborhoods.decision is not None:
             _log.info("policy auto: %s", neighborhoods.decision.reason)
         self._report(results, len(entries))
         return results
+
+    async def _escalated(
+        self,
+        neighborhoods: Neighborhoods,
+        entries: Sequence[PoolText],
+        settings: VoteSettings | None,
+    ) -> tuple[Neighborhoods, str | None]:
+        """Learn from the referee, apply it, and let the referee label the least trusted texts."""
+        pipeline, learning = self.parts.pipeline, self.parts.learning
+        before = pipeline.settings
+        await learning.ask_the_referee()
+        if pipeline.settings is not before and settings is None:
+            # all answers are stored: this makes no call of the labeler
+            neighborhoods = await pipeline.prepare(entries, together=True)
+            async with aclosing(pipeline.predict(neighborhoods, waves=False)) as answered:
+                async for _ in answered:
+                    pass
+        await pipeline.settle(neighborhoods)
+        if not self.parts.escalate:
+            return neighborhoods, None
+        return neighborhoods, await learning.escalate(neighborhoods)
 
     async def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096
@@ -303,6 +342,15 @@ class Engine:
     async def review(self, n: int, goal: str | None, seed: int) -> Review:
         """Draw texts of the pool to be judged."""
         return await self.parts.learning.review(n, goal, seed)
+
+    async def ask(self, review: Review, model: str | Provider | WireProvider, shown: str) -> None:
+        """Let a referee answer the open items of a review."""
+        await self.parts.learning.ask(review, model, shown)
+
+    @property
+    def referee_usage(self) -> Usage:
+        """Usage of referees so far."""
+        return self.parts.referee_usage
 
     async def learn(
         self, texts: Review | Iterable[str], labels: Sequence[str | None] | None

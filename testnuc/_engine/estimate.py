@@ -69,6 +69,10 @@ class Estimator:
         estimate = await self._usage(entries, settings)
         return replace(estimate, note=await self._note()) if estimate.calls else estimate
 
+    async def of_calls(self, texts: Sequence[str]) -> Estimate:
+        """Estimate the usage of asking about texts, whatever is stored."""
+        return await self._sum([(text, ()) for text in texts], 0, 1)
+
     async def _note(self) -> str:
         """Say if the store has predictions for the same labels in another order."""
         scopes = getattr(self.store, "scopes", None)

@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from testnuc._base.checks import checked_whole
-from testnuc._engine.applying import judged_labels
+from testnuc._base.checks import checked_choice, checked_whole
+from testnuc._engine.applying import judge, judged_labels
+from testnuc._engine.estimate import Estimator
 from testnuc._engine.inputs import checked_texts, distinct, values
+from testnuc._engine.referee import Referee
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
+from testnuc.methods import StandardPrompting
+from testnuc.protocols import PoolText
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
 from testnuc.trust.evidence import Draws
 from testnuc.trust.head import folds_of
 from testnuc.trust.learned import Judgment, Learned, chosen_parts, fit_trust, rounded
 from testnuc.trust.model import HeadModel, Texts, teach
 from testnuc.trust.review import GOALS, Drawn, Review, ReviewItem, closest_label, draw
-from testnuc.types import Neighbor
+from testnuc.types import Neighbor, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,6 +44,8 @@ _log = logging.getLogger("testnuc.client")
 _MOST_TEXTS = 200_000
 _LEAST_TEXTS = 10
 _NEIGHBORS = 30
+#: Disagreements that a referee judges, again when the pool is so many times as large.
+_REFEREED, _GROWTH = 100, 1.5
 #: Neighbors shown with a text to be judged.
 _SHOWN = 5
 
@@ -96,7 +102,9 @@ class Learning:
             self._item(fitted, index, found, float(trust[found[0]]), int(kept[found[0]]))
             for index, found in enumerate(drawn)
         ]
-        return Review(items, self._parts.labels.names, len(fitted.texts), self._parts.model)
+        made = Review(items, self._parts.labels.names, len(fitted.texts), self._parts.model)
+        made.asks = self.ask
+        return made
 
     def _item(
         self, fitted: _Fitted, index: int, drawn: Drawn, trust: float, kept: int
@@ -137,6 +145,89 @@ class Learning:
             probability=probability,
             floor=floor,
         )
+
+    async def ask(
+        self, review: Review, model: str | Provider | WireProvider | Referee, shown: str = "all"
+    ) -> None:
+        """Let a referee answer the open items of a review."""
+        checked_choice("shown", shown, ("all", "candidates"))
+        await self._parts.ready()
+        referee = model if isinstance(model, Referee) else self._parts.referee_of(model)
+        items = [item for item in review if item.source is None]
+        given = [[label for label, _ in item.candidates if label is not None] for item in items]
+        answers = await referee.ask(
+            [PoolText(item.text, item.hash) for item in items],
+            given if shown == "candidates" else None,
+        )
+        for item, answer in zip(items, answers, strict=True):
+            if isinstance(answer, Prediction) and answer.label is not None:
+                review.answer(item.index, answer.label, "referee")
+            elif isinstance(answer, Exception):
+                _log.warning("the referee did not answer %r: %s", item.text[:60], answer)
+
+    async def ask_the_referee(self) -> None:
+        """Learn from a hundred disagreements that the client's referee judges, once.
+
+        They are judged again when the pool has grown by half.
+        """
+        parts, known = self._parts, self.learned
+        assert parts.referee is not None
+        if known is not None and any(j.source == "referee" for j in known.judged):
+            if len(parts.pool) < _GROWTH * known.texts:
+                return
+        elif len(parts.pool) < _LEAST_TEXTS:
+            return
+        review = await self.review(_REFEREED, "decide", 0)
+        await self.ask(review, parts.referee)
+        if review.judged:
+            await self.learn_from(review)
+
+    async def referee_cost(self, entries: Sequence[PoolText]) -> tuple[int, float | None]:
+        """Return the most calls that the referee needs for a run, and US dollars."""
+        parts, known = self._parts, self.learned
+        referee = parts.referee
+        assert referee is not None
+        texts = [entry.text for entry in entries]
+        first = known is None or not any(j.source == "referee" for j in known.judged)
+        n = min(_REFEREED, len(texts)) if first else 0
+        asked = texts[:n] + texts[: int(parts.escalate * len(texts))]
+        estimator = Estimator(
+            referee.predictor,
+            parts.store,
+            parts.pool,
+            StandardPrompting(),
+            neighbors=False,
+            texts_per_call=1,
+            price=referee.price,
+        )
+        cost = await estimator.of_calls(asked)
+        return cost.calls, cost.usd
+
+    async def escalate(self, neighborhoods: Neighborhoods) -> str:
+        """Let the referee label the least trusted part of a run; returns what was done."""
+        parts, learned, applied = self._parts, self.learned, neighborhoods.applied
+        assert parts.referee is not None
+        if learned is None or applied is None:
+            return "nothing was escalated: there is too little to judge the referee by"
+        if not learned.referee_better:
+            backed, alone = learned.dissent
+            return (
+                f"nothing was escalated: {parts.referee.model} is not shown to be better; where it "
+                f"contradicted {parts.model}, others agreed with it {backed} times, and not {alone}"
+            )
+        n = int(parts.escalate * neighborhoods.n_own)
+        trust = np.nan_to_num(applied.trust, nan=-1.0)
+        trust[list(neighborhoods.judges)] = np.inf
+        places = np.argsort(trust, kind="stable")[:n]
+        places = places[np.isfinite(trust[places])]
+        asked = [neighborhoods.entries[place] for place in places.tolist()]
+        answers = await parts.referee.ask(asked)
+        said = {}
+        for place, answer in zip(places.tolist(), answers, strict=True):
+            if isinstance(answer, Prediction) and answer.label is not None:
+                said[place] = (parts.labels.names.index(answer.label), "referee")
+        judge(neighborhoods, said)
+        return f"{parts.referee.model} labeled the {len(said):,} least trusted texts"
 
     async def learn_from(self, review: Review) -> Learned:
         """Learn from the answers of a review, and from all earlier ones."""
@@ -280,7 +371,11 @@ class Learning:
             trust=np.empty(0, dtype=np.float32),
             rows=rows,
             right=np.empty(0, dtype=np.bool_),
+            person=np.array(
+                [j.source != "referee" for j in known if j.probability is not None], dtype=np.bool_
+            ),
             draws=draws,
+            dissent=_dissent(known, where, gold, candidates),
         )
         if decides == "vote":
             kept = verdict.chosen.labels
@@ -379,6 +474,21 @@ def _draws(judged: Sequence[Judgment], texts: int) -> Draws:
     probability = np.array([j.probability for j in judged], dtype=np.float64)
     floor = np.array([j.floor for j in judged], dtype=np.float64)
     return Draws(texts, probability * share, floor * share)
+
+
+def _dissent(
+    judged: Sequence[Judgment],
+    rows: NDArray[np.int64],
+    gold: NDArray[np.int32],
+    candidates: Sequence[LabelCandidate],
+) -> tuple[int, int]:
+    """Return how often candidates agree with a referee that contradicts the LLM, and how not."""
+    asked = np.array([j.source == "referee" for j in judged], dtype=np.bool_)
+    against = asked & (gold >= 0) & (candidates[0].labels[rows] != gold)
+    backed = np.zeros(len(rows), dtype=np.bool_)
+    for candidate in candidates[1:]:
+        backed |= candidate.labels[rows] == gold
+    return int((against & backed).sum()), int((against & ~backed).sum())
 
 
 def _default_model(candidates: Sequence[LabelCandidate]) -> HeadModel:

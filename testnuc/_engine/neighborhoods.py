@@ -187,7 +187,7 @@ class Neighborhoods:
             share=share,
             margin=np.maximum(share - others.max(axis=1), 0),
             voters=voters.astype(result.voters.dtype),
-            votes=shares if votes else None,
+            votes=shares.astype(np.float64) if votes else None,
         )
 
     def counted_vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
@@ -285,7 +285,7 @@ class Neighborhoods:
         """Return why the neighbors of the own text at `place` do not decide; None: they do."""
         if place in self.judges:
             if self.applied is not None and self.applied.label[place] < 0:
-                return f"the {self.judges[place]} said that none of the labels is right"
+                return f"a {self.judges[place]} said that none of the labels is right"
             return None
         if self.decision is None or self.settings.head_decides:
             return None

@@ -127,7 +127,7 @@ def classification(
                 )
             )
     trust = neighborhoods.trust(place, winner, float(result.share[row]), int(result.voters[row]))
-    other = neighborhoods.alternative(place, winner)
+    second = neighborhoods.alternative(place, winner)
     reason = neighborhoods.reason(place)
     source = neighborhoods.source(place, int(result.voters[row]))
     least = neighborhoods.settings.min_trust
@@ -150,6 +150,6 @@ def classification(
         trust=trust,
         reason=reason,
         source=None if label is None and place not in neighborhoods.judges else source,
-        alternative=None if other is None else names[other[0]],
-        trust_of_alternative=None if other is None else other[1],
+        alternative=None if second is None else names[second[0]],
+        trust_of_alternative=None if second is None else second[1],
     )

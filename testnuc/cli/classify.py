@@ -186,6 +186,12 @@ def end(
         if said:
             console.print(f"first answer outside the labels: {said[:100]!r}", markup=False)
     console.print(_summary(results, invalid, output), markup=False)
+    if results.escalated is not None:
+        console.print(results.escalated, markup=False)
+    if results.referee_usage is not None:
+        spent = results.referee_usage
+        parts = ["the referee", f"{spent.calls:,} calls", cost(spent)]
+        console.print(", ".join(part for part in parts if part), markup=False)
     advice = _advice(results, store, output)
     if advice is not None:
         console.print(advice, markup=False)
@@ -279,7 +285,7 @@ def _summary(results: Results, invalid: int, output: str | None) -> str:
         "failed": len(results.errors),
         "answered outside the labels": len(results.outside),
         "without a usable text": invalid,
-        "labels changed by the vote": results.changed,
+        "labels changed" if results.learned else "labels changed by the vote": results.changed,
     }
     parts = [
         f"{len(results) + invalid:,} texts in {results.seconds:.1f} s",

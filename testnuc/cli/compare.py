@@ -112,7 +112,7 @@ def _accuracies(
     right = [
         (one == true, other == true)
         for (one, other), pair in zip(labels, pairs, strict=True)
-        if (true := _label(pair[1 + where], gold)) is not None
+        if (true := _label((pair[1], pair[2])[where], gold)) is not None
     ]
     if not right:
         raise InvalidInputError(f"{files[where]} has no label in column {gold!r}")

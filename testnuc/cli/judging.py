@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.stores.export import Movable
     from testnuc.trust.learned import Learned
+    from testnuc.types import Classification
 
 __all__ = ["certify", "learn", "review", "unlearn"]
 
@@ -205,11 +206,12 @@ async def _opened(
     nuc = client_of({**client, "labels": labels, "store": place}, api_key="not-needed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallPoolWarning)
+        answered = [] if table is None else _answered(nuc, table, source)
         if table is not None and client["store"] is None:
             AnswerStore.of(client, source, always=True).create()
         async with nuc:
-            if table is not None:
-                await _take_results(nuc, table, source)
+            if answered:
+                await _take(nuc, answered)
             if not (await nuc.stats()).predicted:
                 raise InvalidInputError(
                     f"{place} holds no answer of {nuc.model} with these labels and settings: "
@@ -218,8 +220,8 @@ async def _opened(
             yield nuc, table
 
 
-async def _take_results(nuc: TestNUC, table: Table, source: str) -> None:
-    """Add the texts of results to the pool, and their answers to the store, where they lack."""
+def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:
+    """Return the results of a file that hold the LLM's answer."""
     usable(table, source)
     results = read_results(table.rows, source, table.text_column)
     answered = [r for r in results if r.prediction is not None and valid_text(r.text) is None]
@@ -230,6 +232,11 @@ async def _take_results(nuc: TestNUC, table: Table, source: str) -> None:
                 f"{source}, row {result.index + 1}: the LLM's label {label!r} is not one of the "
                 "labels; give the --labels of the run that wrote it"
             )
+    return answered
+
+
+async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
+    """Add the texts of results to the pool, and their answers to the store, if they lack."""
     parts = parts_of(nuc)
     rows = []
     for result in answered:

@@ -108,12 +108,27 @@ class Learned:
     #: right.
     rows: NDArray[np.int64]
     right: NDArray[np.bool_]
+    #: Whether a person judged it, or skipped it; certificates count these.
+    person: NDArray[np.bool_]
     draws: Draws = field(repr=False)
+    #: Where a referee contradicted the LLM: how often another candidate agreed with it, and how
+    #: often none did.
+    dissent: tuple[int, int] = (0, 0)
 
     @property
     def answers(self) -> dict[bytes, tuple[str | None, str]]:
         """The label and the source of each judged text, by its hash."""
         return {j.hash: (j.label, j.source) for j in self.judged if j.source is not None}
+
+    @property
+    def referee_better(self) -> bool:
+        """Whether a referee is taken to be better than the LLM.
+
+        Its answers that contradict the LLM are then more often than not those of another candidate:
+        neighbors and model do not know them, so mistakes rarely agree.
+        """
+        backed, alone = self.dissent
+        return backed > alone
 
     def certify(self, accuracy: float = 0.9, confidence: float = 0.9) -> Certificate:
         """Return the trust above which labels are right to `accuracy`, proved by the judged texts.
@@ -124,11 +139,13 @@ class Learned:
         confidence : float
             Over the draw of the judged texts.
         """
+        used = self.person
+        draws = Draws(self.draws.texts, self.draws.probability[used], self.draws.floor[used])
         return certify(
             self.trust.astype(np.float64),
-            self.rows,
-            self.right,
-            self.draws,
+            self.rows[used],
+            self.right[used],
+            draws,
             accuracy=accuracy,
             confidence=confidence,
         )
@@ -202,6 +219,7 @@ class Learned:
             "trust": self.trust,
             "rows": self.rows,
             "right": self.right,
+            "person": self.person,
             "probability": self.draws.probability,
             "floor": self.draws.floor,
         }
@@ -221,6 +239,7 @@ class Learned:
             "gain": [self.gain.value, self.gain.low, self.gain.high],
             "texts": self.texts,
             "population": self.draws.texts,
+            "dissent": self.dissent,
             "models": models,
             "judged": [
                 [j.text, j.hash.hex(), j.label, j.source, j.probability, j.floor, j.texts]
@@ -291,7 +310,9 @@ class Learned:
                 trust=arrays["trust"],
                 rows=arrays["rows"],
                 right=arrays["right"],
+                person=arrays["person"],
                 draws=Draws(header["population"], arrays["probability"], arrays["floor"]),
+                dissent=tuple(header["dissent"]),
             )
         except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
             raise StoreError(f"what was learned is damaged in the store: {exc!r}") from exc

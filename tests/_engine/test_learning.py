@@ -145,7 +145,7 @@ async def test_a_judgment_wins_though_the_model_knows_better():
 
 async def test_results_keep_the_source_in_files_and_frames(tmp_path):
     async with client(Says()) as nuc:
-        texts = texts_of(120)
+        texts = texts_of(200)
         await nuc.classify_many(texts)
         await nuc.learn(texts[:5], [gold(t) for t in texts[:5]])
         results = await nuc.classify_many(texts)
@@ -200,7 +200,7 @@ async def test_reviews_are_deterministic_and_never_draw_a_text_twice():
 
 async def test_wrong_labels_are_refused_with_the_closest_one():
     async with client(Says()) as nuc:
-        await nuc.classify_many(texts_of(100))
+        await nuc.classify_many(texts_of(200))
         review = await nuc.review(5)
         with pytest.raises(InvalidInputError, match="did you mean 'topic 3'"):
             review.answer(0, "topc 3")
@@ -281,3 +281,73 @@ async def test_random_judgments_certify_a_part():
         assert accuracy(found) >= 0.9
         few = await nuc.learn(texts_of(3, start=9000), [gold(t) for t in texts_of(3, start=9000)])
         assert few.texts == 603
+
+
+async def test_answers_of_a_referee_are_stored():
+    small, big = Says(), Says(gold, "big")
+    async with client(small) as nuc:
+        await nuc.classify_many(texts_of(300))
+        review = await nuc.review(30)
+        calls = len(small.asked)
+        await review.ask(big)
+        assert len(big.asked) == 30
+        assert {item.source for item in review} == {"referee"}
+        again = await nuc.review(30)
+        await nuc.ask(again, big)
+        assert len(big.asked) == 30
+        assert [i.answer for i in again] == [i.answer for i in review]
+        assert nuc.referee_usage.calls == 30
+        assert nuc.usage.calls == calls == len(small.asked)
+        learned = await nuc.learn(again)
+        assert "30 by a referee" in str(learned)
+        # what another LLM said proves nothing about what people would say
+        assert learned.certify().judged == 0
+        few = await nuc.review(10, goal="decide")
+        await few.ask(big, shown="candidates")
+        assert all(item.answer == gold(item.text) for item in few)
+
+
+async def test_escalation_changes_exactly_a_part():
+    texts = texts_of(400)
+    small, big = Says(), Says(gold, "big")
+    async with client(small, referee=big) as nuc:
+        plain = await nuc.classify_many(texts)
+        assert plain.escalated is None
+        assert plain.usage.calls == 400
+        asked = len(big.asked)
+        assert 20 < asked <= 100
+        assert plain.referee_usage.calls == asked
+        assert accuracy(plain) > 0.9
+    big = Says(gold, "big")
+    async with client(Says(), referee=big, escalate=0.1) as nuc:
+        estimate = await nuc.estimate(texts)
+        assert (estimate.calls, estimate.referee_calls) == (400, 140)
+        results = await nuc.classify_many(texts)
+        judged = [r for r in results if r.source == "referee"]
+        assert len(judged) == asked + 40
+        assert len(big.asked) == asked + 40
+        assert "labeled the 40 least trusted texts" in results.escalated
+        assert all(r.label == gold(r.text) for r in judged)
+        rest = [i for i, r in enumerate(results) if r.source != "referee"]
+        assert [results.labels[i] for i in rest] == [plain.labels[i] for i in rest]
+        least = min(r.trust for r in results if r.source == "head")
+        assert (
+            least
+            >= max(
+                r.trust
+                for r, now in zip(plain, results, strict=True)
+                if now.source == "referee" and r.source == "head"
+            )
+            - 1e-6
+        )
+
+
+async def test_nothing_is_escalated_to_a_referee_that_is_not_better():
+    poor = Says(lambda text: LABELS[noise(text + "x") % CLASSES], "poor")
+    async with client(Says(), referee=poor, escalate=0.2) as nuc:
+        texts = texts_of(400)
+        results = await nuc.classify_many(texts)
+        assert "nothing was escalated" in results.escalated
+        assert len(poor.asked) <= 100
+    with pytest.raises(InvalidInputError, match="escalate needs a referee"):
+        client(Says(), escalate=0.1)
