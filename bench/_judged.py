@@ -215,9 +215,7 @@ class Judge:
             else:
                 texts = self.data.texts.with_judged(known, self.judgments[known])
                 probabilities = chosen.model.probabilities(texts)
-        return np.column_stack(
-            [log_odds(probabilities, labels), log_odds(self.shares, labels)]
-        )
+        return np.column_stack([log_odds(probabilities, labels), log_odds(self.shares, labels)])
 
     def certificate(
         self, learned: Learned, rows: NDArray[np.int64], draws: Draws

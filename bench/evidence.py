@@ -63,9 +63,7 @@ def _random(report: Report, judge: Judge, draws: int, taught_draws: int) -> None
             continue
         cells: dict[str, Any] = {}
         for m in _RANDOM:
-            found = judge.gains(
-                judge.any_texts, m, range(repeated), taught=taught, everywhere=True
-            )
+            found = judge.gains(judge.any_texts, m, range(repeated), taught=taught, everywhere=True)
             cells |= {
                 f"{m}": judge.data.alone + float(np.mean(found.true)),
                 f"{m} worst gain": 100 * min(found.true),
@@ -130,9 +128,7 @@ def _referee(report: Report, judge: Judge, other: Recorded, draws: int, taught_d
     for taught, repeated in ((False, draws), (True, taught_draws)):
         if repeated:
             name = "taught" if taught else "gain"
-            found = asked.gains(
-                asked.disagreements, _REFEREE_CALLS, range(repeated), taught=taught
-            )
+            found = asked.gains(asked.disagreements, _REFEREE_CALLS, range(repeated), taught=taught)
             cells |= _outcome(name, found)
     escalated: dict[float, list[tuple[float, float]]] = {part: [] for part in _ESCALATED}
     gold, says = judge.data.gold, other.texts.own
@@ -183,9 +179,7 @@ def _small(report: Report, data: Recorded, draws: int, taught_draws: int) -> Non
 def _pairs(sets: list[Recorded]) -> list[tuple[Recorded, Recorded]]:
     """Return labeler and stronger model, on the same texts."""
     return [
-        (a, b)
-        for a, b in itertools.permutations(sets, 2)
-        if a.key == b.key and a.alone < b.alone
+        (a, b) for a, b in itertools.permutations(sets, 2) if a.key == b.key and a.alone < b.alone
     ]
 
 

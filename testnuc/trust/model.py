@@ -164,7 +164,6 @@ class HeadModel:
             found[inside] = _rows_to_one(product * self.scale * np.exp(self.offsets[fold]))
         return found
 
-
     def label(self, texts: Texts) -> NDArray[np.int32]:
         """Return int32[b], the label of each text."""
         return self.label_of(self.probabilities(texts), texts)

@@ -16,9 +16,7 @@ def drawn(seed, n, slope, start=0.0):
 def test_without_judgments_the_first_feature_is_believed():
     odds, right, folds = drawn(0, 50, 1.0)
     nothing = np.empty(0)
-    curve = fit_trust(
-        odds[:0], right[:0], nothing, folds[:0], n_folds=5
-    )
+    curve = fit_trust(odds[:0], right[:0], nothing, folds[:0], n_folds=5)
     assert np.allclose(curve(odds, folds), 1 / (1 + np.exp(-odds[:, 0])))
 
 
