@@ -104,7 +104,7 @@ def test_the_budget_ends_a_run_that_can_go_on(source, tmp_path):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, "label more texts at once, or choose --policy weighted"),
+        ({}, "label more texts at once"),
         ({"policy": "weighted"}, "label more texts at once, or give a smaller --k"),
         ({"policy": "weighted", "neighbors": "stored"}, "with --neighbors stored only texts"),
     ],
