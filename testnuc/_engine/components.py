@@ -11,10 +11,8 @@ from testnuc._base.checks import checked_choice, checked_number, checked_whole
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
-from testnuc._engine.learning import Learning
 from testnuc._engine.neighborhoods import load_kernels
 from testnuc._engine.pipeline import Pipeline
-from testnuc._engine.referee import Referee
 from testnuc.batch import BatchLane, has_batches
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
 from testnuc.errors import InvalidInputError, TestNUCError
@@ -29,11 +27,10 @@ from testnuc.trust import VoteSettings
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from testnuc.limits import Budget, RateLimit, RetryPolicy
     from testnuc.protocols import Embedder, Index, Method, Provider, Store
-    from testnuc.types import Usage
     from testnuc.voting import VotePolicy
 
 __all__ = ["Components"]
@@ -170,15 +167,15 @@ class Components:
         self.budget, self.retry, self.instructions = budget, retry, instructions
         self.make_transport = transport
         self._address = (model, base_url, api_key)
-        #: By name, or by id.
-        self._referees: dict[str | int, Referee] = {}
-        escalate_part = checked_number("escalate", escalate, 0, 1) or 0.0
-        if escalate_part and referee is None:
+        self.escalate = checked_number("escalate", escalate, 0, 1) or 0.0
+        if self.escalate and referee is None:
             raise InvalidInputError("escalate needs a referee; name it, as referee='openai/gpt-5'")
-        #: The part of the texts of a run that the referee labels.
-        self.escalate = escalate_part
-        self.referee = None if referee is None else self.referee_of(referee)
-        self.learning = Learning(self)
+        #: As given.
+        self.referee = referee
+        #: Called when the store is open.
+        self.on_open: Callable[[], Awaitable[None]] | None = None
+        #: Called before the store is closed.
+        self.on_close: Callable[[], Awaitable[None]] | None = None
         self._kernels = kernels
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
@@ -231,8 +228,8 @@ class Components:
             closing.push_async_callback(self.store.close)
             closing.push_async_callback(self.pool.close)
             closing.push_async_callback(self.transport.aclose)
-            for referee in self._referees.values():
-                closing.push_async_callback(referee.aclose)
+            if self.on_close is not None:
+                closing.push_async_callback(self.on_close)
             closing.push_async_callback(self.embedding.close)
             if self.batch_lane is not None:
                 closing.push_async_callback(self.batch_lane.close)
@@ -254,27 +251,16 @@ class Components:
             self.predictor.scope, {"model": self.model, "labels": list(self.labels.names)}
         )
         await self.pool.open()
-        await self.learning.load()
-
-    def referee_of(self, model: str | Provider | WireProvider) -> Referee:
-        """Return the referee of a model; one for each model."""
-        key = model if isinstance(model, str) else id(model)
-        if key not in self._referees:
-            self._referees[key] = Referee(self, model)
-        return self._referees[key]
+        if self.on_open is not None:
+            await self.on_open()
 
     def referee_provider(self, model: str | Provider | WireProvider) -> Provider | WireProvider:
-        """Return the provider of a referee; it has the client's address if their providers agree."""
+        """Return the provider of a referee; one of the client's kind has its address and key."""
         own, base_url, api_key = self._address
         alike = isinstance(own, str) and isinstance(model, str)
         if not alike or str(own).partition("/")[0] != str(model).partition("/")[0]:
             base_url = api_key = None
         return self.provider(model, base_url, api_key)
-
-    @property
-    def referee_usage(self) -> Usage:
-        """Usage of all referees."""
-        return Meter.sum([referee.meter.mark() for referee in self._referees.values()])
 
     def provider(
         self, model: str | Provider | WireProvider, base_url: str | None, api_key: str | None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from testnuc._base.checks import checked_whole, hash_text, valid_text
 from testnuc._engine.inputs import checked_texts, distinct, labeled
+from testnuc._engine.learning import Learning
 from testnuc._engine.pipeline import STOPS
 from testnuc._engine.rows import Rows, classification
 from testnuc._engine.small_pool import few_neighbors, few_predictions
@@ -59,6 +60,7 @@ class Engine:
 
     def __init__(self, parts: Components) -> None:
         self.parts = parts
+        self.learning = Learning(parts)
         self._warned = False
         #: `Observer.note` of each run in progress.
         self._notes: list[Callable[[Exception], None]] = []
@@ -172,10 +174,10 @@ class Engine:
         entries, _ = await distinct(await checked_texts(texts))
         await self.parts.ready()
         estimate = await self.parts.estimator.usage(entries, self.settings)
-        referee = self.parts.referee
+        referee = self.learning.referee
         if referee is None:
             return estimate
-        calls, usd = await self.parts.learning.referee_cost(entries)
+        calls, usd = await self.learning.referee_cost(entries)
         return replace(estimate, referee_calls=calls, referee_usd=usd)
 
     async def classify(self, text: str) -> Classification:
@@ -228,7 +230,7 @@ class Engine:
         given = await checked_texts(texts)
         await parts.ready(lane)
         before, started = parts.meter.mark(), time.perf_counter()
-        referee_before = None if parts.referee is None else parts.referee.meter.mark()
+        refereed = None if self.learning.referee is None else self.learning.referee.meter.mark()
         entries, places = await distinct(given)
         facts = {"model": parts.model, "lane": lane, "texts": len(given), "distinct": len(entries)}
         with operation(telemetry, "classify_many", **facts) as span:
@@ -271,14 +273,9 @@ class Engine:
                 self._end(bar)
             if stopped is None:
                 self._warn_of_few_predictions(neighborhoods)
-            escalated = None
-            if parts.referee is not None and stopped is None:
-                with operation(telemetry, "escalate"):
-                    neighborhoods, escalated = await self._escalated(
-                        neighborhoods, entries, settings
-                    )
-            else:
-                await pipeline.settle(neighborhoods)
+            neighborhoods, escalated = await self._settled(
+                neighborhoods, entries, settings, stopped
+            )
             with operation(telemetry, "vote"):
                 rows = await asyncio.to_thread(Rows, neighborhoods, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started
@@ -294,7 +291,9 @@ class Engine:
             learned=None if (found := neighborhoods.settings.learned) is None else str(found),
             escalated=escalated,
             referee_usage=(
-                None if parts.referee is None else parts.referee.meter.since(referee_before)
+                None
+                if self.learning.referee is None
+                else self.learning.referee.meter.since(refereed)
             ),
         )
         if neighborhoods.decision is not None:
@@ -302,14 +301,18 @@ class Engine:
         self._report(results, len(entries))
         return results
 
-    async def _escalated(
+    async def _settled(
         self,
         neighborhoods: Neighborhoods,
         entries: Sequence[PoolText],
         settings: VoteSettings | None,
+        stopped: Exception | None,
     ) -> tuple[Neighborhoods, str | None]:
-        """Learn from the referee, apply it, and let the referee label the least trusted texts."""
-        pipeline, learning = self.parts.pipeline, self.parts.learning
+        """Apply what was learned; ask the referee, if there is one, and say what it did."""
+        pipeline, learning = self.parts.pipeline, self.learning
+        if self.learning.referee is None or stopped is not None:
+            await pipeline.settle(neighborhoods)
+            return neighborhoods, None
         before = pipeline.settings
         await learning.ask_the_referee()
         if pipeline.settings is not before and settings is None:
@@ -341,16 +344,16 @@ class Engine:
 
     async def review(self, n: int, goal: str | None, seed: int) -> Review:
         """Draw texts of the pool to be judged."""
-        return await self.parts.learning.review(n, goal, seed)
+        return await self.learning.review(n, goal, seed)
 
     async def ask(self, review: Review, model: str | Provider | WireProvider, shown: str) -> None:
         """Let a referee answer the open items of a review."""
-        await self.parts.learning.ask(review, model, shown)
+        await self.learning.ask(review, model, shown)
 
     @property
     def referee_usage(self) -> Usage:
         """Usage of referees so far."""
-        return self.parts.referee_usage
+        return self.learning.referee_usage
 
     async def learn(
         self, texts: Review | Iterable[str], labels: Sequence[str | None] | None
@@ -359,14 +362,14 @@ class Engine:
         if isinstance(texts, Review):
             if labels is not None:
                 raise InvalidInputError("give a review, or texts and labels")
-            return await self.parts.learning.learn_from(texts)
+            return await self.learning.learn_from(texts)
         if labels is None:
             raise InvalidInputError("give the labels of the texts, or a review")
-        return await self.parts.learning.learn_labels(texts, labels)
+        return await self.learning.learn_labels(texts, labels)
 
     async def unlearn(self) -> bool:
         """Forget what was learned; returns whether there was anything."""
-        return await self.parts.learning.unlearn()
+        return await self.learning.unlearn()
 
     async def tune(self, texts: Iterable[str], labels: Sequence[str]) -> Tuning:
         """Tune the vote settings on labeled texts; later calls use them."""

@@ -17,6 +17,7 @@ from testnuc._engine.inputs import checked_texts, distinct, values
 from testnuc._engine.referee import Referee
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
+from testnuc.limits import Meter
 from testnuc.methods import StandardPrompting
 from testnuc.protocols import PoolText
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc.protocols import Provider, WireProvider
     from testnuc.trust.candidates import Verdict
+    from testnuc.types import Usage
 
 __all__ = ["Learning"]
 
@@ -51,7 +54,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Fitted:
+class _PoolFit:
     """The texts of the pool, and the candidates that were fitted on them."""
 
     digest: bytes
@@ -72,8 +75,30 @@ class Learning:
 
     def __init__(self, parts: Components) -> None:
         self._parts = parts
-        self._last: _Fitted | None = None
+        self._last: _PoolFit | None = None
         self._lock = asyncio.Lock()
+        #: By name, or by id.
+        self._referees: dict[str | int, Referee] = {}
+        #: The client's referee.
+        self.referee = None if parts.referee is None else self.referee_of(parts.referee)
+        parts.on_open, parts.on_close = self.load, self.aclose
+
+    async def aclose(self) -> None:
+        """Close all referees."""
+        for referee in self._referees.values():
+            await referee.aclose()
+
+    def referee_of(self, model: str | Provider | WireProvider) -> Referee:
+        """Return the referee of a model; one for each model."""
+        key = model if isinstance(model, str) else id(model)
+        if key not in self._referees:
+            self._referees[key] = Referee(self._parts, model)
+        return self._referees[key]
+
+    @property
+    def referee_usage(self) -> Usage:
+        """Usage of all referees."""
+        return Meter.sum([referee.meter.mark() for referee in self._referees.values()])
 
     @property
     def learned(self) -> Learned | None:
@@ -91,7 +116,7 @@ class Learning:
         return await asyncio.to_thread(self._drawn, fitted, n, goal, seed, seen)
 
     def _drawn(
-        self, fitted: _Fitted, n: int, goal: str | None, seed: int, seen: set[bytes]
+        self, fitted: _PoolFit, n: int, goal: str | None, seed: int, seen: set[bytes]
     ) -> Review:
         entries = fitted.neighborhoods.entries
         open_ = np.array([e.hash not in seen for e in entries[: len(fitted.texts)]])
@@ -107,7 +132,7 @@ class Learning:
         return made
 
     def _item(
-        self, fitted: _Fitted, index: int, drawn: Drawn, trust: float, kept: int
+        self, fitted: _PoolFit, index: int, drawn: Drawn, trust: float, kept: int
     ) -> ReviewItem:
         row, goal, probability, floor = drawn
         found, names = fitted.neighborhoods, (*self._parts.labels.names, None)
@@ -152,7 +177,7 @@ class Learning:
         """Let a referee answer the open items of a review."""
         checked_choice("shown", shown, ("all", "candidates"))
         await self._parts.ready()
-        referee = model if isinstance(model, Referee) else self._parts.referee_of(model)
+        referee = model if isinstance(model, Referee) else self.referee_of(model)
         items = [item for item in review if item.source is None]
         given = [[label for label, _ in item.candidates if label is not None] for item in items]
         answers = await referee.ask(
@@ -171,21 +196,21 @@ class Learning:
         They are judged again when the pool has grown by half.
         """
         parts, known = self._parts, self.learned
-        assert parts.referee is not None
+        assert self.referee is not None
         if known is not None and any(j.source == "referee" for j in known.judged):
             if len(parts.pool) < _GROWTH * known.texts:
                 return
         elif len(parts.pool) < _LEAST_TEXTS:
             return
         review = await self.review(_REFEREED, "decide", 0)
-        await self.ask(review, parts.referee)
+        await self.ask(review, self.referee)
         if review.judged:
             await self.learn_from(review)
 
     async def referee_cost(self, entries: Sequence[PoolText]) -> tuple[int, float | None]:
         """Return the most calls that the referee needs for a run, and US dollars."""
         parts, known = self._parts, self.learned
-        referee = parts.referee
+        referee = self.referee
         assert referee is not None
         texts = [entry.text for entry in entries]
         first = known is None or not any(j.source == "referee" for j in known.judged)
@@ -206,13 +231,13 @@ class Learning:
     async def escalate(self, neighborhoods: Neighborhoods) -> str:
         """Let the referee label the least trusted part of a run; returns what was done."""
         parts, learned, applied = self._parts, self.learned, neighborhoods.applied
-        assert parts.referee is not None
+        assert self.referee is not None
         if learned is None or applied is None:
             return "nothing was escalated: there is too little to judge the referee by"
         if not learned.referee_better:
             backed, alone = learned.dissent
             return (
-                f"nothing was escalated: {parts.referee.model} is not shown to be better; where it "
+                f"nothing was escalated: {self.referee.model} is not shown to be better; where it "
                 f"contradicted {parts.model}, others agreed with it {backed} times, and not {alone}"
             )
         n = int(parts.escalate * neighborhoods.n_own)
@@ -221,13 +246,13 @@ class Learning:
         places = np.argsort(trust, kind="stable")[:n]
         places = places[np.isfinite(trust[places])]
         asked = [neighborhoods.entries[place] for place in places.tolist()]
-        answers = await parts.referee.ask(asked)
+        answers = await self.referee.ask(asked)
         said = {}
         for place, answer in zip(places.tolist(), answers, strict=True):
             if isinstance(answer, Prediction) and answer.label is not None:
                 said[place] = (parts.labels.names.index(answer.label), "referee")
         judge(neighborhoods, said)
-        return f"{parts.referee.model} labeled the {len(said):,} least trusted texts"
+        return f"{self.referee.model} labeled the {len(said):,} least trusted texts"
 
     async def learn_from(self, review: Review) -> Learned:
         """Learn from the answers of a review, and from all earlier ones."""
@@ -339,7 +364,7 @@ class Learning:
         return learned
 
     def _learned(
-        self, fitted: _Fitted, judged: tuple[Judgment, ...], kept: NDArray[np.int32]
+        self, fitted: _PoolFit, judged: tuple[Judgment, ...], kept: NDArray[np.int32]
     ) -> Learned:
         texts, candidates = fitted.texts, fitted.candidates
         names = {name: i for i, name in enumerate(self._parts.labels.names)}
@@ -387,7 +412,7 @@ class Learning:
         trust = learned.trusts(taught, found, label).astype(np.float32)
         return replace(learned, trust=trust)
 
-    def _kept(self, fitted: _Fitted) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def _kept(self, fitted: _PoolFit) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """Return the labels that are kept now, as far as learned models give them, and trust."""
         learned, texts = self.learned, fitted.texts
         own = texts.own
@@ -405,7 +430,7 @@ class Learning:
         trust = found[np.arange(len(texts)), np.maximum(own, 0)].astype(np.float64)
         return own, np.where(own >= 0, trust, 0.0)
 
-    async def _kept_by_settings(self, fitted: _Fitted) -> NDArray[np.int32]:
+    async def _kept_by_settings(self, fitted: _PoolFit) -> NDArray[np.int32]:
         """Return the labels that the settings of the client give without judgments."""
         found, settings = fitted.neighborhoods, self._parts.settings
         found.settings = settings
@@ -417,7 +442,7 @@ class Learning:
         await asyncio.to_thread(found.balance)
         return (await asyncio.to_thread(found.counted_vote, slice(0, found.n_own))).label
 
-    async def _fitted(self) -> _Fitted:
+    async def _fitted(self) -> _PoolFit:
         """Return the candidates, fitted on the pool as it is."""
         parts = self._parts
         await parts.ready()
@@ -449,7 +474,7 @@ class Learning:
             if isinstance(candidate.model, HeadModel):
                 model = rounded(candidate.model)
                 candidates[i] = replace(candidate, model=model)
-        self._last = _Fitted(
+        self._last = _PoolFit(
             digest, found, texts, candidates, {key: row for row, key in enumerate(hashes)}
         )
         return self._last
@@ -502,7 +527,7 @@ def _parts_of(
     """Return the model, what decides, and the models that bound where a taught one does."""
     chosen = verdict.chosen
     if not isinstance(chosen.model, HeadModel):
-        kind = "vote" if chosen.model.k else "settings"
+        kind: Literal["settings", "vote"] = "vote" if chosen.model.k else "settings"
         return _default_model(candidates), kind, ()
     if chosen in candidates:
         return chosen.model, "head", ()

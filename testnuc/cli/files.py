@@ -48,6 +48,7 @@ _TYPES = {
     "nuc_own_confidence": "float64",
     "nuc_own_said": "string",
     "nuc_error": "string",
+    "nuc_source": "string",
 }
 
 

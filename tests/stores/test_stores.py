@@ -216,6 +216,19 @@ async def test_forgets_a_model_or_a_scope(kind):
         assert await store.put_predictions([stored(6, "new")]) == [Prediction("new", 0.5)]
 
 
+async def test_what_was_learned_is_replaced_and_deleted(kind):
+    async with opened(kind) as store:
+        assert await store.get_learned(SCOPE) is None
+        await store.put_learned(SCOPE, b"first")
+        await store.put_learned(OTHER, b"other")
+        await store.put_learned(SCOPE, b"second" * 100_000)
+    async with opened(kind) as store:
+        assert await store.get_learned(SCOPE) == b"second" * 100_000
+        await store.drop_learned(SCOPE)
+        assert await store.get_learned(SCOPE) is None
+        assert await store.get_learned(OTHER) == b"other"
+
+
 async def test_what_is_stored_outlives_the_store(durable):
     async with opened(durable) as store:
         await store.describe(SCOPE, {"model": "m"})
