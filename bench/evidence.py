@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 import tempfile
 from pathlib import Path
@@ -82,6 +81,8 @@ def _trust(report: Report, judge: Judge, draws: int) -> None:
         chance = 1 / (1 + np.exp(-log_odds(table, own)))
         cells[f"AUROC {name}"] = auroc(chance[known], (own == gold)[known])
         cells[f"ECE {name}"] = calibration_error(chance[known], (own == gold)[known], _BINS)
+    if not draws:
+        return
     rows: list[tuple[float, ...]] = []
     for seed in range(draws):
         drawn = judge.mixture(seed, 100)
@@ -176,23 +177,27 @@ def _small(report: Report, data: Recorded, draws: int, taught_draws: int) -> Non
     report.row(set=data.name, **cells)
 
 
-def _pairs(sets: list[Recorded]) -> list[tuple[Recorded, Recorded]]:
-    """Return labeler and stronger model, on the same texts."""
-    return [
-        (a, b) for a, b in itertools.permutations(sets, 2) if a.key == b.key and a.alone < b.alone
-    ]
+def _referees(
+    report: Report, judge: Judge, sets: list[Recorded], draws: int, taught_draws: int
+) -> None:
+    """Measure each stronger model that answered the same texts."""
+    for other in sets:
+        if other.key == judge.data.key and other.alone > judge.data.alone:
+            _referee(report, judge, other, draws, taught_draws)
+
+
+def _paths(folder: Path, names: list[str] | None) -> list[Path]:
+    inner = folder / "predictions"
+    paths = sorted((inner if inner.is_dir() else folder).glob("*.jsonl"))
+    paths = [path for path in paths if names is None or path.stem in names]
+    if not paths:
+        sys.exit(f"bench evidence: no such .jsonl files in {folder}; check the path")
+    return paths
 
 
 def _run(arguments: argparse.Namespace, cache: Path) -> list[Report]:
-    folder = Path(arguments.data)
-    paths = sorted(
-        (folder / "predictions" if (folder / "predictions").is_dir() else folder).glob("*.jsonl")
-    )
-    if arguments.sets:
-        paths = [path for path in paths if path.stem in arguments.sets]
-    if not paths:
-        sys.exit(f"bench evidence: no such .jsonl files in {folder}; check the path")
-    draws, taught, parts = arguments.draws, arguments.taught_draws, arguments.parts
+    paths = _paths(Path(arguments.data), arguments.sets)
+    draws, taught = arguments.draws, arguments.taught_draws
     if arguments.quick:
         draws, taught = min(draws, 10), min(taught, 2)
     sets = [read_recorded(path, cache, arguments.embedder) for path in paths]
@@ -214,19 +219,19 @@ def _run(arguments: argparse.Namespace, cache: Path) -> list[Report]:
     )
     for data in sets:
         judge = Judge(data)
-        if "judgments" in parts:
-            _judgments(judgments, judge, draws, taught)
-        if "random" in parts:
-            _random(at_random, judge, draws, taught)
-        if "trust" in parts and taught:
-            _trust(trust, judge, taught)
-        if "certificates" in parts:
-            _certificates(certificates, judge, 5 * draws, taught)
-        for labeler, other in _pairs(sets):
-            if labeler is data and "referee" in parts:
-                _referee(referee, judge, other, draws, taught)
-        if "small" in parts:
-            _small(small, data, draws // _PARTS, taught // _PARTS)
+        measured = {
+            "judgments": lambda judge=judge: _judgments(judgments, judge, draws, taught),
+            "random": lambda judge=judge: _random(at_random, judge, draws, taught),
+            "trust": lambda judge=judge: _trust(trust, judge, taught),
+            "certificates": lambda judge=judge: _certificates(
+                certificates, judge, 5 * draws, taught
+            ),
+            "small": lambda data=data: _small(small, data, draws // _PARTS, taught // _PARTS),
+            "referee": lambda judge=judge: _referees(referee, judge, sets, draws, taught),
+        }
+        for part in arguments.parts:
+            measured[part]()
+            print(f"{data.name}: {part} done", file=sys.stderr, flush=True)
     reports = [judgments, at_random, small, trust, certificates, referee]
     for report in reports[:3]:
         report.note(
