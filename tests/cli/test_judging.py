@@ -3,11 +3,11 @@
 import csv
 import json
 import random
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from testnuc.cli import classify
 from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.review import Review
@@ -210,7 +210,7 @@ def test_the_referee_and_its_part_reach_the_client(tickets, monkeypatch):
         taken.append({**options, **instead})
         raise InvalidInputError("stop")
 
-    monkeypatch.setattr(classify, "client_of", client_of)
+    monkeypatch.setattr(import_module("testnuc.cli.classify"), "client_of", client_of)
     for given, part in (("10%", 0.1), ("0.05", 0.05), (None, 0.1)):
         more = ["--referee", "openai/better", *([] if given is None else ["--escalate", given])]
         assert run_here("classify", tickets, "--labels", "a,b", *more)[0] == 2
