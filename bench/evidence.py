@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,14 +221,12 @@ def _run(arguments: argparse.Namespace, cache: Path) -> list[Report]:
     for data in sets:
         judge = Judge(data)
         measured = {
-            "judgments": lambda judge=judge: _judgments(judgments, judge, draws, taught),
-            "random": lambda judge=judge: _random(at_random, judge, draws, taught),
-            "trust": lambda judge=judge: _trust(trust, judge, taught),
-            "certificates": lambda judge=judge: _certificates(
-                certificates, judge, 5 * draws, taught
-            ),
-            "small": lambda data=data: _small(small, data, draws // _PARTS, taught // _PARTS),
-            "referee": lambda judge=judge: _referees(referee, judge, sets, draws, taught),
+            "judgments": partial(_judgments, judgments, judge, draws, taught),
+            "random": partial(_random, at_random, judge, draws, taught),
+            "trust": partial(_trust, trust, judge, taught),
+            "certificates": partial(_certificates, certificates, judge, 5 * draws, taught),
+            "small": partial(_small, small, data, draws // _PARTS, taught // _PARTS),
+            "referee": partial(_referees, referee, judge, sets, draws, taught),
         }
         for part in arguments.parts:
             measured[part]()
