@@ -39,8 +39,7 @@ class WorkerPool:
         self._per_call = per_call
         self._queue = queue
         self._serve = serve
-        #: In the order of their start, which is the order of their cancellation, too.
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         #: Workers whose call is backing off.
         self._lent = 0
         self._closed = False
@@ -65,7 +64,7 @@ class WorkerPool:
         if self._closed or free <= 0:
             return
         for _ in range(min(free, -(-len(self._queue) // self._per_call))):
-            self._tasks[asyncio.create_task(self._work(), name="testnuc-worker")] = None
+            self._tasks.add(asyncio.create_task(self._work(), name="testnuc-worker"))
 
     async def close(self, drain: float) -> None:
         """Wait up to `drain` seconds for the workers, then cancel the rest."""
@@ -93,4 +92,4 @@ class WorkerPool:
             # without an await after `take` returned nothing: `hire` must not count this worker
             worker = asyncio.current_task()
             assert worker is not None
-            self._tasks.pop(worker, None)
+            self._tasks.discard(worker)

@@ -198,6 +198,4 @@ def _usage(value: Any) -> TokenUsage | None:
         return None
     cached = count(value.get("cache_read_input_tokens")) or 0
     written = count(value.get("cache_creation_input_tokens")) or 0
-    tier = value.get("service_tier")
-    tier = tier if isinstance(tier, str) else ""
-    return TokenUsage(sent + cached + written, received, cached, written, tier)
+    return TokenUsage(sent + cached + written, received, cached, written)

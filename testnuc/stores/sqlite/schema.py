@@ -91,7 +91,6 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """,
         "CREATE INDEX batches_open ON batches (scope) WHERE outcome IS NULL",
     ),
-    ("CREATE TABLE learned (scope BLOB PRIMARY KEY, data BLOB NOT NULL)",),
 )
 
 
