@@ -132,7 +132,6 @@ class Components:
         )
         self.transport.on_wait = self.scheduler.lend
         self.predictor.keep = self.scheduler.keep
-        self._max_concurrency = max_concurrency
         self._batches = batches or BatchPolicy()
         #: Created when the batch lane is first used.
         self.batch_lane: BatchLane | None = None
@@ -184,8 +183,7 @@ class Components:
                 policy=self._batches,
                 price=self.estimator.batch_price,
                 per_call=self.sampling.texts_per_call,
-                live=self._max_concurrency,
-                joins=self.scheduler,
+                live=self.scheduler,
             )
             self.pipeline.lanes["batch"] = self.batch_lane.scheduler
         if self._closed:
