@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from testnuc.index import empty_matches
 from testnuc.index.memory_pool import Pool
 from testnuc.protocols import Matches, PoolText
 from testnuc.types import Prediction
@@ -119,8 +120,7 @@ class Vectors:
     ) -> Matches:
         """Find nothing."""
         del exclude, upto
-        shape = (len(vectors), k)
-        return Matches(np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.float32))
+        return empty_matches(len(vectors), k)
 
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
         """Return no text."""
