@@ -18,6 +18,7 @@ from bench._report import Report
 from bench._timing import machine
 from testnuc._base.checks import hash_text
 from testnuc._engine.neighborhoods import Neighborhoods
+from testnuc._engine.stored_voters import StoredVoters
 from testnuc.protocols import Answer, PoolText, Reply, Request, StoredPrediction
 from testnuc.types import Prediction
 
@@ -132,6 +133,18 @@ def _voting(steps: _Steps) -> Iterator[None]:
         Neighborhoods.vote = vote  # type: ignore[method-assign]
 
 
+@contextmanager
+def _voters(steps: _Steps) -> Iterator[None]:
+    methods = {name: getattr(StoredVoters, name) for name in ("votes", "rows", "verify")}
+    for name in methods:
+        steps.watch(StoredVoters, name, "usable")
+    try:
+        yield
+    finally:
+        for name, method in methods.items():
+            setattr(StoredVoters, name, method)
+
+
 def _client(store: str | None, embedder: _Embedder, **more: Any) -> testnuc.TestNUC:
     return testnuc.TestNUC(
         _LABELS,
@@ -172,14 +185,13 @@ async def _classify(
     parts: Any = nuc._engine.parts
     pipeline = parts.pipeline
     steps.watch(parts.pool, "search", "search")
-    steps.watch(pipeline._retriever, "_note_usable", "usable")
     steps.watch(pipeline, "_neighborhoods", "texts")
     steps.watch_results(pipeline, "predict", "ask")
     steps.watch(parts.embedding, "vectors", "vectors")
     steps.watch(parts.pool, "labels", "labels")
     steps.watch(parts.pool, "add", "add")
     embedder.cpu = 0.0
-    with _voting(steps):
+    with _voting(steps), _voters(steps):
         started, cpu = time.perf_counter(), time.process_time()
         results = await nuc.classify_many(texts)
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu

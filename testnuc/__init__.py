@@ -67,7 +67,17 @@ if TYPE_CHECKING:
     from testnuc.report import read_marks
     from testnuc.results import Results
     from testnuc.sync import SyncTestNUC
-    from testnuc.trust import Calibration, Diagnosis, Review, Tuning, review_queue
+    from testnuc.trust import (
+        Calibration,
+        Certificate,
+        Diagnosis,
+        Learned,
+        Review,
+        ReviewItem,
+        ReviewReason,
+        Tuning,
+        review_queue,
+    )
     from testnuc.types import (
         Classification,
         Estimate,
@@ -128,7 +138,17 @@ _HOMES = {
     "report": ("read_marks",),
     "results": ("Results",),
     "sync": ("SyncTestNUC",),
-    "trust": ("Calibration", "Diagnosis", "Review", "Tuning", "review_queue"),
+    "trust": (
+        "Calibration",
+        "Certificate",
+        "Diagnosis",
+        "Learned",
+        "Review",
+        "ReviewItem",
+        "ReviewReason",
+        "Tuning",
+        "review_queue",
+    ),
     "types": (
         "Classification",
         "Estimate",
@@ -152,6 +172,7 @@ __all__ = [
     "BudgetExceededError",
     "Calibration",
     "CallTimeoutError",
+    "Certificate",
     "Classification",
     "ConfigurationError",
     "ConnectionFailedError",
@@ -163,6 +184,7 @@ __all__ = [
     "InvalidInputError",
     "LabelSet",
     "LaneEstimate",
+    "Learned",
     "MismatchedReplyError",
     "MissingDependencyError",
     "Neighbor",
@@ -179,6 +201,8 @@ __all__ = [
     "Results",
     "RetryPolicy",
     "Review",
+    "ReviewItem",
+    "ReviewReason",
     "Sampling",
     "SelfConsistency",
     "ServerError",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from testnuc.labels import LabelSet
     from testnuc.protocols import Embedder, Method, Provider, Store
-    from testnuc.trust import Diagnosis, Tuning
+    from testnuc.trust import Diagnosis, Learned, Review, Tuning
     from testnuc.voting import VotePolicy
 
 __all__ = ["TestNUC"]
@@ -90,6 +90,13 @@ class TestNUC:
         The most calls, tokens or US dollars to spend.
     batches : BatchPolicy, optional
         How ``lane="batch"`` uses the provider's batch API.
+    referee : str or Provider, optional
+        A better model. `classify_many` lets it judge a hundred texts on which ways to label
+        differ, once, and learns from them as `learn` does.
+    escalate : float
+        The part of the texts of each `classify_many`, those of lowest trust, that the referee
+        labels. Nothing is escalated where its answers that contradict the LLM are not more often
+        than not those of the neighbors or of a model of your texts; `Results.escalated` says so.
 
     Attributes
     ----------
@@ -142,6 +149,8 @@ class TestNUC:
         retry: RetryPolicy | None = None,
         budget: Budget | None = None,
         batches: BatchPolicy | None = None,
+        referee: str | Provider | WireProvider | None = None,
+        escalate: float = 0.0,
     ) -> None:
         parts = Components(
             labels,
@@ -163,6 +172,8 @@ class TestNUC:
             retry=retry,
             budget=budget,
             batches=batches,
+            referee=referee,
+            escalate=escalate,
         )
         self._engine = Engine(parts)
         self.labels: LabelSet = parts.labels
@@ -332,7 +343,8 @@ class TestNUC:
         ----------
         texts : iterable of str
         progress : bool or Observer
-            Show a progress bar, or report to your own `testnuc.progress.Observer`.
+            Show a bar (without a terminal, a line every ten seconds), or report to your own
+            `testnuc.progress.Observer`.
         lane : {"live", "batch"}
             "batch" uses the provider's batch API, at half the price and within 24 hours. Give the
             client a durable store: the next run resumes batches that outlive this one.
@@ -379,6 +391,94 @@ class TestNUC:
         stored. ``print`` the result, or call its ``plot()``.
         """
         return await self._engine.diagnose()
+
+    async def review(self, n: int = 50, goal: str | None = None, *, seed: int = 0) -> Review:
+        """Draw texts of the pool to be judged by a person, or by a better model.
+
+        Makes no call. Label the pool first, by `classify_many` or `predict_pool`. Texts that were
+        judged before are not drawn again.
+
+        Parameters
+        ----------
+        n : int
+            Number of texts; fewer where there are not as many.
+        goal : {"decide", "certify", "correct"}, optional
+            "decide": drawn from the texts that ways to label give different labels; tells which is
+            best. "certify": from all texts; proves how many labels are right. "correct": the least
+            trusted texts, where a person corrects most; proves nothing. Default: four in five
+            texts for "decide", the others for "certify".
+        seed : int
+
+        Returns
+        -------
+        Review
+            Answer its items, then give it to `learn`.
+
+        Raises
+        ------
+        InvalidInputError
+            The pool has too few texts with a prediction.
+        """
+        return await self._engine.review(n, goal, seed)
+
+    async def ask(
+        self,
+        review: Review,
+        model: str | Provider | WireProvider,
+        *,
+        shown: Literal["all", "candidates"] = "all",
+    ) -> None:
+        """Let a better model, the referee, answer the open items of a review.
+
+        Its answers are stored, and its calls count against the budget; see `referee_usage`.
+
+        Parameters
+        ----------
+        review : Review
+        model : str or Provider
+        shown : {"all", "candidates"}
+            The labels that it chooses from: all, or those that a candidate gives to the text.
+        """
+        await self._engine.ask(review, model, shown)
+
+    @property
+    def referee_usage(self) -> Usage:
+        """Calls, tokens and US dollars of referees so far; they are not part of `usage`."""
+        return self._engine.referee_usage
+
+    async def learn(
+        self, texts: Review | Iterable[str], labels: Sequence[str | None] | None = None
+    ) -> Learned:
+        """Learn from judged texts how to label, and what trust means.
+
+        Of several ways to label (the LLM's own labels, the vote, and models of your texts) that one
+        is taken whose gain over all texts is proved; the judged labels win in every later result.
+        What was learned is kept in the store, for this label set and model. Concurrent calls use
+        the former settings, and a failure leaves them unchanged.
+
+        Parameters
+        ----------
+        texts : Review or iterable of str
+            A review with answers; or texts that were chosen at random. Those that are not in the
+            pool are added and labeled.
+        labels : sequence of str or None, optional
+            The right labels of the texts; None: none of the labels is right.
+
+        Returns
+        -------
+        Learned
+            ``print`` it.
+
+        Raises
+        ------
+        InvalidInputError
+            A text is invalid, or a label is not in the set.
+        """
+        return await self._engine.learn(texts, labels)
+
+    async def unlearn(self) -> bool:
+        """Forget what was learned, here and in the store; returns whether there was anything."""
+        return await self._engine.unlearn()
 
     async def tune(self, texts: Iterable[str], labels: Sequence[str]) -> Tuning:
         """Tune k, policy, own weight and prior on 50 to 500 labeled texts.

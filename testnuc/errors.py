@@ -33,6 +33,7 @@ only warning is `SmallPoolWarning`.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 __all__ = [
@@ -250,6 +251,14 @@ class EmbeddingError(TestNUCError):
 
 class StoreError(TestNUCError):
     """The store cannot be opened, read or written; the message says why."""
+
+
+def with_count(error: Exception, answered: int) -> Exception:
+    """Return a copy of an error that ended a run, with the number of texts answered before."""
+    noun = "text was" if answered == 1 else "texts were"
+    told = copy(error)
+    told.args = (f"{error}; {answered:,} {noun} answered and stored before", *error.args[1:])
+    return told
 
 
 class SmallPoolWarning(UserWarning):

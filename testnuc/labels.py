@@ -138,6 +138,22 @@ class LabelSet:
         self._matched[said] = position
         return position
 
+    def same(self, said: str) -> int | None:
+        """Return the position of the label that `said` is, but for case and punctuation, or None.
+
+        Parameters
+        ----------
+        said : str
+            A whole reply.
+        """
+        if len(said) > self._too_long:
+            return None
+        folded = _fold_case(said)
+        found = self._strict.get(folded)
+        if found is None:
+            found = self._loose.get(_fold_punctuation(folded.replace("`", " ")), -1)
+        return None if found < 0 else found
+
     def _match_folded(self, said: str) -> int | None:
         folded = _fold_case(said)
         found = self._strict.get(folded)
@@ -199,6 +215,11 @@ def _parse_labels(labels: Sequence[str] | Mapping[str, str]) -> tuple[list[str],
         raise InvalidInputError(
             f"labels is a string, {labels!r:.80}; pass a list of labels, such as "
             '["refund", "card lost"].'
+        )
+    if isinstance(labels, set | frozenset):
+        raise InvalidInputError(
+            "labels is a set, whose order changes from process to process: the prompt would "
+            "change, and stored answers would not be found. Pass a list, such as sorted(labels)."
         )
     try:
         names = list(labels)

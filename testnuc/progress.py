@@ -1,16 +1,35 @@
-"""Progress reporting: a tqdm bar or a user-supplied observer."""
+"""Progress of a run: a bar on a terminal or in a notebook, lines elsewhere, or an observer."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Protocol
 
-__all__ = ["Observer", "Progress", "start_progress"]
+from testnuc.types import error_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from testnuc.types import Usage
+
+__all__ = ["LineProgress", "Observer", "Progress", "start_progress"]
+
+#: Seconds between lines.
+_LINE = 10.0
+#: Seconds for which the last error is shown: longer than retries back off.
+_RECENT = 120.0
+#: Most characters of an error.
+_ERROR = 160
 
 
 class Observer(Protocol):
     """Receives the progress of a run.
 
-    Methods are called on the event loop and must not block.
+    Methods are called on the event loop and must not block. An observer may have two more:
+    ``embedded(texts)`` counts texts with an embedding, and ``note(error)`` receives the error of
+    each failed request, retried or not.
     """
 
     def start(self, texts: int) -> None:
@@ -26,12 +45,22 @@ class Observer(Protocol):
         """End the run, finished or failed."""
 
 
-def start_progress(progress: bool | Observer, texts: int) -> Observer:  # noqa: FBT001 - passed on
+def start_progress(
+    progress: bool | Observer,  # noqa: FBT001 - passed on
+    texts: int,
+    usage: Callable[[], Usage],
+) -> Observer:
     """Return the observer of a run, started with the number of its texts."""
-    if isinstance(progress, bool):
+    observer: Observer
+    if not isinstance(progress, bool):
+        observer = progress
+    elif progress and not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+        # redrawn, a bar would fill a log file
+        observer = LineProgress(usage)
+    else:
         return Progress(shown=progress, total=texts)
-    progress.start(texts)
-    return progress
+    observer.start(texts)
+    return observer
 
 
 class Progress:
@@ -58,16 +87,163 @@ class Progress:
             self._bar.reset(total=texts)
 
     def stage(self, name: str) -> None:
-        """Show the name of the stage."""
+        """Show the name of the stage; each stage counts from 0."""
         if self._bar is not None:
+            self._bar.reset()
             self._bar.set_description(name)
+
+    def embedded(self, texts: int) -> None:
+        """Count texts with an embedding."""
+        self.advance(texts)
 
     def advance(self, texts: int = 1) -> None:
         """Count finished texts."""
         if self._bar is not None:
             self._bar.update(texts)
 
+    def note(self, error: Exception) -> None:
+        """Show the last error."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(short(error))
+
     def close(self) -> None:
         """Close the bar."""
         if self._bar is not None:
             self._bar.close()
+
+
+class LineProgress:
+    """Prints a line to stderr every ten seconds, also while nothing is answered.
+
+    Parameters
+    ----------
+    usage : callable
+        Returns the usage so far.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    #: Seconds between updates.
+    every = _LINE
+
+    def __init__(
+        self, usage: Callable[[], Usage], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._usage = usage
+        self._clock = clock
+        self._stage = ""
+        #: Number of texts, and of those that are done.
+        self.texts = self.done = 0
+        self._embedded = self._stored = 0
+        self._error: Exception | None = None
+        self._noted = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._started = self._shown = clock()
+
+    def start(self, texts: int) -> None:
+        """Set the number of texts."""
+        self.texts = texts
+        self._stored = self._usage().store_hits
+        self._started = self._shown = self._clock()
+        self._schedule()
+
+    def stage(self, name: str) -> None:
+        """Set the name of the present stage."""
+        self._stage = name
+        self._started = self._clock()
+
+    def embedded(self, texts: int) -> None:
+        """Count texts with an embedding."""
+        self._embedded += texts
+        self._update()
+
+    def advance(self, texts: int = 1) -> None:
+        """Count texts that are done."""
+        self.done += texts
+        self._update()
+
+    def note(self, error: Exception) -> None:
+        """Set the last error."""
+        self._error, self._noted = error, self._clock()
+        self._update()
+
+    def close(self) -> None:
+        """Stop updating."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def count(self) -> int:
+        """Number of texts that have passed the present stage."""
+        return self._embedded if self._embedding else self.done
+
+    @property
+    def _embedding(self) -> bool:
+        return self._stage == "embedding"
+
+    def show(self) -> None:
+        """Print a line."""
+        figures = self.figures()
+        line = f"{self._stage}: {self.count:,} of {self.texts:,} texts"
+        print(f"{line}, {figures}" if figures else line, file=sys.stderr, flush=True)  # noqa: T201
+
+    def figures(self) -> str:
+        """Return rate, cost, retries, remaining time and the last error in a few words."""
+        usage = self._usage()
+        now = self._clock()
+        seconds, asked = now - self._started, self.count
+        if not self._embedding:
+            # stored answers return at once and must not count in the rate
+            asked -= usage.store_hits - self._stored
+        parts = []
+        pace = asked / seconds if asked > 0 and seconds > 0 else 0.0
+        if pace:
+            parts.append(f"{pace:,.0f}/s" if pace >= 10 else f"{pace:.1f}/s")
+        if usage.usd:
+            parts.append(f"{usage.usd:.4f} USD")
+        elif usage.usd is None:
+            parts.append("price unknown")
+        if usage.retries:
+            parts.append(f"{usage.retries:,} retries")
+        if pace and self.count < self.texts:
+            parts.append(f"{_time((self.texts - self.count) / pace)} left")
+        if self._error is not None and now - self._noted < _RECENT:
+            parts.append(f"last error: {short(self._error)}")
+        return ", ".join(parts)
+
+    def _update(self) -> None:
+        """Show the state, if the last time is long enough ago."""
+        if self._clock() - self._shown >= self.every:
+            self._shown = self._clock()
+            self.show()
+
+    def _schedule(self) -> None:
+        """Update later, even if the run makes no progress."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        # a little later than due, so that a rounded timer does not fire too early
+        due = self._shown + self.every - self._clock() + 0.01
+        self._timer = loop.call_later(max(due, 0.01), self._tick)
+
+    def _tick(self) -> None:
+        self._update()
+        self._schedule()
+
+
+def short(error: Exception) -> str:
+    """Return an error on one line of bounded length."""
+    text = " ".join((error_text(error) or "").split())
+    return text if len(text) <= _ERROR else f"{text[: _ERROR - 2]}.."
+
+
+def _time(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, whole = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}:{whole:02} min"
+    return f"{minutes // 60}:{minutes % 60:02} h"

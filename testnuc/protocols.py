@@ -65,6 +65,9 @@ class Request:
     user: str
     #: The texts to label; text ``i`` has id ``i + 1`` in the message.
     texts: tuple[str, ...]
+    #: How often the format was stepped down because a reply was unreadable: 1 asks for any JSON
+    #: object, 2 leaves the format to the prompt.
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class TokenUsage:
     cached_tokens: int = 0
     #: Input tokens written to the provider's prompt cache (Anthropic bills them separately).
     cache_write_tokens: int = 0
+    #: The service tier that answered, which can change the price; "" if not reported.
+    tier: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,24 @@ import orjson
 from testnuc._base.html import facts, grid
 from testnuc._base.jsonl import table, write_whole
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
-from testnuc.types import CELLS, UNKNOWN, Classification, Neighbor, Prediction, Usage, row
+from testnuc.types import (
+    CELLS,
+    UNKNOWN,
+    Classification,
+    Neighbor,
+    Prediction,
+    Usage,
+    error_text,
+    row,
+)
 
 if TYPE_CHECKING:
     import os
 
     import pandas as pd
     import polars as pl
+
+    from testnuc.trust import Certificate, Diagnosis
 
 __all__ = ["PREFIX", "Results", "file_row", "read_results", "run_record"]
 
@@ -44,6 +55,8 @@ def run_record(results: Results) -> dict[str, Any]:
             "labels": list(results.choices),
             "seconds": _rounded(results.seconds),
             "usage": asdict(results.usage),
+            "stopped": None if results.stopped is None else str(results.stopped),
+            "learned": results.learned,
         }
     }
 
@@ -110,7 +123,16 @@ def read_results(
         seconds, labels = float(run.get("seconds") or 0.0), tuple(map(str, run.get("labels") or ()))
     except (ValueError, TypeError, AttributeError) as exc:
         raise InvalidInputError(f"{source}: {_RUN} was not written by testnuc: {exc!r}") from exc
-    return Results(rows, usage, seconds, model=run.get("model"), choices=labels)
+    stopped = _text(run.get("stopped"))
+    return Results(
+        rows,
+        usage,
+        seconds,
+        model=run.get("model"),
+        choices=labels,
+        stopped=None if stopped is None else TestNUCError(stopped),
+        learned=_text(run.get("learned")),
+    )
 
 
 def _row(record: Mapping[str, Any], index: int, text_column: str) -> Classification:
@@ -145,6 +167,9 @@ def _row(record: Mapping[str, Any], index: int, text_column: str) -> Classificat
         error=None if error is None else TestNUCError(error),
         trust=_number(record.get("nuc_trust")),
         reason=_text(record.get("nuc_reason")),
+        source=_text(record.get("nuc_source")),
+        alternative=_text(record.get("nuc_alternative")),
+        trust_of_alternative=_number(record.get("nuc_trust_of_alternative")),
     )
 
 
@@ -188,6 +213,46 @@ def _line(record: dict[str, Any]) -> bytes:
         return orjson.dumps(mended, option=orjson.OPT_APPEND_NEWLINE, default=str)
 
 
+def summary(results: Results) -> str:
+    """Return the outcome of a run in a few sentences."""
+    errors, outside = results.errors, results.outside
+    unlabeled = results.labels.count(None)
+    stopped = results.stopped
+    usage = results.usage
+    labeled = len(results) - unlabeled
+    told = [
+        f"{_count(len(results), 'text')}: {labeled:,} with a label, {unlabeled:,} without.",
+    ]
+    if stopped is not None:
+        told.append(f"The run stopped early ({error_text(stopped)}).")
+    if errors:
+        first = "" if errors[0].error is stopped else f" ({error_text(errors[0].error)})"
+        told.append(f"{_count(len(errors), 'text')} failed{first}.")
+    if outside:
+        said = next((p.said for row in outside if (p := row.prediction) and p.said), None)
+        example = "" if said is None else f", such as {said[:60]!r}"
+        told.append(
+            f"{_count(len(outside), 'answer')} {_is(len(outside))} outside the labels{example}."
+        )
+    if results.escalated is not None:
+        told.append(f"{results.escalated[0].upper()}{results.escalated[1:]}.")
+    told += [
+        f"The vote changed {_count(results.changed, 'label')}.",
+        f"{_count(usage.calls, 'call')}, "
+        + ("price unknown" if usage.usd is None else f"{usage.usd:.4f} USD")
+        + f", {results.seconds:.1f} s.",
+    ]
+    return " ".join(told)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
 def pandas_frame(results: Results) -> pd.DataFrame:
     """Return a row for each text, without neighbors and votes."""
     made: pd.DataFrame = _library("pandas").DataFrame(_columns(results))
@@ -198,9 +263,10 @@ def polars_frame(results: Results) -> pl.DataFrame:
     """Return a row for each text, without neighbors and votes."""
     library = _library("polars")
     # explicit types: a column may hold only None
+    texts = ("label", "own_label", "own_said", "error", "reason", "source", "alternative")
     typed = {
-        **dict.fromkeys(("label", "own_label", "error", "reason"), library.String),
-        **dict.fromkeys(("trust", "own_confidence"), library.Float64),
+        **dict.fromkeys(texts, library.String),
+        **dict.fromkeys(("trust", "own_confidence", "trust_of_alternative"), library.Float64),
     }
     made: pl.DataFrame = library.DataFrame(_columns(results), schema_overrides=typed)
     return made
@@ -228,6 +294,8 @@ class _Columns(Protocol):
 
     def failed(self) -> list[int]: ...
 
+    def outside(self) -> list[int]: ...
+
     def changed(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Classification: ...
@@ -247,6 +315,11 @@ class Results(Sequence[Classification]):
         *,
         model: str | None = None,
         choices: Sequence[str] = (),
+        stopped: Exception | None = None,
+        learned: str | None = None,
+        escalated: str | None = None,
+        referee_usage: Usage | None = None,
+        diagnosis: Diagnosis | None = None,
     ) -> None:
         self._rows = rows
         #: Usage of this run alone.
@@ -257,6 +330,17 @@ class Results(Sequence[Classification]):
         self.model = model
         #: The label set; empty if unknown.
         self.choices = tuple(choices)
+        #: The error that ended the run early (a wrong key, an exhausted quota, a failed store);
+        #: texts that were not answered by then have it as their error. None: the run completed.
+        self.stopped = stopped
+        #: What `TestNUC.learn` had learned by then, as text; None: nothing.
+        self.learned = learned
+        #: What the referee labeled, or why it labeled nothing; None: nothing is escalated.
+        self.escalated = escalated
+        #: Usage of the referee in this run; it is not part of `usage`. None: there is no referee.
+        self.referee_usage = referee_usage
+        #: The diagnosis behind the decision of policy "auto"; None: there was nothing to decide.
+        self.diagnosis = diagnosis
 
     @property
     def labels(self) -> list[str | None]:
@@ -273,11 +357,33 @@ class Results(Sequence[Classification]):
         return [row for row in self._rows if row.error is not None]
 
     @property
+    def outside(self) -> list[Classification]:
+        """The results whose own answer matches no label; `Prediction.said` holds it."""
+        if isinstance(self._rows, _Columns):
+            return [self._rows[at] for at in self._rows.outside()]
+        return [row for row in self._rows if row.prediction is not None and row.own_label is None]
+
+    @property
     def changed(self) -> int:
         """Number of texts whose label differs from their own prediction."""
         if isinstance(self._rows, _Columns):
             return self._rows.changed()
         return sum(row.changed for row in self)
+
+    def certified(self, certificate: Certificate) -> list[Classification]:
+        """Return the results whose trust reaches that of a certificate.
+
+        Parameters
+        ----------
+        certificate : Certificate
+            From `Learned.certify`.
+        """
+        least = certificate.trust
+        return [row for row in self if row.trust is not None and row.trust >= least]
+
+    def summary(self) -> str:
+        """Return the outcome of the run in a few sentences: labels, failures, calls and cost."""
+        return summary(self)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a pandas data frame with a row for each text, without neighbors and votes.
@@ -348,6 +454,8 @@ class Results(Sequence[Classification]):
     def __repr__(self) -> str:
         failed = len(self.errors)
         more = f", {failed} with an error" if failed else ""
+        if self.stopped is not None:
+            more += f", stopped early by {type(self.stopped).__name__}"
         return f"<Results of {len(self)} texts{more}, {self.usage.calls} calls>"
 
     def _repr_html_(self) -> str:
@@ -358,6 +466,7 @@ class Results(Sequence[Classification]):
                 ("model", self.model),
                 ("changed by the vote", self.changed),
                 ("with an error", len(self.errors) or None),
+                ("stopped early", None if self.stopped is None else str(self.stopped)),
                 ("calls", usage.calls),
                 ("US dollars", None if usage.usd is None else f"{usage.usd:.4f}"),
                 ("seconds", f"{self.seconds:.1f}"),

@@ -22,7 +22,7 @@ from testnuc._engine.engine import Engine
 from testnuc._engine.inputs import values
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.small_pool import few_predictions
-from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
+from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError, with_count
 from testnuc.index.memory_pool import Pool
 from testnuc.protocols import PoolText
 from testnuc.stores.memory import MemoryStore
@@ -185,7 +185,12 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             A text has no label: its call failed (answers to the others are stored), or the LLM
             named none of the labels and ``none_label`` is not set.
         """
-        found = [self._place(row) for row in self.results(X)]
+        results = self.results(X)
+        stopped = results.stopped
+        if stopped is not None and None in results.labels:
+            answered = sum(row.prediction is not None for row in results)
+            raise with_count(stopped, answered) from stopped
+        found = [self._place(row) for row in results]
         predicted: NDArray[Any] = self.classes_[found]
         return predicted
 
@@ -214,7 +219,8 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         texts = _column(X)
-        return self._fitted.run(self._fitted.core.engine.classify_many(texts))
+        results: Results = self._fitted.run(self._fitted.core.engine.classify_many(texts))
+        return results
 
     @property
     def usage_(self) -> Usage:

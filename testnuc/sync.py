@@ -71,16 +71,20 @@ class SyncTestNUC:
         self._closed = False
 
     add = _blocking(TestNUC.add)
+    ask = _blocking(TestNUC.ask)
     calibrate = _blocking(TestNUC.calibrate)
     classify = _blocking(TestNUC.classify)
     classify_many = _blocking(TestNUC.classify_many)
     diagnose = _blocking(TestNUC.diagnose)
     estimate = _blocking(TestNUC.estimate)
     forget = _blocking(TestNUC.forget)
+    learn = _blocking(TestNUC.learn)
     predict_pool = _blocking(TestNUC.predict_pool)
     remove = _blocking(TestNUC.remove)
+    review = _blocking(TestNUC.review)
     stats = _blocking(TestNUC.stats)
     tune = _blocking(TestNUC.tune)
+    unlearn = _blocking(TestNUC.unlearn)
 
     def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096
@@ -105,6 +109,11 @@ class SyncTestNUC:
     def usage(self) -> Usage:
         """Calls, tokens and US dollars that this client has spent so far."""
         return self._client.usage
+
+    @property
+    def referee_usage(self) -> Usage:
+        """Calls, tokens and US dollars of referees so far; they are not part of `usage`."""
+        return self._client.referee_usage
 
     @property
     def policy(self) -> VotePolicy | None:

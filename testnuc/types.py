@@ -78,6 +78,12 @@ class Classification:
     trust: float | None = None
     #: Why there is no label despite votes, or why the neighbors did not decide.
     reason: str | None = None
+    #: What gave the label: "llm", "vote", "head" (a model learned from judgments), "referee" or
+    #: "person"; None: unknown.
+    source: str | None = None
+    #: The label that would be next, and the chance that it is right.
+    alternative: str | None = None
+    trust_of_alternative: float | None = None
 
     @property
     def own_label(self) -> str | None:
@@ -108,25 +114,39 @@ class Classification:
             lines.extend(
                 f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in self.neighbors[:5]
             )
-        if self.trust is not None:
-            lines.append(f"trust {self.trust:.2f}")
+        told = self.trust_in_words()
+        if told is not None:
+            lines.append(told)
+        if self.source in {"person", "referee", "head"}:
+            lines.append(f"source: {self.source}")
         if self.reason is not None:
             lines.append(self.reason)
         if self.error is not None:
             lines.append(f"error: {self.error}")
         return "\n".join(lines)
 
+    def trust_in_words(self) -> str | None:
+        """Return the trust of the label, and of the other one that is trusted most."""
+        if self.trust is None or self.label is None:
+            return None if self.trust is None else f"trust {self.trust:.2f}"
+        told = f"trust {self.trust:.2f} that {self.label!r} is right"
+        if self.alternative is not None and self.trust_of_alternative is not None:
+            told += f", {self.trust_of_alternative:.2f} that {self.alternative!r} is"
+        return told
+
     def _repr_html_(self) -> str:
         from testnuc._base.html import cut, facts, grid
 
         own = self.prediction
         said = None if own is None else own.label or own.said or "nothing usable"
-        votes = ", ".join(f"{label}: {weight:.2f}" for label, weight in self.votes.items())
+        votes = ""
+        if self.voters > 1:
+            votes = ", ".join(f"{label}: {weight:.2f}" for label, weight in self.votes.items())
         summary = facts(
             cut(self.text),
             [
                 ("label", self.label if self.label is not None else "none"),
-                ("trust", None if self.trust is None else f"{self.trust:.2f}"),
+                ("trust", self.trust_in_words()),
                 ("the LLM said", said),
                 ("votes", votes or None),
                 ("reason", self.reason),
@@ -184,6 +204,11 @@ class Estimate(Usage):
     """
 
     lanes: tuple[LaneEstimate, ...] = ()
+    #: What may explain calls that were not expected; "" if nothing does.
+    note: str = ""
+    #: The most calls of the referee, and their US dollars; they are not part of `calls` and `usd`.
+    referee_calls: int = 0
+    referee_usd: float | None = 0.0
 
     def __str__(self) -> str:
         rows = [("lane", "calls", "input tokens", "output tokens", "usd", "hours")]
@@ -211,6 +236,11 @@ class Estimate(Usage):
         ]
         if self.store_hits:
             lines.append(f"{self.store_hits:,} predictions are stored already")
+        if self.referee_calls:
+            usd = "unknown" if self.referee_usd is None else f"{self.referee_usd:.4f} USD"
+            lines.append(f"the referee: at most {self.referee_calls:,} calls, {usd}")
+        if self.note:
+            lines.append(self.note)
         return "\n".join(lines)
 
 
@@ -226,6 +256,9 @@ class PoolStats:
     model: str
     #: Number of labels.
     labels: int
+    #: Texts in the pool whose known label, given by another client, is not one of the labels. It is
+    #: ignored: they are predicted as texts without a label are.
+    foreign_labels: int = 0
 
 
 #: Usage of results that were read from a file without a record of their run.
@@ -241,8 +274,12 @@ CELLS = (
     "complete",
     "own_label",
     "own_confidence",
+    "own_said",
     "error",
     "reason",
+    "source",
+    "alternative",
+    "trust_of_alternative",
 )
 
 
@@ -268,6 +305,9 @@ def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
         "own_said": None if own is None else own.said,
         "error": error_text(result.error),
         "reason": result.reason,
+        "source": result.source,
+        "alternative": result.alternative,
+        "trust_of_alternative": result.trust_of_alternative,
     }
     if full:
         fields["votes"] = dict(result.votes)

@@ -190,3 +190,44 @@ def inconsistency(runs):
         given = [run[i] for run in runs]
         parts.append(1 - max(given.count(label) for label in given) / len(runs))
     return math.fsum(parts) / n
+
+
+def log_capital(values, probabilities, floors, texts, mean, bets):
+    """Log of the mean capital of bettors against "the mean over all texts is at most `mean`"."""
+    total = 0.0
+    for bet in bets:
+        money, known = 1.0, 0.0
+        for value, chance, floor in zip(values, probabilities, floors, strict=True):
+            seen = value / chance / texts + known
+            # the lowest that `seen` can be, so that a bet never loses more than its stake
+            least = 1 / floor / texts + max(mean - known, 0)
+            money *= 1 + bet * max((seen - mean) / least, -1)
+            known += value / texts
+        total += money
+    return math.log(total / len(bets))
+
+
+def class_masses(rows, scale):
+    """Mass of each class after rows are multiplied by a scale and brought to a sum of 1."""
+    masses = [0.0] * len(scale)
+    for row in rows:
+        scaled = [p * s for p, s in zip(row, scale, strict=True)]
+        for c, p in enumerate(scaled):
+            masses[c] += p / sum(scaled)
+    return masses
+
+
+def joined(head, neighbors, similarities, judged, own_labels, scale, extra):
+    """Head times votes times scale, rows brought to a sum of 1; judged neighbors count more."""
+    out = []
+    for row, ids, close in zip(head, neighbors, similarities, strict=False):
+        votes = [0.0] * len(row)
+        for u, s in zip(ids, close, strict=True):
+            if u < 0:
+                continue
+            label = judged[u] if judged[u] >= 0 else own_labels[u]
+            if label >= 0:
+                votes[label] += max(0.0, min(1.0, s)) * (extra if judged[u] >= 0 else 1)
+        product = [h * (v + 0.3) * c for h, v, c in zip(row, votes, scale, strict=True)]
+        out.append([p / sum(product) for p in product])
+    return out

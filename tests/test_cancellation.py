@@ -16,7 +16,7 @@ import pytest
 from testnuc import RetryPolicy, Sampling, TestNUC
 from testnuc.errors import TestNUCError
 from testnuc.stores.memory import MemoryStore
-from testnuc.testing import Faults, LoopbackLLM
+from testnuc.testing import Faults, HashEmbedder, LoopbackLLM
 from tests import virtual
 from tests.conftest import LABELS, confident, gold, messages
 
@@ -79,7 +79,7 @@ async def failing_caller(nuc, llm, texts):
         await calls(llm, 15)
         raise KeyError("the caller's own mistake")
 
-    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
+    with pytest.raises(BaseExceptionGroup) as caught:
         async with asyncio.TaskGroup() as group:
             group.create_task(nuc.classify_many(texts))
             group.create_task(fail())
@@ -125,8 +125,9 @@ async def test_leaving_while_others_still_work_tells_them(client_of):
             one = asyncio.create_task(nuc.classify("refund please, once more"))
             await calls(llm, 10)
         outcomes = await asyncio.gather(many, one, return_exceptions=True)
-        assert isinstance(outcomes[0], TestNUCError)
-        assert "closed" in str(outcomes[0])
+        # what was answered by then is handed over
+        assert isinstance(outcomes[0].stopped, TestNUCError)
+        assert "closed" in str(outcomes[0].stopped)
         await nothing_left(llm, threads)
         assert len(store) == llm.texts < 200
 
@@ -134,12 +135,12 @@ async def test_leaving_while_others_still_work_tells_them(client_of):
 async def test_an_exception_inside_leaves_nothing(client_of):
     threads = set(threading.enumerate())
     async with LoopbackLLM(confident, latency=0.02) as llm:
-        with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        with pytest.raises(ZeroDivisionError):
             async with TestNUC(**client_of(llm, max_concurrency=4)) as nuc:
                 run = asyncio.create_task(nuc.classify_many(messages(90)))
                 await calls(llm, 10)
                 raise ZeroDivisionError
-        assert isinstance((await asyncio.gather(run, return_exceptions=True))[0], TestNUCError)
+        assert isinstance((await run).stopped, TestNUCError)
         await nothing_left(llm, threads)
 
 
@@ -177,6 +178,46 @@ async def test_closing_can_itself_be_cancelled(client_of):
         await nuc.aclose()
         await asyncio.gather(run, return_exceptions=True)
         await nothing_left(llm, threads)
+
+
+class SlowEmbedder(HashEmbedder):
+    """Takes long enough for a client to be closed meanwhile."""
+
+    async def embed(self, texts):
+        await asyncio.sleep(0.3)
+        return await super().embed(texts)
+
+
+async def test_closing_while_texts_are_embedded_ends_every_run(client_of):
+    async def read(nuc):
+        return [result async for result in nuc.stream(messages(5))]
+
+    async with LoopbackLLM(confident) as llm:
+        nuc = TestNUC(**client_of(llm, embedder=SlowEmbedder()))
+        runs = [
+            asyncio.create_task(read(nuc)),
+            asyncio.create_task(nuc.classify_many(messages(5))),
+            asyncio.create_task(nuc.classify("a text")),
+        ]
+        await asyncio.sleep(0.1)
+        await nuc.aclose()
+        done, waiting = await asyncio.wait(runs, timeout=5)
+        assert not waiting
+        # nobody cancelled the callers, so they are told
+        assert all(isinstance(run.exception(), TestNUCError) for run in done)
+
+
+async def test_a_second_close_waits_for_the_first(client_of):
+    async with LoopbackLLM(confident, latency=0.3) as llm:
+        nuc = TestNUC(**client_of(llm, max_concurrency=4))
+        run = asyncio.create_task(nuc.classify_many(messages(4)))
+        while not llm.requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        first = asyncio.create_task(nuc.aclose())
+        await asyncio.sleep(0)
+        await nuc.aclose()
+        assert first.done()
+        await asyncio.gather(first, run, return_exceptions=True)
 
 
 _SCRIPT = """

@@ -146,3 +146,27 @@ def test_memory_is_bounded(monkeypatch):
     for i in range(100):
         labels.match(f"A {i}")
     assert len(labels._matched) <= 10
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_a_set_of_labels_is_refused_because_its_order_changes(kind):
+    with pytest.raises(InvalidInputError, match=r"order changes.*sorted\(labels\)"):
+        LabelSet(kind(["refund", "delivery"]))
+    assert LabelSet({"refund": "", "delivery": ""}.keys()).names == ("refund", "delivery")
+
+
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ("refund", 0),
+        (" **Refund**.\n", 0),
+        ('"card arrival"', 1),
+        ("```\nrefund\n```", 0),
+        ("refnud", None),
+        ("It is a refund", None),
+        ("", None),
+        ("...", None),
+    ],
+)
+def test_a_whole_reply_that_is_a_label(said, place):
+    assert LabelSet(["refund", "card_arrival"]).same(said) == place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -119,6 +120,7 @@ def test_pandas_and_polars():
     assert polars["own_label"].to_list() == ["a", None, "a"]
     assert polars["trust"].to_list() == [0.75, None, None]
     assert polars["error"].to_list() == [None, "RateLimitedError: slow down", None]
+    assert polars["own_said"].to_list() == ["A!", None, None]
     assert pandas["complete"].tolist() == [False, True, True]
 
 
@@ -134,6 +136,21 @@ def test_a_missing_library_names_the_extra(monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'testnuc\[frames\]'"):
         getattr(some_results(), f"to_{name}")()
+
+
+def test_a_summary_in_plain_sentences():
+    results = some_results()
+    assert results.summary() == (
+        "3 texts: 2 with a label, 1 without. 1 text failed (RateLimitedError: slow down). "
+        "The vote changed 1 label. 3 calls, price unknown, 1.5 s."
+    )
+    odd = [*results, replace(results[2], label=None, prediction=Prediction(None, None, "Dunno."))]
+    results = Results(odd, Usage(4, usd=0.5), 1.5)
+    assert [row.index for row in results.outside] == [2]
+    assert results.outside[0].prediction.said == "Dunno."
+    assert "1 answer is outside the labels, such as 'Dunno.'." in results.summary()
+    assert "0.5000 USD" in results.summary()
+    assert "failed" not in Results(results[2:], Usage(), 0.0).summary()
 
 
 def test_notebooks_show_results_and_escape_them():

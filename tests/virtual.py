@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import selectors
 
 
@@ -32,6 +33,39 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self):
         return self.now
+
+
+class ThreadlessLoop(VirtualLoop):
+    """Runs what is meant for a thread at once, so that two runs take the same course."""
+
+    def run_in_executor(self, executor, func, *args):
+        future = self.create_future()
+        outcome, value = future.set_result, None
+        try:
+            value = func(*args)
+        except Exception as error:  # noqa: BLE001 - as a thread would pass it on
+            outcome, value = future.set_exception, error
+        # the caller waits for a turn of the loop, as it would for a thread
+        self.call_soon(lambda: future.done() or outcome(value))
+        return future
+
+    def call_soon_threadsafe(self, callback, *args, context=None):
+        return self.call_soon(callback, *args, context=context)
+
+
+class InlineExecutor:
+    """In place of a ThreadPoolExecutor."""
+
+    def submit(self, function, *args):
+        future = concurrent.futures.Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:  # noqa: BLE001 - as a thread would pass it on
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, **_):
+        """There is no thread."""
 
 
 def run(main):

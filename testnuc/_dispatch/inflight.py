@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from testnuc.transport import telemetry
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Outcome = Prediction | Exception
 
-__all__ = ["Ask", "InFlight", "InFlightRequest", "ScheduledRun"]
+__all__ = ["Ask", "InFlight", "InFlightRequest", "Lane", "ScheduledRun"]
 
 
 class Ask:
@@ -52,15 +52,38 @@ class Ask:
         self.demonstrations = demonstrations
 
 
+class Lane(Protocol):
+    """A scheduler, to the runs and schedulers that share its requests."""
+
+    def stop(self, run: ScheduledRun) -> None:
+        """Remove the unsent requests of a failed run."""
+
+    def adopt(self, ask: Ask, waiters: list[tuple[ScheduledRun, Ask]]) -> None:
+        """Take over a request that a faster lane will not send."""
+
+
 class ScheduledRun:
     """State of one `Scheduler.run`: the number of open asks, and the outcomes not yet consumed.
 
     Workers append outcomes and never call the consumer, so its exceptions cannot reach a worker.
     """
 
-    __slots__ = ("changed", "context", "failure", "fed", "open", "outcomes", "room")
+    __slots__ = (
+        "changed",
+        "context",
+        "failed_at",
+        "failure",
+        "fed",
+        "lane",
+        "open",
+        "outcomes",
+        "room",
+        "stopping",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, lane: Lane) -> None:
+        #: The scheduler that runs it.
+        self.lane = lane
         #: Whether the iterable of asks is exhausted.
         self.fed = False
         #: Asks without an outcome.
@@ -69,6 +92,10 @@ class ScheduledRun:
         self.outcomes: deque[tuple[Ask, Outcome]] = deque()
         #: Raised to the consumer once its outcomes are read.
         self.failure: BaseException | None = None
+        #: Time of the failure, by the event loop's clock.
+        self.failed_at = 0.0
+        #: Whether its unsent requests were dropped after the failure.
+        self.stopping = False
         #: Set when the consumer has something to read.
         self.changed = asyncio.Event()
         #: Set when more asks may be claimed.
@@ -85,6 +112,7 @@ class ScheduledRun:
         """End the run with an error; the first one counts."""
         if self.failure is None:
             self.failure = error
+            self.failed_at = asyncio.get_running_loop().time()
         self.changed.set()
 
 
@@ -100,7 +128,7 @@ class InFlightRequest:
 
 
 class InFlight:
-    """The registry of in-flight requests, shared by the lanes of a client: single-flight by key.
+    """The registry of in-flight requests of a lane: single-flight by key.
 
     A store look-up can miss a prediction that is stored while it runs; such predictions are kept in
     `fresh` until all look-ups have ended.
@@ -113,3 +141,11 @@ class InFlight:
         #: Number of store look-ups in progress.
         self.reading = 0
         self.fresh: dict[bytes, Prediction] = {}
+
+    def end_reading(self) -> dict[bytes, Prediction]:
+        """End a store look-up; returns the predictions that it may have missed."""
+        self.reading -= 1
+        fresh = self.fresh
+        if not self.reading:
+            self.fresh = {}
+        return fresh

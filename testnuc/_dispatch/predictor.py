@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from testnuc import prompts
 from testnuc._dispatch.inflight import Ask
-from testnuc.errors import BadRequestError, InvalidInputError, ProviderError, ReplyError
+from testnuc.errors import (
+    BadRequestError,
+    InvalidInputError,
+    ProviderError,
+    RefusalError,
+    ReplyError,
+    UnreadableReplyError,
+)
 from testnuc.protocols import Request, Task, WireProvider
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from typing import Any, Literal
 
     from testnuc.labels import LabelSet
@@ -24,6 +33,11 @@ if TYPE_CHECKING:
     from testnuc.types import Prediction
 
 __all__ = ["Predictor"]
+
+#: Texts without a readable reply after which a run stops, if no reply was ever readable.
+_SILENT_TEXTS = 20
+#: Most refused texts that are remembered.
+_MOST_REFUSED = 10_000
 
 
 class Predictor:
@@ -59,6 +73,8 @@ class Predictor:
     ) -> None:
         self.provider = provider
         self.labels = labels
+        #: Stores the answers of a packed call before the other texts are asked again; never raises.
+        self.keep: Callable[[list[tuple[Ask, Prediction]]], Awaitable[None]] | None = None
         self._transport = transport
         # checked once: isinstance with a protocol takes 15 us
         self._wire = provider if isinstance(provider, WireProvider) else None
@@ -89,8 +105,9 @@ class Predictor:
                     self.task.system,
                     # the order decides how a reply is matched and how a local labeler breaks ties
                     list(labels.names),
-                    temperature,
-                    top_p,
+                    # 0 and 0.0 are one key: that of 0.0, as in the docs and on the command line
+                    None if temperature is None else float(temperature),
+                    None if top_p is None else float(top_p),
                     confidence,
                     self.task.options,
                     texts_per_call,
@@ -106,6 +123,15 @@ class Predictor:
         self.scope = self._hasher.digest()
         #: The hash state of a prompt without examples, up to the text.
         self._plain = self._hash_state(())
+        #: Key -> the error of a text that was refused for good.
+        self._refused: dict[bytes, tuple[type[ProviderError], str, int | None]] = {}
+        #: Hashes of texts without a readable reply; None once a reply was readable.
+        self._silent: set[bytes] | None = set()
+
+    @property
+    def over_http(self) -> bool:
+        """Whether calls are sent over HTTP."""
+        return self._wire is not None
 
     def key(
         self, text: str, sample: int = 0, demonstrations: tuple[Demonstration, ...] = ()
@@ -149,14 +175,68 @@ class Predictor:
         """Return a prediction or an error for each ask, whose texts are distinct.
 
         If items of a packed call fail, they are retried in two smaller calls, recursively, down to
-        calls of one text.
+        calls of one text. Texts that were refused before are not sent again.
         """
-        request = self.request(asks)
+        known = [self._refused.get(ask.key) for ask in asks]
+        if not any(known):
+            return await self._noted(asks)
+        unknown = tuple(ask for ask, error in zip(asks, known, strict=True) if error is None)
+        rest = iter(await self._noted(unknown) if unknown else ())
+        return [next(rest) if error is None else _again(*error) for error in known]
+
+    async def _noted(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
+        """Return the answers; remember refusals, and count texts without a readable reply."""
+        outcomes: Sequence[Prediction | Exception]
+        try:
+            outcomes = await self._answer(asks, step=0)
+        except ProviderError as exc:
+            outcomes = [exc]
+            if len(asks) > 1:
+                raise
+        return [self._note(ask, outcome) for ask, outcome in zip(asks, outcomes, strict=True)]
+
+    def _note(self, ask: Ask, outcome: Prediction | Exception) -> Prediction | Exception:
+        if not isinstance(outcome, Exception):
+            self._silent = None
+        elif isinstance(outcome, RefusalError) or (
+            isinstance(outcome, BadRequestError) and not outcome.fatal
+        ):
+            if len(self._refused) >= _MOST_REFUSED:
+                del self._refused[next(iter(self._refused))]
+            self._refused[ask.key] = (type(outcome), str(outcome), outcome.status_code)
+        elif isinstance(outcome, ReplyError) and self._silent is not None:
+            if len(self._silent) < _SILENT_TEXTS:
+                self._silent.add(ask.text_hash)
+            if len(self._silent) >= _SILENT_TEXTS:
+                return self._unreadable(outcome)
+        return outcome
+
+    def _unreadable(self, last: ReplyError) -> ReplyError:
+        said = "nothing" if not (last.content or "").strip() else repr((last.content or "")[:300])
+        error = UnreadableReplyError(
+            f"the first {_SILENT_TEXTS} texts got no readable reply from {self.provider.model}, so "
+            f"the run stops. The last reply was {said} ({type(last).__name__}: {str(last)[:300]}). "
+            "Try one text in the model's own chat. Then try a larger or instruction-tuned model, "
+            "fewer or shorter labels, texts_per_call=1, a larger max_tokens in request_options, or "
+            "instructions that repeat the form of the answer.",
+            content=last.content,
+            usage=last.usage,
+            status_code=last.status_code,
+            request_id=last.request_id,
+            attempts=last.attempts,
+        )
+        error.retryable = False
+        error.fatal = True
+        return error
+
+    async def _answer(self, asks: tuple[Ask, ...], step: int) -> list[Prediction | Exception]:
+        request = replace(self.request(asks), step=step) if step else self.request(asks)
         answers: Sequence[Answer | Exception]
         try:
             answers = (await self._call(request)).answers
         except ReplyError as exc:
             answers = [exc] * len(asks)
+            step += 1
         except ProviderError as exc:
             refused = isinstance(exc, BadRequestError)
             if len(asks) == 1 or exc.retryable or (exc.fatal and not refused):
@@ -164,23 +244,51 @@ class Predictor:
             # one refused text (too long, filtered) must not fail the texts packed with it
             answers = [exc] * len(asks)
         outcomes: list[Prediction | Exception] = [
-            a if isinstance(a, Exception) else self.labels.predicted(a) for a in answers
+            a if isinstance(a, Exception) else self._predicted(a) for a in answers
         ]
         failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, ProviderError)]
         if len(asks) > 1:
+            if failed:
+                await self._kept(asks, outcomes)
             half = -(-len(failed) // 2)
             for part in (failed[:half], failed[half:]):
                 if part:
-                    again = await self._retry_half(tuple(asks[i] for i in part))
+                    again = await self._retry_half(tuple(asks[i] for i in part), step)
                     for i, outcome in zip(part, again, strict=True):
                         outcomes[i] = outcome
         return outcomes
 
-    async def _retry_half(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
+    def _predicted(self, answer: Answer) -> Prediction | Exception:
+        """Return the prediction of an answer; an error if a custom provider's is malformed."""
+        label: Any = answer.label
+        confidence: Any = answer.confidence
+        if not isinstance(label, str):
+            return ReplyError(f"the provider's label is {label!r:.60}; give a string")
+        # NaN is not between 0 and 1
+        if confidence is not None and not (
+            isinstance(confidence, Real) and 0 <= float(confidence) <= 1
+        ):
+            return ReplyError(
+                f"the provider's confidence is {confidence!r:.60}; give a number from 0 to 1, or "
+                "None"
+            )
+        return self.labels.predicted(answer)
+
+    async def _retry_half(self, asks: tuple[Ask, ...], step: int) -> list[Prediction | Exception]:
         try:
-            return await self.answer(asks)
+            outcomes = await self._answer(asks, step)
         except Exception as exc:  # noqa: BLE001 - the other half keeps its answers
             return [exc] * len(asks)
+        await self._kept(asks, outcomes)
+        return outcomes
+
+    async def _kept(
+        self, asks: tuple[Ask, ...], outcomes: Sequence[Prediction | Exception]
+    ) -> None:
+        """Store answers before others are asked for again: the client may close meanwhile."""
+        if self.keep is not None:
+            found = zip(asks, outcomes, strict=True)
+            await self.keep([(ask, o) for ask, o in found if not isinstance(o, Exception)])
 
     async def _call(self, request: Request) -> Reply:
         if self._wire is not None:
@@ -188,4 +296,18 @@ class Predictor:
         assert self._other is not None
         # a local labeler may never suspend, so yield to other tasks here
         await asyncio.sleep(0)
-        return await self._transport.answer(self._other, request)
+        reply = await self._transport.answer(self._other, request)
+        if len(reply.answers) != len(request.texts):
+            # it is not known which text each answer is for
+            raise ReplyError(
+                f"the provider returned {len(reply.answers)} answers for {len(request.texts)} "
+                "texts; return one for each text, in their order"
+            )
+        return reply
+
+
+def _again(kind: type[ProviderError], message: str, status_code: int | None) -> ProviderError:
+    """Return the error of a text that was refused before."""
+    error = kind(message, status_code=status_code)
+    error.fatal = False
+    return error

@@ -33,6 +33,8 @@ class FairQueue:
         self._size = 0
         #: Runs with more asks to come: their requests wait until they fill a call.
         self._held_back: set[ScheduledRun] = set()
+        #: While True, nothing is taken.
+        self.paused = False
 
     def __len__(self) -> int:
         """Return the number of requests."""
@@ -61,6 +63,8 @@ class FairQueue:
 
     def take(self) -> list[InFlightRequest]:
         """Remove and return the requests of one call; empty if none is ready."""
+        if self.paused:
+            return []
         for _ in range(len(self._queues)):
             run, queue = next(iter(self._queues.items()))
             self._queues.move_to_end(run)

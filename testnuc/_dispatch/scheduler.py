@@ -7,11 +7,15 @@ stored.
 
 If the store has leases, only leased keys are queued. A key that another process has leased waits
 until its answer is stored or its lease expires.
+
+An error that every other call would meet ends the runs that wait for it. Calls already sent then
+get a few seconds to complete, because they are billed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from contextlib import aclosing
 from itertools import islice
@@ -21,7 +25,7 @@ from testnuc._dispatch.inflight import Ask, InFlight, InFlightRequest, Scheduled
 from testnuc._dispatch.leases import LEASE_SECONDS, Leases, LeaseStore
 from testnuc._dispatch.queue import FairQueue
 from testnuc._dispatch.workers import WorkerPool
-from testnuc.errors import BadRequestError, ProviderError, StoreError
+from testnuc.errors import BadRequestError, ProviderError, ReplyError, StoreError, TestNUCError
 from testnuc.protocols import StoredPrediction
 from testnuc.transport import telemetry
 
@@ -40,6 +44,8 @@ _CHUNK = 256
 #: Outcomes yielded before control returns to the event loop.
 _TURN = 1_024
 _CLOSED = "the client was closed"
+#: Before any answer, so many rejected requests (400) suffice to call the request malformed.
+_SUSPECTS = 4
 
 
 class Scheduler:
@@ -66,8 +72,8 @@ class Scheduler:
         How many times longer than the store's default leases last.
     mixed : bool
         Whether one call of `answer` may hold several asks about one text, and some with examples.
-    in_flight : InFlight, optional
-        Shared with other schedulers of the same keys.
+    joins : Scheduler, optional
+        A faster lane, whose requests are joined; it never waits for those of this lane.
     """
 
     def __init__(
@@ -83,7 +89,7 @@ class Scheduler:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         lease_factor: float = 1.0,
         mixed: bool = False,
-        in_flight: InFlight | None = None,
+        joins: Scheduler | None = None,
     ) -> None:
         self._answer = answer
         self._store = store
@@ -93,11 +99,27 @@ class Scheduler:
         self._queue = FairQueue(per_call, low_water=low_water, mixed=mixed)
         self._most_unread = low_water + _TURN
         self._drain = drain
-        self._in_flight = in_flight or InFlight()
-        self._requests = self._in_flight.requests
+        self.in_flight = InFlight()
+        self._requests = self.in_flight.requests
+        self._joins = joins
+        #: A lane that joins this one.
+        self.slower: Scheduler | None = None
+        if joins is not None:
+            joins.slower = self
         self._workers = WorkerPool(workers, per_call, self._queue, self._serve)
         self._closed = False
-        self._ever_answered = False
+        #: Whether no call is in progress any more, after `close`.
+        self._ended = False
+        #: In the order of their start.
+        self._runs: dict[ScheduledRun, None] = {}
+        #: Whether the provider has answered any request of this scheduler.
+        self.answered = False
+        #: Whether an answer exists, received or stored: requests of this form are valid.
+        self._valid = False
+        #: Requests rejected before any answer: a later outcome shows whether one text is at fault.
+        self._suspects: list[tuple[list[InFlightRequest], Sequence[Outcome]]] = []
+        #: Calls in progress.
+        self._calls = 0
         self._claims: set[asyncio.Task[None]] = set()
         self._leases: Leases | None = None
         if callable(getattr(store, "lease", None)):
@@ -129,7 +151,10 @@ class Scheduler:
         StoreError
             The store failed.
         """
-        run = ScheduledRun()
+        if self._closed:
+            raise ProviderError(_CLOSED)
+        run = ScheduledRun(self)
+        self._runs[run] = None
         feeder = asyncio.create_task(self._feed(run, asks), name="testnuc-asks")
         try:
             while True:
@@ -140,19 +165,41 @@ class Scheduler:
                     # thousands of outcomes can arrive at once: yield to other tasks
                     await asyncio.sleep(0)
                 elif run.failure is not None:
-                    raise run.failure
+                    await self._last_outcomes(run)
+                    if not run.outcomes:
+                        raise run.failure
                 elif run.fed and not run.open:
                     return
                 else:
                     run.changed.clear()
                     await run.changed.wait()
         finally:
+            self._runs.pop(run, None)
             ended = feeder.done()
             feeder.cancel()
             # before the wait, which a second cancellation can interrupt
             self._abandon(run)
             if not ended:
                 await asyncio.wait([feeder])
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    async def _last_outcomes(self, run: ScheduledRun) -> None:
+        """Wait up to `drain` seconds for the sent requests of a failed run: they are billed."""
+        self.stop(run)
+        if not self.answered:
+            # they fail as well, and are not billed
+            return
+        left = run.failed_at + self._drain - asyncio.get_running_loop().time()
+        while run.open and not run.outcomes and left > 0 and not self._ended:
+            run.changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await run.changed.wait()
+            left = run.failed_at + self._drain - asyncio.get_running_loop().time()
 
     async def _feed(
         self, run: ScheduledRun, asks: Iterable[Ask] | AsyncGenerator[list[Ask], None]
@@ -198,35 +245,59 @@ class Scheduler:
                 return
 
     async def _claim(self, run: ScheduledRun, asks: list[Ask]) -> None:
-        registry = self._in_flight
-        registry.reading += 1
-        try:
-            stored = await self._store.get_predictions([ask.key for ask in asks])
-        finally:
-            registry.reading -= 1
-            fresh = registry.fresh
-            if not registry.reading:
-                registry.fresh = {}
+        stored = await self._stored([ask.key for ask in asks])
         if self._closed:
             raise ProviderError(_CLOSED)
         if run.failure is not None:
             return
         # this loop does not await, so no other run can claim the same key meanwhile
         new: list[InFlightRequest] = []
-        for ask, hit in zip(asks, stored, strict=True):
-            prediction = hit if hit is not None else fresh.get(ask.key)
+        for ask, prediction in zip(asks, stored, strict=True):
             if prediction is not None:
                 self._meter.store_hits += 1
+                self._valid = True
                 run.settle(ask, prediction)
                 continue
             run.open += 1
-            request = self._requests.get(ask.key)
+            request = self._request(ask.key)
             if request is None:
                 self._requests[ask.key] = request = InFlightRequest(ask, run)
                 new.append(request)
             else:
                 self._meter.coalesced += 1
                 request.waiters.append((run, ask))
+        if self.slower is not None and self._leases is not None:
+            # leased by this client's slower lane, which may take hours
+            slow = self.slower.in_flight.requests
+            self._enqueue([request for request in new if request.ask.key in slow])
+            new = [request for request in new if request.ask.key not in slow]
+        await self._admit(new)
+        self._judge()
+
+    async def _stored(self, keys: list[bytes]) -> list[Prediction | None]:
+        """Return the stored prediction of each key, also those stored meanwhile."""
+        registries = [self.in_flight]
+        if self._joins is not None:
+            registries.append(self._joins.in_flight)
+        fresh: dict[bytes, Prediction] = {}
+        for registry in registries:
+            registry.reading += 1
+        try:
+            stored = await self._store.get_predictions(keys)
+        except TestNUCError:
+            raise
+        except Exception as exc:
+            raise StoreError(f"the store failed: {type(exc).__name__}: {exc}") from exc
+        finally:
+            for registry in registries:
+                fresh |= registry.end_reading()
+        return [
+            hit if hit is not None else fresh.get(key)
+            for key, hit in zip(keys, stored, strict=True)
+        ]
+
+    async def _admit(self, new: list[InFlightRequest]) -> None:
+        """Queue new requests; with leases, those that are leased now."""
         if self._leases is None:
             self._enqueue(new)
         elif new:
@@ -236,10 +307,18 @@ class Scheduler:
             task.add_done_callback(self._claims.discard)
             await asyncio.shield(task)
 
+    def _request(self, key: bytes) -> InFlightRequest | None:
+        """Return the request in flight for a key, in this lane or one that it joins."""
+        request = self._requests.get(key)
+        if request is None and self._joins is not None:
+            request = self._joins.in_flight.requests.get(key)
+        return request
+
     def _enqueue(self, requests: Iterable[InFlightRequest]) -> None:
-        """Queue each request under the first run that waits for it."""
+        """Queue each request under the first run of this lane that waits for it."""
         for request in requests:
-            self._queue.put(request.waiters[0][0], request)
+            run = next(run for run, _ in request.waiters if run.lane is self)
+            self._queue.put(run, request)
         self._workers.hire()
 
     async def _lease(self, leases: Leases, requests: list[InFlightRequest]) -> None:
@@ -262,6 +341,7 @@ class Scheduler:
     def _answered_elsewhere(self, key: bytes, prediction: Prediction) -> None:
         request = self._requests.get(key)
         if request is not None and not request.sent:
+            self._valid = True
             self._meter.store_hits += 1
             self._settle([request], [prediction])
 
@@ -290,39 +370,91 @@ class Scheduler:
         if context is not None:
             # a worker serves many runs; the call belongs to the trace of the first one waiting
             telemetry.attach(context)
+        self._calls += 1
         try:
-            outcomes = await self._answer(tuple(request.ask for request in bundle))
-        except Exception as exc:  # noqa: BLE001 - becomes the outcome of each ask
-            outcomes = [exc] * len(bundle)
+            outcomes, failure = await self._answered(bundle)
+            if not self._valid and any(map(_is_rejected, outcomes)):
+                self._valid = await self._has_answers()
         except BaseException:
             # cancelled by `close`
             self._drop(bundle)
             raise
+        finally:
+            self._calls -= 1
+        if not self._valid and any(map(_is_rejected, outcomes)):
+            self._suspects.append((bundle, outcomes))
+            # enough to judge by: wait for the calls in flight before any other is sent
+            self._queue.paused = len(self._suspects) >= _SUSPECTS
+        else:
+            self._settle(bundle, outcomes, failure)
+        self._judge()
+
+    async def _answered(
+        self, bundle: list[InFlightRequest]
+    ) -> tuple[Sequence[Outcome], StoreError | None]:
+        """Return the outcome of each request, stored; and the error if they cannot be stored."""
+        outcomes: Sequence[Outcome]
+        try:
+            outcomes = await self._answer(tuple(request.ask for request in bundle))
+        except Exception as exc:  # noqa: BLE001 - becomes the outcome of each ask
+            outcomes = [exc] * len(bundle)
         answered = [
             (request.ask, outcome)
             for request, outcome in zip(bundle, outcomes, strict=True)
             if not isinstance(outcome, Exception)
         ]
-        stored: dict[bytes, Prediction] = {}
-        broken: Exception | None = None
-        if answered:
-            self._ever_answered = True
-            try:
-                standing = await self._put(answered)
-            except Exception as exc:  # noqa: BLE001 - fails the waiting runs
-                broken = exc if isinstance(exc, StoreError) else StoreError(f"not stored: {exc}")
+        if answered or any(isinstance(outcome, ReplyError) for outcome in outcomes):
+            self.answered = self._valid = True
+        if not answered:
+            return outcomes, None
+        try:
+            standing = await self._put(answered)
+        except Exception as exc:  # noqa: BLE001 - ends the waiting runs, which get the answers
+            broken = exc if isinstance(exc, StoreError) else StoreError(f"not stored: {exc}")
+            if broken is not exc:
                 broken.__cause__ = exc
-            else:
-                stored = {ask.key: p for (ask, _), p in zip(answered, standing, strict=True)}
-                if self._in_flight.reading:
-                    self._in_flight.fresh.update(stored)
-        self._settle(
-            bundle,
-            [
-                o if isinstance(o, Exception) else (broken or stored[request.ask.key])
-                for request, o in zip(bundle, outcomes, strict=True)
-            ],
-        )
+            return outcomes, broken
+        except asyncio.CancelledError:
+            # the write stalls while the client closes
+            self._settle(bundle, outcomes, ProviderError(_CLOSED))
+            raise
+        stored = {ask.key: p for (ask, _), p in zip(answered, standing, strict=True)}
+        if self.in_flight.reading:
+            self.in_flight.fresh.update(stored)
+        return [
+            o if isinstance(o, Exception) else stored[request.ask.key]
+            for request, o in zip(bundle, outcomes, strict=True)
+        ], None
+
+    async def _has_answers(self) -> bool:
+        try:
+            return await self._store.count(self._scope) > 0
+        except Exception:  # noqa: BLE001 - the run meets the store's error elsewhere
+            return False
+
+    def _judge(self) -> None:
+        """Settle the suspects once it is known whether the request or a text is at fault.
+
+        After any answer, it is the text. Without one it is the request, once no call is in flight
+        and either none is left to send or enough were rejected.
+        """
+        if not self._suspects:
+            return
+        if not self._valid:
+            left = any(r.waiters and not r.sent for r in self._requests.values())
+            if self._calls or (left and len(self._suspects) < _SUSPECTS):
+                return
+        suspects, self._suspects = self._suspects, []
+        for bundle, outcomes in suspects:
+            self._settle(bundle, outcomes)
+        self._queue.paused = False
+        self._workers.hire()
+
+    async def keep(self, answered: list[tuple[Ask, Prediction]]) -> None:
+        """Store a part of a call's answers; `_answered` stores all, and reports failures."""
+        if answered:
+            with contextlib.suppress(Exception):
+                await self._put(answered)
 
     async def _put(self, answered: list[tuple[Ask, Prediction]]) -> list[Prediction]:
         rows = [
@@ -331,50 +463,96 @@ class Scheduler:
         ]
         return await self._store.put_predictions(rows)
 
-    def _settle(self, bundle: list[InFlightRequest], outcomes: Sequence[Outcome]) -> None:
-        stopped: set[ScheduledRun] = set()
+    def _settle(
+        self,
+        bundle: list[InFlightRequest],
+        outcomes: Sequence[Outcome],
+        failure: Exception | None = None,
+    ) -> None:
+        """Pass outcomes on; a fatal one, or `failure`, ends the runs that wait for it."""
+        stopped: dict[ScheduledRun, Exception] = {}
         for request, outcome in zip(bundle, outcomes, strict=True):
             self._requests.pop(request.ask.key, None)
             failed = isinstance(outcome, Exception)
             if self._leases is not None:
-                self._leases.done([request.ask.key], stored=not failed)
+                self._leases.done([request.ask.key], stored=not failed and failure is None)
             for run, ask in request.waiters:
                 run.open -= 1
                 run.settle(ask, outcome)
-                if isinstance(outcome, Exception) and self._stops_the_run(outcome):
-                    run.fail(outcome)
-                    stopped.add(run)
-        for run in stopped:
+                if failure is not None:
+                    stopped[run] = failure
+                elif isinstance(outcome, Exception) and self._stops_the_run(outcome):
+                    stopped.setdefault(run, outcome)
+            request.waiters = []
+        for run, error in stopped.items():
+            run.fail(error)
             # before a worker takes its next request, which would fail, too
-            self._abandon(run)
+            run.lane.stop(run)
 
     def _drop(self, requests: Iterable[InFlightRequest]) -> None:
         """Remove requests that will not be sent, and fail the runs that wait for them."""
         for request in requests:
             self._requests.pop(request.ask.key, None)
             for run, _ in request.waiters:
+                run.open -= 1
                 run.fail(ProviderError(_CLOSED))
+            request.waiters = []
 
     def _stops_the_run(self, error: Exception) -> bool:
         if isinstance(error, StoreError):
             return True
         if isinstance(error, BadRequestError):
             # once any request was answered, the format is valid and the error is due to this text
-            return error.fatal and not self._ever_answered
+            return error.fatal and not self._valid
         return isinstance(error, ProviderError) and error.fatal
 
-    def _abandon(self, run: ScheduledRun) -> None:
-        """Remove a run that has ended; requests that other runs wait for are queued under those."""
+    def stop(self, run: ScheduledRun) -> None:
+        """Remove the unsent requests of a failed run."""
+        if not run.stopping:
+            run.stopping = True
+            self._abandon(run, sent=False)
+
+    def _abandon(self, run: ScheduledRun, *, sent: bool = True) -> None:
+        """Remove a run; `sent`: from the requests in flight, too."""
+        self.leave(run, sent=sent)
+        if self._joins is not None:
+            self._joins.leave(run, sent=sent)
+
+    def leave(self, run: ScheduledRun, *, sent: bool) -> None:
+        """Remove a run from this lane's requests; those that other runs wait for are kept.
+
+        A request that only runs of another lane still wait for moves to that lane.
+        """
         queued = self._queue.remove(run)
-        if not run.open:
-            return
-        for request in list(self._requests.values()):
+        moved: list[InFlightRequest] = []
+        for request in list(self._requests.values()) if run.open else ():
+            if request.sent and not sent:
+                continue
+            before = len(request.waiters)
             request.waiters = [(r, ask) for r, ask in request.waiters if r is not run]
-            if not request.sent and not request.waiters:
+            run.open -= before - len(request.waiters)
+            if not request.sent and all(r.lane is not self for r, _ in request.waiters):
                 del self._requests[request.ask.key]
                 if self._leases is not None:
                     self._leases.done([request.ask.key], stored=False)
-        self._enqueue(request for request in queued if request.waiters)
+                if request.waiters:
+                    moved.append(request)
+        self._enqueue(r for r in queued if any(waiter.lane is self for waiter, _ in r.waiters))
+        for request in moved:
+            request.waiters[0][0].lane.adopt(request.ask, request.waiters)
+        self._judge()
+
+    def adopt(self, ask: Ask, waiters: list[tuple[ScheduledRun, Ask]]) -> None:
+        """Take over a request that a faster lane will not send."""
+        request = self._requests.get(ask.key)
+        if request is not None:
+            request.waiters += waiters
+            return
+        self._requests[ask.key] = request = InFlightRequest(ask, waiters[0][0])
+        request.waiters = list(waiters)
+        task = asyncio.create_task(self._admit([request]), name="testnuc-claim")
+        self._claims.add(task)
+        task.add_done_callback(self._claims.discard)
 
     async def close(self) -> None:
         """Wait up to `drain` seconds for calls in flight, then stop the workers."""
@@ -384,9 +562,17 @@ class Scheduler:
         try:
             await self._workers.close(self._drain)
         finally:
+            # also those that wait for the store
+            self._ended = True
+            for run in self._runs:
+                run.fail(ProviderError(_CLOSED))
             if self._leases is not None:
                 await asyncio.gather(*self._claims, return_exceptions=True)
                 await self._leases.close()
+
+
+def _is_rejected(outcome: Outcome) -> bool:
+    return isinstance(outcome, BadRequestError) and outcome.fatal
 
 
 async def _chunks(asks: Iterable[Ask]) -> AsyncGenerator[list[Ask], None]:

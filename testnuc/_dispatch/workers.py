@@ -39,7 +39,8 @@ class WorkerPool:
         self._per_call = per_call
         self._queue = queue
         self._serve = serve
-        self._tasks: set[asyncio.Task[None]] = set()
+        #: In the order of their start, which is the order of their cancellation, too.
+        self._tasks: dict[asyncio.Task[None], None] = {}
         #: Workers whose call is backing off.
         self._lent = 0
         self._closed = False
@@ -64,7 +65,7 @@ class WorkerPool:
         if self._closed or free <= 0:
             return
         for _ in range(min(free, -(-len(self._queue) // self._per_call))):
-            self._tasks.add(asyncio.create_task(self._work(), name="testnuc-worker"))
+            self._tasks[asyncio.create_task(self._work(), name="testnuc-worker")] = None
 
     async def close(self, drain: float) -> None:
         """Wait up to `drain` seconds for the workers, then cancel the rest."""
@@ -92,4 +93,4 @@ class WorkerPool:
             # without an await after `take` returned nothing: `hire` must not count this worker
             worker = asyncio.current_task()
             assert worker is not None
-            self._tasks.discard(worker)
+            self._tasks.pop(worker, None)

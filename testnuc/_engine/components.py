@@ -7,8 +7,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Literal
 
 from testnuc import embedders, methods, providers, stores
-from testnuc._base.checks import checked_choice, checked_whole
-from testnuc._dispatch.inflight import InFlight
+from testnuc._base.checks import checked_choice, checked_number, checked_whole
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
@@ -28,7 +27,7 @@ from testnuc.trust import VoteSettings
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from testnuc.limits import Budget, RateLimit, RetryPolicy
     from testnuc.protocols import Embedder, Index, Method, Provider, Store
@@ -46,6 +45,8 @@ class Components:
         Replaces the store's own pool.
     kernels : bool
         Whether `ready` loads the voting kernels, which takes seconds.
+    transport : callable
+        Creates the transport; the simulation gives it another clock and other connections.
     """
 
     def __init__(
@@ -72,9 +73,13 @@ class Components:
         batches: BatchPolicy | None = None,
         pool: Index | None = None,
         kernels: bool = True,
+        transport: Callable[..., Transport] = Transport,
+        referee: str | Provider | WireProvider | None = None,
+        escalate: float = 0.0,
     ) -> None:
         self.labels = LabelSet(labels, none_label=none_label)
-        settings = VoteSettings.of(policy, k, self.labels.names)
+        #: As the user gave them; `pipeline.settings` may add what was learned.
+        self.settings = settings = VoteSettings.of(policy, k, self.labels.names)
         self.sampling = _checked_sampling(sampling)
         checked_whole("max_concurrency", max_concurrency, least=1)
         checked_choice("neighbors", neighbors, ("predict", "stored"))
@@ -90,15 +95,16 @@ class Components:
         # not `pool or ..`: an empty pool is falsy
         self.pool: Index = Pool() if pool is None else pool
         self.embedding = EmbeddingCache(self.embedder, self.store, self.pool)
-        provider = self._provider(model, base_url, api_key)
+        provider = self.provider(model, base_url, api_key)
         self.model = f"{provider.name}/{provider.model}"
         url = getattr(provider, "url", None)
-        price = Price.of(provider.name, provider.model, url)
+        tier = self.sampling.request_options.get("service_tier")
+        price = Price.of(provider.name, provider.model, url, tier=tier)
         require_price(budget, price, self.model)
         self.meter = Meter()
         self.telemetry = Telemetry.of(provider.name, provider.model, url)
         self.embedding.telemetry = self.telemetry
-        self.transport = Transport(
+        self.transport = transport(
             rate_limit=rate_limit,
             max_concurrency=max_concurrency,
             retry=retry,
@@ -119,7 +125,6 @@ class Components:
             options=self.sampling.request_options,
             texts_per_call=per_call,
         )
-        self._inflight = InFlight()
         self.scheduler = Scheduler(
             self.predictor.answer,
             self.store,
@@ -127,10 +132,10 @@ class Components:
             meter=self.meter,
             workers=max_concurrency,
             per_call=per_call,
-            in_flight=self._inflight,
         )
         self.transport.on_wait = self.scheduler.lend
-        self._max_concurrency = max_concurrency
+        self.predictor.keep = self.scheduler.keep
+        self.max_concurrency = max_concurrency
         self._batches = batches or BatchPolicy()
         #: Created when the batch lane is first used.
         self.batch_lane: BatchLane | None = None
@@ -145,6 +150,7 @@ class Components:
             pool=self.pool,
             store=self.store,
             join_pool=join_pool,
+            per_call=per_call,
         )
         self.estimator = Estimator(
             self.predictor,
@@ -158,9 +164,23 @@ class Components:
             batches=has_batches(provider),
             rate_limit=rate_limit,
         )
+        self.budget, self.retry, self.instructions = budget, retry, instructions
+        self.make_transport = transport
+        self._address = (model, base_url, api_key)
+        self.escalate = checked_number("escalate", escalate, 0, 1) or 0.0
+        if self.escalate and referee is None:
+            raise InvalidInputError("escalate needs a referee; name it, as referee='openai/gpt-5'")
+        #: As given.
+        self.referee = referee
+        #: Called when the store is open.
+        self.on_open: Callable[[], Awaitable[None]] | None = None
+        #: Called before the store is closed.
+        self.on_close: Callable[[], Awaitable[None]] | None = None
         self._kernels = kernels
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
+        #: Set when everything is closed.
+        self._ended = asyncio.Event()
 
     async def ready(self, lane: str = "live") -> None:
         """Open everything that a lane needs; later calls return at once.
@@ -179,8 +199,8 @@ class Components:
                 policy=self._batches,
                 price=self.estimator.batch_price,
                 per_call=self.sampling.texts_per_call,
-                live=self._max_concurrency,
-                in_flight=self._inflight,
+                live=self.max_concurrency,
+                joins=self.scheduler,
             )
             self.pipeline.lanes["batch"] = self.batch_lane.scheduler
         if self._closed:
@@ -195,16 +215,21 @@ class Components:
     async def aclose(self) -> None:
         """Wait a few seconds for calls in flight, store their answers, and close everything."""
         if self._closed:
+            # another caller closes: it has not closed anything yet, perhaps
+            await self._ended.wait()
             return
         self._closed = True
         # a stack, so that everything is closed even on cancellation
         async with AsyncExitStack() as closing:
+            closing.callback(self._ended.set)
             close_embedder = getattr(self.embedder, "close", None)
             if close_embedder is not None and self._own_embedder:
                 closing.push_async_callback(close_embedder)
             closing.push_async_callback(self.store.close)
             closing.push_async_callback(self.pool.close)
             closing.push_async_callback(self.transport.aclose)
+            if self.on_close is not None:
+                closing.push_async_callback(self.on_close)
             closing.push_async_callback(self.embedding.close)
             if self.batch_lane is not None:
                 closing.push_async_callback(self.batch_lane.close)
@@ -226,10 +251,21 @@ class Components:
             self.predictor.scope, {"model": self.model, "labels": list(self.labels.names)}
         )
         await self.pool.open()
+        if self.on_open is not None:
+            await self.on_open()
 
-    def _provider(
+    def referee_provider(self, model: str | Provider | WireProvider) -> Provider | WireProvider:
+        """Return the provider of a referee; one of the client's kind has its address and key."""
+        own, base_url, api_key = self._address
+        alike = isinstance(own, str) and isinstance(model, str)
+        if not alike or str(own).partition("/")[0] != str(model).partition("/")[0]:
+            base_url = api_key = None
+        return self.provider(model, base_url, api_key)
+
+    def provider(
         self, model: str | Provider | WireProvider, base_url: str | None, api_key: str | None
     ) -> Provider | WireProvider:
+        """Return the provider of a model."""
         if not isinstance(model, str):
             if not (isinstance(model, WireProvider) or callable(getattr(model, "answer", None))):
                 raise InvalidInputError(

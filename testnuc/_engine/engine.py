@@ -15,25 +15,29 @@ from typing import TYPE_CHECKING, Literal
 
 from testnuc._base.checks import checked_whole, hash_text, valid_text
 from testnuc._engine.inputs import checked_texts, distinct, labeled
+from testnuc._engine.learning import Learning
+from testnuc._engine.pipeline import STOPS
 from testnuc._engine.rows import Rows, classification
 from testnuc._engine.small_pool import few_neighbors, few_predictions
+from testnuc._engine.stored_voters import known_labels
 from testnuc._engine.streaming import stream_windows
 from testnuc._engine.tuning import gold_labels, tune
 from testnuc.errors import InvalidInputError
-from testnuc.progress import Progress, start_progress
+from testnuc.progress import start_progress
 from testnuc.protocols import PoolText
 from testnuc.results import Results
 from testnuc.transport.telemetry import operation
-from testnuc.trust import calibrate
+from testnuc.trust import Review, calibrate
 from testnuc.types import PoolStats
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.progress import Observer
-    from testnuc.trust import Calibration, Diagnosis, Tuning, VoteSettings
+    from testnuc.protocols import Provider, WireProvider
+    from testnuc.trust import Calibration, Diagnosis, Learned, Tuning, VoteSettings
     from testnuc.types import Classification, Estimate, Usage
 
 __all__ = ["Engine"]
@@ -56,7 +60,31 @@ class Engine:
 
     def __init__(self, parts: Components) -> None:
         self.parts = parts
+        self.learning = Learning(parts)
         self._warned = False
+        #: `Observer.note` of each run in progress.
+        self._notes: list[Callable[[Exception], None]] = []
+        parts.transport.on_failure = self._note
+
+    def _note(self, error: Exception) -> None:
+        """Pass a failed attempt on to the observers; one that raises must not fail the call."""
+        for note in list(self._notes):
+            try:
+                note(error)
+            except Exception:  # noqa: BLE001 - any observer
+                _log.warning("the progress observer failed", exc_info=True)
+
+    def _observe(self, bar: Observer) -> None:
+        """Pass failed attempts on to an observer, if it wants them."""
+        note = getattr(bar, "note", None)
+        if note is not None:
+            self._notes.append(note)
+
+    def _end(self, bar: Observer) -> None:
+        note = getattr(bar, "note", None)
+        if note in self._notes:
+            self._notes.remove(note)
+        bar.close()
 
     def __len__(self) -> int:
         """Return the number of texts in the pool."""
@@ -96,39 +124,61 @@ class Engine:
         """Remove texts from the pool; returns the number removed."""
         entries, _ = await distinct(await checked_texts(texts))
         await self.parts.ready()
-        return await self.parts.pool.remove([entry.hash for entry in entries])
+        removed = await self.parts.pool.remove([entry.hash for entry in entries])
+        if removed:
+            self.parts.pipeline.forget_diagnosis()
+        return removed
 
     async def forget(self, *, model: str | None = None) -> int:
         """Delete stored predictions; returns the number deleted."""
         await self.parts.ready()
         if model is None:
-            return await self.parts.store.forget(scope=self.parts.predictor.scope)
-        return await self.parts.store.forget(model=model)
+            gone = await self.parts.store.forget(scope=self.parts.predictor.scope)
+        else:
+            gone = await self.parts.store.forget(model=model)
+        self.parts.pipeline.forget_diagnosis()
+        return gone
 
     async def stats(self) -> PoolStats:
         """Return the numbers of texts and of predictions."""
         await self.parts.ready()
-        predicted = await self.parts.store.count(self.parts.predictor.scope)
-        return PoolStats(len(self), predicted, self.parts.model, len(self.parts.labels.names))
+        parts = self.parts
+        predicted = await parts.store.count(parts.predictor.scope)
+        known = await known_labels(parts.pool)
+        return PoolStats(
+            len(self),
+            predicted,
+            parts.model,
+            len(parts.labels.names),
+            sum(parts.labels.index(label) is None for label in known.values()),
+        )
 
     async def predict_pool(
         self, *, progress: bool = False, lane: Literal["live", "batch"] = "live"
     ) -> None:
         """Predict every text of the pool that has no prediction."""
         await self.parts.ready(lane)
-        bar = Progress(shown=progress, total=len(self))
+        before = self.parts.meter.mark()
+        bar = start_progress(progress, len(self), lambda: self.parts.meter.since(before))
         try:
+            self._observe(bar)
+            bar.stage("asking" if lane == "live" else "waiting for batches")
             async with aclosing(self.parts.pipeline.predict_pool(lane)) as answered:
                 async for texts in answered:
                     bar.advance(texts)
         finally:
-            bar.close()
+            self._end(bar)
 
     async def estimate(self, texts: Iterable[str]) -> Estimate:
         """Estimate the usage of `classify_many`."""
         entries, _ = await distinct(await checked_texts(texts))
         await self.parts.ready()
-        return await self.parts.estimator.usage(entries, self.settings)
+        estimate = await self.parts.estimator.usage(entries, self.settings)
+        referee = self.learning.referee
+        if referee is None:
+            return estimate
+        calls, usd = await self.learning.referee_cost(entries)
+        return replace(estimate, referee_calls=calls, referee_usd=usd)
 
     async def classify(self, text: str) -> Classification:
         """Label one text by the vote of the pool's nearest texts."""
@@ -139,12 +189,18 @@ class Engine:
         await parts.ready()
         entry = PoolText(text, hash_text(text))
         with operation(parts.telemetry, "classify", model=parts.model) as span:
-            neighborhoods = await parts.pipeline.prepare([entry], together=False)
+            neighborhoods = await parts.pipeline.prepare([entry], together=False, partial=True)
             self._warn_of_few_neighbors(neighborhoods)
-            async with aclosing(parts.pipeline.predict(neighborhoods, waves=True)) as answered:
-                async for _ in answered:
-                    pass
+            try:
+                async with aclosing(parts.pipeline.predict(neighborhoods, waves=True)) as answered:
+                    async for _ in answered:
+                        pass
+            except STOPS as error:
+                if not await parts.pipeline.salvage(neighborhoods, error):
+                    raise
             self._warn_of_few_predictions(neighborhoods)
+            if neighborhoods.settings.learned is not None:
+                await parts.pipeline.settle(neighborhoods)
             vote = neighborhoods.vote(slice(0, 1))
             result = classification(neighborhoods, 0, vote, 0, 0, text)
             span.set(voters=result.voters, trust=result.trust)
@@ -174,15 +230,25 @@ class Engine:
         given = await checked_texts(texts)
         await parts.ready(lane)
         before, started = parts.meter.mark(), time.perf_counter()
+        refereed = None if self.learning.referee is None else self.learning.referee.meter.mark()
         entries, places = await distinct(given)
         facts = {"model": parts.model, "lane": lane, "texts": len(given), "distinct": len(entries)}
         with operation(telemetry, "classify_many", **facts) as span:
-            bar = start_progress(progress, len(entries))
+            bar = start_progress(progress, len(entries), lambda: parts.meter.since(before))
+            neighborhoods: Neighborhoods | None = None
+            stopped: Exception | None = None
             try:
+                self._observe(bar)
                 bar.stage("embedding")
                 with operation(telemetry, "prepare"):
                     neighborhoods = await pipeline.prepare(
-                        entries, together=True, settings=settings
+                        entries,
+                        together=True,
+                        settings=settings,
+                        ask_first=lane == "live",
+                        partial=True,
+                        # optional, so that observers written for 0.1.0 still count texts once
+                        embedded=getattr(bar, "embedded", int),
                     )
                 bar.stage("asking" if lane == "live" else "waiting for batches")
                 self._warn_of_few_neighbors(neighborhoods)
@@ -198,18 +264,67 @@ class Engine:
                         async for place in answered:
                             if place < n_own:
                                 bar.advance()
+            except STOPS as error:
+                if neighborhoods is None or not await pipeline.salvage(neighborhoods, error):
+                    raise
+                stopped = error
+                _log.warning("the run stopped early: %s: %s", type(error).__name__, error)
             finally:
-                bar.close()
-            self._warn_of_few_predictions(neighborhoods)
+                self._end(bar)
+            if stopped is None:
+                self._warn_of_few_predictions(neighborhoods)
+            neighborhoods, escalated = await self._settled(
+                neighborhoods, entries, settings, stopped
+            )
             with operation(telemetry, "vote"):
                 rows = await asyncio.to_thread(Rows, neighborhoods, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started
             span.set(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
-        results = Results(rows, usage, seconds, model=parts.model, choices=parts.labels.names)
+        results = Results(
+            rows,
+            usage,
+            seconds,
+            model=parts.model,
+            choices=parts.labels.names,
+            stopped=stopped,
+            diagnosis=neighborhoods.diagnosis,
+            learned=None if (found := neighborhoods.settings.learned) is None else str(found),
+            escalated=escalated,
+            referee_usage=(
+                None
+                if self.learning.referee is None
+                else self.learning.referee.meter.since(refereed)
+            ),
+        )
         if neighborhoods.decision is not None:
             _log.info("policy auto: %s", neighborhoods.decision.reason)
         self._report(results, len(entries))
         return results
+
+    async def _settled(
+        self,
+        neighborhoods: Neighborhoods,
+        entries: Sequence[PoolText],
+        settings: VoteSettings | None,
+        stopped: Exception | None,
+    ) -> tuple[Neighborhoods, str | None]:
+        """Apply what was learned; ask the referee, if there is one, and say what it did."""
+        pipeline, learning = self.parts.pipeline, self.learning
+        if self.learning.referee is None or stopped is not None:
+            await pipeline.settle(neighborhoods)
+            return neighborhoods, None
+        before = pipeline.settings
+        await learning.ask_the_referee()
+        if pipeline.settings is not before and settings is None:
+            # all answers are stored: this makes no call of the labeler
+            neighborhoods = await pipeline.prepare(entries, together=True)
+            async with aclosing(pipeline.predict(neighborhoods, waves=False)) as answered:
+                async for _ in answered:
+                    pass
+        await pipeline.settle(neighborhoods)
+        if not self.parts.escalate:
+            return neighborhoods, None
+        return neighborhoods, await learning.escalate(neighborhoods)
 
     async def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096
@@ -226,6 +341,35 @@ class Engine:
         """Diagnose from the pool's predictions whether a vote would help."""
         await self.parts.ready()
         return await self.parts.pipeline.diagnose()
+
+    async def review(self, n: int, goal: str | None, seed: int) -> Review:
+        """Draw texts of the pool to be judged."""
+        return await self.learning.review(n, goal, seed)
+
+    async def ask(self, review: Review, model: str | Provider | WireProvider, shown: str) -> None:
+        """Let a referee answer the open items of a review."""
+        await self.learning.ask(review, model, shown)
+
+    @property
+    def referee_usage(self) -> Usage:
+        """Usage of referees so far."""
+        return self.learning.referee_usage
+
+    async def learn(
+        self, texts: Review | Iterable[str], labels: Sequence[str | None] | None
+    ) -> Learned:
+        """Learn from a review, or from labeled texts; later calls use it."""
+        if isinstance(texts, Review):
+            if labels is not None:
+                raise InvalidInputError("give a review, or texts and labels")
+            return await self.learning.learn_from(texts)
+        if labels is None:
+            raise InvalidInputError("give the labels of the texts, or a review")
+        return await self.learning.learn_labels(texts, labels)
+
+    async def unlearn(self) -> bool:
+        """Forget what was learned; returns whether there was anything."""
+        return await self.learning.unlearn()
 
     async def tune(self, texts: Iterable[str], labels: Sequence[str]) -> Tuning:
         """Tune the vote settings on labeled texts; later calls use them."""
@@ -246,6 +390,8 @@ class Engine:
         # `min_trust`, so that labels that would be withheld are included
         raw = replace(self.settings, calibration=None, min_trust=None)
         results = await self.classify_many(given, settings=raw)
+        if results.stopped is not None:
+            raise results.stopped
         pairs = [
             (result.trust, result.label == names[label])
             for result, label in zip(results, gold.tolist(), strict=True)
@@ -257,28 +403,37 @@ class Engine:
 
     def _report(self, results: Results, distinct_texts: int) -> None:
         """Log a summary of a run, and record its texts in the telemetry."""
-        usage, failed = results.usage, len(results.errors)
+        usage, failed, outside = results.usage, len(results.errors), len(results.outside)
+        unlabeled = results.labels.count(None)
         _log.log(
-            logging.WARNING if failed else logging.INFO,
+            logging.WARNING if failed or outside else logging.INFO,
             "%s: %d texts (%d distinct), %d calls, %d predictions from the store, %d texts whose "
-            "own call failed, %s USD, %.1f s",
+            "own call failed, %d answers outside the labels, %d texts without a label, %s USD, "
+            "%.1f s",
             self.parts.model,
             len(results),
             distinct_texts,
             usage.calls,
             usage.store_hits,
             failed,
+            outside,
+            unlabeled,
             "unknown" if usage.usd is None else f"{usage.usd:.6f}",
             results.seconds,
         )
         telemetry = self.parts.telemetry
         if telemetry is not None:
-            unlabeled = sum(label is None for label in results.labels)
             telemetry.texts("labeled", len(results) - unlabeled)
             telemetry.texts("unlabeled", unlabeled)
 
     def _warn_of_few_neighbors(self, neighborhoods: Neighborhoods) -> None:
-        if neighborhoods.settings.policy is None or self._warned:
+        settings = neighborhoods.settings
+        if (
+            settings.policy is None
+            or settings.head_decides
+            or self._warned
+            or neighborhoods.failure
+        ):
             return
         found = int((neighborhoods.neighbors >= 0).sum(axis=1).max(initial=0))
         stored = self.parts.pipeline.neighbors == "stored"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from testnuc import prompts
+from testnuc._engine.inputs import without_foreign_labels
 from testnuc.limits import PICO, RateLimit
 from testnuc.prompts import Demonstration
 from testnuc.protocols import Request, TokenUsage
@@ -65,8 +66,41 @@ class Estimator:
 
     async def usage(self, entries: Sequence[PoolText], settings: VoteSettings) -> Estimate:
         """Estimate the usage of labeling distinct texts, without retries."""
+        estimate = await self._usage(entries, settings)
+        return replace(estimate, note=await self._note()) if estimate.calls else estimate
+
+    async def of_calls(self, texts: Sequence[str]) -> Estimate:
+        """Estimate the usage of asking about texts, whatever is stored."""
+        return await self._sum([(text, ()) for text in texts], 0, 1)
+
+    async def _note(self) -> str:
+        """Say if the store has predictions for the same labels in another order."""
+        scopes = getattr(self.store, "scopes", None)
+        labels = list(self.predictor.labels.names)
+        model = f"{self.predictor.provider.name}/{self.predictor.provider.model}"
+        for scope, facts in await scopes() if scopes is not None else ():
+            others = facts.get("labels") or []
+            if (
+                facts.get("model") == model
+                and others != labels
+                and sorted(others) == sorted(labels)
+                and (n := await self.store.count(scope))
+            ):
+                return (
+                    f"the store has predictions for {n:,} texts with the same labels in another "
+                    f"order ({', '.join(others[:3])}, ..); the model is shown the labels in their "
+                    "order, so these are not used"
+                )
+        return ""
+
+    async def _usage(self, entries: Sequence[PoolText], settings: VoteSettings) -> Estimate:
         labels = await self.pool.labels([entry.hash for entry in entries])
-        open_ = [e for e, label in zip(entries, labels, strict=True) if label is None]
+        known = self.predictor.labels
+        open_ = [
+            e
+            for e, label in zip(entries, labels, strict=True)
+            if label is None or known.index(label) is None
+        ]
         most = settings.voters * len(entries) if self.neighbors else 0
         # with the auto policy, neighbors are predicted after the texts themselves: another stage
         later = settings.policy is None
@@ -129,7 +163,7 @@ class Estimator:
         start: int | None = 0
         while start is not None:
             texts, start = await self.pool.scan(start, _CHUNK)
-            for text in texts:
+            for text in without_foreign_labels(texts, self.predictor.labels):
                 if text.label is None and text.hash not in own:
                     yield text
 

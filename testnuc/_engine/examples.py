@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._engine.inputs import without_foreign_labels
 from testnuc.methods import TopKICL, TopKICLP
 from testnuc.prompts import Demonstration
 from testnuc.protocols import StoredPrediction
@@ -68,7 +69,7 @@ class ExampleFinder:
 
     async def snapshot(self) -> int:
         """Return the current snapshot of the pool."""
-        return await self._pool.add([], np.empty((0, self._embedding.dim), dtype=np.float16))
+        return await self._pool.add([], np.empty((0, 0), dtype=np.float16))
 
     async def examples(
         self, entries: Sequence[PoolText], snapshot: Snapshot, scheduler: Scheduler
@@ -85,7 +86,8 @@ class ExampleFinder:
         )
         ids = np.unique(matches.ids)
         ids = ids[ids >= 0]
-        shown = dict(zip(ids.tolist(), await self._pool.fetch(ids), strict=True))
+        found = without_foreign_labels(await self._pool.fetch(ids), self._predictor.labels)
+        shown = dict(zip(ids.tolist(), found, strict=True))
         labels: dict[bytes, str | None] = {}
         if self._method.labeled:
             await self._label(list(shown.values()), snapshot, scheduler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = [
     "distinct",
     "labeled",
     "values",
+    "without_foreign_labels",
 ]
 
 #: Texts processed between two turns of the event loop.
@@ -98,6 +100,14 @@ async def checked_texts(texts: Iterable[str]) -> list[str]:
         if position % _TURN == _TURN - 1:
             await asyncio.sleep(0)
     return given
+
+
+def without_foreign_labels(entries: Sequence[PoolText], allowed: LabelSet) -> list[PoolText]:
+    """Return the entries without labels of another label set; pools can be shared."""
+    return [
+        e if e.label is None or allowed.index(e.label) is not None else replace(e, label=None)
+        for e in entries
+    ]
 
 
 async def distinct(texts: Sequence[str]) -> tuple[list[PoolText], NDArray[np.int64]]:

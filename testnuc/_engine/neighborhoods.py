@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.protocols import PoolText
-from testnuc.trust import Decision, Diagnosis, VoteSettings, correct, diagnose, factors
+from testnuc.trust import (
+    MAX_NEIGHBORS,
+    Applied,
+    Decision,
+    Diagnosis,
+    VoteSettings,
+    correct,
+    diagnose,
+    factors,
+)
 from testnuc.types import Prediction
 from testnuc.voting import VotePolicy, VoteResult, decided, vote_pool
 
@@ -78,6 +87,10 @@ class Neighborhoods:
         #: The diagnosis behind the decision, if one was made.
         self.diagnosis: Diagnosis | None = None
         self._scale: NDArray[np.float64] | None = None
+        #: Labels and trust of the own texts, from what was learned.
+        self.applied: Applied | None = None
+        #: Place -> "person" or "referee", of judged texts.
+        self.judges: dict[int, str] = {}
         self.entries = entries
         self.n_own = n_own
         self.neighbors = neighbors
@@ -88,6 +101,10 @@ class Neighborhoods:
         self.complete = np.ones(n_own, dtype=np.bool_)
         self.predictions: list[Prediction | None] = [None] * len(entries)
         self.errors: dict[int, Exception] = {}
+        #: The error that ended the run while the neighbors were retrieved.
+        self.failure: Exception | None = None
+        #: Place -> sample -> outcome, of texts that lack some samples.
+        self.partial: dict[int, dict[int, Prediction | Exception]] = {}
         self._winners = np.full(len(entries), -1, dtype=np.int32)
         self._confidences = np.full(len(entries), np.nan, dtype=np.float32)
         for place, entry in enumerate(entries):
@@ -151,7 +168,30 @@ class Neighborhoods:
         self._scale = factors(mass, prior, self.settings.prior_power)
 
     def vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
-        """Vote on some of the own texts."""
+        """Vote on some of the own texts; what was learned wins."""
+        result = self.counted_vote(rows, votes=votes)
+        if self.applied is None:
+            return result
+        label, shares = self.applied.label[rows], self.applied.shares
+        if shares is None:
+            return replace(result, label=label)
+        shares = shares[rows]
+        at = np.arange(len(label))
+        share = np.where(label >= 0, shares[at, label], 0).astype(np.float32)
+        others = shares.copy()
+        others[at, label] = 0
+        voters = 1 + (self.neighbors[rows, :MAX_NEIGHBORS] >= 0).sum(axis=1)
+        return replace(
+            result,
+            label=label,
+            share=share,
+            margin=np.maximum(share - others.max(axis=1), 0),
+            voters=voters.astype(result.voters.dtype),
+            votes=shares.astype(np.float64) if votes else None,
+        )
+
+    def counted_vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
+        """Vote on some of the own texts, without regard to judgments and learned models."""
         if self._scale is None:
             return self._vote(rows, votes=votes)
         numbers = np.arange(self.n_own)[rows]
@@ -188,10 +228,44 @@ class Neighborhoods:
         Under a given policy that is its share. Under auto it is the label's share of the votes of
         the text itself and all its neighbors, by similarity, also where they do not decide.
         """
+        if self.applied is not None:
+            chance = float(self.applied.trust[place])
+            return None if np.isnan(chance) else chance
         if winner < 0 or not self.complete[place]:
             return None
         if self.settings.auto:
-            rows = np.array([place])
+            weights, voters = self._weights(place)
+            share = float(weights[winner] / weights.sum()) if voters else 0.0
+        if voters < _LEAST_VOTERS:
+            return None
+        calibration = self.settings.calibration
+        return share if calibration is None else calibration(share)
+
+    def alternative(self, place: int, winner: int) -> tuple[int, float] | None:
+        """Return the label other than `winner` that is trusted most, and its trust.
+
+        None: no voter has another label, or trust is unknown.
+        """
+        weights, voters = self._weights(place)
+        weights = weights.copy()
+        total = float(weights.sum())
+        if winner >= 0:
+            weights[winner] = 0
+        other = int(weights.argmax())
+        if weights[other] <= 0:
+            return None
+        if self.applied is None:
+            trust = self.trust(place, other, float(weights[other]) / total, voters)
+        else:
+            # of what is left: both together are at most 1
+            kept = self.trust(place, winner, 0.0, voters)
+            trust = None if kept is None else (1 - kept) * float(weights[other] / weights.sum())
+        return (other, trust) if trust else None
+
+    def _weights(self, place: int) -> tuple[NDArray[np.float64], int]:
+        """Return the weight of each label in the votes that trust rests on, and their number."""
+        rows = np.array([place])
+        if self.settings.auto and self.applied is None:
             result = vote_pool(
                 self.neighbors[rows],
                 self.similarities[rows],
@@ -202,18 +276,18 @@ class Neighborhoods:
                 n_classes=len(self.labels.names),
                 votes=True,
             )
-            assert result.votes is not None
-            voters = int(result.voters[0])
-            weights = result.votes[0]
-            share = float(weights[winner] / weights.sum()) if voters else 0.0
-        if voters < _LEAST_VOTERS:
-            return None
-        calibration = self.settings.calibration
-        return share if calibration is None else calibration(share)
+        else:
+            result = self.vote(rows, votes=True)
+        assert result.votes is not None
+        return result.votes[0], int(result.voters[0])
 
     def reason(self, place: int) -> str | None:
         """Return why the neighbors of the own text at `place` do not decide; None: they do."""
-        if self.decision is None:
+        if place in self.judges:
+            if self.applied is not None and self.applied.label[place] < 0:
+                return f"a {self.judges[place]} said that none of the labels is right"
+            return None
+        if self.decision is None or self.settings.head_decides:
             return None
         if self.decision.policy is None:
             return self.decision.reason
@@ -221,6 +295,14 @@ class Neighborhoods:
             name = self.labels.names[self._winners[place]]
             return f"near neighbors side against the vote on texts labeled {name!r}: they keep it"
         return None
+
+    def source(self, place: int, voters: int) -> str:
+        """Return what gave the label of the own text at `place`."""
+        if place in self.judges:
+            return self.judges[place]
+        if self.settings.head_decides and self.applied is not None:
+            return "head"
+        return "llm" if voters <= 1 or self.reason(place) is not None else "vote"
 
     def cut(self, rows: NDArray[np.int64], known: int) -> NDArray[np.bool_]:
         """Exit early where the winner is certain after `known` neighbors; returns bool[len(rows)].

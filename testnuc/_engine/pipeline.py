@@ -7,16 +7,19 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from testnuc._engine.applying import apply_learned
 from testnuc._engine.examples import ExampleFinder
+from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches
 from testnuc._engine.sampling import Sampler
+from testnuc.errors import EmbeddingError, ProviderError, StoreError, with_count
 from testnuc.trust import MIN_PREDICTIONS
 
 if TYPE_CHECKING:
@@ -25,18 +28,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc._dispatch.predictor import Predictor
-    from testnuc._dispatch.scheduler import Scheduler
+    from testnuc._dispatch.scheduler import Ask, Scheduler
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.labels import LabelSet
     from testnuc.protocols import Index, Matches, Method, PoolText, Store
     from testnuc.trust import Decision, Diagnosis, VoteSettings
+    from testnuc.types import Prediction
 
-__all__ = ["Pipeline"]
+__all__ = ["STOPS", "Pipeline"]
+
+#: Errors that end a run; what was answered before is handed over.
+STOPS = (ProviderError, StoreError, EmbeddingError)
 
 #: From this many predictions on, the auto policy diagnoses the batch; below, the pool.
 _BATCH_DECIDES = 2_000
 #: Parts of a large pool that are sampled for a diagnosis.
 _CHUNKS = 12
+#: Texts among which the first call is chosen: those before are stored.
+_FIRST_OF = 4_096
+#: Texts looked up in the store at a time.
+_LOOK_UP = 256
+#: Seconds that embedding waits for the first call.
+_PATIENCE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +58,21 @@ class _PoolDiagnosis:
 
     #: Texts in the pool.
     size: int
+    #: Texts with a stored prediction.
+    predicted: int
     #: Outcomes received by then.
     outcomes: int
     diagnosis: Diagnosis
 
     def is_current(self, size: int, outcomes: int) -> bool:
-        """Whether the diagnosis is still valid: until the pool has grown by a quarter.
+        """Whether the diagnosis is still valid: until pool or predictions may be a quarter more.
 
         A diagnosis with too few predictions is valid until there may be enough.
         """
         missing = MIN_PREDICTIONS - self.diagnosis.predictions
         if missing > 0 and outcomes - self.outcomes + size - self.size >= missing:
             return False
-        return size < 1.25 * self.size
+        return size < 1.25 * self.size and 4 * (outcomes - self.outcomes) < self.predicted
 
 
 class Pipeline:
@@ -73,6 +88,8 @@ class Pipeline:
         Components of the client.
     join_pool : bool
         Whether classified texts become neighbors of later ones.
+    per_call : int
+        Texts in one call.
     """
 
     def __init__(
@@ -88,22 +105,27 @@ class Pipeline:
         pool: Index,
         store: Store,
         join_pool: bool,
+        per_call: int = 1,
     ) -> None:
         self.labels = labels
         #: Replaced as a whole; each run reads it once.
         self.settings = settings
         self._last: _PoolDiagnosis | None = None
         self._diagnosing: asyncio.Task[Diagnosis] | None = None
+        #: Increased by `forget_diagnosis`.
+        self._resets = 0
         #: Texts with an outcome so far: an upper bound on new predictions.
         self._outcomes = 0
         self.method = method
         self.neighbors = neighbors
         self.join_pool = join_pool
+        self._per_call = per_call
         self._predictor = predictor
         #: Lane -> scheduler; `Components` adds the batch lane when it is needed.
         self.lanes = {"live": scheduler}
         self._embedding = embedding
         self._pool = pool
+        self._store = store
         self._examples: ExampleFinder | None = None
         if method.context:
             self._examples = ExampleFinder(
@@ -119,9 +141,20 @@ class Pipeline:
         )
 
     async def prepare(
-        self, texts: Sequence[PoolText], *, together: bool, settings: VoteSettings | None = None
+        self,
+        texts: Sequence[PoolText],
+        *,
+        together: bool,
+        settings: VoteSettings | None = None,
+        ask_first: bool = True,
+        partial: bool = False,
+        embedded: Callable[[int], object] = int,
     ) -> Neighborhoods:
         """Embed distinct texts and retrieve their neighbors.
+
+        While the provider has not answered any call of this client, one of the calls that are
+        needed anyway is made before anything is embedded, so that a wrong address, key or model
+        raises at once. Few-shot prompts need embeddings, so with them nothing is asked first.
 
         Parameters
         ----------
@@ -132,10 +165,41 @@ class Pipeline:
             join it after the search.
         settings : VoteSettings, optional
             Default: the current ones.
+        ask_first : bool
+            False: make no call.
+        partial : bool
+            Whether an error after the first call gives neighborhoods without neighbors, with the
+            error as `failure`, so that answers can be handed over; `predict` then raises it.
+        embedded : callable, optional
+            Called with the number of texts after each batch of the embedder; default: does
+            nothing.
         """
+        first = await self._ask_first(texts) if ask_first else {}
         settings = self.settings if settings is None else settings
+        try:
+            neighborhoods = await self._prepared(texts, settings, embedded, together=together)
+        except STOPS as error:
+            if not partial:
+                raise
+            neighborhoods = await self._without_neighbors(texts, settings)
+            neighborhoods.failure = error
+        for place, outcome in first.items():
+            if self.method.samples > 1:
+                neighborhoods.partial[place] = {0: outcome}
+            elif not neighborhoods.answered(place):
+                neighborhoods.put(place, outcome)
+        return neighborhoods
+
+    async def _prepared(
+        self,
+        texts: Sequence[PoolText],
+        settings: VoteSettings,
+        embedded: Callable[[int], object],
+        *,
+        together: bool,
+    ) -> Neighborhoods:
         hashes = [entry.hash for entry in texts]
-        vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
+        vectors = await self._embedding.vectors([entry.text for entry in texts], hashes, embedded)
         known = await self._pool.labels(hashes)
         await asyncio.sleep(0)
         texts = [
@@ -154,11 +218,113 @@ class Pipeline:
             own = {} if self.join_pool else dict(zip(hashes, vectors, strict=True))
             snapshot = Snapshot(upto, own, askable)
         matches = await self._retriever.search(
-            texts, vectors, settings.k, upto=upto, together=together
+            texts, vectors, settings.retrieved, upto=upto, together=together
         )
         if self.join_pool and not together:
             await self._pool.add(texts, vectors)
         return await self._neighborhoods(texts, matches, settings, snapshot)
+
+    async def _without_neighbors(
+        self, texts: Sequence[PoolText], settings: VoteSettings
+    ) -> Neighborhoods:
+        # the pool may be what failed
+        with suppress(Exception):
+            known = await self._pool.labels([entry.hash for entry in texts])
+            texts = [
+                entry if label is None else replace(entry, label=label)
+                for entry, label in zip(texts, known, strict=True)
+            ]
+        texts, matches = without_foreign_labels(texts, self.labels), no_matches(len(texts))
+        ids = distinct_ids(matches)
+        return build_neighborhoods(self.labels, settings, texts, ids, [], matches)
+
+    async def _ask_first(self, texts: Sequence[PoolText]) -> dict[int, Prediction | Exception]:
+        """Make the first call of a client; returns the outcomes by place."""
+        scheduler = self.lanes["live"]
+        if scheduler.answered or self._examples is not None or not self._predictor.over_http:
+            return {}
+        asks: list[Ask] = []
+        for start in range(0, min(len(texts), _FIRST_OF), _LOOK_UP):
+            asks += [ask for ask, stored in await self._looked_up(texts, start) if not stored]
+            if len(asks) >= self._per_call:
+                break
+        outcomes: dict[int, Prediction | Exception] = {}
+        try:
+            async with (
+                # a slow call goes on, and the run joins it
+                asyncio.timeout(_PATIENCE),
+                aclosing(scheduler.run(asks[: self._per_call])) as found,
+            ):
+                async for ask, outcome in found:
+                    outcomes[ask.place] = outcome
+        except TimeoutError:
+            if scheduler.closed:
+                # pool and embedder are closed as well
+                raise ProviderError("the client was closed") from None
+        except STOPS:
+            # else the run hands over what is answered or stored
+            if all(isinstance(outcome, Exception) for outcome in outcomes.values()):
+                if not await self._any_stored(texts):
+                    raise
+                return {}
+        return outcomes
+
+    async def _any_stored(self, texts: Sequence[PoolText]) -> bool:
+        for start in range(0, len(texts), _LOOK_UP):
+            if any(stored for _, stored in await self._looked_up(texts, start)):
+                return True
+        return False
+
+    async def _looked_up(self, texts: Sequence[PoolText], start: int) -> list[tuple[Ask, bool]]:
+        """Return the asks of some texts without a known label, and whether each is stored."""
+        part = texts[start : start + _LOOK_UP]
+        known = await self._pool.labels([entry.hash for entry in part])
+        asks = [
+            self._predictor.ask(entry.text, entry.hash, place)
+            for place, (entry, label) in enumerate(zip(part, known, strict=True), start)
+            if not any(map(self._is_known, (label, entry.label)))
+        ]
+        stored = await self._store.get_predictions([ask.key for ask in asks])
+        return [(ask, hit is not None) for ask, hit in zip(asks, stored, strict=True)]
+
+    def _is_known(self, label: str | None) -> bool:
+        """Whether a known label is one of this client's; pools can be shared."""
+        return label is not None and self.labels.index(label) is not None
+
+    async def salvage(self, neighborhoods: Neighborhoods, error: Exception) -> bool:
+        """Complete the neighborhoods of a run that an error has ended.
+
+        Own texts without an outcome get the error, and are voted on like any text whose own call
+        failed.
+
+        Returns
+        -------
+        bool
+            Whether any own text was answered, now or by a stored prediction.
+        """
+        n_own = neighborhoods.n_own
+        # samples of the first call
+        Sampler(self.method, self._predictor, neighborhoods, ()).give_up()
+        if not self.lanes["live"].closed:
+            # the store may be what failed
+            with suppress(Exception):
+                await self._fill(neighborhoods, range(len(neighborhoods.entries)))
+        answered = any(
+            prediction is not None and entry.label is None
+            for prediction, entry in zip(
+                neighborhoods.predictions[:n_own], neighborhoods.entries[:n_own], strict=True
+            )
+        )
+        for place in range(n_own):
+            if not neighborhoods.answered(place):
+                neighborhoods.put(place, error)
+        if answered and neighborhoods.settings.policy is None:
+            decision, diagnosis = neighborhoods.settings.decision, None
+            if decision is None:
+                diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
+                decision = diagnosis.decision
+            neighborhoods.decide(decision, diagnosis)
+        return answered
 
     async def predict(
         self, neighborhoods: Neighborhoods, *, waves: bool, lane: str = "live"
@@ -179,6 +345,8 @@ class Pipeline:
         int
             Each place that gets a prediction or an error; places that already had one are omitted.
         """
+        if neighborhoods.failure is not None:
+            raise neighborhoods.failure
         async with aclosing(self._rounds(neighborhoods, waves=waves)) as rounds:
             async for places in rounds:
                 async with aclosing(self._predict(neighborhoods, places, lane)) as answered:
@@ -191,7 +359,11 @@ class Pipeline:
         """Yield the places to predict; each round depends on the outcomes of the one before."""
         settings = neighborhoods.settings
         own, rows = range(neighborhoods.n_own), np.arange(neighborhoods.n_own)
-        if settings.policy is None:
+        if settings.head_decides:
+            # the model labels the neighbors: they need no call
+            yield own
+            await self._fill(neighborhoods, range(len(own), len(neighborhoods.entries)))
+        elif settings.policy is None:
             yield own
             decision = await self._decide(neighborhoods)
             if decision.policy is not None and self.neighbors == "predict":
@@ -229,6 +401,9 @@ class Pipeline:
                     if sampler.settle(ask, outcome):
                         self._outcomes += 1
                         yield ask.place
+        except STOPS:
+            sampler.give_up()
+            raise
         finally:
             # even after a failure or cancellation: these calls were billed
             if self._examples is not None:
@@ -240,6 +415,12 @@ class Pipeline:
                 self._outcomes += 1
             else:
                 yield place
+
+    async def settle(self, neighborhoods: Neighborhoods) -> None:
+        """Complete a run: correct by the prior, and apply what was learned."""
+        await asyncio.to_thread(neighborhoods.balance)
+        if neighborhoods.settings.learned is not None:
+            await apply_learned(neighborhoods, self._embedding)
 
     async def predict_own(self, neighborhoods: Neighborhoods) -> None:
         """Predict the own texts; neighbors get their stored predictions only."""
@@ -258,6 +439,7 @@ class Pipeline:
             The number of texts completed since the last yield.
         """
         start: int | None = 0
+        answered = 0
         snapshot = None
         if self._examples is not None:
             snapshot = Snapshot(await self._examples.snapshot())
@@ -274,9 +456,13 @@ class Pipeline:
             if snapshot is not None and self.neighbors == "stored":
                 await self._fill(neighborhoods, places)
             yield sum(map(neighborhoods.answered, places))
-            async with aclosing(self._predict(neighborhoods, places, lane)) as answered:
-                async for _ in answered:
-                    yield 1
+            try:
+                async with aclosing(self._predict(neighborhoods, places, lane)) as finished:
+                    async for place in finished:
+                        answered += neighborhoods.predictions[place] is not None
+                        yield 1
+            except STOPS as error:
+                raise with_count(error, answered) from error
 
     async def _decide(self, neighborhoods: Neighborhoods) -> Decision:
         """Make the decision of the auto policy, from the predictions of the batch or the pool."""
@@ -300,13 +486,32 @@ class Pipeline:
         if last is not None and last.is_current(len(self._pool), self._outcomes):
             return last.diagnosis
         if self._diagnosing is None:
-            self._diagnosing = asyncio.create_task(self.diagnose(), name="testnuc-diagnose")
+            self._diagnosing = asyncio.create_task(self._looked_again(), name="testnuc-diagnose")
             self._diagnosing.add_done_callback(self._end_diagnosis)
         # shielded: the cancellation of one caller must not affect the others
         return await asyncio.shield(self._diagnosing)
 
+    async def _looked_again(self) -> Diagnosis:
+        """Diagnose the pool, unless the outcomes since the last time were no new predictions."""
+        last, outcomes = self._last, self._outcomes
+        if last is not None:
+            predicted = await self._store.count(self._predictor.scope)
+            # as if only new predictions had been counted so far
+            counted = replace(last, outcomes=outcomes - max(predicted - last.predicted, 0))
+            if counted.is_current(len(self._pool), outcomes):
+                if self._last is last:
+                    self._last = counted
+                return last.diagnosis
+        return await self.diagnose()
+
+    def forget_diagnosis(self) -> None:
+        """Diagnose again before the next decision: texts or predictions were removed."""
+        self._resets += 1
+        self._last = self._diagnosing = None
+
     def _end_diagnosis(self, task: asyncio.Task[Diagnosis]) -> None:
-        self._diagnosing = None
+        if self._diagnosing is task:
+            self._diagnosing = None
         if not task.cancelled():
             # marks the exception as retrieved, in case all callers were cancelled
             task.exception()
@@ -314,14 +519,16 @@ class Pipeline:
     async def diagnose(self) -> Diagnosis:
         """Diagnose the predictions of the pool."""
         settings = self.settings
-        size, outcomes = len(self._pool), self._outcomes
+        size, outcomes, resets = len(self._pool), self._outcomes, self._resets
+        predicted = await self._store.count(self._predictor.scope)
         chunks = range(0, size, SEARCH)
         if len(chunks) > _CHUNKS:
             # spread over the pool, so that old and new texts are sampled
             chunks = range(0, size, size // _CHUNKS)
         texts: list[PoolText] = []
         for start in chunks:
-            part, _ = await self._pool.scan(start, SEARCH)
+            scanned, _ = await self._pool.scan(start, SEARCH)
+            part = without_foreign_labels(scanned, self.labels)
             stored = await self._retriever.stored(part)
             texts += [
                 e for e, p in zip(part, stored, strict=True) if p is not None or e.label is not None
@@ -334,8 +541,35 @@ class Pipeline:
         neighborhoods = await self._neighborhoods(texts, matches, settings)
         await self._fill(neighborhoods, range(len(neighborhoods.entries)))
         diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
-        self._last = _PoolDiagnosis(size, outcomes, diagnosis)
+        if self._resets == resets:
+            self._last = _PoolDiagnosis(size, predicted, outcomes, diagnosis)
         return diagnosis
+
+    async def labeled_pool(self, most: int, k: int) -> tuple[Neighborhoods, NDArray[np.float16]]:
+        """Return the texts of the pool that have a prediction, their neighbors and vectors.
+
+        Parameters
+        ----------
+        most : int
+            Of a larger pool, texts that are spread over it evenly.
+        k : int
+            Neighbors of each text.
+        """
+        every = max(1, -(-len(self._pool) // most))
+        texts: list[PoolText] = []
+        start: int | None = 0
+        while start is not None:
+            scanned, start = await self._pool.scan(start, SEARCH)
+            part = [e for e in without_foreign_labels(scanned, self.labels) if e.label is None]
+            part = [e for e in part if int.from_bytes(e.hash[1:5]) % every == 0]
+            stored = await self._retriever.stored(part)
+            texts += [e for e, p in zip(part, stored, strict=True) if p is not None]
+        hashes = [entry.hash for entry in texts]
+        vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
+        matches = await self._retriever.search(texts, vectors, k)
+        neighborhoods = await self._neighborhoods(texts, matches, self.settings)
+        await self._fill(neighborhoods, range(len(neighborhoods.entries)))
+        return neighborhoods, vectors
 
     async def _neighborhoods(
         self,
@@ -346,7 +580,8 @@ class Pipeline:
     ) -> Neighborhoods:
         """Fetch the neighbors' texts and build the neighborhoods."""
         ids = await _call(len(texts), distinct_ids, matches)
-        others = await self._pool.fetch(ids)
+        texts = without_foreign_labels(texts, self.labels)
+        others = without_foreign_labels(await self._pool.fetch(ids), self.labels)
         neighborhoods: Neighborhoods = await _call(
             len(texts),
             build_neighborhoods,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from testnuc._engine.stored_voters import FilteredIndex, StoredVoters
 from testnuc.protocols import Matches
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ SEARCH = 1_024
 _BLOCK = 256
 #: Factor by which the search widens if too few neighbors have a prediction.
 _WIDEN = 4
+#: How far it widens, as a multiple of k; then the texts with a prediction are searched alone.
+_WIDEST = 16
 
 
 class Retriever:
@@ -84,13 +87,20 @@ class Retriever:
         together : bool
             Whether the texts of this batch, which will get predictions, can be neighbors.
         """
-        batch = {entry.hash for entry in texts} if together else set()
+        voters = StoredVoters(
+            self._pool,
+            self._store,
+            self._predictor.scope,
+            self._predictor.labels,
+            self.stored,
+            {entry.hash for entry in texts} if together else set(),
+        )
         matches: Matches | None = None
         for start in range(0, len(texts), SEARCH):
             part = slice(start, start + SEARCH)
             hashes = [entry.hash for entry in texts[part]]
             if self._neighbors == "stored":
-                found = await self._search_stored(vectors[part], hashes, k, upto, batch)
+                found = await self._search_stored(vectors[part], hashes, k, upto, voters)
             else:
                 found = await self._pool.search(vectors[part], k, exclude=hashes, upto=upto)
             if len(found.ids) == len(texts):
@@ -109,41 +119,44 @@ class Retriever:
         hashes: Sequence[bytes],
         k: int,
         upto: int | None,
-        batch: set[bytes],
+        voters: StoredVoters,
     ) -> Matches:
         """Find the k nearest texts that have a prediction or get one in this batch."""
         ids = np.full((len(vectors), k), -1, dtype=np.int64)
         similarities = np.zeros((len(vectors), k), dtype=np.float32)
-        usable: dict[int, bool] = {}
-        rows = np.arange(len(vectors))
-        want = k
-        while len(rows) and want:
-            found = await self._pool.search(
-                vectors[rows], want, exclude=[hashes[i] for i in rows.tolist()], upto=upto
-            )
-            await self._note_usable(found.ids, batch, usable)
-            missing = []
-            for at, row in enumerate(rows.tolist()):
-                good = [j for j, i in enumerate(found.ids[at].tolist()) if i >= 0 and usable[i]]
-                good = good[:k]
-                ids[row, : len(good)] = found.ids[at, good]
-                similarities[row, : len(good)] = found.similarities[at, good]
-                if len(good) < k and found.ids[at, -1] >= 0:
-                    missing.append(row)
-            rows = np.array(missing, dtype=np.int64)
-            want *= _WIDEN
-        return Matches(ids, similarities)
 
-    async def _note_usable(
-        self, ids: NDArray[np.int64], batch: set[bytes], usable: dict[int, bool]
-    ) -> None:
-        new = np.array([i for i in np.unique(ids).tolist() if i >= 0 and i not in usable], np.int64)
-        entries = await self._pool.fetch(new)
-        asked = [i for i, e in enumerate(entries) if e.label is None and e.hash not in batch]
-        stored = await self.stored([entries[i] for i in asked])
-        have = dict(zip(asked, stored, strict=True))
-        for at, row in enumerate(new.tolist()):
-            usable[row] = at not in have or have[at] is not None
+        async def keep(
+            rows: NDArray[np.int64], found: Matches
+        ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+            """Keep the first k voters of each row; returns where k vote, and where all do."""
+            votes = await voters.votes(found.ids)
+            rank = votes.cumsum(axis=1) - 1
+            at, column = np.nonzero(votes & (rank < k))
+            ids[rows[at], rank[at, column]] = found.ids[at, column]
+            similarities[rows[at], rank[at, column]] = found.similarities[at, column]
+            return votes.sum(axis=1) >= k, (votes == (found.ids >= 0)).all(axis=1)
+
+        def excluded(rows: NDArray[np.int64]) -> list[bytes]:
+            return [hashes[i] for i in rows.tolist()]
+
+        rows, want = np.arange(len(vectors)), k
+        filtered = self._pool if isinstance(self._pool, FilteredIndex) else None
+        # where many texts have a prediction, the k nearest of them are among few of the nearest
+        while len(rows) and want and (filtered is None or want <= _WIDEST * k):
+            found = await self._pool.search(vectors[rows], want, exclude=excluded(rows), upto=upto)
+            full, _ = await keep(rows, found)
+            rows = rows[~full & (found.ids[:, -1] >= 0)]
+            want *= _WIDEN
+        while len(rows) and want and filtered is not None:
+            found = await filtered.search(
+                vectors[rows], k, exclude=excluded(rows), upto=upto, among=await voters.rows()
+            )
+            ids[rows], similarities[rows] = -1, 0
+            _, exact = await keep(rows, found)
+            rows = rows[~exact]
+            if len(rows):
+                await voters.verify()
+        return Matches(ids, similarities)
 
     async def stored(self, entries: Sequence[PoolText]) -> list[Prediction | None]:
         """Return the prediction of each text if all of its samples are stored."""

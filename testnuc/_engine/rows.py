@@ -68,6 +68,13 @@ class Rows(Sequence[Classification]):
             return []
         return [at for at, place in enumerate(self._places.tolist()) if place in errors]
 
+    def outside(self) -> list[int]:
+        """Return the positions of the texts whose answer matches no label."""
+        neighborhoods = self._neighborhoods
+        own = neighborhoods.predictions[: neighborhoods.n_own]
+        outside = {at for at, p in enumerate(own) if p is not None and p.label is None}
+        return [at for at, place in enumerate(self._places.tolist()) if place in outside]
+
     def changed(self) -> int:
         """Return the number of texts whose label differs from their own prediction."""
         if self._neighborhoods.settings.min_trust is not None:
@@ -120,7 +127,9 @@ def classification(
                 )
             )
     trust = neighborhoods.trust(place, winner, float(result.share[row]), int(result.voters[row]))
+    second = neighborhoods.alternative(place, winner)
     reason = neighborhoods.reason(place)
+    source = neighborhoods.source(place, int(result.voters[row]))
     least = neighborhoods.settings.min_trust
     label = names[winner] if winner >= 0 else None
     if least is not None and trust is not None and trust < least and label is not None:
@@ -140,4 +149,7 @@ def classification(
         error=neighborhoods.errors.get(place),
         trust=trust,
         reason=reason,
+        source=None if label is None and place not in neighborhoods.judges else source,
+        alternative=None if second is None else names[second[0]],
+        trust_of_alternative=None if second is None else second[1],
     )

@@ -46,8 +46,7 @@ class Sampler:
         self._predictor = predictor
         self._neighborhoods = neighborhoods
         self._places = iter(places)
-        #: Place -> sample -> outcome, of texts that lack some samples.
-        self._partial: dict[int, dict[int, Prediction | Exception]] = {}
+        self._partial = neighborhoods.partial
         #: Predictions made with examples, for `ExampleFinder.remember`.
         self._seen: list[tuple[PoolText, Prediction]] = []
 
@@ -65,6 +64,13 @@ class Sampler:
         if self._neighborhoods.snapshot is not None and not isinstance(outcome, Exception):
             self._seen.append((self._neighborhoods.entries[ask.place], outcome))
         return True
+
+    def give_up(self) -> None:
+        """Reduce the texts that have only some of their samples: no other will follow."""
+        for place, got in list(self._partial.items()):
+            if any(not isinstance(outcome, Exception) for outcome in got.values()):
+                del self._partial[place]
+                self._neighborhoods.put(place, self._reduced([got[i] for i in sorted(got)]))
 
     def asks(self) -> Iterator[Ask]:
         """Yield the asks of all texts."""
@@ -98,7 +104,9 @@ class Sampler:
 
     def _asks(self, place: int, shown: tuple[Demonstration, ...]) -> Iterator[Ask]:
         entry = self._neighborhoods.entries[place]
-        for sample in range(self._method.samples):
+        got = self._partial.get(place, ())
+        missing = [sample for sample in range(self._method.samples) if sample not in got]
+        for sample in missing:
             yield self._predictor.ask(entry.text, entry.hash, place, sample, shown)
 
     def _reduced(self, outcomes: Sequence[Prediction | Exception]) -> Prediction | Exception:

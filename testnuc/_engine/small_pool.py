@@ -23,8 +23,8 @@ def few_predictions(found: int, more: str = "label more texts at once") -> Small
     return SmallPoolWarning(
         f"policy 'auto' has {found} predictions and needs {MIN_PREDICTIONS}: the LLM's own labels "
         "are kept",
-        f"{more}, or choose policy='weighted'",
-        "label more texts at once, or choose --policy weighted",
+        f"{more}, or judge fifty texts: `await nuc.review(50)`",
+        "label more texts at once, or judge fifty of them: testnuc review",
     )
 
 

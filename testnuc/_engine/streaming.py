@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import valid_text
 from testnuc._engine.inputs import distinct, values
+from testnuc._engine.pipeline import STOPS
 from testnuc._engine.rows import classification
 from testnuc.errors import InvalidInputError
 from testnuc.types import Classification
@@ -29,6 +30,9 @@ async def stream_windows(
     pipeline: Pipeline, texts: Iterable[str] | AsyncIterable[str], size: int
 ) -> AsyncGenerator[Classification, None]:
     """Yield the classification of each text, in completion order.
+
+    If an error ends the run after a text was answered, no further call is made: the texts that
+    follow get stored predictions and votes, or carry the error.
 
     At most two windows are open (in progress, or not fully consumed): two, so that workers are not
     idle during the last slow calls of a window; at most, so that a slow consumer does not fill the
@@ -69,9 +73,10 @@ async def _produce(
     """Put the results of all windows on the queue, then None or the exception."""
     try:
         async with asyncio.TaskGroup() as tasks, aclosing(_batches(texts, size)) as batches:
+            run = _StreamedRun()
             async for start, batch in batches:
                 await slots.acquire()
-                window = _StreamedWindow(pipeline, start, batch, ready)
+                window = _StreamedWindow(pipeline, start, batch, ready, run)
                 # the pool grows in the order of the windows
                 predict = await window.prepare()
                 if predict is not None:
@@ -90,12 +95,48 @@ def _first(error: BaseException) -> Exception:
     return error if isinstance(error, Exception) else RuntimeError(repr(error))
 
 
+class _StreamedRun:
+    """What the windows of a stream have in common."""
+
+    def __init__(self) -> None:
+        #: The error that ended the run.
+        self.stopped: Exception | None = None
+        self._answered = False
+        self._open: list[Neighborhoods] = []
+
+    def begin(self, neighborhoods: Neighborhoods) -> None:
+        """Add a window."""
+        self._open.append(neighborhoods)
+
+    def end(self, neighborhoods: Neighborhoods) -> None:
+        """Remove a completed window."""
+        self._answered = self.answered
+        self._open.remove(neighborhoods)
+
+    @property
+    def answered(self) -> bool:
+        """Whether any text was answered."""
+        return self._answered or any(
+            prediction is not None and entry.label is None
+            for window in self._open
+            for prediction, entry in zip(
+                window.predictions[: window.n_own], window.entries[: window.n_own], strict=True
+            )
+        )
+
+
 class _StreamedWindow:
     """One window: a result is queued once all predictions that it needs are known."""
 
     def __init__(
-        self, pipeline: Pipeline, start: int, batch: list[str], ready: asyncio.Queue[_Ready]
+        self,
+        pipeline: Pipeline,
+        start: int,
+        batch: list[str],
+        ready: asyncio.Queue[_Ready],
+        run: _StreamedRun,
     ) -> None:
+        self._run = run
         self._pipeline = pipeline
         self._start = start
         self._batch = batch
@@ -121,7 +162,19 @@ class _StreamedWindow:
         entries, places = await distinct(valid)
         if not entries:
             return None
-        neighborhoods = await self._pipeline.prepare(entries, together=True)
+        run = self._run
+        try:
+            neighborhoods = await self._pipeline.prepare(
+                entries, together=True, ask_first=run.stopped is None, partial=True
+            )
+        except STOPS as error:
+            if not run.answered:
+                raise
+            run.stopped = run.stopped or error
+            for position in positions:
+                self._ready.put_nowait((self, position))
+            return None
+        run.begin(neighborhoods)
         self._neighborhoods = neighborhoods
         self._places = dict(zip(positions, places.tolist(), strict=True))
         positions_of: list[list[int]] = [[] for _ in entries]
@@ -133,26 +186,55 @@ class _StreamedWindow:
         """Return the classification of a completed text."""
         text, index = self._batch[position], self._start + position
         if position in self._problems:
-            return self._invalid(position, text, self._problems[position])
-        assert self._neighborhoods is not None
+            return self._failed(
+                position,
+                text,
+                InvalidInputError(f"text {index} {self._problems[position]}"),
+            )
+        if self._neighborhoods is None:
+            assert self._run.stopped is not None
+            return self._failed(position, text, self._run.stopped)
         place = self._places[position]
         vote = self._neighborhoods.vote(slice(place, place + 1))
         return classification(self._neighborhoods, place, vote, 0, index, text)
 
     async def _predict(self, neighborhoods: Neighborhoods, positions_of: list[list[int]]) -> None:
+        run = self._run
+        left = set(range(neighborhoods.n_own))
+        try:
+            if run.stopped is None:
+                async with aclosing(self._completed(neighborhoods)) as places:
+                    async for place in places:
+                        left.discard(place)
+                        self._hand_over(positions_of[place])
+        except STOPS as error:
+            run.stopped = run.stopped or error
+            if not (await self._pipeline.salvage(neighborhoods, error) or run.answered):
+                raise
+        else:
+            if run.stopped is not None and left:
+                await self._pipeline.salvage(neighborhoods, run.stopped)
+        run.end(neighborhoods)
+        if left:
+            await self._pipeline.settle(neighborhoods)
+        for place in sorted(left):
+            self._hand_over(positions_of[place])
+
+    def _hand_over(self, positions: list[int]) -> None:
+        for position in positions:
+            self._ready.put_nowait((self, position))
+
+    def _completed(self, neighborhoods: Neighborhoods) -> AsyncGenerator[int, None]:
+        """Predict, and yield each own text when its vote can be counted."""
         # with waves, a winner is known at the end of a wave; the auto policy and the prior
         # correction need the predictions of the whole window
         settings = neighborhoods.settings
-        late = settings.policy is None or settings.prior is not None
+        learned = settings.learned is not None
+        late = settings.policy is None or settings.prior is not None or learned
         waves = not late and not self._pipeline.join_pool
         if late or waves:
-            places = self._at_the_end(neighborhoods, waves=waves)
-        else:
-            places = self._one_by_one(neighborhoods)
-        async with aclosing(places):
-            async for place in places:
-                for position in positions_of[place]:
-                    self._ready.put_nowait((self, position))
+            return self._at_the_end(neighborhoods, waves=waves)
+        return self._one_by_one(neighborhoods)
 
     async def _at_the_end(
         self, neighborhoods: Neighborhoods, *, waves: bool
@@ -161,7 +243,7 @@ class _StreamedWindow:
         async with aclosing(self._pipeline.predict(neighborhoods, waves=waves)) as answered:
             async for _ in answered:
                 pass
-        await asyncio.to_thread(neighborhoods.balance)
+        await self._pipeline.settle(neighborhoods)
         for place in range(neighborhoods.n_own):
             yield place
 
@@ -181,7 +263,7 @@ class _StreamedWindow:
                     if not waits[place]:
                         yield place
 
-    def _invalid(self, position: int, text: Any, problem: str) -> Classification:
+    def _failed(self, position: int, text: Any, error: Exception) -> Classification:
         return Classification(
             index=self._start + position,
             text=text,
@@ -191,7 +273,7 @@ class _StreamedWindow:
             voters=0,
             complete=True,
             prediction=None,
-            error=InvalidInputError(f"text {self._start + position} {problem}"),
+            error=error,
         )
 
 

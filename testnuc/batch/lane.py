@@ -16,13 +16,13 @@ from testnuc.batch.packing import BatchPacker, packs
 from testnuc.batch.registry import batch_api
 from testnuc.batch.retry_rounds import RetryRounds
 from testnuc.batch.token_queue import TokenQueue
-from testnuc.errors import BudgetExceededError, ProviderError
-from testnuc.protocols import StoredBatch, StoredPrediction, WireProvider
+from testnuc.errors import BudgetExceededError, ProviderError, StoreError
+from testnuc.protocols import StoredBatch, WireProvider
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from testnuc._dispatch.inflight import Ask, InFlight, Outcome
+    from testnuc._dispatch.inflight import Ask, Outcome
     from testnuc._dispatch.predictor import Predictor
     from testnuc.batch.packing import Pack, PendingBatch
     from testnuc.limits import BatchPolicy, Price, Reservation
@@ -59,8 +59,8 @@ class BatchLane:
         Most texts in a request.
     live : int
         Concurrency of live calls, with ``BatchPolicy(rest="live")``.
-    in_flight : InFlight, optional
-        In-flight requests of the client's other lanes.
+    joins : Scheduler, optional
+        The live lane, whose requests in flight are joined.
     sleep, wall : callable
         For tests.
 
@@ -80,7 +80,7 @@ class BatchLane:
         price: Price | None,
         per_call: int,
         live: int,
-        in_flight: InFlight | None = None,
+        joins: Scheduler | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -128,7 +128,7 @@ class BatchLane:
             # many asks wait: renew their leases rarely
             lease_factor=_LEASE_FACTOR,
             mixed=True,
-            in_flight=in_flight,
+            joins=joins,
         )
         if not getattr(store, "durable", True):
             _log.warning(
@@ -157,10 +157,14 @@ class BatchLane:
             rounds.begin()
             for ask in left:
                 outcomes.pop(ask.key, None)
-            await self.resume()
-            # in this order: a batch of another process is either open, and followed by now, or it
-            # has ended, and its predictions are stored
-            outcomes.update(await self._stored(left))
+            try:
+                await self.resume()
+                # in this order: a batch of another process is either open, and followed by now, or
+                # it has ended, and its predictions are stored
+                outcomes.update(await self._stored(left))
+            except Exception as error:  # noqa: BLE001 - earlier rounds keep their answers
+                outcomes.update((ask.key, error) for ask in left)
+                break
             left = [ask for ask in left if ask.key not in outcomes]
             outcomes.update(await self._round(left, rounds.alone))
             left = rounds.again(left, outcomes)
@@ -168,7 +172,14 @@ class BatchLane:
                 pause = self._policy.first_poll * _GROWTH**rounds.queue_full_rounds
                 await self._sleep(min(pause, self._policy.longest_poll))
         if self._policy.rest == "live":
-            outcomes.update(await self._ask_live(rounds.rest))
+            # a batch takes long: a live run or another process may have answered meanwhile
+            try:
+                found = await self._stored(rounds.rest)
+            except Exception as error:  # noqa: BLE001 - of these texts alone
+                found = {ask.key: error for ask in rounds.rest}
+            outcomes.update(found)
+            rest = [ask for ask in rounds.rest if ask.key not in found]
+            outcomes.update(await self._ask_live(rest))
         return [outcomes[ask.key] for ask in asks]
 
     async def close(self) -> None:
@@ -189,14 +200,15 @@ class BatchLane:
 
     async def _round(self, asks: Sequence[Ask], alone: set[bytes]) -> Outcomes:
         """Return the outcomes of open batches and of those that are created now."""
-        tasks = {self._pending_keys[a.key] for a in asks if a.key in self._pending_keys}
+        # in the order of the asks, each once
+        tasks = {self._pending_keys[a.key]: None for a in asks if a.key in self._pending_keys}
         others = [ask for ask in asks if ask.key not in self._pending_keys]
         requests = packs(others, self._per_call, frozenset(alone))
         async for load in self._packer.loads(requests, self._queue.limit):
             await self._slots.acquire()
             keys = [ask.key for pack in load.packs for ask in pack]
             alone.update(pack[0].key for pack in load.packs if len(pack) == 1)
-            tasks.add(self._begin(self._in_slot(load), keys))
+            tasks[self._begin(self._in_slot(load), keys)] = None
         wanted = {ask.key for ask in asks}
         outcomes: Outcomes = {}
         for task in tasks:
@@ -209,7 +221,8 @@ class BatchLane:
         async def run() -> Outcomes:
             try:
                 return await work
-            except ProviderError as error:
+            except (ProviderError, StoreError) as error:
+                # other batches of the round keep their answers
                 _log.warning("a batch of %d texts failed: %s", len(keys), error)
                 return dict.fromkeys(keys, error)
             finally:
@@ -255,7 +268,10 @@ class BatchLane:
         if account is not None:
             try:
                 reservation = await account.reserve(
-                    load.pico_usd, load.input_tokens + load.output_tokens, len(load.packs)
+                    load.pico_usd,
+                    load.input_tokens + load.output_tokens,
+                    len(load.packs),
+                    batch=True,
                 )
             except BudgetExceededError as error:
                 return await self._in_halves(load, error)
@@ -374,9 +390,10 @@ class BatchLane:
                 found = await self._predictor.answer(asks)
             except Exception as error:  # noqa: BLE001 - of these texts alone
                 return [(ask.key, error) for ask in asks]
-            await self._store.put_predictions(
+            # all outcomes are stored once more at the end, which reports failures
+            await self.scheduler.keep(
                 [
-                    StoredPrediction(a.key, self._predictor.scope, a.text_hash, a.sample, outcome)
+                    (a, outcome)
                     for a, outcome in zip(asks, found, strict=True)
                     if not isinstance(outcome, Exception)
                 ]

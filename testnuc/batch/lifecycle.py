@@ -237,11 +237,17 @@ class BatchLifecycle:
                 if error.status_code != _GONE:
                     raise
                 _log.warning("the results of batch %s are gone at the provider", remote.id)
-        standing = await self._keep(joined.stored(batch.scope))
         meter = Meter(self._price)
         for usage in joined.usages:
             meter.add(usage)
-        first = await self._store.end_batch(batch.id, remote.status, meter.usage())
+        standing: Outcomes = {}
+        first = True
+        try:
+            standing = await self._keep(joined.stored(batch.scope))
+            first = await self._store.end_batch(batch.id, remote.status, meter.usage())
+        except Exception as error:  # noqa: BLE001 - of any store
+            # the run gets the answers, and its scheduler stores them again
+            _log.warning("batch %s stays open, its results were not stored: %s", remote.id, error)
         outcomes: Outcomes = {}
         for item, found in joined.outcomes():
             for wanted, outcome in zip(item, found, strict=True):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import typer
 
 from testnuc.cli.batch_commands import LANE, REST, batch
+from testnuc.cli.interrupting import interruptible
+from testnuc.cli.judging_commands import add_judging
 from testnuc.cli.options import (
     BASE_URL,
     DRY_RUN,
@@ -20,6 +20,7 @@ from testnuc.cli.options import (
     OF_ASKING,
     TEXT_COLUMN,
     options_of,
+    share_of,
     with_client,
 )
 from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, TestNUCError
@@ -41,7 +42,7 @@ app.add_typer(batch, name="batch")
 _STORE = typer.Argument(
     help="Path of an SQLite store, or postgresql://..", metavar="STORE", show_default=False
 )
-_LIMITS = "Request limits"
+_LIMITS, _REFEREE = "Request limits", "Referee"
 _FILE = typer.Argument(help="A .jsonl or .parquet file.", metavar="FILE", show_default=False)
 
 
@@ -66,7 +67,7 @@ def settings(
 @app.command()
 def demo() -> None:
     """Label the messages of a web shop on this machine, without a key or a network."""
-    with _interruptible():
+    with interruptible():
         from testnuc.cli.demo import run
 
         run()
@@ -90,13 +91,27 @@ def classify(
     ),
     lane: str = LANE,
     rest: str = REST,
+    referee: str | None = typer.Option(
+        None,
+        help="A better model, which judges 100 texts, then labels those of least trust.",
+        rich_help_panel=_REFEREE,
+    ),
+    escalate: str | None = typer.Option(
+        None,
+        help="Part of the texts that the referee labels, such as 10%.",
+        show_default="10% with --referee",
+        rich_help_panel=_REFEREE,
+    ),
     full: bool = typer.Option(False, "--full", help="Also write neighbors, votes and usage."),  # noqa: FBT001, FBT003
     dry_run: bool = DRY_RUN,  # noqa: FBT001
 ) -> None:
     """Label the texts of a file; they vote on each other."""
-    with _interruptible():
+    with interruptible():
         from testnuc.cli.classify import run
 
+        part = share_of(escalate, referee)
+        if referee is not None:
+            client = {**client, "referee": referee, "escalate": part}
         run(
             file,
             text_column=text_column,
@@ -124,7 +139,7 @@ def evaluate(
     dry_run: bool = DRY_RUN,  # noqa: FBT001
 ) -> None:
     """Measure accuracy with and without the vote, on texts with known labels."""
-    with _interruptible():
+    with interruptible():
         from testnuc.cli.evaluate import run
 
         run(
@@ -150,10 +165,13 @@ def diagnose(
     plot: str | None = typer.Option(None, help="A .png, .svg or .pdf file for the figure."),
 ) -> None:
     """Estimate from stored predictions whether a vote would help; makes no call."""
-    with _interruptible():
+    with interruptible():
         from testnuc.cli.diagnose import run
 
         run(source, text_column=text_column, plot=plot, client=client)
+
+
+add_judging(app)
 
 
 @app.command()
@@ -190,7 +208,7 @@ def serve(
     ),
 ) -> None:
     """Serve labels over HTTP: POST /v1/classify."""
-    with _interruptible():
+    with interruptible():
         from testnuc.cli.serve import run
 
         run(
@@ -238,7 +256,7 @@ def study(
     yes: bool = typer.Option(False, "--yes", help="Accept the estimated cost without a prompt."),  # noqa: FBT001, FBT003
 ) -> None:
     """Study the vote on labeled texts; prints a table and plots a figure."""
-    with _interruptible():
+    with interruptible():
         from testnuc.cli.study import run
 
         run(
@@ -265,21 +283,10 @@ def report(
     most: int = typer.Option(20_000, help="Most texts to list; of more, those to review first."),
 ) -> None:
     """Write an HTML page for browsing and marking results."""
-    with _interruptible():
+    with interruptible():
         from testnuc.cli.report import run
 
         run(file, output=output, text_column=text_column, title=title, most=most)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Print one line after Ctrl-C; typer would exit silently."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        # on a new line, after the remains of a progress bar
-        print("\ntestnuc: interrupted", file=sys.stderr)  # noqa: T201 - the command's output
-        sys.exit(130)
 
 
 @store.command("export")

@@ -19,12 +19,13 @@ from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.limits import BatchPolicy
 from testnuc.results import run_record
+from testnuc.types import error_text
 
 if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.types import Estimate, Usage
 
-__all__ = ["AnswerStore", "cost", "label_all", "notes", "run", "show_estimate"]
+__all__ = ["AnswerStore", "cost", "end", "label_all", "notes", "run", "show_estimate"]
 
 
 def run(
@@ -63,18 +64,9 @@ def run(
         raise InvalidInputError(f"{exc}; the answers are stored in {store.where}") from exc
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     notes(console, caught)
-    console.print(_summary(results, len(problems), output), markup=False)
-    if results.errors:
-        first = results.errors[0]
-        console.print(f"first error: {type(first.error).__name__}: {first.error}", markup=False)
-        if store.where is not None:
-            console.print(
-                f"to retry those, run the command again: the others are stored in {store.where}"
-            )
-        if all(result.label is None for result in results):
-            sys.exit(1)
-    else:
+    if not results.errors and results.learned is None:
         store.remove()
+    end(console, results, store, invalid=len(problems), output=output)
 
 
 @dataclass(slots=True)
@@ -89,18 +81,34 @@ class AnswerStore:
     new: bool = False
 
     @classmethod
-    def of(cls, client: dict[str, Any], output: str | None) -> AnswerStore:
+    def beside(cls, output: str) -> str:
+        """Return the place of the temporary store of an output."""
+        return str(Path(f"{output}.resume") / "answers.db")
+
+    @classmethod
+    def of(cls, client: dict[str, Any], output: str | None, *, always: bool = False) -> AnswerStore:
         """Return the user's store, or a temporary one beside the output.
 
         An interrupted run can then be resumed without repeating calls. A local model needs no
         store, and without an output there is no place for one.
+
+        Parameters
+        ----------
+        client : dict
+        output : str, optional
+        always : bool
+            For a local model, too.
         """
         if client["store"] is not None:
             return cls(client["store"])
-        if output is None or client["model"].startswith("local/"):
+        if output is None:
             return cls(None)
-        folder = Path(f"{output}.resume")
-        return cls(str(folder / "answers.db"), folder, not folder.exists())
+        where = cls.beside(output)
+        folder = Path(where).parent
+        # what was learned about an output is kept beside it
+        if client["model"].startswith("local/") and not always and not folder.exists():
+            return cls(None)
+        return cls(where, folder, not folder.exists())
 
     def create(self) -> None:
         """Create the folder."""
@@ -148,6 +156,60 @@ def label_all(
                 store.remove()
             raise
     return results, list(caught)
+
+
+def end(
+    console: Console,
+    results: Results,
+    store: AnswerStore,
+    *,
+    invalid: int = 0,
+    output: str | None = None,
+) -> None:
+    """Print what failed, a summary, and what evidence would bring; exit with a status that tells.
+
+    1: no text has a label, because of errors. 3: some have none, because of errors.
+    """
+    stopped = results.stopped
+    errors, outside = results.errors, results.outside
+    if stopped is not None:
+        console.print(f"stopped early: {error_text(stopped)}", markup=False)
+    elif errors:
+        console.print(f"first error: {error_text(errors[0].error)}", markup=False)
+    if errors and store.where is not None:
+        console.print(
+            f"to retry those, run the command again: the others are stored in {store.where}",
+            markup=False,
+        )
+    for row in outside[:1]:
+        said = row.prediction.said if row.prediction is not None else None
+        if said:
+            console.print(f"first answer outside the labels: {said[:100]!r}", markup=False)
+    console.print(_summary(results, invalid, output), markup=False)
+    if results.escalated is not None:
+        console.print(results.escalated, markup=False)
+    if results.referee_usage is not None:
+        spent = results.referee_usage
+        parts = ["the referee", f"{spent.calls:,} calls", cost(spent)]
+        console.print(", ".join(part for part in parts if part), markup=False)
+    advice = _advice(results, store, output)
+    if advice is not None:
+        console.print(advice, markup=False)
+    if any(result.label is None for result in errors):
+        sys.exit(3 if any(label is not None for label in results.labels) else 1)
+
+
+def _advice(results: Results, store: AnswerStore, output: str | None) -> str | None:
+    """Return what was decided without evidence, and what judgments would bring."""
+    if results.learned is not None:
+        return str(results.learned)
+    if results.diagnosis is None or results.stopped is not None:
+        return None
+    source = output if store.folder is not None or store.where is None else store.where
+    # a .txt output holds no texts
+    if source is None or source.endswith(".txt"):
+        source = "RESULTS"
+    return results.diagnosis.sentence(f"testnuc review {source} -n 50")
 
 
 def _interrupted(nuc: TestNUC, progress: RunProgress, store: AnswerStore, *, lane: str) -> NoReturn:
@@ -217,13 +279,20 @@ def notes(console: Console, caught: list[warnings.WarningMessage]) -> None:
 
 
 def _summary(results: Results, invalid: int, output: str | None) -> str:
+    unlabeled = results.labels.count(None)
+    counts = {
+        "without a label": unlabeled,
+        "failed": len(results.errors),
+        "answered outside the labels": len(results.outside),
+        "without a usable text": invalid,
+        "labels changed" if results.learned else "labels changed by the vote": results.changed,
+    }
     parts = [
-        f"{len(results) + invalid} texts in {results.seconds:.1f} s",
-        f"{results.changed} labels changed by the vote",
-        *([f"{len(results.errors)} with an error"] if results.errors else []),
-        *([f"{invalid} without a usable text"] if invalid else []),
-        f"{results.usage.calls} calls",
-        *([f"{results.usage.store_hits} stored"] if results.usage.store_hits else []),
+        f"{len(results) + invalid:,} texts in {results.seconds:.1f} s",
+        f"{len(results) - unlabeled:,} labeled",
+        *(f"{number:,} {what}" for what, number in counts.items() if number),
+        f"{results.usage.calls:,} calls",
+        *([f"{results.usage.store_hits:,} stored"] if results.usage.store_hits else []),
         cost(results.usage),
         *([f"written to {output}"] if output else []),
     ]

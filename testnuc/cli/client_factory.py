@@ -11,7 +11,9 @@ from testnuc.client import TestNUC
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["client_of"]
+    from testnuc._engine.components import Components
+
+__all__ = ["client_of", "parts_of"]
 
 
 def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
@@ -27,3 +29,8 @@ def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
     given = client_arguments({**options, **instead})
     labels = given.pop("labels")
     return TestNUC(read_labels(labels) if isinstance(labels, str) else labels, **given)
+
+
+def parts_of(nuc: TestNUC) -> Components:
+    """Return the parts of a client, for commands that read or write its store."""
+    return nuc._engine.parts  # noqa: SLF001 - of the same package

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from testnuc.stores.export import Movable
     from testnuc.trust import Diagnosis
 
-__all__ = ["run"]
+__all__ = ["held_scopes", "run"]
 
 _TABLES = {".csv", ".jsonl", ".parquet"}
 
@@ -78,19 +78,19 @@ async def _of_file(file: str, text_column: str, client: dict[str, Any]) -> Diagn
 
 async def _of_store(store: str, client: dict[str, Any]) -> Diagnosis:
     if client["labels"] is None:
-        raise InvalidInputError(f"{await _scopes(store)}; name the labels with --labels")
+        raise InvalidInputError(f"{await held_scopes(store)}; name the labels with --labels")
     given = {"api_key": "not-needed"}
     nuc = client_of({**client, "store": store}, **given)
     async with nuc:
         if not (await nuc.stats()).predicted:
             raise InvalidInputError(
                 f"{store} holds no prediction of {nuc.model} with these labels and settings: "
-                f"{await _scopes(store)}; give the options of the run that filled it"
+                f"{await held_scopes(store)}; give the options of the run that filled it"
             )
         return await nuc.diagnose()
 
 
-async def _scopes(store: str) -> str:
+async def held_scopes(store: str) -> str:
     """Describe the models and labels of the predictions in a store."""
     opened = stores.resolve(store)
     await opened.open()

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from testnuc.cli.classify import AnswerStore, label_all, notes, show_estimate
+from testnuc.cli.classify import AnswerStore, end, label_all, notes, show_estimate
 from testnuc.cli.files import read_labels, read_table, require_column, require_folder, usable
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.scores import Scores, score
@@ -20,6 +20,7 @@ from testnuc.results import read_results
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from testnuc.results import Results
     from testnuc.types import Classification
 
 __all__ = ["run"]
@@ -48,6 +49,7 @@ def run(
         raise InvalidInputError(f"{file} has no label in column {label_column!r}")
     err = Console(stderr=True, highlight=False, soft_wrap=True)
     results: Sequence[Classification]
+    labeled: Results | None = None
     if "nuc_label" in table.columns:
         where = sorted(gold)
         results = read_results([table.rows[at] for at in where], file, text_column)
@@ -61,6 +63,7 @@ def run(
             show_estimate(texts, client, kept)
             return
         results, caught = label_all(texts, client, kept)
+        labeled = results
         notes(err, caught)
     right = [gold[at] for at in where]
     sure = [None if r.prediction is None else r.prediction.confidence for r in results]
@@ -70,6 +73,8 @@ def run(
     if output is not None:
         content = {"alone": asdict(alone), "voted": asdict(voted)}
         Path(output).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    if labeled is not None:
+        end(err, labeled, kept)
 
 
 def _check_output(output: str | None) -> None:

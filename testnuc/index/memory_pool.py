@@ -34,6 +34,7 @@ class Pool:
         self._exact_below = exact_below
         self._rows: dict[bytes, int] = {}
         self._texts: list[PoolText] = []
+        self._labels: dict[bytes, str] = {}
         self._nearest: NearestVectors | None = None
         # one thread adds, so that rows stay in the order of their numbers even if a caller is
         # cancelled; another searches between the chunks of an addition
@@ -52,10 +53,15 @@ class Pool:
     async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
         """Add texts; see `testnuc.protocols.Index.add`."""
         if self._nearest is None:
+            if not len(texts):
+                return 0
             self._nearest = NearestVectors(vectors.shape[1], exact_below=self._exact_below)
-        check_dim(vectors, self._nearest.dim)
+        if len(texts):
+            check_dim(vectors, self._nearest.dim)
         new = []
         for position, entry in enumerate(texts):
+            if entry.label is not None:
+                self._labels[entry.hash] = entry.label
             row = self._rows.get(entry.hash)
             if row is None:
                 self._rows[entry.hash] = len(self._texts)
@@ -66,13 +72,17 @@ class Pool:
         upto = len(self._texts)
         nearest, fresh = self._nearest, [texts[i].hash for i in new]
         # no await since the numbers were assigned: rows are added in the same order
-        added = self._adder.submit(lambda: nearest.add(vectors[new], ranks_of(fresh)))
+        added = self._adder.submit(
+            lambda: nearest.add(vectors[new], ranks_of(fresh)) if new else None
+        )
         await asyncio.shield(asyncio.wrap_future(added))
         return upto
 
     async def remove(self, hashes: Sequence[bytes]) -> int:
         """Remove texts from the pool; returns how many were in it."""
         rows = [row for h in hashes if (row := self._rows.pop(h, None)) is not None]
+        for text_hash in hashes:
+            self._labels.pop(text_hash, None)
         if rows and self._nearest is not None:
             removed = self._adder.submit(self._nearest.remove, np.array(rows, dtype=np.int64))
             await asyncio.shield(asyncio.wrap_future(removed))
@@ -85,8 +95,12 @@ class Pool:
         *,
         exclude: Sequence[bytes] | None = None,
         upto: int | None = None,
+        among: NDArray[np.int64] | None = None,
     ) -> Matches:
-        """Return the k nearest texts of each vector; see `testnuc.protocols.Index.search`."""
+        """Return the k nearest texts of each vector; see `testnuc.protocols.Index.search`.
+
+        With `among`, only the texts with these row numbers, ascending, are searched.
+        """
         if self._nearest is None:
             return empty_matches(len(vectors), k)
         own = None
@@ -94,7 +108,7 @@ class Pool:
             own = np.array([self._rows.get(h, -1) for h in exclude], dtype=np.int64)
         nearest = self._nearest
         ids, similarities = await asyncio.get_running_loop().run_in_executor(
-            self._searcher, lambda: nearest.search(vectors, k, exclude=own, limit=upto)
+            self._searcher, lambda: nearest.search(vectors, k, exclude=own, limit=upto, among=among)
         )
         return Matches(ids, similarities)
 
@@ -117,6 +131,15 @@ class Pool:
         """Return the known label of each text; None if it has none or is not in the pool."""
         rows = [self._rows.get(h) for h in hashes]
         return [None if row is None else self._texts[row].label for row in rows]
+
+    async def rows(self, hashes: Sequence[bytes]) -> NDArray[np.int64]:
+        """Return the row numbers of those texts that are in the pool, ascending."""
+        found = [row for h in hashes if (row := self._rows.get(h)) is not None]
+        return np.unique(np.array(found, dtype=np.int64))
+
+    async def labeled(self) -> dict[bytes, str]:
+        """Return the known label of each text that has one, by hash."""
+        return dict(self._labels)
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
         """Return the vector of each text, float16[dim]; None if it is not in the pool."""

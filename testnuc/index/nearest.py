@@ -43,6 +43,8 @@ _AHEAD = 3
 _ADD_CHUNK = 16
 #: Queries per exact search; bounds the score matrix.
 _QUERY_CHUNK = 256
+#: Rows per step of a search among given rows; bounds the score matrix too.
+_ROW_CHUNK = 8_192
 #: Candidates fetched from the graph beyond k, so that re-scoring can change their order.
 _EXTRA = 8
 
@@ -153,6 +155,7 @@ class NearestVectors:
         *,
         exclude: NDArray[np.int64] | None = None,
         limit: int | None = None,
+        among: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the k most similar rows of each query.
 
@@ -166,6 +169,8 @@ class NearestVectors:
             A row that is left out of the query's result, or -1.
         limit : int, optional
             Search only rows below this number (a snapshot).
+        among : int64[n], optional
+            Search only these rows, ascending; exactly, in memory that does not grow with n.
 
         Returns
         -------
@@ -188,7 +193,11 @@ class NearestVectors:
             part = slice(start, start + _QUERY_CHUNK)
             with self._lock:
                 end = self._size if limit is None else min(limit, self._size)
-                found = self._candidates(queries[part], single[part], k, exclude[part], end)
+                if among is None:
+                    found = self._candidates(queries[part], single[part], k, exclude[part], end)
+                else:
+                    some = among[: np.searchsorted(among, end)]
+                    found = self._among(single[part], k, exclude[part], some)
                 half = self._vectors.array[: self._size]
                 ranks = self._ranks.array[: self._size]
             scores = np.minimum(rescore(single[part], half.view(np.uint16), found), np.float32(1))
@@ -364,6 +373,24 @@ class NearestVectors:
             rest = self._outside_graph(single, k, exclude, self._graph.rows, end)
             found = np.concatenate([found, rest], axis=1)
         return found
+
+    def _among(
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        exclude: NDArray[np.int64],
+        rows: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Return the exact candidates among some rows, int64[n], ascending."""
+        parts = [np.full((len(queries), 1), -1, dtype=np.int64)]
+        for start in range(0, len(rows), _ROW_CHUNK):
+            some = rows[start : start + _ROW_CHUNK]
+            place = np.searchsorted(some, exclude)
+            own = np.where(some[np.minimum(place, len(some) - 1)] == exclude, place, -1)
+            vectors = self._vectors.array[some].astype(np.float32)
+            found = exact_candidates(queries, vectors, self._alive.array[some], k, own)
+            parts.append(np.where(found >= 0, some[found], -1))
+        return np.concatenate(parts, axis=1)
 
     def _graph_candidates(
         self,

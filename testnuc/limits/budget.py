@@ -10,7 +10,11 @@ from testnuc.errors import BudgetExceededError
 from testnuc.limits.prices import PICO
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from testnuc.limits.policies import Budget
+
+    _Waiter: TypeAlias = tuple["Amounts", asyncio.Future["Reservation"]]
 
 __all__ = ["BudgetAccount", "Reservation"]
 
@@ -20,17 +24,22 @@ _NAMES = ("usd", "tokens", "calls")
 
 
 class Reservation:
-    """The reserved worst case of one call; settled, kept or released exactly once."""
+    """The reserved worst case of a call or a batch job; settled, kept or released once."""
 
-    __slots__ = ("amounts", "open")
+    __slots__ = ("amounts", "batch", "open")
 
-    def __init__(self, amounts: Amounts) -> None:
+    def __init__(self, amounts: Amounts, *, batch: bool = False) -> None:
         self.amounts = amounts
+        #: Whether it is a batch job's, which takes hours.
+        self.batch = batch
         self.open = True
 
 
 class BudgetAccount:
     """Keeps the sum of spending and reservations at or below a budget.
+
+    What a batch job has reserved counts as spent for calls: they do not wait for hours. Batch jobs
+    wait for each other, and for calls.
 
     Belongs to one event loop: nothing awaits between a check and the update that follows.
 
@@ -47,7 +56,10 @@ class BudgetAccount:
         self._spent = [0, 0, 0]
         self._reserved = [0, 0, 0]
         self._open = 0
-        self._waiting: deque[tuple[Amounts, asyncio.Future[Reservation]]] = deque()
+        #: The part of `_reserved` that batch jobs hold.
+        self._batches = [0, 0, 0]
+        self._waiting: deque[_Waiter] = deque()
+        self._waiting_batches: deque[_Waiter] = deque()
 
     @property
     def spent(self) -> tuple[float, int, int]:
@@ -87,15 +99,19 @@ class BudgetAccount:
         amounts = (pico_usd, tokens, calls)
         if self._waiting:
             return None
-        return self._grant(amounts)
+        return self._grant(amounts, batch=False)
 
-    async def reserve(self, pico_usd: int, tokens: int, calls: int = 1) -> Reservation:
+    async def reserve(
+        self, pico_usd: int, tokens: int, calls: int = 1, *, batch: bool = False
+    ) -> Reservation:
         """Wait until the worst case of a call fits, and reserve it.
 
         Parameters
         ----------
         pico_usd, tokens, calls : int
             As for `try_reserve`.
+        batch : bool
+            Whether it is for a batch job.
 
         Returns
         -------
@@ -107,11 +123,15 @@ class BudgetAccount:
         BudgetExceededError
             It does not fit, whatever calls in flight will cost.
         """
-        reservation = self.try_reserve(pico_usd, tokens, calls)
+        amounts = (pico_usd, tokens, calls)
+        waiting = self._waiting_batches if batch else self._waiting
+        reservation = None
+        if not waiting and not (batch and self._waiting):
+            reservation = self._grant(amounts, batch=batch)
         if reservation is not None:
             return reservation
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
-        self._waiting.append(((pico_usd, tokens, calls), future))
+        waiting.append((amounts, future))
         try:
             return await future
         except asyncio.CancelledError:
@@ -145,8 +165,7 @@ class BudgetAccount:
         """
         for i, amount in enumerate((pico_usd, tokens, calls)):
             self._spent[i] += amount
-        if self._waiting:
-            self._drain()
+        self._drain()
 
     def keep(self, reservation: Reservation) -> None:
         """Book the whole reservation: the call may have been billed, the amount is unknown.
@@ -176,49 +195,62 @@ class BudgetAccount:
         for i in range(3):
             self._reserved[i] -= reservation.amounts[i]
             self._spent[i] += spent[i]
-        if self._waiting:
-            self._drain()
+            if reservation.batch:
+                self._batches[i] -= reservation.amounts[i]
+        self._drain()
 
-    def _grant(self, amounts: Amounts) -> Reservation | None:
+    def _grant(self, amounts: Amounts, *, batch: bool) -> Reservation | None:
         fits = True
         for i, limit in enumerate(self._limits):
             if limit is None:
                 continue
-            if self._spent[i] + amounts[i] > limit:
-                raise self._exceeded(i, amounts[i])
+            spent = self._spent[i] + (0 if batch else self._batches[i])
+            if spent + amounts[i] > limit:
+                raise self._exceeded(i, amounts[i], spent)
             if self._spent[i] + self._reserved[i] + amounts[i] > limit:
                 fits = False
         if not fits:
             return None
         for i in range(3):
             self._reserved[i] += amounts[i]
+            if batch:
+                self._batches[i] += amounts[i]
         self._open += 1
-        return Reservation(amounts)
+        return Reservation(amounts, batch=batch)
 
     def _drain(self) -> None:
-        """Grant waiting reservations in order, until one does not fit."""
-        while self._waiting:
-            amounts, future = self._waiting[0]
+        """Grant waiting reservations in order, until one does not fit; calls before batch jobs."""
+        if self._granted(self._waiting, batch=False):
+            self._granted(self._waiting_batches, batch=True)
+
+    def _granted(self, waiting: deque[_Waiter], *, batch: bool) -> bool:
+        """Grant the reservations of a queue; return whether none is left."""
+        while waiting:
+            amounts, future = waiting[0]
             if not future.done():
                 try:
-                    reservation = self._grant(amounts)
+                    reservation = self._grant(amounts, batch=batch)
                 except BudgetExceededError as error:
                     future.set_exception(error)
                 else:
                     if reservation is None:
-                        return
+                        return False
                     future.set_result(reservation)
-            self._waiting.popleft()
+            waiting.popleft()
+        return True
 
-    def _exceeded(self, which: int, amount: int) -> BudgetExceededError:
+    def _exceeded(self, which: int, amount: int, spent: int) -> BudgetExceededError:
         limit = self._limits[which] or 0
-        left = max(0, limit - self._spent[which])
+        left = max(0, limit - spent)
         if which == 0:
             need, rest, total = (f"{x / PICO:.6f}" for x in (amount, left, limit))
         else:
             need, rest, total = (str(x) for x in (amount, left, limit))
         name = _NAMES[which]
+        held = ""
+        if spent > self._spent[which]:
+            held = " (batch jobs have reserved a part; it is known what they cost when they end)"
         return BudgetExceededError(
             f"the next call may need {need} {name}, but {rest} of the budget of {total} {name} "
-            f"are left; it was not sent. Raise Budget({name}=..) to continue"
+            f"are left{held}; it was not sent. Raise Budget({name}=..) to continue"
         )

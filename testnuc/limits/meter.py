@@ -86,7 +86,7 @@ class Meter:
             self.input_tokens += usage.input_tokens
             self.cached_tokens += usage.cached_tokens
             self.output_tokens += usage.output_tokens
-            pico_usd = None if price is None else price.pico(usage)
+            pico_usd = None if price is None else price.charge(usage)
         if pico_usd is None:
             self.unpriced += 1
         else:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from testnuc.limits.policies import Budget
     from testnuc.protocols import TokenUsage
 
@@ -21,6 +23,8 @@ _MEGA = 10**6
 _PROTOCOLS = frozenset({"anthropic", "openai"})
 #: The price list's variant for batch APIs.
 _BATCH = {"processing": "batch"}
+#: Service tiers at the listed price. "auto" in a request is the account's setting, mostly standard.
+_STANDARD = frozenset({"", "auto", "default", "on_demand", "standard", "standard_only"})
 #: Providers that run on this machine.
 _FREE = frozenset({"local"})
 
@@ -56,10 +60,14 @@ class Price:
     tiers : tuple of (int, Rates)
         Calls with more input tokens than the number pay these rates, for all their tokens;
         ascending.
+    service_tiers : mapping of str to Price, optional
+        Prices of calls answered in other service tiers than the standard one, such as ``"flex"``;
+        the price of those not in it is unknown. None: this price, whatever the tier.
     """
 
     rates: Rates
     tiers: tuple[tuple[int, Rates], ...] = ()
+    service_tiers: Mapping[str, Price] | None = field(default=None, compare=False)
 
     @classmethod
     def per_million(
@@ -95,7 +103,13 @@ class Price:
 
     @classmethod
     def of(
-        cls, provider: str, model: str, url: str | None = None, *, batch: bool = False
+        cls,
+        provider: str,
+        model: str,
+        url: str | None = None,
+        *,
+        batch: bool = False,
+        tier: object = None,
     ) -> Price | None:
         """Look up a model in the price list.
 
@@ -111,6 +125,8 @@ class Price:
         batch : bool
             Whether to return the price in the provider's batch API; half the price if the list has
             none, as at OpenAI and Anthropic.
+        tier : str, optional
+            The service tier that is asked for. Its price is unknown if the list has none.
 
         Returns
         -------
@@ -134,12 +150,21 @@ class Price:
             _, info = snapshot.find_provider_model(model, None, found or provider, None)
         except LookupError:
             return None
-        if not batch:
-            return _read(info.get_prices(datetime.now(UTC)))
-        if any(v.when == _BATCH for v in getattr(info, "price_variants", None) or ()):
-            return _read(info.get_prices(datetime.now(UTC), _BATCH))
-        price = _read(info.get_prices(datetime.now(UTC)))
-        return None if price is None else price.halved()
+        now = datetime.now(UTC)
+        variants = [v.when for v in getattr(info, "price_variants", None) or ()]
+        standard = _read(info.get_prices(now))
+        if standard is not None and batch:
+            listed = _read(info.get_prices(now, _BATCH)) if _BATCH in variants else None
+            batched = listed or standard.halved()
+            return replace(batched, service_tiers={"batch": batched})
+        service_tiers = _service_tiers(info, now, variants)
+        special = isinstance(tier, str) and tier not in _STANDARD
+        price = service_tiers.get(str(tier)) if special else standard
+        if price is None or standard is None:
+            return None
+        # a call can be answered in the standard tier whatever it asked for
+        service_tiers |= dict.fromkeys(_STANDARD - {"", "auto"}, standard)
+        return replace(price, service_tiers=service_tiers)
 
     def halved(self) -> Price:
         """Return half the price, rounded up to a trillionth of a US dollar for each token."""
@@ -159,7 +184,7 @@ class Price:
         return rates
 
     def pico(self, usage: TokenUsage) -> int:
-        """Return the price of a call in 1e-12 US dollars.
+        """Return the price of a call in 1e-12 US dollars, whatever service tier answered it.
 
         Parameters
         ----------
@@ -180,6 +205,26 @@ class Price:
             + written * rates.cache_write
             + usage.output_tokens * rates.output
         )
+
+    def charge(self, usage: TokenUsage) -> int | None:
+        """Return the price of a call in the service tier that answered it, in 1e-12 US dollars.
+
+        Parameters
+        ----------
+        usage : TokenUsage
+            As the provider counted it.
+
+        Returns
+        -------
+        int or None
+            None: the price of the tier is unknown.
+        """
+        known = self.service_tiers
+        if known is None or not usage.tier:
+            return self.pico(usage)
+        if usage.tier in known:
+            return known[usage.tier].pico(usage)
+        return self.pico(usage) if usage.tier in _STANDARD else None
 
     def usd(self, usage: TokenUsage) -> float:
         """Return the price of a call in US dollars.
@@ -239,6 +284,13 @@ def require_price(budget: Budget | None, price: Price | None, model: str) -> Non
 
 def _pico(usd_per_million: float) -> int:
     return round(usd_per_million * PICO / _MEGA)
+
+
+def _service_tiers(info: Any, now: datetime, variants: list[dict[str, str]]) -> dict[str, Price]:
+    """Return the prices of the service tiers that the list has."""
+    names = {when["service_tier"] for when in variants if set(when) == {"service_tier"}}
+    read = {name: _read(info.get_prices(now, {"service_tier": name})) for name in names}
+    return {name: price for name, price in read.items() if price is not None}
 
 
 def _read(prices: Any) -> Price | None:

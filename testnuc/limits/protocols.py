@@ -46,7 +46,9 @@ class BudgetControl(Protocol):
     def bounds_tokens(self) -> bool:
         """Whether the budget bounds tokens or their cost."""
 
-    async def reserve(self, pico_usd: int, tokens: int, calls: int = 1) -> Reservation:
+    async def reserve(
+        self, pico_usd: int, tokens: int, calls: int = 1, *, batch: bool = False
+    ) -> Reservation:
         """Wait until the worst case of a call fits, and reserve it."""
 
     def settle(self, reservation: Reservation, pico_usd: int, tokens: int, calls: int = 1) -> None:

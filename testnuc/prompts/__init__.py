@@ -6,7 +6,7 @@ instructions, line breaks) cannot end the line, so it cannot pose as another tex
 """
 
 from testnuc._base.checks import valid_text
-from testnuc.prompts._reading import label_spans, parse_reply
+from testnuc.prompts._reading import label_spans, parse_reply, without_thinking
 from testnuc.prompts._writing import (
     PROMPT_VERSION,
     Demonstration,
@@ -28,4 +28,5 @@ __all__ = [
     "user_prompt",
     "user_prompt_start",
     "valid_text",
+    "without_thinking",
 ]

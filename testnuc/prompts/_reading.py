@@ -72,6 +72,11 @@ def parse_reply(content: str, n: int) -> tuple[Answer | ReplyError, ...]:
     return _match_by_id(items, content, n)
 
 
+def without_thinking(content: str) -> str:
+    """Return a reply without the reasoning that some models write before it."""
+    return _THINKING.sub(" ", content[-_SEARCHED:]).strip()
+
+
 def _plain_answer(content: str) -> Answer | None:
     """Parse the most common reply, an object with a label and a confidence (fast path)."""
     try:

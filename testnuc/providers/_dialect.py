@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["LIMITS", "Dialect", "Structure", "after_refusal", "less_structure"]
+__all__ = ["LIMITS", "Dialect", "Structure", "after_refusal", "less_structure", "stepped"]
 
 #: The two names of the output limit.
 LIMITS = ("max_completion_tokens", "max_tokens")
@@ -116,6 +116,23 @@ def less_structure(
     least = Structure.SCHEMA if labels_only else Structure.OBJECT
     below = [s for s in known if s > dialect.structure and s >= least]
     return replace(dialect, structure=min(below)) if below else None
+
+
+def stepped(dialect: Dialect, known: Collection[Structure], steps: int) -> Dialect:
+    """Return the dialect of a call whose reply was unreadable `steps` times.
+
+    Parameters
+    ----------
+    dialect : Dialect
+        The provider's.
+    known : Collection[Structure]
+        The structures of the protocol.
+    steps : int
+        Each goes to the next weaker structure, a schema without labels left out.
+    """
+    for _ in range(steps):
+        dialect = less_structure(dialect, known) or dialect
+    return dialect
 
 
 def _other(limit: str) -> str:

@@ -25,7 +25,8 @@ from testnuc.errors import (
     TruncatedReplyError,
     UnreadableReplyError,
 )
-from testnuc.prompts import parse_reply
+from testnuc.labels import LabelSet
+from testnuc.prompts import parse_reply, without_thinking
 from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
 from testnuc.providers._dialect import (
     LIMITS,
@@ -33,6 +34,7 @@ from testnuc.providers._dialect import (
     Structure,
     after_refusal,
     less_structure,
+    stepped,
 )
 from testnuc.transport.api_errors import as_error
 from testnuc.transport.endpoint import checked_headers
@@ -136,7 +138,9 @@ class HTTPProvider(ABC):
         self._where = f"{model} at {endpoint.netloc}"
         self._key = key
         self._hint = hint
-        self._prepared: dict[tuple[Task, int], _Prepared] = {}
+        self._prepared: dict[tuple[Task, int, int], _Prepared] = {}
+        #: The labels of the last task, to recognize a reply that is one of them.
+        self._labels: tuple[Task, LabelSet] | None = None
         self._users: set[str] = set()
         self._readable = False
         self._stale = 0
@@ -167,7 +171,7 @@ class HTTPProvider(ABC):
         request : Request
             The request.
         """
-        prepared = self._prepared.get((request.task, len(request.texts))) or self._prepare(request)
+        prepared = self._of(request)
         try:
             user = orjson.dumps(request.user)
         except TypeError as problem:
@@ -184,7 +188,7 @@ class HTTPProvider(ABC):
         request : Request
             The request.
         """
-        prepared = self._prepared.get((request.task, len(request.texts))) or self._prepare(request)
+        prepared = self._of(request)
         user = request.user
         size = len(user) if user.isascii() else len(user.encode("utf-8", "replace"))
         return prepared.static_tokens + int(size / BYTES_PER_TOKEN), prepared.output_tokens
@@ -220,11 +224,15 @@ class HTTPProvider(ABC):
     def body(self, task: Task, n: int, dialect: Dialect) -> Body:
         """Return the parts of the body for `n` texts."""
 
+    def _of(self, request: Request) -> _Prepared:
+        key = (request.task, len(request.texts), request.step)
+        return self._prepared.get(key) or self._prepare(request)
+
     def _prepare(self, request: Request) -> _Prepared:
         task, n = request.task, len(request.texts)
         self.validate(task)
         self._users.update(task.options)
-        body = self.body(task, n, self.dialect)
+        body = self.body(task, n, stepped(self.dialect, self.structures, request.step))
         sent = {k: v for k, v in body.parameters.items() if k not in self.dialect.dropped}
         suffix = body.closing + (b"," + orjson.dumps(sent)[1:] if sent else b"}")
         prepared = _Prepared(
@@ -235,7 +243,7 @@ class HTTPProvider(ABC):
         )
         if len(self._prepared) >= _PREPARED:
             self._prepared.clear()
-        self._prepared[task, n] = prepared
+        self._prepared[task, n, request.step] = prepared
         return prepared
 
     # --- adapting -----------------------------------------------------------------------------
@@ -324,6 +332,8 @@ class HTTPProvider(ABC):
     def _read(self, request: Request, message: Message) -> Reply:
         content = message.content
         answers = parse_reply(content, len(request.texts)) if content.strip() else ()
+        if len(answers) == 1 and isinstance(answers[0], UnreadableReplyError):
+            answers = self._label_alone(request.task, message) or answers
         if message.refusal is None and any(isinstance(answer, Answer) for answer in answers):
             self._readable = True
             return Reply(answers, message.usage, message.request_id)
@@ -349,6 +359,36 @@ class HTTPProvider(ABC):
         error = answers[0]
         assert isinstance(error, ReplyError)
         raise type(error)(f"{self._where}: {error}", **facts)
+
+    def _label_alone(self, task: Task, message: Message) -> tuple[Answer, ...]:
+        """Return the answer of a reply that is a label and nothing else; () if it is not."""
+        if message.truncated:  # perhaps the beginning of a longer label
+            return ()
+        if self._labels is None or self._labels[0] is not task:
+            try:
+                self._labels = (task, LabelSet(task.labels))
+            except InvalidInputError:
+                return ()
+        labels = self._labels[1]
+        place = labels.same(without_thinking(message.content))
+        return () if place is None else (Answer(labels.names[place]),)
+
+    def recover(self, request: Request, error: UnreadableReplyError) -> Reply:
+        """Read what the model said from an error: some servers refuse the answers of their models.
+
+        Parameters
+        ----------
+        request : Request
+            The request.
+        error : UnreadableReplyError
+            From `error`, with the model's answer as `content`.
+
+        Raises
+        ------
+        ReplyError
+            It has no valid answer.
+        """
+        return self._read(request, Message(error.content or "", None, error.request_id))
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
         """Return the error of a non-200 response.

@@ -198,4 +198,6 @@ def _usage(value: Any) -> TokenUsage | None:
         return None
     cached = count(value.get("cache_read_input_tokens")) or 0
     written = count(value.get("cache_creation_input_tokens")) or 0
-    return TokenUsage(sent + cached + written, received, cached, written)
+    tier = value.get("service_tier")
+    tier = tier if isinstance(tier, str) else ""
+    return TokenUsage(sent + cached + written, received, cached, written, tier)

@@ -28,8 +28,8 @@ _AZURE = (
     ".services.ai.azure.com",
 )
 
-#: Reasoning models without a temperature.
-_REASONING = re.compile(r"(o\d|gpt-([5-9]|\d\d)|codex)(?!.*-chat)", re.IGNORECASE)
+#: Reasoning models without a temperature; Azure's gpt-35-turbo is GPT-3.5.
+_REASONING = re.compile(r"(o\d|gpt-(?!35)([5-9]|\d\d)|codex)(?!.*-chat)", re.IGNORECASE)
 #: Reasoning models with a temperature.
 _THINKING = re.compile(r"gpt-oss|deepseek-?r\d|reason|think|qwq|magistral", re.IGNORECASE)
 
@@ -165,7 +165,7 @@ class OpenAI(HTTPProvider):
         answer : dict
             A chat completion.
         """
-        usage = _usage(answer.get("usage"))
+        usage = _usage(answer.get("usage"), answer.get("service_tier"))
         request_id = answer["id"] if isinstance(answer.get("id"), str) else None
         choices = answer.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
@@ -209,15 +209,40 @@ def _response_format(task: Task, n: int, structure: Structure) -> dict[str, Any]
     }
 
 
-def _usage(value: Any) -> TokenUsage | None:
+def _usage(value: Any, tier: Any) -> TokenUsage | None:
     if not isinstance(value, dict):
         return None
     sent, received = count(value.get("prompt_tokens")), count(value.get("completion_tokens"))
     if sent is None or received is None:
         return None
-    details = value.get("prompt_tokens_details")
-    cached = count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    return TokenUsage(sent, received, min(cached or 0, sent))
+    cached = _detail(value, "prompt_tokens_details", "cached_tokens")
+    received += _reasoning_outside(value, sent, received)
+    tier = tier or value.get("service_tier")
+    return TokenUsage(
+        sent, received, min(cached or 0, sent), tier=tier if isinstance(tier, str) else ""
+    )
+
+
+def _detail(usage: dict[str, Any], kind: str, name: str) -> int | None:
+    details = usage.get(kind)
+    return count(details.get(name)) if isinstance(details, dict) else None
+
+
+def _reasoning_outside(usage: dict[str, Any], sent: int, received: int) -> int:
+    """Return the billed reasoning tokens that ``completion_tokens`` does not include.
+
+    xAI and Gemini leave them out, OpenAI includes them; the total tells which.
+    """
+    reasoning = _detail(usage, "completion_tokens_details", "reasoning_tokens")
+    total = count(usage.get("total_tokens"))
+    if total is None:
+        # a part cannot exceed the whole
+        return reasoning if reasoning is not None and reasoning > received else 0
+    rest = max(0, total - sent - received)
+    if reasoning is not None:
+        return min(reasoning, rest)
+    # Gemini does not say what the rest is; Mistral counts audio of the prompt apart
+    return max(0, rest - (_detail(usage, "prompt_tokens_details", "audio_tokens") or 0))
 
 
 def _text(content: Any) -> str:

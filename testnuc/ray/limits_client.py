@@ -162,7 +162,14 @@ class LimitsClient:
         """Whether tokens, or the money they cost, are bounded."""
         return self._bounds_tokens
 
-    async def reserve(self, pico_usd: int, tokens: int, calls: int = 1) -> Reservation:
+    async def reserve(
+        self,
+        pico_usd: int,
+        tokens: int,
+        calls: int = 1,
+        *,
+        batch: bool = False,  # noqa: ARG002 - workers have no batch lane
+    ) -> Reservation:
         """Reserve the worst case of a call, once the budget has room for it."""
         number = await self._request("reserve", pico_usd, tokens, calls)
         return _RemoteReservation(number, (pico_usd, tokens, calls))

@@ -83,7 +83,12 @@ def contents(
                 "u": 0 if review is None else _number(review.urgency),
                 "q": id(result) in queue,
                 "w": [] if review is None else review.why,
-                "v": [[labels.of(label), _number(w)] for label, w in fields["votes"].items()],
+                # the text's own vote alone says nothing about its label
+                "v": [[labels.of(label), _number(w)] for label, w in fields["votes"].items()]
+                if result.voters > 1
+                else [],
+                "b": labels.of(fields["alternative"]),
+                "bt": _number(fields["trust_of_alternative"]),
                 "k": [
                     [
                         texts.of(near["text"]),

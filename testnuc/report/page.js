@@ -421,7 +421,7 @@
       : `nothing usable${row.d ? `: ${cut(row.d, 300)}` : ""}`;
     const facts = [
       ["label", nameOf(row.l)],
-      ["trust", row.t === null ? "unknown" : two(row.t)],
+      ["trust", row.t === null ? "unknown" : `${two(row.t)} that this label is right${row.bt === null || row.b === null ? "" : `, ${two(row.bt)} that ${cut(labels[row.b], 100)} is`}`],
       ["the LLM said", own],
       ["share, margin", row.n ? `${two(row.s)}, ${two(row.m)} of ${many(row.n, "voter")}` : null],
       ["asked", row.c ? null : "until the winner was certain; the other neighbors were not asked"],

@@ -30,7 +30,10 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._rows: dict[bytes, StoredPrediction] = {}
+        #: Scope -> hashes of the texts with a prediction.
+        self._predicted: dict[bytes, set[bytes]] = {}
         self._facts: dict[bytes, dict[str, Any]] = {}
+        self._learned: dict[bytes, bytes] = {}
         self._batches: dict[bytes, StoredBatch] = {}
         #: Batch id -> owner and expiry of its lease.
         self._leases: dict[bytes, tuple[bytes, float]] = {}
@@ -58,7 +61,11 @@ class MemoryStore:
 
     async def count(self, scope: bytes) -> int:
         """Return the number of texts with a prediction in this scope."""
-        return len({row.text_hash for row in self._rows.values() if row.scope == scope})
+        return len(self._predicted.get(scope, ()))
+
+    async def predicted(self, scope: bytes) -> list[bytes]:
+        """Return the hashes of the texts with a prediction in this scope."""
+        return list(self._predicted.get(scope, ()))
 
     async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
         """Delete the predictions of a model, or of a scope; returns their number."""
@@ -69,7 +76,7 @@ class MemoryStore:
             or (model is not None and self._facts.get(row.scope, {}).get("model") == model)
         ]
         for key in gone:
-            del self._rows[key]
+            self._predicted.pop(self._rows.pop(key).scope, None)
         return len(gone)
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
@@ -79,6 +86,10 @@ class MemoryStore:
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
         """Store predictions; the first one under a key wins. Returns the stored ones."""
+        for row in rows:
+            # the first row under a key stays
+            kept = self._rows.get(row.key, row)
+            self._predicted.setdefault(kept.scope, set()).add(kept.text_hash)
         store = self._rows.setdefault
         return [store(row.key, row).prediction for row in rows]
 
@@ -93,6 +104,18 @@ class MemoryStore:
         self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
     ) -> None:
         """Do nothing: embeddings are not stored."""
+
+    async def put_learned(self, scope: bytes, data: bytes) -> None:
+        """Store what was learned, in place of what was there."""
+        self._learned[scope] = data
+
+    async def get_learned(self, scope: bytes) -> bytes | None:
+        """Return what was learned; None if nothing was."""
+        return self._learned.get(scope)
+
+    async def drop_learned(self, scope: bytes) -> None:
+        """Delete what was learned."""
+        self._learned.pop(scope, None)
 
     async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
         """Store a batch that is about to be submitted, leased by `owner`."""

@@ -119,8 +119,15 @@ class CallAccounting:
             # an exhausted quota is a 429 too, but waiting does not help against it
             if answer.status in _BUSY and (failure is None or is_retryable(failure)):
                 self.admission.refused(permit, seconds)
+            elif isinstance(failure, ReplyError):
+                # the model answered, and only the server refused the answer: perhaps billed
+                self._book(call, permit, None)
             else:
                 self.admission.failed(permit)
+        recover = getattr(wire, "recover", None)
+        if recover is not None and isinstance(failure, ReplyError) and failure.content:
+            recovered: Reply = recover(call.request, failure)
+            return recovered
         if isinstance(failure, ProviderError) and failure.retry_after is None:
             failure.retry_after = seconds
         raise failure
@@ -160,7 +167,7 @@ class CallAccounting:
         error = raised if call.wire is None else translate(raised, call.wire)
         if timeout is not None:
             error = timeout
-        elif isinstance(raised, aiohttp.ClientConnectorError):
+        elif isinstance(raised, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
             # never sent, so never billed: the reservation serves the next attempt
             call.unsent = True
             call.refusals += 1
@@ -187,6 +194,10 @@ class CallAccounting:
         if call.reservation is not None and self.account is not None:
             self._overrun = max(self._overrun, usage.input_tokens / max(1, call.size[0]))
             tokens = usage.input_tokens + usage.output_tokens
+            if pico_usd is None and self._price is not None:
+                # answered in a service tier whose price is unknown
+                self._keep(call)
+                return
             self.account.settle(call.reservation, pico_usd or 0, tokens)
             call.reservation = None
 

@@ -16,6 +16,7 @@ from testnuc.errors import (
     RateLimitedError,
     ServerError,
     UnknownModelError,
+    UnreadableReplyError,
 )
 from testnuc.transport.endpoint import redacted
 
@@ -64,11 +65,20 @@ _FILTERED = re.compile(
     r"|flagged|moderation",
     re.IGNORECASE,
 )
+_FILTERED_CODES = {"content_filter", "invalid_prompt", "responsibleaipolicyviolation"}
 _TOO_LONG = re.compile(
     r"context.{0,10}(length|window|size)|prompt is too long|input is too long|too many tokens"
-    r"|request too large|maximum (prompt|input) length|exceed.{0,30}context",
+    r"|request too large|maximum (prompt|input) length|exceed.{0,30}context"
+    r"|token count.{0,40}exceed|max_new_tokens`? must be",
     re.IGNORECASE,
 )
+#: Some servers fail with a 500 on a format of the answer that they do not know.
+_FORMAT = re.compile(
+    r"response_?format|json_(object|schema)|structured[_ ]?output|output_(config|format)|grammar",
+    re.IGNORECASE,
+)
+#: Statuses of a server that is unavailable, whatever its message names.
+_UNAVAILABLE = {503, 504, 529}
 
 
 def parse_error(body: bytes) -> tuple[str, frozenset[str]]:
@@ -78,8 +88,13 @@ def parse_error(body: bytes) -> tuple[str, frozenset[str]]:
     ----------
     body : bytes
         In any of the shapes in use: ``{"error": {..}}``, ``{"error": ".."}``, ``{"message": ..}``,
-        ``{"detail": ..}``, a list of one of them, or not JSON.
+        ``{"detail": ..}``, a list of one of them, or not JSON. OpenRouter has the error of the
+        provider behind it in ``metadata.raw``, often as JSON in a string.
     """
+    return _parse(body, nested=True)
+
+
+def _parse(body: bytes, *, nested: bool) -> tuple[str, frozenset[str]]:
     try:
         value: Any = orjson.loads(body)
     except ValueError:
@@ -88,6 +103,7 @@ def parse_error(body: bytes) -> tuple[str, frozenset[str]]:
     if isinstance(value, list) and value:
         value = value[0]
     codes: set[str] = set()
+    behind = ""
     message: Any = value
     for _ in range(3):
         if not isinstance(message, dict):
@@ -95,6 +111,11 @@ def parse_error(body: bytes) -> tuple[str, frozenset[str]]:
         inner = message.get("innererror") or message.get("metadata")
         if isinstance(inner, dict):
             codes.update(str(inner[key]) for key in ("code", "reasons") if inner.get(key))
+            raw = inner.get("raw")
+            if raw and nested:
+                raw = raw if isinstance(raw, str) else orjson.dumps(raw).decode()
+                behind, more = _parse(raw.encode("utf-8", "replace"), nested=False)
+                codes |= more
         codes.update(str(message[key]) for key in ("type", "code", "param") if message.get(key))
         message = next(
             (message[key] for key in ("error", "message", "detail", "msg") if message.get(key)), ""
@@ -103,6 +124,8 @@ def parse_error(body: bytes) -> tuple[str, frozenset[str]]:
         message = ""
     elif not isinstance(message, str):
         message = orjson.dumps(message).decode()
+    if behind:
+        message = f"{message}: {behind}" if message else behind
     return " ".join(message.split()), frozenset(codes - {"error"})
 
 
@@ -137,8 +160,9 @@ def as_error(
     if len(message) > _QUOTED:
         message = message[: _QUOTED - 2] + ".."
     if status == 200:
-        status = next((_STATUS[code] for code in codes if code in _STATUS), 0) or next(
-            (int(code) for code in codes if code.isdecimal() and 400 <= int(code) < 600),
+        ordered = sorted(codes)
+        status = next((_STATUS[code] for code in ordered if code in _STATUS), 0) or next(
+            (int(code) for code in ordered if code.isdecimal() and 400 <= int(code) < 600),
             500,
         )
     kind, remedy, alone = _kind(status, text, codes)
@@ -154,6 +178,8 @@ def as_error(
     )
     if alone:
         error.fatal = False
+    if isinstance(error, UnreadableReplyError):
+        error.content = _failed_generation(body)
     return error
 
 
@@ -164,11 +190,10 @@ def _kind(  # noqa: PLR0911 - one return for each kind
     lowered = {code.lower() for code in codes}
     if status == 402 or lowered & _QUOTA_CODES or _QUOTA.search(text):
         return QuotaExceededError, "Check the account's plan and billing.", False
-    if status in {400, 403, 422} and (
-        "content_filter" in lowered
-        or "ResponsibleAIPolicyViolation" in codes
-        or _FILTERED.search(text)
-    ):
+    if "json_validate_failed" in lowered:
+        # the model's answer did not have the form; it is in "failed_generation"
+        return UnreadableReplyError, "", True
+    if status in {400, 403, 422} and (lowered & _FILTERED_CODES or _FILTERED.search(text)):
         return ContentRefusedError, "", True
     if status in {401, 403}:
         return AuthenticationError, "", False
@@ -183,9 +208,20 @@ def _kind(  # noqa: PLR0911 - one return for each kind
         return BadRequestError, remedy, True
     if status == 429:
         return RateLimitedError, "", False
+    if status >= 500 and status not in _UNAVAILABLE and _FORMAT.search(text):
+        return BadRequestError, "", False
     if status in {408, 409, 425} or status >= 500:
         return ServerError, "", False
     return BadRequestError, "", False
+
+
+def _failed_generation(body: bytes) -> str:
+    """Return what the model said, from a refusal of its answer by the server."""
+    try:
+        said = orjson.loads(body)["error"]["failed_generation"]
+    except (ValueError, TypeError, KeyError):
+        return ""
+    return said if isinstance(said, str) else ""
 
 
 def _request_id(headers: Mapping[str, str]) -> str | None:

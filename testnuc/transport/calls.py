@@ -53,6 +53,7 @@ class Call:
         "sends",
         "size",
         "started",
+        "unreadable",
         "unsent",
         "wire",
     )
@@ -78,6 +79,9 @@ class Call:
         #: Whether the last attempt was one of these.
         self.unsent = False
         self.adaptations = 0
+        #: Replies from which no label could be read, those of a larger packed call included; they
+        #: are billed.
+        self.unreadable = request.step
         #: Whether the next request is a retry.
         self.again = False
         #: When it was first sent; the deadline counts from there.

@@ -19,6 +19,8 @@ __all__ = ["Connections", "HTTPAnswer"]
 
 #: Timeouts are the caller's.
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
+#: Except for the connection to a server that never responded: base_url may be wrong.
+_FIRST_CONNECT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=4.0, sock_read=None)
 
 
 class HTTPAnswer(NamedTuple):
@@ -55,7 +57,9 @@ class Connections:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
-    async def post(self, provider: WireProvider, body: bytes) -> HTTPAnswer:
+    async def post(
+        self, provider: WireProvider, body: bytes, *, reached: bool = True
+    ) -> HTTPAnswer:
         """Send a call, and read the complete response.
 
         Parameters
@@ -64,6 +68,8 @@ class Connections:
             Provides URL and headers.
         body : bytes
             The request body.
+        reached : bool
+            Whether the server has ever responded; if not, connecting has a timeout.
 
         Returns
         -------
@@ -72,7 +78,12 @@ class Connections:
         """
         session = self._session(provider)
         # a redirect would send the key to another host; it is treated as an error instead
-        response = await session.http.post(provider.url, data=body, allow_redirects=False)
+        response = await session.http.post(
+            provider.url,
+            data=body,
+            allow_redirects=False,
+            timeout=_NO_TIMEOUT if reached else _FIRST_CONNECT,
+        )
         # read() releases the connection at the end, and closes it if interrupted
         return HTTPAnswer(response.status, response.headers, await response.read())
 

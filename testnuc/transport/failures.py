@@ -54,6 +54,11 @@ def translate(raised: BaseException, provider: WireProvider) -> BaseException:
         refused.retryable = False
         refused.fatal = True
         return refused
+    if isinstance(raised, aiohttp.ConnectionTimeoutError):
+        return ConnectionFailedError(
+            f"cannot connect to {where} (no reply); check base_url, the network, and whether a "
+            f"proxy is needed (trust_env=True)"
+        )
     if isinstance(raised, aiohttp.ClientConnectorError):
         return ConnectionFailedError(
             f"cannot connect to {where} ({_reason(raised)}); check base_url, the network, and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from testnuc.errors import BadRequestError, ProviderError, ReplyError, UnknownModelError
@@ -15,23 +16,71 @@ if TYPE_CHECKING:
     from testnuc.limits import RetryPolicy
     from testnuc.transport.calls import Call
 
-__all__ = ["adapts", "backoff", "gives_up", "may_help", "wait"]
+__all__ = ["Outage", "adapts", "backoff", "gives_up", "may_help", "wait"]
 
 #: Changes of the encoding within one call.
 _MOST_ADAPTATIONS = 4
+#: Unusable replies after which a call fails: they are billed, and more tries rarely help.
+_MOST_UNREADABLE = 3
 #: Jitter on top of a server's wait: part of it, and its bounds in seconds.
 _SPREAD, _LEAST_SPREAD, _MOST_SPREAD = 0.1, 0.05, 5.0
 #: The first waits for a server that refuses connections are shorter than `initial_wait`.
 _SHORT_WAITS = 3
+#: A server that never responded is given up after so many seconds of refused connections.
+_UNREACHED = 1.5
+#: After so many seconds without an attempt, the server may have been started.
+_QUIET = 3.0
+#: One that responded before: after so many in a row, over at least so many seconds. Calls that are
+#: refused at the same time count once.
+_REFUSALS, _LEAST_OUTAGE = 20, 5.0
 #: More doublings would overflow.
 _MOST_DOUBLINGS = 30
 
 
+class Outage:
+    """Connections that the server refused in a row."""
+
+    __slots__ = ("_first", "_last", "_refusals", "_since")
+
+    def __init__(self) -> None:
+        self._refusals = 0
+        self._first = self._since = 0.0
+        self._last = float("-inf")
+
+    def refused(self, sent_at: float, now: float) -> None:
+        """Count a refused connection, unless it was tried before the last one was refused."""
+        if sent_at < self._last:
+            return
+        if not self._refusals:
+            self._first = now
+        if now - self._last > _QUIET:
+            self._since = now
+        self._refusals += 1
+        self._last = now
+
+    def over(self) -> None:
+        """Forget the refusals: the server has responded."""
+        self._refusals = 0
+        self._last = float("-inf")
+
+    @property
+    def seconds(self) -> float:
+        """How long connections have been refused, without a pause in which none was tried."""
+        return self._last - self._since if self._refusals else 0.0
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether every other call would be refused, too."""
+        return self._refusals >= _REFUSALS and self._last - self._first >= _LEAST_OUTAGE
+
+
 def may_help(call: Call, error: BaseException) -> bool:
     """Whether to retry; missing answers of a packed call are asked for in smaller calls."""
-    return is_retryable(error) and not (
-        isinstance(error, ReplyError) and len(call.request.texts) > 1
-    )
+    if isinstance(error, ReplyError) and (
+        len(call.request.texts) > 1 or call.unreadable >= _MOST_UNREADABLE
+    ):
+        return False
+    return is_retryable(error)
 
 
 def wait(call: Call, state: RetryCallState, policy: RetryPolicy, rng: Random) -> float:
@@ -59,9 +108,26 @@ def backoff(policy: RetryPolicy, tries: int, retry_after: float | None, rng: Ran
 
 
 def gives_up(
-    call: Call, state: RetryCallState, policy: RetryPolicy, *, since: float, reached: bool
+    call: Call,
+    state: RetryCallState,
+    policy: RetryPolicy,
+    *,
+    since: float,
+    reached: bool,
+    outage: Outage,
 ) -> bool:
-    """Whether a failure is final, `since` seconds after the call was first sent."""
+    """Whether a failure is final, `since` seconds after the call was first sent.
+
+    The error becomes fatal if the server cannot be reached: every other call would fail as well.
+    """
+    if call.unsent and call.error is not None:
+        tries = state.attempt_number
+        # calls that were sent late share what earlier ones found out
+        seconds = max(since + state.upcoming_sleep, outage.seconds)
+        unreached = seconds >= _UNREACHED or tries >= policy.attempts
+        if outage.is_permanent or (not reached and unreached):
+            call.error.fatal = True
+            return True
     if since + state.upcoming_sleep >= policy.deadline:
         return True
     # A server that was reached before is probably restarting: refused connections do not count as
@@ -72,6 +138,12 @@ def gives_up(
 
 def adapts(call: Call, error: ProviderError) -> bool:
     """Change the encoding of a call if that can cure the error; return whether it changed."""
+    # without content the response was broken, as by a failure of the server: retried as such
+    unreadable = isinstance(error, ReplyError) and error.content is not None
+    if unreadable:
+        call.unreadable += 1
+        if call.unreadable >= _MOST_UNREADABLE:
+            return False
     if call.wire is None or call.adaptations >= _MOST_ADAPTATIONS:
         return False
     if not isinstance(error, (BadRequestError, UnknownModelError, ReplyError)):
@@ -79,9 +151,17 @@ def adapts(call: Call, error: ProviderError) -> bool:
     body = call.wire.encode(call.request)
     if body == call.body:
         # no concurrent call has adapted the provider already
-        if not call.wire.adapt(error):
+        changed = call.wire.adapt(error)
+        if not changed and unreadable and error.retryable and len(call.request.texts) == 1:
+            # others get readable replies: ask for another format in this call alone
+            call.request = replace(call.request, step=call.request.step + 1)
+        elif not changed:
             return False
         body = call.wire.encode(call.request)
+        if not changed and body == call.body:
+            return False
+    # what was answered is billed, so that sending it again is a retry
+    call.again = call.again or unreadable
     call.adaptations += 1
     call.body = body
     call.size = call.wire.reserve(call.request)

@@ -35,7 +35,7 @@ from testnuc.transport.auxiliary import AuxiliaryRequests
 from testnuc.transport.calls import Call, Timer, estimate_tokens
 from testnuc.transport.connections import Connections
 from testnuc.transport.failures import host, safe_cause
-from testnuc.transport.retries import adapts, gives_up, may_help, wait
+from testnuc.transport.retries import Outage, adapts, gives_up, may_help, wait
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -80,6 +80,8 @@ class Transport:
         Waits between attempts.
     rng : random.Random, optional
         Source of jitter.
+    connections : Connections, optional
+        Replaces the HTTP sessions; for tests.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Transport:
         wall: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: Random | None = None,
+        connections: Connections | None = None,
     ) -> None:
         require_price(budget, price, "the model")
         self._retry = retry or RetryPolicy()
@@ -121,7 +124,10 @@ class Transport:
         self._sleep = sleep
         #: Called with 1 when a call starts to back off, and with -1 when it stops.
         self.on_wait: Callable[[int], None] | None = None
-        self._connections = Connections(max_concurrency, trust_env=trust_env)
+        #: Called with each failure of an attempt; must not raise.
+        self.on_failure: Callable[[ProviderError], None] | None = None
+        self._outage = Outage()
+        self._connections = connections or Connections(max_concurrency, trust_env=trust_env)
         #: HTTP requests other than calls; not rate-limited.
         self.auxiliary = AuxiliaryRequests(
             self._connections, self._retry, rng=self._rng, clock=clock, wall=wall, sleep=sleep
@@ -260,7 +266,14 @@ class Transport:
 
         def stop(state: RetryCallState) -> bool:
             since = self._clock() - call.started if call.sends else 0.0
-            return gives_up(call, state, self._retry, since=since, reached=self._accounting.reached)
+            return gives_up(
+                call,
+                state,
+                self._retry,
+                since=since,
+                reached=self._accounting.reached,
+                outage=self._outage,
+            )
 
         return AsyncRetrying(
             sleep=self._pause,
@@ -288,6 +301,8 @@ class Transport:
                 return await self._send(call)
             except ProviderError as error:
                 _log.debug("call failed: %s: %s", type(error).__name__, error)
+                if self.on_failure is not None:
+                    self.on_failure(error)
                 if not adapts(call, error):
                     error.attempts = call.sends
                     call.error = error
@@ -313,7 +328,9 @@ class Transport:
         timer = Timer(max(0.0, min(self._retry.timeout, left)))
         try:
             if call.wire is not None:
-                answer = await self._connections.post(call.wire, call.body)
+                answer = await self._connections.post(
+                    call.wire, call.body, reached=accounting.reached
+                )
             else:
                 assert call.other is not None
                 reply = await call.other.answer(call.request)
@@ -323,10 +340,13 @@ class Transport:
             if error is raised:
                 raise
             cause = safe_cause(raised)
+            if call.unsent:
+                self._outage.refused(permit.sent_at, self._clock())
         else:
             # Nothing awaits from here on, so everything is settled even on cancellation.
             timer.stop()
             if call.wire is not None:
+                self._outage.over()
                 return accounting.read(call, permit, answer)
             return accounting.accept(call, permit, reply)
         raise error from cause

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
-from testnuc.trust.evidence import (
+from testnuc.trust.near_copies import (
     JUDGES,
     Interval,
     at_similarity_one,
@@ -35,12 +35,12 @@ from testnuc.trust.evidence import (
     kappa_by_rank,
     pairs_of,
 )
-from testnuc.voting import VotePolicy, vote_curves
+from testnuc.voting import VotePolicy, vote_curve, vote_curves
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from testnuc.trust.evidence import Pairs
+    from testnuc.trust.near_copies import Pairs
 
 __all__ = ["MAX_NEIGHBORS", "MIN_PREDICTIONS", "diagnose"]
 
@@ -51,6 +51,8 @@ MAX_NEIGHBORS = 30
 #: Texts sampled for the diagnosis, which bounds its runtime.
 _MAX_ROWS = 10_000
 _KS = (10, 20, 30)
+#: Neighbors in the vote that a user without a diagnosis would take.
+_PLAIN_K = 10
 _OWN_WEIGHTS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 #: Bandwidths: shares of the most similar pairs to fit a line to. Agreement need not be linear in
 #: similarity, so the most pessimistic bandwidth is used.
@@ -118,6 +120,7 @@ def diagnose(
             f"only {len(own)} predictions, {MIN_PREDICTIONS} are needed: the LLM's own labels are "
             "kept",
         )
+        why = f"{len(own):,} predictions are too few to judge neighbors by"
     elif copies_high >= 1:
         decision = Decision(
             None,
@@ -126,6 +129,7 @@ def diagnose(
             f"{min(copies_high, 1):.2f}): neighbors that disagree may have different labels, so "
             "the LLM's own labels are kept",
         )
+        why = "near copies do not show that neighbors correct errors"
     elif copies_low <= _EVEN:
         decision = Decision(
             None,
@@ -133,12 +137,15 @@ def diagnose(
             f"near copies agree little beyond chance (at least {copies_low:.2f}): similarity or "
             "predictions are unreliable, so the LLM's own labels are kept",
         )
+        why = "near copies agree little beyond chance"
     else:
         allowed = (1 - copies_high) * (1 - by_chance)
         votes = _judged_votes(own, others, sims, n_classes, k)
         candidates = _candidates(votes)
         decision = _choose(candidates, allowed)
+        why = "near copies support no vote"
         if decision.policy is not None:
+            why = "near copies support this vote"
             kept = _excluded_labels(votes, n_classes, decision.k, decision.policy)
             decision = replace(decision, kept=kept)
     return Diagnosis(
@@ -150,7 +157,25 @@ def diagnose(
         candidates=candidates,
         decision=decision,
         warnings=warnings,
+        why=why,
+        differing=_differing(own, others, sims, n_classes),
     )
+
+
+def _differing(
+    own: NDArray[np.int32],
+    others: NDArray[np.int32],
+    sims: NDArray[np.float32],
+    n_classes: int,
+) -> int:
+    """Return how many labels a plain vote of `_PLAIN_K` neighbors would change."""
+    if not len(own):
+        return 0
+    labels = np.concatenate([own[:, None], others[:, :_PLAIN_K]], axis=1)
+    cosines = np.concatenate([np.ones((len(own), 1), np.float32), sims[:, :_PLAIN_K]], axis=1)
+    cosines = np.where(labels >= 0, cosines, np.float32(0))
+    winners = vote_curve(labels, cosines, n_classes=n_classes, ks=(labels.shape[1] - 1,))
+    return int((winners[0] != own).sum())
 
 
 def _warnings(own: NDArray[np.int32], n_classes: int) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import MissingDependencyError
-from testnuc.trust.evidence import Interval
+from testnuc.trust.near_copies import Interval
 
 if TYPE_CHECKING:
     from testnuc.voting import VotePolicy
@@ -64,6 +64,10 @@ class Diagnosis:
     candidates: tuple[Candidate, ...]
     decision: Decision
     warnings: tuple[str, ...]
+    #: The reason in plain words, as a clause.
+    why: str = ""
+    #: Number of these labels that a plain vote of ten neighbors would change.
+    differing: int = 0
 
     @property
     def expected_gain(self) -> Interval:
@@ -77,6 +81,26 @@ class Diagnosis:
                 return candidate.gain
         return Interval(0.0, 0.0)
 
+    def sentence(self, judging: str = "`await nuc.review(50)`") -> str:
+        """Return what was decided and why, what a vote would change, and what would help.
+
+        Parameters
+        ----------
+        judging : str
+            How to draw texts to be judged.
+        """
+        chosen = self.decision
+        decided = (
+            "The LLM's own labels are kept"
+            if chosen.policy is None
+            else f"{chosen.k} neighbors vote, with own weight {chosen.policy.own_weight:g}"
+        )
+        return (
+            f"{decided}, because {self.why}; a plain vote of ten neighbors would change "
+            f"{self.differing:,} of {self.predictions:,} labels, and fifty judgments decide "
+            f"between these labels, a vote and a model of your texts: {judging}"
+        )
+
     def __str__(self) -> str:
         lines = [f"{self.predictions} predictions"]
         if self.kappa:
@@ -85,6 +109,8 @@ class Diagnosis:
             lines.append(f"agreement with neighbors beyond chance: {shown}")
         lines.append("vote: " + self.decision.reason)
         lines.extend("warning: " + warning for warning in self.warnings)
+        if self.why:
+            lines.append(self.sentence())
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

@@ -1,6 +1,13 @@
-"""Agreement between predictions of similar texts, extrapolated to similarity 1.
+"""What judged texts prove: bounds on a gain, and on an accuracy, by betting.
 
-Uses predictions and similarities only; needs no gold labels.
+A text is drawn with a known probability and judged. Under the hypothesis "the gain is at most mu"
+a bet on the judgment cannot be expected to win, so a capital that grows to 1/alpha refutes it, with
+an error of at most alpha **whenever one stops** (Ville's inequality). Several candidates share
+alpha by weights. Texts are drawn without replacement, with unequal probabilities.
+
+Sources: Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by betting"
+(JRSS B); Shekhar, Xu, Lipton, Liang and Ramdas 2023, "Risk-limiting financial audits via weighted
+sampling without replacement" (UAI).
 """
 
 from __future__ import annotations
@@ -13,139 +20,129 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "JUDGES",
-    "Interval",
-    "Pairs",
-    "at_similarity_one",
-    "chance",
-    "corrected",
-    "kappa_by_rank",
-    "pairs_of",
-]
+__all__ = ["Draws", "Gain", "capital", "gain_of"]
 
-#: Nearest neighbors per text that are compared with it and used as judges of a vote.
-JUDGES = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """An estimated value and its standard error."""
-
-    value: float
-    error: float
-
-    @property
-    def low(self) -> float:
-        """Two standard errors below."""
-        return self.value - 2 * self.error
-
-    @property
-    def high(self) -> float:
-        """Two standard errors above."""
-        return self.value + 2 * self.error
+#: Parts of the capital that are bet; the capital is the mean over them.
+_BETS = np.array([0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9])
+#: Gains that a bound is searched on, as parts of all texts.
+_GRID = np.concatenate([[0.0], np.linspace(0.0025, 0.6, 96)])
+#: Judgments with a gain of 0 that an estimate is shrunk by: the best of several looks too good.
+_SHRINK = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pairs:
-    """Distinct pairs of a text and a neighbor that both have a prediction."""
-
-    #: int64[P], the row of the text.
-    row: NDArray[np.int64]
-    #: float64[P], the cosine of the two.
-    similarity: NDArray[np.float64]
-    #: float64[P], 1 where the two predictions are equal.
-    agree: NDArray[np.float64]
-
-
-def chance(labels: NDArray[np.int32], n_classes: int) -> float:
-    """Return the probability that two random predictions agree.
+class Draws:
+    """How judged texts were drawn, in their order.
 
     Parameters
     ----------
-    labels : int32[N]
-        Predictions; -1 = none.
-    n_classes : int
+    texts : int
+        Size of the population.
+    probability : float64[m]
+        Of each drawn text, at its draw, given the earlier ones.
+    floor : float64[m]
+        The lowest probability, at that draw, of any text that a candidate may change.
     """
-    counts = np.bincount(labels[labels >= 0], minlength=n_classes)
-    total = counts.sum()
-    return float(((counts / total) ** 2).sum()) if total else 1.0
+
+    texts: int
+    probability: NDArray[np.float64]
+    floor: NDArray[np.float64]
+
+    @classmethod
+    def at_random(cls, texts: int, m: int, among: int | None = None) -> Draws:
+        """Return m draws without replacement, all equally likely.
+
+        Parameters
+        ----------
+        texts : int
+        m : int
+        among : int, optional
+            Texts that could be drawn; default: all.
+        """
+        left = (texts if among is None else among) - np.arange(m, dtype=np.float64)
+        chance = 1 / np.maximum(left, 1)
+        return cls(texts, chance, chance)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether every text could be drawn, and all were equally likely."""
+        left = self.texts - np.arange(len(self.probability))
+        return bool(np.allclose(self.probability * left, 1) and np.allclose(self.floor * left, 1))
 
 
-def corrected(agreement: float, by_chance: float) -> float:
-    """Return chance-corrected agreement (kappa): 0 = by chance, 1 = always."""
-    return (agreement - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The gain of a candidate over all texts, as a part of 1."""
+
+    #: Shrunk toward 0.
+    value: float
+    #: Lower and upper bound.
+    low: float
+    high: float
 
 
-def kappa_by_rank(
-    own: NDArray[np.int32], others: NDArray[np.int32], by_chance: float
-) -> list[float]:
-    """Return the kappa between each text and its r-th neighbor, for r = 1, 2, ..
+def capital(
+    values: NDArray[np.float64], draws: Draws, means: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the log of the capital against "the mean over all texts is at most mu".
 
     Parameters
     ----------
-    own : int32[B]
-        Predictions of the texts; -1 = none.
-    others : int32[B, K]
-        Predictions of the neighbors; -1 = none.
-    by_chance : float
-        Agreement by chance.
+    values : float64[m]
+        Of each drawn text, -1 to 1; 0 where a text cannot count.
+    draws : Draws
+    means : float64[k]
+        The values of mu.
+
+    Returns
+    -------
+    float64[k]
+        At least log(1 / alpha): refuted with an error of at most alpha.
     """
-    values = []
-    for column in others.T:
-        both = (own >= 0) & (column >= 0)
-        agreement = float((own[both] == column[both]).mean()) if both.any() else by_chance
-        values.append(corrected(agreement, by_chance))
-    return values
+    if not len(values):
+        return np.zeros(len(means))
+    # what is drawn leaves the population: its part of the mean is known from then on
+    known = np.concatenate([[0.0], np.cumsum(values)[:-1]]) / draws.texts
+    seen = values / draws.probability / draws.texts + known
+    most = 1 / draws.floor / draws.texts
+    move = seen[:, None] - means
+    least = most[:, None] + np.maximum(means - known[:, None], 0)
+    move = np.maximum(move / least, -1)
+    logs = np.log1p(_BETS[:, None, None] * move).sum(axis=1)
+    top = logs.max(axis=0)
+    result: NDArray[np.float64] = np.log(np.exp(logs - top).mean(axis=0)) + top
+    return result
 
 
-def pairs_of(
-    own: NDArray[np.int32],
-    others: NDArray[np.int32],
-    neighbor_ids: NDArray[np.int64],
-    row_ids: NDArray[np.int64],
-    similarities: NDArray[np.float32],
-) -> Pairs:
-    """Return the pairs of each text with its `JUDGES` nearest neighbors."""
-    width = min(JUDGES, others.shape[1])
-    row, rank = np.nonzero((own[:, None] >= 0) & (others[:, :width] >= 0))
-    first, second = row_ids[row], neighbor_ids[row, rank]
-    # mutual neighbors count as one observation
-    key = np.stack([np.minimum(first, second), np.maximum(first, second)], axis=1)
-    _, once = np.unique(key, axis=0, return_index=True)
-    once.sort()
-    row, rank = row[once], rank[once]
-    return Pairs(
-        row,
-        similarities[row, rank].astype(np.float64),
-        (own[row] == others[row, rank]).astype(np.float64),
-    )
-
-
-def at_similarity_one(
-    similarity: NDArray[np.float64],
-    value: NDArray[np.float64],
-    row: NDArray[np.int64],
-) -> Interval:
-    """Return the mean of `value` extrapolated to similarity 1.
-
-    Fits a line by least squares, with cluster-robust standard errors (values of one text are
-    dependent). The error grows with the distance of the similarities from 1, so a pool without near
-    copies has wide intervals.
+def gain_of(values: NDArray[np.float64], draws: Draws, alpha: float) -> Gain:
+    """Return the gain of a candidate, and bounds that hold with 1 - alpha each.
 
     Parameters
     ----------
-    similarity, value : float64[P]
-    row : int64[P]
-        The text of each value.
+    values : float64[m]
+        1 where the candidate is right and the LLM's own label is not, -1 the other way round.
+    draws : Draws
+    alpha : float
     """
-    if len(value) < 3:
-        return Interval(0.0, np.inf)
-    x = np.stack([np.ones_like(similarity), similarity - 1], axis=1)
-    inverse = np.linalg.inv(x.T @ x + 1e-9 * np.eye(2))
-    line = inverse @ (x.T @ value)
-    _, group = np.unique(row, return_inverse=True)
-    scores = np.zeros((int(group.max()) + 1, 2))
-    np.add.at(scores, group, x * (value - x @ line)[:, None])
-    variance = inverse @ (scores.T @ scores) @ inverse
-    return Interval(float(line[0]), float(np.sqrt(max(variance[0, 0], 0.0))))
+    needed = np.log(1 / alpha)
+    low, high = -1.0, 1.0
+    above = capital(values, draws, _GRID) >= needed
+    if above[0]:
+        low = float(_GRID[max(0, int(np.argmin(above)) - 1)]) if not above.all() else _GRID[-1]
+    else:
+        low = -_reach(-values, draws, needed)
+    high = _reach(values, draws, needed)
+    m = len(values)
+    if not m:
+        return Gain(0.0, -1.0, 1.0)
+    known = np.concatenate([[0.0], np.cumsum(values)[:-1]]) / draws.texts
+    mean = float((values / draws.probability / draws.texts + known).mean())
+    value = float(np.clip(mean * m / (m + _SHRINK), max(low, -1.0), min(high, 1.0)))
+    return Gain(value, low, high)
+
+
+def _reach(values: NDArray[np.float64], draws: Draws, needed: float) -> float:
+    """Return the lowest mean on the grid that "at least" is refuted for: an upper bound."""
+    # "the mean is at least mu" is "the mean of the negated values is at most -mu"
+    refuted = capital(-values, draws, -_GRID) >= needed
+    return float(_GRID[int(np.argmax(refuted))]) if refuted.any() else 1.0

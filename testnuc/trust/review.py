@@ -1,94 +1,309 @@
-"""Ranking of results for manual review."""
+"""Texts to be judged: drawn with known probabilities, saved to a file, answered by a person."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from testnuc._base.checks import checked_whole
+import numpy as np
+import orjson
+
+from testnuc._base.jsonl import write_whole
+from testnuc.errors import InvalidInputError
+from testnuc.types import Neighbor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import os
+    from collections.abc import Awaitable
 
-    from testnuc.types import Classification
+    from numpy.typing import NDArray
 
-__all__ = ["Review", "review_queue"]
+__all__ = ["GOALS", "Drawn", "Review", "ReviewItem", "closest_label", "draw"]
 
-#: Texts in this lower quantile of nearest-neighbor similarity are outliers.
-_OUTLIER = 0.02
-#: Nearest neighbors in this upper quantile of similarity are near copies.
-_COPY = 0.05
-_HEAVY = 0.5
+#: What a review is for; None, the default, is a mixture of the first two.
+GOALS = ("decide", "certify", "correct")
+#: The part of a mixture that is drawn from the texts on which candidates differ.
+_DECIDE = 0.8
+#: The record of a review file.
+_FORMAT, _VERSION = "testnuc.review", 1
+_SHOWN = 5
+
+Drawn: TypeAlias = "tuple[int, str, float | None, float | None]"
 
 
 @dataclass(frozen=True, slots=True)
-class Review:
-    """A result to review, and the reasons."""
+class ReviewItem:
+    """A text to be judged."""
 
-    result: Classification
-    #: Sum of the weights of all reasons; the queue is sorted by it, highest first.
-    urgency: float
-    #: The reasons, most important first.
-    why: tuple[str, ...]
+    #: Position in the review.
+    index: int
+    text: str
+    #: The key of the text: 16 bytes.
+    hash: bytes
+    #: The LLM's label; None: it matches no label.
+    own_label: str | None
+    #: Each label that a candidate gives, with the names of these candidates.
+    candidates: tuple[tuple[str | None, tuple[str, ...]], ...]
+    #: The chance that the label that is kept now is right, as far as it is known.
+    trust: float | None
+    neighbors: tuple[Neighbor, ...]
+    #: "decide", "certify" or "correct".
+    goal: str
+    #: With which it was drawn, given the earlier draws; None: it was not drawn by chance.
+    probability: float | None
+    #: The probability, at this draw, of a text on which candidates differ.
+    floor: float | None
+    #: The right label; None: none of the labels is right, or not answered (`source` is None).
+    answer: str | None = None
+    #: "person" or "referee"; None: not answered.
+    source: str | None = None
 
 
-def review_queue(results: Iterable[Classification], n: int = 20) -> list[Review]:
-    """Return the `n` results that most need manual review, most urgent first.
+class Review(Sequence[ReviewItem]):
+    """Texts to be judged, from `TestNUC.review`; judge them by `answer` or `ask`.
 
-    Reasons are a missing label, low trust, a label changed by the vote, a near copy with another
-    label, and a text that is far from all others.
+    Judge the items in their order, and stop at any of them: `TestNUC.learn` counts an item that was
+    skipped, up to the last one that is answered, as one of which no label is right.
 
     Parameters
     ----------
-    results : iterable of Classification
-    n : int
-        Maximum number of results.
-
-    Raises
-    ------
-    InvalidInputError
-        `n` is negative or not an integer.
+    items : sequence of ReviewItem
+    labels : sequence of str
+        The label set.
+    texts : int
+        Number of texts that the items were drawn from.
+    model : str
+        The model whose labels are judged.
     """
-    checked_whole("n", n, least=0)
-    rows = list(results)
-    nearest = sorted(row.neighbors[0].similarity for row in rows if row.neighbors)
-    far = nearest[int(_OUTLIER * len(nearest))] if nearest else -1.0
-    copy = nearest[int((1 - _COPY) * (len(nearest) - 1))] if nearest else 2.0
-    reviews = []
-    for row in rows:
-        reasons = _reasons(row, far, copy)
-        if reasons:
-            reasons.sort(key=lambda reason: -reason[0])
-            urgency = sum(weight for weight, _ in reasons)
-            reviews.append(Review(row, urgency, tuple(why for _, why in reasons)))
-    reviews.sort(key=lambda review: (-review.urgency, review.result.index))
-    return reviews[:n]
 
+    def __init__(
+        self, items: Sequence[ReviewItem], labels: Sequence[str], texts: int, model: str
+    ) -> None:
+        self._items = list(items)
+        self._places = {item.text: item.index for item in items}
+        #: The label set.
+        self.labels = tuple(labels)
+        #: Number of texts that the items were drawn from.
+        self.texts = texts
+        #: The model whose labels are judged.
+        self.model = model
+        #: Asks a referee; set by the client that made this review.
+        self.asks: Callable[[Review, Any, str], Awaitable[None]] | None = None
 
-def _reasons(row: Classification, far: float, copy: float) -> list[tuple[float, str]]:
-    found = []
-    if row.error is not None:
-        found.append((2.0, f"call failed: {row.error}"))
-    if row.label is None:
-        found.append((2.0, row.reason or "no label"))
-    if row.trust is not None and row.trust < 1:
-        share = f"trust is {row.trust:.2f}"
-        if row.trust < _HEAVY:
-            share += ": most of the vote went to other labels"
-        found.append((1 - row.trust, share))
-    own = row.prediction.label if row.prediction is not None else None
-    if own is not None and row.label is not None and own != row.label:
-        found.append((_HEAVY, f"the vote changed {own!r} to {row.label!r}"))
-    for neighbor in row.neighbors[:1]:
-        if neighbor.similarity >= copy and neighbor.label not in {None, row.label}:
-            found.append(
-                (
-                    _HEAVY,
-                    f"a near copy is labeled {neighbor.label!r}: {neighbor.text[:60]!r}",
+    @property
+    def judged(self) -> list[ReviewItem]:
+        """The items that have an answer."""
+        return [item for item in self._items if item.source is not None]
+
+    def answer(
+        self,
+        item: str | int,
+        label: str | None,
+        source: Literal["person", "referee"] = "person",
+    ) -> None:
+        """Answer an item; a second answer replaces the first.
+
+        Parameters
+        ----------
+        item : str or int
+            The text, or its position in the review.
+        label : str or None
+            The right label; None: none of the labels is right.
+        source : {"person", "referee"}
+
+        Raises
+        ------
+        InvalidInputError
+            There is no such item, or the label is not in the set.
+        """
+        if isinstance(item, str):
+            if item not in self._places:
+                raise InvalidInputError(f"the text {item[:60]!r} is not in this review")
+            item = self._places[item]
+        elif not 0 <= item < len(self._items):
+            raise InvalidInputError(f"item {item} does not exist; there are {len(self)} items")
+        if label is not None and label not in self.labels:
+            raise InvalidInputError(
+                f"the label {label!r} is not in the label set{closest_label(label, self.labels)}"
+            )
+        if source not in {"person", "referee"}:
+            raise InvalidInputError(f"source is {source!r}; choose 'person' or 'referee'")
+        self._items[item] = replace(self._items[item], answer=label, source=source)
+
+    async def ask(self, model: Any, *, shown: Literal["all", "candidates"] = "all") -> None:
+        """Let a better model answer the items that have no answer yet.
+
+        The calls use the client's store, limits and budget. A text whose call fails stays open.
+
+        Parameters
+        ----------
+        model : str or Provider
+        shown : {"all", "candidates"}
+            The labels that it chooses from: all, or those that a candidate gives to the text.
+
+        Raises
+        ------
+        InvalidInputError
+            This review was loaded from a file; use `TestNUC.ask`.
+        """
+        if self.asks is None:
+            raise InvalidInputError("this review has no client; use `await nuc.ask(review, model)`")
+        await self.asks(self, model, shown)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the review to a JSON file, atomically."""
+        record = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "model": self.model,
+            "labels": self.labels,
+            "texts": self.texts,
+            "items": [_record(item) for item in self._items],
+        }
+        write_whole(path, [orjson.dumps(record, option=orjson.OPT_INDENT_2)])
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Review:
+        """Read a review that `save` wrote.
+
+        Raises
+        ------
+        InvalidInputError
+            The file cannot be read, or `save` did not write it.
+        """
+        try:
+            data = Path(path).read_bytes()
+        except OSError as exc:
+            raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+        try:
+            record = orjson.loads(data)
+            if record["format"] != _FORMAT or record["version"] != _VERSION:
+                raise InvalidInputError(
+                    f"{path} is not a review of this version of testnuc; save it again"
                 )
-            )
-        if neighbor.similarity < far:
-            found.append(
-                (_HEAVY, f"far from all others: the nearest has {neighbor.similarity:.2f}")
-            )
+            items = [_item(index, given) for index, given in enumerate(record["items"])]
+            found = cls(items, record["labels"], int(record["texts"]), str(record["model"]))
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
+            raise InvalidInputError(f"{path} is not a review: {exc!r}") from exc
+        for item in items:
+            if item.source is not None:
+                found.answer(item.index, item.answer, item.source)  # type: ignore[arg-type]
+        return found
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> ReviewItem: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[ReviewItem]: ...
+
+    def __getitem__(self, index: int | slice) -> ReviewItem | list[ReviewItem]:
+        return self._items[index]
+
+    def __repr__(self) -> str:
+        return f"<Review of {len(self)} texts, {len(self.judged)} judged>"
+
+    def __str__(self) -> str:
+        lines = [f"{len(self)} of {self.texts:,} texts to judge, {len(self.judged)} are judged"]
+        for item in self._items[:_SHOWN]:
+            given = ", ".join(repr(label) for label, _ in item.candidates)
+            lines.append(f"{item.index + 1}. {item.text[:60]!r}: {given}")
+        if len(self) > _SHOWN:
+            lines.append(f"and {len(self) - _SHOWN} more")
+        return "\n".join(lines)
+
+
+def closest_label(label: str, labels: Sequence[str]) -> str:
+    """Return "; did you mean ..?", or "" if no label is close."""
+    close = difflib.get_close_matches(label, labels, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def draw(
+    n: int,
+    goal: str | None,
+    differing: NDArray[np.bool_],
+    open_: NDArray[np.bool_],
+    trust: NDArray[np.floating],
+    rng: np.random.Generator,
+) -> list[Drawn]:
+    """Draw texts without replacement; returns row, goal, probability and floor of each.
+
+    Parameters
+    ----------
+    n : int
+    goal : str, optional
+    differing : bool[N]
+        Texts on which candidates differ.
+    open_ : bool[N]
+        Texts that were not judged before.
+    trust : float[N]
+    rng : numpy.random.Generator
+    """
+    if goal == "correct":
+        rows = np.flatnonzero(open_)
+        order = rows[np.argsort(trust[rows], kind="stable")][:n]
+        return [(row, goal, None, None) for row in order.tolist()]
+    every = np.flatnonzero(open_).tolist()
+    rng.shuffle(every)
+    some = [row for row in every if differing[row]]
+    rng.shuffle(some)
+    taken: set[int] = set()
+    part = {None: _DECIDE, "decide": 1.0, "certify": 0.0}[goal]
+    found: list[Drawn] = []
+    left, left_some = len(every), len(some)
+    while len(found) < n and left:
+        if goal == "decide" and not left_some:
+            break
+        share = part if left_some else 0.0
+        decide = bool(rng.random() < share)
+        source = some if decide else every
+        # the next one of a shuffled list that is still there: uniform over those that are
+        while source[-1] in taken:
+            source.pop()
+        row = source.pop()
+        taken.add(row)
+        floor = share / left_some + (1 - share) / left if left_some else 1 / left
+        probability = floor if differing[row] else (1 - share) / left
+        found.append((row, "decide" if decide else "certify", probability, floor))
+        left -= 1
+        left_some -= bool(differing[row])
     return found
+
+
+def _record(item: ReviewItem) -> dict[str, Any]:
+    return {
+        "text": item.text,
+        "hash": item.hash.hex(),
+        "own_label": item.own_label,
+        "candidates": [[label, list(names)] for label, names in item.candidates],
+        "trust": item.trust,
+        "neighbors": [[n.text, n.similarity, n.label, n.confidence] for n in item.neighbors],
+        "goal": item.goal,
+        "probability": item.probability,
+        "floor": item.floor,
+        "answer": item.answer,
+        "source": item.source,
+    }
+
+
+def _item(index: int, given: dict[str, Any]) -> ReviewItem:
+    return ReviewItem(
+        index=index,
+        text=given["text"],
+        hash=bytes.fromhex(given["hash"]),
+        own_label=given["own_label"],
+        candidates=tuple((label, tuple(names)) for label, names in given["candidates"]),
+        trust=given["trust"],
+        neighbors=tuple(Neighbor(*near) for near in given["neighbors"]),
+        goal=given["goal"],
+        probability=given["probability"],
+        floor=given["floor"],
+        answer=given["answer"],
+        source=given["source"],
+    )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from testnuc._base.checks import checked_whole, restore_fields
 from testnuc.trust.auto_policy import MAX_NEIGHBORS
+from testnuc.trust.diagnosis import Decision
 from testnuc.trust.prior import target_shares
 from testnuc.voting import VotePolicy
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from testnuc.trust.diagnosis import Decision
+    from testnuc.trust.learned import Learned
 
 __all__ = ["VoteSettings"]
 
@@ -48,7 +49,9 @@ class VoteSettings:
     calibration : callable, optional
         Maps a share to the probability that the label is correct.
     decision : Decision, optional
-        Fixed by tuning or unpickling; otherwise each run decides.
+        Fixed by learning or unpickling; otherwise each run decides.
+    learned : Learned, optional
+        What was learned from judged texts.
     """
 
     policy: VotePolicy | None
@@ -61,6 +64,7 @@ class VoteSettings:
     calibration: Callable[[float], float] | None = None
     # last, because version 0.1.0 pickled the other fields in this order
     decision: Decision | None = None
+    learned: Learned | None = None
 
     @classmethod
     def of(cls, policy: str | VotePolicy, k: int | None, names: Sequence[str]) -> VoteSettings:
@@ -102,6 +106,26 @@ class VoteSettings:
         if self.policy is not None or self.decision is None:
             return self.k
         return 0 if self.decision.policy is None else self.decision.k
+
+    @property
+    def retrieved(self) -> int:
+        """Number of neighbors to retrieve."""
+        return self.k if self.learned is None else max(self.k, MAX_NEIGHBORS)
+
+    @property
+    def head_decides(self) -> bool:
+        """Whether a learned model gives the labels, and neighbors need no prediction."""
+        return self.learned is not None and self.learned.decides == "head"
+
+    def with_learned(self, learned: Learned) -> VoteSettings:
+        """Return these settings, as a user gave them, with what was learned."""
+        if learned.decides != "vote":
+            return replace(self, learned=learned)
+        policy = VotePolicy(own_weight=learned.vote.own_weight)
+        decision = Decision(policy, learned.vote.k, learned.name)
+        return replace(
+            self, policy=None, auto=True, k=MAX_NEIGHBORS, decision=decision, learned=learned
+        )
 
     def __setstate__(self, state: list[object]) -> None:
         restore_fields(self, state)

@@ -52,6 +52,37 @@ class Once(SelfConsistency):
         return super().reduce(samples)
 
 
+class Counter(Watcher):
+    """Counts what is embedded apart from what is answered, as an observer may."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = []
+        self.stages = []
+
+    def stage(self, name):
+        self.stages.append(name)
+
+    def embedded(self, texts):
+        assert self.stages == ["embedding"]
+        self.blocks.append(texts)
+
+    def advance(self, texts=1):
+        assert self.stages == ["embedding", "asking"]
+        self.texts += texts
+
+
+async def test_an_observer_sees_texts_being_embedded(client_of):
+    texts, counter, again = messages(1_300), Counter(), Counter()
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, k=3)) as nuc:
+        await nuc.classify_many(texts, progress=counter)
+        await nuc.classify_many(texts, progress=again)
+    assert len(set(texts)) == counter.texts == sum(counter.blocks) == sum(again.blocks)
+    assert max(counter.blocks) <= 512
+    # they were in the pool
+    assert len(again.blocks) < len(counter.blocks)
+
+
 async def test_an_observer_that_raises_ends_its_own_run_alone(client_of):
     texts, watcher = messages(60), Watcher()
     async with LoopbackLLM(confident, latency=0.005) as llm:

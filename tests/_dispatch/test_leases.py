@@ -237,7 +237,7 @@ async def test_a_cancelled_run_gives_back_what_it_had_not_sent():
     await settled()
     assert await bench.store.get_predictions([key("x")]) == [LABEL]
     assert bench.store.mine == {}
-    assert not bench.scheduler._in_flight.requests
+    assert not bench.scheduler.in_flight.requests
     await bench.scheduler.close()
 
 
@@ -255,7 +255,7 @@ async def test_a_run_cancelled_while_it_leases_leaves_nothing_behind(bench):
     await settled()
     assert outcomes == {"x": LABEL}
     assert bench.store.mine == {}
-    assert not bench.scheduler._in_flight.requests
+    assert not bench.scheduler.in_flight.requests
     assert not bench.scheduler._leases._awaited
 
 

@@ -7,9 +7,8 @@ from contextlib import aclosing
 
 import pytest
 
-from testnuc._dispatch.inflight import InFlight
 from testnuc._dispatch.scheduler import Scheduler
-from testnuc.errors import AuthenticationError, ProviderError
+from testnuc.errors import AuthenticationError, BadRequestError, ProviderError, StoreError
 from testnuc.limits import Meter
 from testnuc.stores.memory import MemoryStore
 from testnuc.types import Prediction
@@ -160,7 +159,7 @@ async def test_a_consumer_that_raises_ends_its_own_run_alone(per_call, after):
         again = await read(scheduler, asks(500))
     assert sorted(again) == list(range(500))
     assert len(model.asked) == len(set(model.asked)) == 550
-    assert not scheduler._in_flight.requests
+    assert not scheduler.in_flight.requests
     await scheduler.close()
 
 
@@ -172,7 +171,7 @@ async def test_a_consumer_that_raises_leaves_its_unsent_asks_unasked():
     for _ in range(20):
         await asyncio.sleep(0)
     assert len(model.asked) < 50
-    assert not scheduler._in_flight.requests
+    assert not scheduler.in_flight.requests
     assert not len(scheduler._workers)
     await scheduler.close()
 
@@ -310,33 +309,173 @@ async def test_a_run_that_begins_while_the_client_closes_is_told():
         await run
 
 
-async def test_what_another_lane_claimed_is_handed_over_in_that_lane():
-    shared, store = InFlight(), MemoryStore()
+def two_lanes():
+    store = MemoryStore()
     models = {"live": Model(), "batch": Model()}
-    lanes = {
-        name: Scheduler(
-            model, store, b"scope", meter=Meter(), workers=1, per_call=4, in_flight=shared
+
+    def lane(name, joins=None):
+        return Scheduler(
+            models[name], store, b"scope", meter=Meter(), workers=1, per_call=4, joins=joins
         )
-        for name, model in models.items()
-    }
+
+    live = lane("live")
+    return models, {"live": live, "batch": lane("batch", joins=live)}
+
+
+async def turns(n=20):
+    for _ in range(n):
+        await asyncio.sleep(0)
+
+
+async def test_a_live_run_does_not_wait_for_the_batch_lane():
+    models, lanes = two_lanes()
     models["batch"].gate.clear()
-    first = asyncio.create_task(read(lanes["batch"], asks(12)))
-    while not models["batch"].asked:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    # queued in the batch lane by a run that ends; a live run waits for two of them
-    second = asyncio.create_task(read(lanes["live"], asks(2, start=10)))
-    third = asyncio.create_task(read(lanes["live"], asks(2, start=8)))
-    for _ in range(20):
-        await asyncio.sleep(0)
-    for run in (first, third):
-        run.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run
-    models["batch"].gate.set()
+    slow = asyncio.create_task(read(lanes["batch"], asks(8)))
+    await turns()
     async with asyncio.timeout(10):
-        assert sorted(await second) == [10, 11]
-    assert sorted(models["batch"].asked) == [0, 1, 2, 3, 10, 11]
-    assert not models["live"].asked
-    assert not shared.requests
+        assert sorted(await read(lanes["live"], asks(8))) == list(range(8))
+    assert sorted(models["live"].asked) == list(range(8))
+    models["batch"].gate.set()
+    assert sorted(await slow) == list(range(8))
     for lane in lanes.values():
         await lane.close()
+
+
+@pytest.mark.parametrize("cancelled", ["live", "batch"])
+async def test_a_cancelled_run_hands_nothing_to_the_other_lane(cancelled):
+    models, lanes = two_lanes()
+    models["live"].gate.clear()
+    models["batch"].gate.clear()
+    runs = {"live": asyncio.create_task(read(lanes["live"], asks(12)))}
+    await turns()
+    # joins all twelve: four are sent
+    runs["batch"] = asyncio.create_task(read(lanes["batch"], asks(12)))
+    await turns()
+    sent = sorted(models["live"].asked)
+    assert len(sent) == 4
+    assert not models["batch"].asked
+    other = runs[{"live": "batch", "batch": "live"}[cancelled]]
+    runs[cancelled].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await runs[cancelled]
+    for model in models.values():
+        model.gate.set()
+    async with asyncio.timeout(10):
+        assert sorted(await other) == list(range(12))
+    kept = list(range(12)) if cancelled == "batch" else sent
+    assert sorted(models["live"].asked) == kept
+    assert sorted(models["batch"].asked) == [i for i in range(12) if i not in kept]
+    for lane in lanes.values():
+        await lane.close()
+
+
+def rejecting(bad, kind=BadRequestError, pace=0.0):
+    asked = []
+
+    async def answer(bundle):
+        (ask,) = bundle
+        asked.append(ask.place)
+        await asyncio.sleep(0 if ask.place in bad else pace)
+        return [kind("400") if ask.place in bad else Prediction("a")]
+
+    answer.asked = asked
+    return answer
+
+
+@pytest.mark.parametrize("workers", [1, 2, 16])
+@pytest.mark.parametrize("bad", [{0}, {0, 1, 2}, {5}])
+async def test_a_rejected_text_is_at_fault_alone_once_another_is_answered(workers, bad):
+    model = rejecting(bad, pace=0.01)
+    scheduler = scheduler_of(model, workers=workers)
+    async with asyncio.timeout(10):
+        found = await read(scheduler, asks(30))
+    assert {place for place, o in found.items() if isinstance(o, Exception)} == bad
+    assert sorted(model.asked) == list(range(30))
+    await scheduler.close()
+
+
+async def test_stored_answers_prove_that_a_request_is_valid():
+    store = MemoryStore()
+    for model in (rejecting(set()), rejecting({1})):
+        scheduler = Scheduler(model, store, b"scope", meter=Meter(), workers=1)
+        async with asyncio.timeout(10):
+            found = await read(scheduler, asks(1, start=len(model.asked) if not store else 1))
+        await scheduler.close()
+        store_is = await store.count(b"scope")
+        assert store_is == 1
+    assert isinstance(found[1], BadRequestError)
+
+
+async def test_what_is_rejected_for_all_ends_the_run_after_a_few():
+    model = rejecting(range(3_000))
+    scheduler = scheduler_of(model, workers=2)
+    async with asyncio.timeout(10):
+        with pytest.raises(BadRequestError):
+            await read(scheduler, asks(3_000))
+        assert len(model.asked) < 8
+        # a run of one text, too
+        with pytest.raises(BadRequestError):
+            await read(scheduler, asks(1))
+    await scheduler.close()
+
+
+async def test_a_run_that_is_cancelled_leaves_no_suspect_waiting():
+    model = rejecting({0})
+    model_gate = asyncio.Event()
+
+    async def answer(bundle):
+        if bundle[0].place == 1:
+            await model_gate.wait()
+        return await model(bundle)
+
+    scheduler = scheduler_of(answer, workers=1)
+    one = asyncio.create_task(read(scheduler, asks(1)))
+    two = asyncio.create_task(read(scheduler, asks(1, start=1)))
+    await turns()
+    assert not one.done()
+    two.cancel()
+    model_gate.set()
+    async with asyncio.timeout(10):
+        assert isinstance((await one)[0], BadRequestError)
+    await scheduler.close()
+
+
+@pytest.mark.parametrize("stalls", ["put_predictions", "get_predictions"])
+async def test_closing_ends_every_run_though_the_store_stalls(stalls):
+    class Stalled(MemoryStore):
+        pass
+
+    async def stalled(self, _):
+        await asyncio.Event().wait()
+
+    setattr(Stalled, stalls, stalled)
+    scheduler = Scheduler(Model(), Stalled(), b"scope", meter=Meter(), workers=2, drain=0.05)
+    got = {}
+    runs = [
+        asyncio.create_task(read(scheduler, asks(2), lambda ask, o: got.update({ask.place: o}))),
+        asyncio.create_task(read(scheduler, asks(1))),
+    ]
+    await turns()
+    await scheduler.close()
+    async with asyncio.timeout(5):
+        ended = await asyncio.gather(*runs, return_exceptions=True)
+    assert ["closed" in str(error) for error in ended] == [True, True]
+    # what was billed is handed over
+    assert len(got) == (2 if stalls == "put_predictions" else 0)
+
+
+async def test_a_store_that_fails_ends_the_run_with_the_answers_that_were_billed():
+    class Full(MemoryStore):
+        async def put_predictions(self, rows):
+            if len(self) == 3:
+                raise OSError("disk full")
+            return await super().put_predictions(rows)
+
+    model = Model()
+    scheduler = Scheduler(model, Full(), b"scope", meter=Meter(), workers=2)
+    got = {}
+    with pytest.raises(StoreError, match="disk full"):
+        await read(scheduler, asks(20), lambda ask, o: got.update({ask.place: o}))
+    assert sorted(got) == sorted(model.asked)
+    assert not any(isinstance(o, Exception) for o in got.values())
+    await scheduler.close()

@@ -139,3 +139,27 @@ async def test_what_is_stored_takes_no_time_and_what_is_unknown_is_said(client_o
         assert [lane.usd for lane in told.lanes] == [0.0, 0.0]
         assert told.lanes[1].most_seconds == 0
         assert "5 predictions are stored already" in str(told)
+
+
+async def test_it_says_that_the_store_has_the_same_labels_in_another_order(tmp_path):
+    texts = messages(5)
+    async with LoopbackLLM(confident) as llm:
+        given = {
+            "model": "openai/test",
+            "base_url": llm.base_url,
+            "embedder": HashEmbedder(32),
+            "policy": "weighted",
+            "store": str(tmp_path / "s.db"),
+        }
+        async with TestNUC(LABELS, **given) as nuc:
+            assert not (await nuc.estimate(texts)).note
+            await nuc.classify_many(texts)
+            assert not (await nuc.estimate([*texts, "a new one"])).note
+        async with TestNUC(LABELS[::-1], **given) as nuc:
+            estimate = await nuc.estimate(texts)
+        assert estimate.calls == 5  # the model is shown the labels in their order
+        assert "5 texts with the same labels in another order" in estimate.note
+        assert LABELS[0] in estimate.note
+        assert estimate.note in str(estimate)
+        async with TestNUC([*LABELS, "other"], **given) as nuc:
+            assert not (await nuc.estimate(texts)).note

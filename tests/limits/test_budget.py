@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -139,3 +140,15 @@ def test_a_cancelled_waiter_lets_the_next_one_pass():
         assert account.spent == (0.0, 0, 0)
 
     run(main)
+
+
+async def test_calls_do_not_wait_for_the_budget_of_a_batch_job():
+    account = BudgetAccount(Budget(calls=10))
+    job = await account.reserve(0, 0, 8, batch=True)
+    call = await account.reserve(0, 0, 2)
+    with pytest.raises(BudgetExceededError, match="batch jobs have reserved"):
+        await account.reserve(0, 0, 1)
+    account.release(call)
+    account.settle(job, 0, 0, 3)
+    account.settle(await account.reserve(0, 0, 7), 0, 0, 7)
+    assert account.spent[2] == 10

@@ -110,3 +110,33 @@ def test_a_model_without_a_batch_price_of_its_own_costs_half(monkeypatch):
     assert Price.per_million(3, 7).halved() == Price.per_million(1.5, 3.5)
     # a trillionth of a dollar is not lost
     assert Price.per_million(0.000001, 0.000003).halved().rates.output == 2
+
+
+def test_the_service_tier_that_answered_has_its_own_price():
+    price = Price.of("openai", "gpt-5-mini")
+    usage = TokenUsage(1_000_000, 1_000_000)
+    for tier in ("flex", "priority"):
+        asked = Price.of("openai", "gpt-5-mini", tier=tier)
+        answered = TokenUsage(1_000_000, 1_000_000, tier=tier)
+        assert price.charge(answered) == asked.pico(usage) == asked.charge(usage)
+        # a call may be answered in the standard tier all the same
+        assert asked.charge(TokenUsage(1_000_000, 1_000_000, tier="default")) == price.pico(usage)
+    assert price.charge(TokenUsage(1, 1, tier="flex")) < price.charge(TokenUsage(1, 1))
+    assert price.charge(TokenUsage(1, 1, tier="priority")) > price.charge(TokenUsage(1, 1))
+    for tier in ("", "default", "standard", "on_demand", "auto"):
+        assert price.charge(TokenUsage(5, 7, tier=tier)) == price.pico(TokenUsage(5, 7))
+
+
+def test_a_service_tier_without_a_price_is_unknown_rather_than_wrong():
+    price = Price.of("anthropic", "claude-sonnet-4-5")
+    assert price.charge(TokenUsage(1, 1, tier="standard")) == price.pico(TokenUsage(1, 1))
+    assert price.charge(TokenUsage(1, 1, tier="priority")) is None
+    assert Price.of("anthropic", "claude-sonnet-4-5", tier="priority") is None
+    meter = Meter(price)
+    meter.add(TokenUsage(1, 1, tier="priority"))
+    assert meter.usage().usd is None
+    # batch results say "batch"; the batch lane has its own price
+    batch = Price.of("anthropic", "claude-sonnet-4-5", batch=True)
+    assert batch.charge(TokenUsage(9, 9, tier="batch")) == batch.pico(TokenUsage(9, 9))
+    # a price of the user's own is what the user says
+    assert Price.per_million(1, 1).charge(TokenUsage(1, 1, tier="x")) == 2_000_000

@@ -280,3 +280,85 @@ def test_messages_are_cut():
 def test_errors_inside_of_a_200(error, kind):
     with pytest.raises(kind):
         OpenAI("m", base_url=LOCAL).decode(request(), orjson.dumps({"error": error}))
+
+
+# --- usage and failed generations --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("usage", "output"),
+    [
+        # xAI: reasoning is outside completion_tokens
+        (
+            {
+                "prompt_tokens": 32,
+                "completion_tokens": 9,
+                "total_tokens": 135,
+                "completion_tokens_details": {"reasoning_tokens": 94},
+            },
+            103,
+        ),
+        # OpenAI: inside
+        (
+            {
+                "prompt_tokens": 32,
+                "completion_tokens": 103,
+                "total_tokens": 135,
+                "completion_tokens_details": {"reasoning_tokens": 94},
+            },
+            103,
+        ),
+        # without a total, a part that is larger than the whole is outside
+        (
+            {
+                "prompt_tokens": 32,
+                "completion_tokens": 9,
+                "completion_tokens_details": {"reasoning_tokens": 94},
+            },
+            103,
+        ),
+        (
+            {
+                "prompt_tokens": 32,
+                "completion_tokens": 103,
+                "completion_tokens_details": {"reasoning_tokens": 94},
+            },
+            103,
+        ),
+        # Gemini has no details
+        ({"prompt_tokens": 66, "completion_tokens": 6, "total_tokens": 100}, 34),
+        # Mistral: the rest is audio of the prompt
+        (
+            {
+                "prompt_tokens": 9,
+                "completion_tokens": 248,
+                "total_tokens": 632,
+                "prompt_tokens_details": {"audio_tokens": 375},
+            },
+            248,
+        ),
+        ({"prompt_tokens": 66, "completion_tokens": 6, "total_tokens": 3}, 6),
+    ],
+)
+def test_reasoning_outside_the_completion_is_counted_once(usage, output):
+    reply = OpenAI("m", base_url=LOCAL).decode(request(), completion(usage=usage))
+    assert reply.usage.output_tokens == output
+
+
+def test_gpt_35_is_not_a_reasoning_model():
+    for name in ("gpt-35-turbo", "gpt-35-turbo-16k"):
+        body = sent(OpenAI(name, base_url=LOCAL))
+        assert "temperature" in body
+        assert "max_tokens" in body
+    assert "temperature" not in sent(OpenAI("gpt-5", base_url=LOCAL))
+
+
+def test_the_service_tier_is_read():
+    provider = OpenAI("m", base_url=LOCAL)
+    body = completion(service_tier="flex")
+    assert provider.decode(request(), body).usage.tier == "flex"
+    body = completion(
+        usage={"prompt_tokens": 1, "completion_tokens": 1, "service_tier": "standard"}
+    )
+    assert provider.decode(request(), body).usage.tier == "standard"
+    assert provider.decode(request(), completion(service_tier=None)).usage.tier == ""

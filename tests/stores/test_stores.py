@@ -10,12 +10,17 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
+from testnuc import TestNUC
 from testnuc._base.checks import hash_text
 from testnuc.batch import BatchStore
 from testnuc.errors import EmbeddingError, StoreError
+from testnuc.index.memory_pool import Pool
+from testnuc.methods import StandardPrompting, TopKICL
 from testnuc.protocols import PoolText, Store, StoredBatch, StoredPrediction
 from testnuc.stores import resolve
+from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.types import Prediction, Usage
+from tests.conftest import LABELS, confident, messages
 
 SCOPE, OTHER = b"s" * 16, b"o" * 16
 
@@ -181,6 +186,19 @@ async def test_counts_texts_of_a_scope(kind):
         assert await store.count(OTHER) == 1
 
 
+async def test_names_the_texts_of_a_scope(kind):
+    async with opened(kind) as store:
+        assert await store.predicted(SCOPE) == []
+        await store.put_predictions(
+            [stored(0, text="a"), stored(1, text="a", sample=1), stored(2, text="b")]
+        )
+        await store.put_predictions([stored(3, text="c", scope=OTHER), stored(2, text="b")])
+        assert sorted(await store.predicted(SCOPE)) == sorted([hash_text("a"), hash_text("b")])
+        await store.forget(scope=SCOPE)
+        assert await store.predicted(SCOPE) == []
+        assert await store.predicted(OTHER) == [hash_text("c")]
+
+
 async def test_forgets_a_model_or_a_scope(kind):
     async with opened(kind) as store:
         await store.describe(SCOPE, {"model": "small", "labels": ["a"]})
@@ -196,6 +214,19 @@ async def test_forgets_a_model_or_a_scope(kind):
         assert await store.get_predictions([stored(6).key]) == [None]
         # what was forgotten may be asked again, and answered differently
         assert await store.put_predictions([stored(6, "new")]) == [Prediction("new", 0.5)]
+
+
+async def test_what_was_learned_is_replaced_and_deleted(kind):
+    async with opened(kind) as store:
+        assert await store.get_learned(SCOPE) is None
+        await store.put_learned(SCOPE, b"first")
+        await store.put_learned(OTHER, b"other")
+        await store.put_learned(SCOPE, b"second" * 100_000)
+    async with opened(kind) as store:
+        assert await store.get_learned(SCOPE) == b"second" * 100_000
+        await store.drop_learned(SCOPE)
+        assert await store.get_learned(SCOPE) is None
+        assert await store.get_learned(OTHER) == b"other"
 
 
 async def test_what_is_stored_outlives_the_store(durable):
@@ -348,6 +379,40 @@ async def test_known_labels_are_kept(durable):
         assert following is None
 
 
+async def test_some_texts_of_the_pool_are_searched_alone(durable):
+    names = [f"text {i}" for i in range(300)]
+    vectors, other = unit(300), Pool()
+    async with pool_of(durable) as pool:
+        assert (await pool.rows([hash_text("text 1")])).tolist() == []
+        assert await pool.labeled() == {}
+        assert (await pool.search(vectors, 2, among=np.arange(3))).ids.max() == -1
+        labels = ["x" if i % 100 == 7 else None for i in range(300)]
+        for one in (pool, other):
+            upto = await one.add(entries(names[:250], labels[:250]), vectors[:250])
+            await one.add(entries(names[250:]), vectors[250:])
+            await one.remove([hash_text("text 3"), hash_text("text 107")])
+            assert await one.labeled() == {hash_text("text 7"): "x", hash_text("text 207"): "x"}
+            some = [hash_text(n) for n in (*names[299:0:-3], "unknown")]
+            rows = await one.rows(some)
+            assert rows.tolist() == [i for i in range(2, 300, 3) if i != 107]
+            for limit, end in ((None, 300), (upto, 250)):
+                for queries in (slice(0, 40), slice(2, 3)):
+                    found = await one.search(
+                        vectors[queries],
+                        4,
+                        exclude=[hash_text(n) for n in names[queries]],
+                        upto=limit,
+                        among=rows,
+                    )
+                    inside = rows[rows < end]
+                    cosines = vectors[queries].astype(float) @ vectors[inside].astype(float).T
+                    cosines[np.arange(300)[queries, None] == inside] = -2
+                    best = inside[np.argsort(-cosines, axis=1)[:, :4]]
+                    assert found.ids.tolist() == best.tolist()
+            assert (await one.search(vectors[:2], 4, among=rows[:0])).ids.max() == -1
+    await other.close()
+
+
 async def test_what_is_removed_stays_removed(durable):
     vectors = unit(6)
     names = list("abcdef")
@@ -451,3 +516,53 @@ async def test_one_process_holds_a_batch_until_it_lets_go(kind):
         await store.end_batch(batch(1).id, "completed", Usage())
         assert not await store.claim_batch(batch(1).id, b"me", 60)
         assert not await store.claim_batch(b"?" * 16, b"me", 60)
+
+
+# -- an embedder that does not know its dimension --------------------------------------------------
+
+
+class Unmeasured(HashEmbedder):
+    """Knows its dimension only from its first vectors on, and counts the texts that it embeds."""
+
+    def __init__(self):
+        super().__init__(32)
+        self.texts, self._known = 0, False
+
+    @property
+    def dim(self):
+        if not self._known:
+            raise EmbeddingError("the dimension is known after the first embedding")
+        return 32
+
+    @dim.setter
+    def dim(self, value):
+        """Do not keep it."""
+
+    name = "unmeasured"
+
+    async def embed(self, texts):
+        self.texts += len(texts)
+        self._known = True
+        return await super().embed(texts)
+
+
+@pytest.mark.parametrize("method", [StandardPrompting(), TopKICL(k=2)])
+async def test_the_store_knows_the_dimension_of_an_embedder(durable, method):
+    texts = messages(20)
+    options = {"method": method, "policy": "weighted", "k": 0}
+    for run in range(2):
+        embedder = Unmeasured()
+        async with (
+            LoopbackLLM(confident) as llm,
+            TestNUC(LABELS, "openai/test", base_url=llm.base_url, embedder=embedder,
+                    store=durable.make(), **options) as nuc,
+        ):  # fmt: skip
+            if run:
+                # nothing is embedded only to learn the dimension
+                assert await nuc._engine.parts.embedding.vectors([], []) is not None
+            results = await nuc.classify_many(texts)
+            assert len(await nuc.classify_many([])) == 0
+            assert all(r.label is not None for r in results)
+            await nuc.predict_pool()
+            await nuc.diagnose()
+        assert embedder.texts == (20 if run == 0 else 0)

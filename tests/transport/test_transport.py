@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from email.utils import formatdate
 from random import Random
 
@@ -22,7 +23,7 @@ from testnuc.errors import (
     ServerError,
     UnreadableReplyError,
 )
-from testnuc.limits import Budget, Price, RetryPolicy
+from testnuc.limits import PICO, Budget, Price, RetryPolicy
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.transport import Transport
 from tests import virtual
@@ -378,6 +379,16 @@ async def test_an_unusable_answer_in_a_reply_is_asked_again():
         assert caught.value.attempts == len(seen) == transport.meter.calls == 10
 
 
+async def test_what_the_model_said_in_vain_is_paid_for_three_times_at_most():
+    async with serving(lambda n, r: said()) as (wire, seen), sending() as transport:
+        error = EmptyReplyError("nothing", content="")
+        wire.decode = lambda request, body: Reply((error,), TokenUsage(1, 1))
+        with pytest.raises(EmptyReplyError) as caught:
+            await transport.call(wire, ONE)
+        assert caught.value.attempts == len(seen) == transport.meter.calls == 3
+        assert transport.meter.usage().retries == 2
+
+
 async def test_refusals_are_final():
     async with serving(lambda n, r: said(None)) as (wire, seen), sending() as transport:
         with pytest.raises(RefusalError):
@@ -428,3 +439,14 @@ async def test_calls_in_flight_follow_a_new_encoding_without_a_second_step():
         await asyncio.gather(*[transport.call(wire, ONE) for _ in range(20)])
         assert wire.dialect == 2
         assert transport.meter.calls == 20
+
+
+async def test_a_call_of_an_unknown_service_tier_keeps_its_reservation():
+    price = replace(Price.per_million(1, 1), service_tiers={})
+    options = {"price": price, "budget": Budget(usd=1.0)}
+    async with serving(lambda n, r: said()) as (wire, _), sending(**options) as transport:
+        usage = TokenUsage(10, 2, tier="scale")
+        wire.decode = lambda request, body: Reply((Answer("a"),), usage)
+        await transport.call(wire, ONE)
+        assert transport.meter.usage().usd is None
+        assert transport.account.spent[0] == price.worst(10, 20) / PICO  # not nothing

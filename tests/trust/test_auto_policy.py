@@ -100,6 +100,57 @@ async def test_few_predictions_keep_their_own():
     assert "20 predictions" in results[0].reason
 
 
+async def test_a_diagnosis_ends_with_what_was_decided_and_what_judgments_would_bring():
+    _, nuc = client()
+    async with nuc:
+        results = await nuc.classify_many(TEXTS)
+        # the decision, and the labels that a plain vote would change
+        _, plain = client(policy="weighted")
+        async with plain:
+            changed = (await plain.classify_many(TEXTS)).changed
+    found = results.diagnosis
+    assert found is not None
+    last = str(found).splitlines()[-1]
+    assert last.startswith(f"{found.decision.k} neighbors vote")
+    assert f"{changed:,} of 1,200 labels" in last
+    assert "await nuc.review(50)" in last
+    assert "testnuc review out.csv" in found.sentence("testnuc review out.csv")
+    _, nuc = client()
+    async with nuc:
+        with pytest.warns(SmallPoolWarning) as caught:
+            results = await nuc.classify_many(TEXTS[:100])
+    last = str(results.diagnosis).splitlines()[-1]
+    assert last.startswith("The LLM's own labels are kept, because 100 predictions are too few")
+    assert "weighted" not in str(caught[0].message) + caught[0].message.options
+
+
+@pytest.mark.parametrize("given", [{}, {"policy": "weighted"}])
+async def test_trust_is_told_of_the_kept_label_and_of_the_one_that_others_would_give(given):
+    """Trust 0.04 beside votes of 100 % was shown: the votes were the text's own alone."""
+    _, nuc = client(**given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SmallPoolWarning)
+        async with nuc:
+            results = await nuc.classify_many(TEXTS[:100])
+    overruled = 0
+    for result in results:
+        if result.alternative is None:
+            continue
+        assert result.alternative != result.label
+        assert result.trust_of_alternative > 0
+        assert result.trust + result.trust_of_alternative <= 1 + 1e-6
+        told = result.explain()
+        assert f"trust {result.trust:.2f} that {result.label!r} is right" in told
+        assert f"{result.trust_of_alternative:.2f} that {result.alternative!r} is" in told
+        assert f"{result.trust_of_alternative:.2f}" in result._repr_html_()
+        overruled += result.trust_of_alternative > result.trust
+        if result.voters == 1:
+            assert "voted" not in told
+            assert "<th>votes" not in result._repr_html_()
+    # kept, though others would give another label
+    assert bool(overruled) == (not given)
+
+
 async def test_a_single_text_asks_no_neighbor_before_there_is_evidence():
     labeler, nuc = client()
     async with nuc:

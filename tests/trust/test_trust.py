@@ -12,7 +12,7 @@ from testnuc.index import NearestVectors
 from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
 from testnuc.trust import calibrate, correct, diagnose, factors, review_queue, tune_votes
-from testnuc.trust.evidence import at_similarity_one
+from testnuc.trust.near_copies import at_similarity_one
 from testnuc.trust.prior import target_shares
 from testnuc.trust.vote_settings import VoteSettings
 from testnuc.types import Classification, Neighbor, Prediction

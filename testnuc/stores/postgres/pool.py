@@ -141,8 +141,12 @@ class PostgresPool:
         *,
         exclude: Sequence[bytes] | None = None,
         upto: int | None = None,
+        among: NDArray[np.int64] | None = None,
     ) -> Matches:
-        """Return the k nearest texts of each vector; see `testnuc.protocols.Index.search`."""
+        """Return the k nearest texts of each vector; see `testnuc.protocols.Index.search`.
+
+        With `among`, only the texts with these row numbers, ascending, are searched.
+        """
         matches = empty_matches(len(vectors), k)
         now = await self._now()
         if now is None or not len(vectors) or not k:
@@ -150,8 +154,20 @@ class PostgresPool:
         check_dim(vectors, now.dim)
         limit = now.size if upto is None else min(upto, now.size)
         own = list(exclude) if exclude is not None else [b""] * len(vectors)
+        if among is not None:
+            numbers = among[among < limit].tolist()
+            parts = [
+                partial(sql.rows_of, numbers=numbers[start : start + _FETCH_CHUNK])
+                for start in range(0, len(numbers), _FETCH_CHUNK)
+            ]
+            await self._search_in_process(matches, now, vectors, own, parts)
+            return matches
         if limit < self._exact_below and len(vectors) > _FEW_QUERIES:
-            await self._search_in_process(matches, now, vectors, own, limit)
+            parts = [
+                partial(sql.rows_between, start=start, end=min(start + _FETCH_CHUNK, limit))
+                for start in range(0, limit, _FETCH_CHUNK)
+            ]
+            await self._search_in_process(matches, now, vectors, own, parts)
             return matches
         graph = limit >= self._exact_below and await self._graph(
             now, wait=len(vectors) > _FEW_QUERIES
@@ -209,6 +225,25 @@ class PostgresPool:
                 partial(sql.labels_of, embedder=embedder, hashes=part)
             )
         return found
+
+    async def rows(self, hashes: Sequence[bytes]) -> NDArray[np.int64]:
+        """Return the row numbers of those texts that are in the pool, ascending."""
+        embedder = await self._store.embedder(self._name)
+        found: list[int] = []
+        for start in range(0, len(hashes) if embedder is not None else 0, _FETCH_CHUNK):
+            assert embedder is not None
+            part = hashes[start : start + _FETCH_CHUNK]
+            found += await self._database.run(
+                partial(sql.numbers_of, embedder=embedder, hashes=part)
+            )
+        return np.unique(np.array(found, dtype=np.int64))
+
+    async def labeled(self) -> dict[bytes, str]:
+        """Return the known label of each text that has one, by hash."""
+        embedder = await self._store.embedder(self._name)
+        if embedder is None:
+            return {}
+        return await self._database.run(partial(sql.labeled, embedder=embedder))
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
         """Return the vector of each text, float16[dim]; None if it is not in the pool."""
@@ -268,20 +303,10 @@ class PostgresPool:
         now: EmbedderRow,
         vectors: NDArray[np.float16],
         own: Sequence[bytes],
-        limit: int,
+        queries: Sequence[Any],
     ) -> None:
-        """Fetch all vectors of a small pool and search them exactly."""
-        parts = [
-            await self._database.run(
-                partial(
-                    sql.rows_between,
-                    embedder=now,
-                    start=start,
-                    end=min(start + _FETCH_CHUNK, limit),
-                )
-            )
-            for start in range(0, limit, _FETCH_CHUNK)
-        ]
+        """Fetch the vectors that `queries` select, and search them exactly."""
+        parts = [await self._database.run(partial(query, embedder=now)) for query in queries]
         if not parts:
             return
         hashes = [h for part, _, _ in parts for h in part]

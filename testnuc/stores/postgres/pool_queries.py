@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Nearest",
     "insert_texts",
+    "labeled",
     "labels_of",
     "nearest_by_graph",
     "nearest_by_scan",
+    "numbers_of",
     "remove_texts",
     "rows_between",
+    "rows_of",
     "texts_between",
     "texts_of",
     "vectors_of",
@@ -148,6 +151,25 @@ async def labels_of(
     return [found.get(h) for h in hashes]
 
 
+async def labeled(connection: Any, embedder: EmbedderRow) -> dict[bytes, str]:
+    """Return the known label of each text that has one, by hash."""
+    rows = await connection.fetch(
+        f"SELECT hash, label FROM texts_{embedder.id} "  # noqa: S608 - a number
+        "WHERE number IS NOT NULL AND label IS NOT NULL"
+    )
+    return {row["hash"]: from_text(row["label"]) or "" for row in rows}
+
+
+async def numbers_of(connection: Any, embedder: EmbedderRow, hashes: Sequence[bytes]) -> list[int]:
+    """Return the numbers of those texts that are in the pool."""
+    rows = await connection.fetch(
+        f"SELECT number FROM texts_{embedder.id} "  # noqa: S608 - a number
+        "WHERE hash = ANY($1) AND number IS NOT NULL",
+        hashes,
+    )
+    return [row["number"] for row in rows]
+
+
 async def texts_of(
     connection: Any, embedder: EmbedderRow, numbers: Sequence[int]
 ) -> list[PoolText]:
@@ -193,6 +215,24 @@ async def rows_between(
         start,
         end,
     )
+    return _vectors_of_rows(rows, embedder)
+
+
+async def rows_of(
+    connection: Any, embedder: EmbedderRow, numbers: Sequence[int]
+) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.float16]]:
+    """Return hashes, numbers and vectors of the texts with these numbers, ascending."""
+    rows = await connection.fetch(
+        f"SELECT hash, number, vector FROM texts_{embedder.id} "  # noqa: S608 - a number
+        "WHERE number = ANY($1) ORDER BY number",
+        numbers,
+    )
+    return _vectors_of_rows(rows, embedder)
+
+
+def _vectors_of_rows(
+    rows: Sequence[Any], embedder: EmbedderRow
+) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.float16]]:
     return (
         [row["hash"] for row in rows],
         np.array([row["number"] for row in rows], dtype=np.int64),

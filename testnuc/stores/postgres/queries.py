@@ -25,9 +25,12 @@ __all__ = [
     "forget",
     "from_text",
     "from_vectors",
+    "get_learned",
     "insert_predictions",
     "insert_scopes",
     "insert_vectors",
+    "predicted",
+    "put_learned",
     "select_embedder",
     "select_predictions",
     "select_vectors",
@@ -119,6 +122,16 @@ async def count(connection: Any, scope: bytes) -> int:
         scope,
     )
     return found
+
+
+async def predicted(connection: Any, scope: bytes) -> list[bytes]:
+    """Return the hashes of the texts with a prediction in this scope."""
+    rows = await connection.fetch(
+        "SELECT DISTINCT text FROM predictions "
+        "WHERE scope = (SELECT id FROM scopes WHERE scope = $1)",
+        scope,
+    )
+    return [row["text"] for row in rows]
 
 
 async def forget(connection: Any, model: str | None, scope: bytes | None) -> int:
@@ -220,3 +233,24 @@ async def select_vectors(
     vectors = from_vectors((row["vector"] for row in rows), embedder.dim)
     found = {row["hash"]: vector for row, vector in zip(rows, vectors, strict=True)}
     return [found.get(h) for h in hashes]
+
+
+async def put_learned(connection: Any, scope: bytes, data: bytes | None) -> None:
+    """Replace what was learned; None deletes it."""
+    if data is None:
+        await connection.execute("DELETE FROM learned WHERE scope = $1", scope)
+    else:
+        await connection.execute(
+            "INSERT INTO learned (scope, data) VALUES ($1, $2) "
+            "ON CONFLICT (scope) DO UPDATE SET data = excluded.data",
+            scope,
+            data,
+        )
+
+
+async def get_learned(connection: Any, scope: bytes) -> bytes | None:
+    """Return what was learned; None if nothing was."""
+    found: bytes | None = await connection.fetchval(
+        "SELECT data FROM learned WHERE scope = $1", scope
+    )
+    return found

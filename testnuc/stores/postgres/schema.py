@@ -88,6 +88,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """,
         "CREATE INDEX batches_open ON batches (scope) WHERE outcome IS NULL",
     ),
+    ("CREATE TABLE learned (scope bytea PRIMARY KEY, data bytea NOT NULL)",),
 )
 
 

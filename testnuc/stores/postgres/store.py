@@ -135,6 +135,10 @@ class PostgresStore:
         """Return the number of texts with a prediction in this scope."""
         return await self._database.run(partial(sql.count, scope=scope))
 
+    async def predicted(self, scope: bytes) -> list[bytes]:
+        """Return the hashes of the texts with a prediction in this scope."""
+        return await self._database.run(partial(sql.predicted, scope=scope))
+
     async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
         """Delete the predictions of a model, or of a scope; returns their number."""
         return await self._database.run(partial(sql.forget, model=model, scope=scope))
@@ -185,6 +189,18 @@ class PostgresStore:
                     )
                 )
             )
+
+    async def put_learned(self, scope: bytes, data: bytes) -> None:
+        """Store what was learned, in place of what was there."""
+        await self.finish(self._database.run(partial(sql.put_learned, scope=scope, data=data)))
+
+    async def get_learned(self, scope: bytes) -> bytes | None:
+        """Return what was learned; None if nothing was."""
+        return await self._database.run(partial(sql.get_learned, scope=scope))
+
+    async def drop_learned(self, scope: bytes) -> None:
+        """Delete what was learned."""
+        await self.finish(self._database.run(partial(sql.put_learned, scope=scope, data=None)))
 
     async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
         """Store a batch that is about to be submitted, leased by `owner`."""

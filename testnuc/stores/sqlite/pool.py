@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from testnuc.errors import StoreError
 from testnuc.index import EXACT_BELOW, check_dim, empty_matches
 from testnuc.protocols import Matches
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from testnuc.protocols import PoolText
@@ -125,8 +126,12 @@ class SqlitePool:
         *,
         exclude: Sequence[bytes] | None = None,
         upto: int | None = None,
+        among: NDArray[np.int64] | None = None,
     ) -> Matches:
-        """Return the k nearest texts of each vector; see `testnuc.protocols.Index.search`."""
+        """Return the k nearest texts of each vector; see `testnuc.protocols.Index.search`.
+
+        With `among`, only the texts with these row numbers, ascending, are searched.
+        """
         await self.open()
 
         def read(c: sqlite3.Connection) -> tuple[sql.PoolState | None, NDArray[np.int64] | None]:
@@ -143,7 +148,8 @@ class SqlitePool:
             return empty_matches(len(vectors), k)
         check_dim(vectors, nearest.dim)
         ids, similarities = await asyncio.get_running_loop().run_in_executor(
-            self._searcher, lambda: nearest.search(vectors, k, exclude=own, limit=upto)
+            self._searcher,
+            lambda: nearest.search(vectors, k, exclude=own, limit=upto, among=among),
         )
         return Matches(ids, similarities)
 
@@ -175,6 +181,22 @@ class SqlitePool:
         return await self._database.read(
             partial(sql.labels_of, embedder=self._embedder, hashes=hashes)
         )
+
+    async def rows(self, hashes: Sequence[bytes]) -> NDArray[np.int64]:
+        """Return the row numbers of those texts that are in the pool, ascending."""
+        found = [np.empty(0, dtype=np.int64)]
+        for start in range(0, len(hashes), _CHUNK):
+            part = hashes[start : start + _CHUNK]
+            found.append(
+                await self._database.read(
+                    partial(sql.numbers_of, embedder=self._embedder, hashes=part)
+                )
+            )
+        return np.unique(np.concatenate(found))
+
+    async def labeled(self) -> dict[bytes, str]:
+        """Return the known label of each text that has one, by hash."""
+        return await self._database.read(partial(sql.labeled, embedder=self._embedder))
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
         """Return the vector of each text, float16[dim]; None if it is not in the pool."""

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 __all__ = [
     "PoolState",
     "insert_texts",
+    "labeled",
     "labels_of",
     "numbers",
+    "numbers_of",
     "numbers_removed",
     "remove_texts",
     "replace_saved",
@@ -129,6 +131,17 @@ def numbers(
     return np.array([found.get(h, -1) for h in hashes], dtype=np.int64)
 
 
+def numbers_of(
+    connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes]
+) -> NDArray[np.int64]:
+    """Return the numbers of those texts that are in the pool."""
+    now = state(connection, embedder)
+    if now is None:
+        return np.empty(0, dtype=np.int64)
+    found = numbers(connection, now.embedder, hashes)
+    return found[found >= 0]
+
+
 def _rows(
     connection: sqlite3.Connection, embedder: int, hashes: Sequence[bytes]
 ) -> Iterator[tuple[bytes, int]]:
@@ -159,6 +172,20 @@ def labels_of(
             )
         )
     return [found.get(h) for h in hashes]
+
+
+def labeled(connection: sqlite3.Connection, embedder: str) -> dict[bytes, str]:
+    """Return the known label of each text that has one, by hash."""
+    now = state(connection, embedder)
+    if now is None:
+        return {}
+    return dict(
+        connection.execute(
+            "SELECT hash, label FROM pool JOIN vectors ON vectors.id = pool.vector "
+            "WHERE pool.id >= ? AND pool.id < ? AND label IS NOT NULL AND removed IS NULL",
+            (first_id(now.embedder), first_id(now.embedder + 1)),
+        )
+    )
 
 
 def numbers_removed(connection: sqlite3.Connection, embedder: int, after: int) -> NDArray[np.int64]:

@@ -22,9 +22,12 @@ __all__ = [
     "chunks",
     "describe",
     "forget",
+    "get_learned",
     "insert_predictions",
     "insert_vectors",
     "placeholders",
+    "predicted",
+    "put_learned",
     "require_embedder",
     "select_predictions",
     "select_vectors",
@@ -105,6 +108,16 @@ def select_predictions(
         for key, label, confidence, said in rows:
             found[key] = Prediction(label, confidence, said)
     return [found.get(key) for key in keys]
+
+
+def predicted(connection: sqlite3.Connection, scope: bytes) -> list[bytes]:
+    """Return the hashes of the texts with a prediction in this scope."""
+    rows = connection.execute(
+        "SELECT DISTINCT text FROM predictions "
+        "WHERE scope = (SELECT id FROM scopes WHERE scope = ?)",
+        (scope,),
+    )
+    return [text_hash for (text_hash,) in rows]
 
 
 def forget(connection: sqlite3.Connection, model: str | None, scope: bytes | None) -> int:
@@ -189,3 +202,16 @@ def select_vectors(
 def to_vector(blob: bytes) -> NDArray[np.float16]:
     """Decode a stored vector."""
     return np.frombuffer(blob, dtype=VECTOR).astype(np.float16, copy=False)
+
+
+def put_learned(connection: sqlite3.Connection, scope: bytes, data: bytes | None) -> None:
+    """Replace what was learned; None deletes it."""
+    connection.execute("DELETE FROM learned WHERE scope = ?", (scope,))
+    if data is not None:
+        connection.execute("INSERT INTO learned (scope, data) VALUES (?, ?)", (scope, data))
+
+
+def get_learned(connection: sqlite3.Connection, scope: bytes) -> bytes | None:
+    """Return what was learned; None if nothing was."""
+    row = connection.execute("SELECT data FROM learned WHERE scope = ?", (scope,)).fetchone()
+    return None if row is None else bytes(row[0])

@@ -91,6 +91,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """,
         "CREATE INDEX batches_open ON batches (scope) WHERE outcome IS NULL",
     ),
+    ("CREATE TABLE learned (scope BLOB PRIMARY KEY, data BLOB NOT NULL)",),
 )
 
 

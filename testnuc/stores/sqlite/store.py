@@ -114,6 +114,10 @@ class SqliteStore:
         )
         return found
 
+    async def predicted(self, scope: bytes) -> list[bytes]:
+        """Return the hashes of the texts with a prediction in this scope."""
+        return await self._database.read(lambda c: sql.predicted(c, scope))
+
     async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
         """Delete the predictions of a model, or of a scope; returns their number."""
         return await self._database.write(lambda c: sql.forget(c, model, scope))
@@ -146,6 +150,18 @@ class SqliteStore:
                     vectors=vectors[part],
                 )
             )
+
+    async def put_learned(self, scope: bytes, data: bytes) -> None:
+        """Store what was learned, in place of what was there."""
+        await self._database.write(lambda c: sql.put_learned(c, scope, data))
+
+    async def get_learned(self, scope: bytes) -> bytes | None:
+        """Return what was learned; None if nothing was."""
+        return await self._database.read(lambda c: sql.get_learned(c, scope))
+
+    async def drop_learned(self, scope: bytes) -> None:
+        """Delete what was learned."""
+        await self._database.write(lambda c: sql.put_learned(c, scope, None))
 
     async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
         """Store a batch that is about to be submitted, leased by `owner`."""

@@ -1,0 +1,235 @@
+"""What judgments bring on recorded predictions: repeated draws, judged by gold or by a referee."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc.trust.calibration import fit_trust
+from testnuc.trust.candidates import candidates_of, choose, differing
+from testnuc.trust.certificates import certify
+from testnuc.trust.evidence import Draws
+from testnuc.trust.head import FOLDS
+from testnuc.trust.model import HeadModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from bench._recorded import Recorded
+    from testnuc.trust.candidates import LabelCandidate, Verdict
+    from testnuc.trust.certificates import Certificate
+
+__all__ = ["Judge", "Learned", "Outcomes"]
+
+#: Of the default review: the part that is drawn from the texts that candidates label differently.
+_DECIDE = 0.8
+
+
+@dataclass
+class Outcomes:
+    """Gains of repeated draws, as parts of 1."""
+
+    true: list[float] = field(default_factory=list)
+    expected: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """What one draw of judgments led to."""
+
+    verdict: Verdict
+    #: Labels of the chosen candidate; judged texts are not replaced.
+    labels: NDArray[np.int32]
+    trust: NDArray[np.float64]
+
+
+class Judge:
+    """The candidates of a set, and who judges.
+
+    Parameters
+    ----------
+    data : Recorded
+    judgments : int32[n], optional
+        What the judge says; default: the right labels.
+    """
+
+    def __init__(self, data: Recorded, judgments: NDArray[np.int32] | None = None) -> None:
+        self.data = data
+        self.judgments = data.gold if judgments is None else judgments
+        #: Probabilities of candidates that were not taught, by name.
+        self.found: dict[str, NDArray[np.float32]] = {}
+
+    @cached_property
+    def candidates(self) -> list[LabelCandidate]:
+        """The candidates that do not depend on judgments."""
+        return candidates_of(self.data.texts)
+
+    @cached_property
+    def differ(self) -> NDArray[np.bool_]:
+        """Texts that some candidate labels otherwise than the LLM."""
+        return differing(self.candidates)
+
+    @cached_property
+    def best(self) -> float:
+        """The highest gain of a candidate that was not taught."""
+        return max(self.gain(candidate.labels) for candidate in self.candidates)
+
+    @cached_property
+    def shares(self) -> NDArray[np.floating]:
+        """The share of the vote for each label, the own label counted once."""
+        votes = self.data.texts.votes(self.data.texts.own, k=10, own_weight=1.0)
+        total: NDArray[np.floating] = votes / np.maximum(votes.sum(axis=1, keepdims=True), 1e-9)
+        return total
+
+    @cached_property
+    def plain(self) -> NDArray[np.float32]:
+        """Probabilities of the model that knows nothing of class sizes and judgments."""
+        model = next(
+            c.model for c in self.candidates if isinstance(c.model, HeadModel) and c.share > 1
+        )
+        return model.probabilities(self.data.texts)
+
+    def sharing(self, other: NDArray[np.int32]) -> Judge:
+        """Return another judge of the same candidates."""
+        made = Judge(self.data, other)
+        for name in ("candidates", "differ", "shares", "plain", "found"):
+            made.__dict__[name] = getattr(self, name)
+        return made
+
+    def gain(self, labels: NDArray[np.int32]) -> float:
+        """Return the true gain over all texts."""
+        gold, own = self.data.gold, self.data.texts.own
+        return float((labels == gold).mean() - (own == gold).mean())
+
+    def disagreements(self, seed: int, m: int) -> tuple[NDArray[np.int64], Draws]:
+        """Draw texts that candidates label differently."""
+        among = np.flatnonzero(self.differ)
+        rows = np.random.default_rng(seed).permutation(among)[:m]
+        return rows, Draws.at_random(len(self.differ), len(rows), len(among))
+
+    def any_texts(self, seed: int, m: int) -> tuple[NDArray[np.int64], Draws]:
+        """Draw from all texts."""
+        rows = np.random.default_rng(seed).permutation(len(self.differ))[:m]
+        return rows, Draws.at_random(len(self.differ), len(rows))
+
+    def mixture(self, seed: int, m: int) -> tuple[NDArray[np.int64], Draws]:
+        """Draw as the default review does."""
+        random = np.random.default_rng(seed)
+        orders = [random.permutation(np.flatnonzero(self.differ)).tolist()]
+        orders.append(random.permutation(len(self.differ)).tolist())
+        left = [len(order) for order in orders]
+        taken: set[int] = set()
+        rows, chances, floors = [], [], []
+        for _ in range(min(m, left[1])):
+            decide = _DECIDE if left[0] else 0.0
+            floor = decide / max(left[0], 1) + (1 - decide) / left[1]
+            order = orders[0 if random.random() < decide else 1]
+            row = order.pop()
+            while row in taken:
+                row = order.pop()
+            taken.add(row)
+            rows.append(row)
+            chances.append(floor if self.differ[row] else (1 - decide) / left[1])
+            floors.append(floor)
+            left = [left[0] - int(self.differ[row]), left[1] - 1]
+        draws = Draws(len(self.differ), np.array(chances), np.array(floors))
+        return np.array(rows, dtype=np.int64), draws
+
+    def verdict(
+        self, rows: NDArray[np.int64], draws: Draws, *, taught: bool, everywhere: bool = False
+    ) -> Verdict:
+        """Choose by the judgments of these texts."""
+        support = np.ones_like(self.differ) if everywhere else self.differ
+        return choose(
+            self.data.texts,
+            self.candidates,
+            rows,
+            self.judgments[rows],
+            draws,
+            support,
+            taught=taught,
+        )
+
+    def gains(
+        self,
+        drawn: Callable[[int, int], tuple[NDArray[np.int64], Draws]],
+        m: int,
+        seeds: Sequence[int],
+        *,
+        taught: bool,
+        everywhere: bool = False,
+    ) -> Outcomes:
+        """Repeat draws of m judgments, and the choice by them."""
+        found = Outcomes()
+        for seed in seeds:
+            rows, draws = drawn(seed, m)
+            verdict = self.verdict(rows, draws, taught=taught, everywhere=everywhere)
+            found.true.append(self.gain(verdict.chosen.labels))
+            found.expected.append(verdict.gain.value)
+        return found
+
+    def learned(
+        self,
+        rows: NDArray[np.int64],
+        draws: Draws,
+        *,
+        taught: bool,
+        everywhere: bool = False,
+    ) -> Learned:
+        """Choose by these judgments, and calibrate trust on them."""
+        verdict = self.verdict(rows, draws, taught=taught, everywhere=everywhere)
+        labels = verdict.chosen.labels
+        return Learned(verdict, labels, self.trust(verdict.chosen, labels, rows, draws))
+
+    def trust(
+        self,
+        chosen: LabelCandidate,
+        labels: NDArray[np.int32],
+        rows: NDArray[np.int64],
+        draws: Draws,
+    ) -> NDArray[np.float64]:
+        """Return the calibrated trust of labels, by the chosen candidate."""
+        features = self._features(chosen, labels, rows)
+        right = labels[rows] == self.judgments[rows]
+        folds = self.data.texts.folds
+        weights = 1 / draws.probability
+        curve = fit_trust(features[rows], right, weights, folds[rows], n_folds=FOLDS)
+        return curve(features, folds)
+
+    def _features(
+        self, chosen: LabelCandidate, labels: NDArray[np.int32], rows: NDArray[np.int64]
+    ) -> NDArray[np.floating]:
+        """Return the log odds of labels by the model, and by the vote."""
+        probabilities = self.plain
+        if isinstance(chosen.model, HeadModel):
+            known = rows[self.judgments[rows] >= 0]
+            if any(chosen is candidate for candidate in self.candidates):
+                if chosen.name not in self.found:
+                    self.found[chosen.name] = chosen.model.probabilities(self.data.texts)
+                probabilities = self.found[chosen.name]
+            else:
+                texts = self.data.texts.with_judged(known, self.judgments[known])
+                probabilities = chosen.model.probabilities(texts)
+        return np.column_stack([log_odds(probabilities, labels), log_odds(self.shares, labels)])
+
+    def certificate(
+        self, learned: Learned, rows: NDArray[np.int64], draws: Draws
+    ) -> tuple[Certificate, bool]:
+        """Return a certificate of 90 % by 90 %, and whether it is wrong."""
+        right = learned.labels == self.data.gold
+        made = certify(learned.trust, rows, right[rows], draws, accuracy=0.9, confidence=0.9)
+        inside = learned.trust >= made.trust
+        return made, bool(inside.any() and right[inside].mean() < made.accuracy)
+
+
+def log_odds(table: NDArray[np.floating], labels: NDArray[np.int32]) -> NDArray[np.floating]:
+    """Return the log odds of each text's label; those of 1 % where there is no label."""
+    chance = table[np.arange(len(labels)), np.maximum(labels, 0)].astype(np.float64)
+    chance = np.clip(np.where(labels >= 0, chance, 0.01), 0.01, 0.99)
+    odds: NDArray[np.floating] = np.log(chance / (1 - chance))
+    return odds

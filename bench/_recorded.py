@@ -1,0 +1,107 @@
+"""Recorded predictions as arrays: distinct texts, vectors, neighbors and right labels."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from testnuc.index import NearestVectors
+from testnuc.trust.head import folds_of
+from testnuc.trust.model import Texts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["Recorded", "read_recorded"]
+
+_NEIGHBORS = 30
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """The distinct texts of a file, in its order; answers outside the label set are -1."""
+
+    name: str
+    #: Of the texts alone: files with the same texts and labels are answers of two models.
+    key: str
+    texts: Texts
+    gold: NDArray[np.int32]
+
+    @property
+    def alone(self) -> float:
+        """Accuracy of the LLM's own labels."""
+        return float((self.texts.own == self.gold).mean())
+
+    def part(self, rows: NDArray[np.int64]) -> Recorded:
+        """Return a set of some of the texts, with neighbors among them alone."""
+        t = self.texts
+        made = _texts(t.vectors[rows], t.own[rows], t.folds[rows], t.n_classes)
+        return Recorded(self.name, self.key, made, self.gold[rows])
+
+
+def read_recorded(path: Path, cache: Path, model: str) -> Recorded:
+    """Read a file of rows with text, gold and prediction.
+
+    Parameters
+    ----------
+    path : Path
+    cache : Path
+        Folder for embeddings.
+    model : str
+        Embedder.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for line in path.read_bytes().split(b"\n"):
+        if line.strip():
+            row = orjson.loads(line)
+            rows.setdefault(row["text"], row)
+    if not rows:
+        sys.exit(f"bench evidence: {path} has no rows")
+    names = sorted({row["gold"] for row in rows.values()})
+    number = {name: i for i, name in enumerate(names)}
+    hashes = [blake2b(text.encode(), digest_size=16).digest() for text in rows]
+    digest = blake2b(b"".join(hashes) + model.encode(), digest_size=8).hexdigest()
+    file = cache / f"{path.stem.split('.')[0]}.{digest}.npy"
+    if file.is_file():
+        vectors = np.load(file, allow_pickle=False)
+    else:
+        vectors = asyncio.run(_embed(list(rows), model))
+        cache.mkdir(parents=True, exist_ok=True)
+        np.save(file, vectors)
+    own = np.array([number.get(row["prediction"], -1) for row in rows.values()], np.int32)
+    gold = np.array([number[row["gold"]] for row in rows.values()], np.int32)
+    texts = _texts(vectors, own, folds_of(hashes), len(names))
+    return Recorded(path.stem, f"{digest} {names}", texts, gold)
+
+
+def _texts(
+    vectors: NDArray[np.float16],
+    own: NDArray[np.int32],
+    folds: NDArray[np.int64],
+    n_classes: int,
+) -> Texts:
+    n = len(vectors)
+    index = NearestVectors(vectors.shape[1], exact_below=n + 1)
+    index.add(vectors, np.arange(n, dtype=np.uint64))
+    ids, similarities = index.search(vectors, _NEIGHBORS, exclude=np.arange(n, dtype=np.int64))
+    return Texts(vectors, own, ids, similarities, folds, n_classes)
+
+
+async def _embed(texts: list[str], model: str) -> NDArray[np.float16]:
+    from testnuc import embedders
+
+    embedder = embedders.resolve(model)
+    out = np.empty((len(texts), embedder.dim), np.float16)
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+    for start in range(0, len(order), 512):
+        part = order[start : start + 512]
+        out[part] = await embedder.embed([texts[i] for i in part])
+    return out

@@ -1,0 +1,72 @@
+"""Simulation: whole clients in virtual time with faults, by seed; prints broken promises."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from importlib import import_module
+from typing import Any
+
+#: Seeds that a process runs at a time.
+_PART = 20
+
+
+def _run(seeds: range) -> tuple[dict[int, list[str]], Counter[str]]:
+    """Run worlds, each twice; return the violations by seed, and counts."""
+    # the worlds belong to the tests, which a checkout has and an installation has not
+    violations = import_module("tests.simulation.checks").violations
+    simulate = import_module("tests.simulation.world").simulate
+    logging.disable(logging.CRITICAL)
+    found: dict[int, list[str]] = {}
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            world = simulate(seed)
+            broken = violations(world)
+            if simulate(seed).trace.digest() != world.trace.digest():
+                broken.append("a second run of the seed took another course")
+        except Exception as error:  # noqa: BLE001 - printed with its seed
+            found[seed] = [f"the simulation itself failed: {error!r}"]
+            continue
+        if broken:
+            found[seed] = broken
+        counts["worlds"] += 1
+        counts["processes"] += len(world.processes)
+        counts["runs"] += len(world.operations)
+        counts["requests"] += len(world.requests)
+        counts["paid answers"] += len(world.payments)
+        counts["virtual hours"] += int((world.loop.time() - 1000) // 3600)
+    return found, counts
+
+
+def main(argv: list[str]) -> None:
+    """Print the violations and the seed of each; exit code 1 if there are any."""
+    parser = argparse.ArgumentParser(prog="python -m bench simulate", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=10_000, help="number of seeds")
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    arguments = parser.parse_args(argv)
+    end = arguments.start + arguments.seeds
+    parts = [range(at, min(end, at + _PART)) for at in range(arguments.start, end, _PART)]
+    started = time.perf_counter()
+    broken = 0
+    counts: Counter[str] = Counter()
+    context: Any = multiprocessing.get_context("spawn")
+    with context.Pool(arguments.jobs) as pool:
+        for found, counted in pool.imap(_run, parts):
+            counts += counted
+            broken += len(found)
+            for seed, words in found.items():
+                for word in words:
+                    print(f"seed {seed}: {word}", flush=True)
+    seconds = time.perf_counter() - started
+    facts = ", ".join(f"{number:,} {name}" for name, number in counts.items())
+    print(f"{facts}; {seconds:.0f} s")
+    print(f"{broken} of {arguments.seeds:,} seeds show violations")
+    if broken:
+        sys.exit(1)

@@ -1,0 +1,124 @@
+"""Answer a review in the terminal, for those who judge without the page."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from testnuc.cli.files import tell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from testnuc.trust.review import Review, ReviewItem
+
+__all__ = ["answer"]
+
+_NUMBER = re.compile(r"\d+")
+_HELP = "a number, a label or its beginning, n = none of these, u = back, q = save and quit"
+#: Labels that are listed when the beginning of a label is ambiguous.
+_LISTED = 8
+#: Neighbors that are shown with a text.
+_NEIGHBORS = 3
+
+
+def answer(
+    review: Review,
+    path: str,
+    *,
+    then: str = "testnuc learn STORE",
+    read: Callable[[str], str] | None = None,
+) -> None:
+    """Ask for the label of each open item, in order; saves after each answer.
+
+    Parameters
+    ----------
+    review : Review
+    path : str
+        The file to save it in.
+    then : str
+        The command that comes next.
+    read : callable, optional
+        Returns a line for a prompt; raises `EOFError` at the end. Default: `input`.
+    """
+    ask = input if read is None else read
+    # the numbers of candidates would be ambiguous among labels such as "1"
+    numbered = not any(map(_NUMBER.fullmatch, review.labels))
+    at = _first_open(review)
+    tell(_HELP if numbered else _HELP.removeprefix("a number, "))
+    while at < len(review):
+        item = review[at]
+        shown = _show(item, numbered=numbered, of=len(review))
+        try:
+            said = ask("label> ").strip()
+        except EOFError:
+            break
+        if said == "q" and said not in review.labels:
+            break
+        if said == "u" and said not in review.labels:
+            if at == 0:
+                tell("this is the first text")
+            at = max(at - 1, 0)
+            continue
+        found, label = _label(said, review, shown)
+        if not found:
+            continue
+        review.answer(at, label)
+        review.save(path)
+        tell(f"{'none of these' if label is None else label}")
+        at += 1
+    judged = len(review.judged)
+    tell(f"{judged:,} of {len(review):,} texts are judged, saved in {path}")
+    if judged:
+        tell(f"next: {then if path in then else f'{then} {path}'}")
+
+
+def _first_open(review: Review) -> int:
+    """Return the position of the first item without an answer."""
+    return next((item.index for item in review if item.source is None), len(review))
+
+
+def _show(item: ReviewItem, *, numbered: bool, of: int) -> list[str]:
+    """Print an item; returns the labels that a number chooses."""
+    labels = [label for label, _ in item.candidates if label is not None]
+    tell(f"\n{item.index + 1} of {of}: {item.text}")
+    for near in item.neighbors[:_NEIGHBORS]:
+        tell(f"    near ({near.similarity:.2f}, {near.label}): {near.text[:80]}")
+    for number, label in enumerate(labels, 1):
+        tell(f"  {number} = {label}" if numbered else f"  {label}")
+    if item.source is not None:
+        tell(f"  answered: {'none of these' if item.answer is None else item.answer}")
+    return labels if numbered else []
+
+
+def _label(said: str, review: Review, shown: list[str]) -> tuple[bool, str | None]:
+    """Return whether a line names an answer, and the label; prints why not."""
+    if said in review.labels or said == "n":
+        return True, said if said in review.labels else None
+    if not said:
+        tell(_HELP)
+        return False, None
+    return _number(said, shown) if shown and _NUMBER.fullmatch(said) else _begun(said, review)
+
+
+def _number(said: str, shown: list[str]) -> tuple[bool, str | None]:
+    """Return the label that a number chooses."""
+    if 1 <= int(said) <= len(shown):
+        return True, shown[int(said) - 1]
+    tell(f"there is no number {said}; give 1 to {len(shown)}")
+    return False, None
+
+
+def _begun(said: str, review: Review) -> tuple[bool, str | None]:
+    """Return the only label that begins so."""
+    start = said.casefold()
+    found = [label for label in review.labels if label.casefold().startswith(start)]
+    exact = [label for label in found if label.casefold() == start]
+    if len(exact) == 1 or len(found) == 1:
+        return True, (exact or found)[0]
+    if found:
+        more = "" if len(found) <= _LISTED else f" and {len(found) - _LISTED} more"
+        tell(f"{said!r} begins {', '.join(found[:_LISTED])}{more}; type more of it")
+    else:
+        tell(f"no label begins with {said!r}")
+    return False, None

@@ -1,0 +1,144 @@
+"""``testnuc compare``: where two files of results differ."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+from testnuc.cli.files import read_table, require_column, tell
+from testnuc.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from testnuc.cli.files import Table
+
+__all__ = ["difference", "run"]
+
+#: Pairs of labels that are listed.
+_PAIRS = 15
+_WIDTH = 90
+#: Standard errors of a 95 % interval.
+_Z = 1.96
+
+
+def run(
+    first: str,
+    second: str,
+    *,
+    text_column: str,
+    label_column: str,
+    gold: str | None,
+    examples: int,
+) -> None:
+    """Print how many labels differ, by pair of labels, and the accuracy if the truth is known."""
+    tables = [read_table(file, text_column) for file in (first, second)]
+    for file, table in zip((first, second), tables, strict=True):
+        require_column(
+            file, table.columns, label_column, "name the column of labels with --label-column"
+        )
+    pairs = _matched(*tables)
+    if not pairs:
+        raise InvalidInputError(f"{first} and {second} have no text in common")
+    labels = [(_label(a, label_column), _label(b, label_column)) for _, a, b in pairs]
+    differing = [at for at, (one, other) in enumerate(labels) if one != other]
+    part = len(differing) / len(pairs)
+    rows = [
+        f"{len(pairs):,} texts are in both files, {len(differing):,} labels differ ({part:.1%})"
+    ]
+    left = [len(table.rows) - len(pairs) for table in tables]
+    if any(left):
+        tell(f"note: {left[0]:,} texts are only in {first}, {left[1]:,} only in {second}")
+    if gold is not None:
+        rows += _accuracies(pairs, labels, gold, (first, second), tables)
+    by_pair: dict[tuple[str | None, str | None], list[int]] = defaultdict(list)
+    for at in differing:
+        by_pair[labels[at]].append(at)
+    ordered = sorted(by_pair.items(), key=lambda of: -len(of[1]))
+    if ordered:
+        rows.append("")
+    for (one, other), places in ordered[:_PAIRS]:
+        rows.append(f"{len(places):>7,}  {_named(one)} -> {_named(other)}")
+        rows += [f"         {_cut(pairs[at][0])}" for at in places[:examples]]
+    if len(ordered) > _PAIRS:
+        rows.append(f"         and {len(ordered) - _PAIRS} more pairs of labels")
+    for row in rows:
+        print(row)  # noqa: T201 - the command's output
+
+
+def difference(wins: int, losses: int, texts: int) -> tuple[float, float, float]:
+    """Return the difference of two paired accuracies, and its 95 % interval.
+
+    The interval is the adjusted Wald interval of Bonett and Price 2012, "Adjusted Wald confidence
+    interval for a difference of binomial proportions based on paired data" (JEBS).
+
+    Parameters
+    ----------
+    wins, losses : int
+        Texts on which only the second, and only the first, is right.
+    texts : int
+    """
+    up, down = (wins + 1) / (texts + 2), (losses + 1) / (texts + 2)
+    error = _Z * math.sqrt((up + down - (up - down) ** 2) / (texts + 2))
+    return (wins - losses) / texts, max(up - down - error, -1.0), min(up - down + error, 1.0)
+
+
+def _matched(first: Table, second: Table) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Return text and both rows of each text in both tables; repeated texts match in order."""
+    waiting: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for text, row in zip(second.texts, second.rows, strict=True):
+        waiting[str(text)].append(row)
+    taken: Counter[str] = Counter()
+    found = []
+    for text, row in zip(map(str, first.texts), first.rows, strict=True):
+        if taken[text] < len(waiting[text]):
+            found.append((text, row, waiting[text][taken[text]]))
+            taken[text] += 1
+    return found
+
+
+def _accuracies(
+    pairs: list[tuple[str, dict[str, Any], dict[str, Any]]],
+    labels: list[tuple[str | None, str | None]],
+    gold: str,
+    files: tuple[str, str],
+    tables: list[Table],
+) -> list[str]:
+    where = next((at for at, table in enumerate(tables) if gold in table.columns), None)
+    if where is None:
+        raise InvalidInputError(
+            f"neither {files[0]} nor {files[1]} has a column {gold!r}; name the column of correct "
+            "labels with --gold"
+        )
+    right = [
+        (one == true, other == true)
+        for (one, other), pair in zip(labels, pairs, strict=True)
+        if (true := _label((pair[1], pair[2])[where], gold)) is not None
+    ]
+    if not right:
+        raise InvalidInputError(f"{files[where]} has no label in column {gold!r}")
+    wins = sum(b and not a for a, b in right)
+    losses = sum(a and not b for a, b in right)
+    value, low, high = difference(wins, losses, len(right))
+    rows = [
+        f"accuracy {sum(pair[at] for pair in right) / len(right):.3f}  {file}"
+        for at, file in enumerate(files)
+    ]
+    rows.append(
+        f"difference {100 * value:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f}, 95 %), over "
+        f"{len(right):,} texts with a correct label"
+    )
+    return rows
+
+
+def _label(row: dict[str, Any], column: str) -> str | None:
+    value = row.get(column)
+    return None if value is None or str(value).strip() == "" else str(value).strip()
+
+
+def _named(label: str | None) -> str:
+    return "no label" if label is None else label
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDTH else line[: _WIDTH - 2] + ".."

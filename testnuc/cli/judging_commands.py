@@ -1,0 +1,144 @@
+"""Commands about evidence: review, learn, certify, unlearn and compare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from testnuc.cli.interrupting import interruptible
+from testnuc.cli.options import LABELS_OF_RUN, OF_ASKING, TEXT_COLUMN, with_client
+
+__all__ = ["add_judging"]
+
+_RESULTS_OR_STORE = typer.Argument(
+    help="A file written by `classify -o` (.csv, .jsonl or .parquet), or a store.",
+    metavar="RESULTS|STORE",
+    show_default=False,
+)
+
+
+@with_client(*OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+def review(
+    client: dict[str, Any],
+    source: str = typer.Argument(
+        help="A file written by `classify -o`, a store; or a review to continue (.json).",
+        metavar="RESULTS|STORE|REVIEW",
+        show_default=False,
+    ),
+    n: int = typer.Option(50, "-n", help="Number of texts to draw.", min=1),
+    goal: str | None = typer.Option(
+        None,
+        help="decide: texts whose label is disputed; certify: at random; correct: least trusted.",
+        show_default="mostly decide",
+    ),
+    output: str = typer.Option("review.json", "--output", "-o", help="A .json file."),
+    answer: bool = typer.Option(False, "--answer", help="Judge the texts here, at once."),  # noqa: FBT001, FBT003
+    text_column: str = TEXT_COLUMN,
+) -> None:
+    """Draw texts to be judged, or judge them in the terminal; makes no call."""
+    with interruptible():
+        from testnuc.cli.judging import review
+
+        review(
+            source,
+            n,
+            goal=goal,
+            output=output,
+            by_hand=answer,
+            text_column=text_column,
+            client=client,
+        )
+
+
+@with_client(*OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+def learn(
+    client: dict[str, Any],
+    source: str = _RESULTS_OR_STORE,
+    judged: str = typer.Argument(
+        help="An answered review, or marks that the page exported.",
+        metavar="REVIEW|MARKS",
+        show_default=False,
+    ),
+    at_random: bool = typer.Option(  # noqa: FBT001
+        False,  # noqa: FBT003
+        "--at-random",
+        help="The marked texts were drawn at random over all.",
+    ),
+    text_column: str = TEXT_COLUMN,
+) -> None:
+    """Learn from judged texts how to label, and what trust means; later runs use it."""
+    with interruptible():
+        from testnuc.cli.judging import learn
+
+        learn(
+            source,
+            judged,
+            at_random=at_random,
+            text_column=text_column,
+            client=client,
+        )
+
+
+@with_client(*OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+def certify(
+    client: dict[str, Any],
+    source: str = _RESULTS_OR_STORE,
+    accuracy: float = typer.Option(0.9, help="Part of the certified labels that is right."),
+    confidence: float = typer.Option(0.9, help="Probability that the certificate holds."),
+    output: str | None = typer.Option(
+        None, "--output", "-o", help="A file for the certified texts and labels."
+    ),
+    text_column: str = TEXT_COLUMN,
+) -> None:
+    """Find the trust above which labels are right, as proved by the judged texts."""
+    with interruptible():
+        from testnuc.cli.judging import certify
+
+        certify(
+            source,
+            accuracy=accuracy,
+            confidence=confidence,
+            output=output,
+            text_column=text_column,
+            client=client,
+        )
+
+
+@with_client(*OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+def unlearn(
+    client: dict[str, Any], source: str = _RESULTS_OR_STORE, text_column: str = TEXT_COLUMN
+) -> None:
+    """Undo `learn`: drop what was learned from judged texts."""
+    with interruptible():
+        from testnuc.cli.judging import unlearn
+
+        unlearn(source, text_column=text_column, client=client)
+
+
+def compare(
+    first: str = typer.Argument(help="A file of results.", metavar="A", show_default=False),
+    second: str = typer.Argument(help="Another one.", metavar="B", show_default=False),
+    gold: str | None = typer.Option(None, help="Column with the correct label, in A or B."),
+    text_column: str = TEXT_COLUMN,
+    label_column: str = typer.Option("nuc_label", help="Column with the labels to compare."),
+    examples: int = typer.Option(2, help="Texts to show of each pair of labels.", min=0),
+) -> None:
+    """Show where two files of results differ, and which is more accurate."""
+    with interruptible():
+        from testnuc.cli.compare import run
+
+        run(
+            first,
+            second,
+            text_column=text_column,
+            label_column=label_column,
+            gold=gold,
+            examples=examples,
+        )
+
+
+def add_judging(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    for command in (review, learn, certify, unlearn, compare):
+        app.command()(command)

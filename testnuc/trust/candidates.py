@@ -1,0 +1,157 @@
+"""Ways to label a set of texts, and the choice between them by judged texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc.trust.evidence import Gain, gain_of
+from testnuc.trust.head import fit_folds
+from testnuc.trust.model import HeadModel, Texts, VoteModel, fit_model, one_hot, teach
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from testnuc.trust.evidence import Draws
+
+__all__ = ["LabelCandidate", "Verdict", "candidates_of", "choose", "differing"]
+
+#: The errors of all bounds together: 90 % confidence.
+_ALPHA = 0.1
+#: Judgments from which a model that has learned from them is a candidate.
+_TEACHABLE = 20
+_LLM = "the LLM's own labels"
+_MODEL = "neighbors and a model of your texts"
+_SIZES = {0.0: "", 0.5: ", class sizes evened out half the way", 1.0: ", class sizes evened out"}
+#: Log odds that the LLM's own label gets: a model changes what it is sure of.
+_CARE, _MORE_CARE = 2.0, 3.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelCandidate:
+    """One way to label the texts.
+
+    Parameters
+    ----------
+    name : str
+        In plain words.
+    share : float
+        Its part of the error that all bounds share; 0: cannot be chosen by evidence.
+    model : VoteModel or HeadModel
+    labels : int32[n]
+        -1 = none.
+    """
+
+    name: str
+    share: float
+    model: VoteModel | HeadModel
+    labels: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdict:
+    """Which candidate the judgments prove to be better than the LLM's own labels.
+
+    Parameters
+    ----------
+    chosen : LabelCandidate
+    gain : Gain
+        Of the chosen one, over all texts.
+    gains : tuple of Gain
+        Of each candidate.
+    """
+
+    chosen: LabelCandidate
+    gain: Gain
+    gains: tuple[Gain, ...]
+
+
+def candidates_of(texts: Texts) -> list[LabelCandidate]:
+    """Return the candidates, the LLM's own labels first; they do not depend on judgments.
+
+    Parameters
+    ----------
+    texts : Texts
+        Neighbors of all of them; without judgments.
+    """
+    found = [LabelCandidate(_LLM, 0.0, VoteModel(0), texts.own)]
+    vote = VoteModel(10, 2.0)
+    name = "the vote of 10 neighbors, the LLM's own label counted twice"
+    found.append(LabelCandidate(name, 1.0, vote, vote.label(texts)))
+    weights = np.ones(len(texts), dtype=np.float32)
+    own = one_hot(texts.own, texts.n_classes)
+    start = fit_folds(texts.vectors, own, weights, texts.folds)
+    plan = [(0.0, _MORE_CARE, 0, 1.0, f"{_MODEL}, where both contradict the LLM clearly")]
+    plan += [(power, _CARE, 2, 2.0, _MODEL + words) for power, words in _SIZES.items()]
+    for power, care, rounds, share, name in plan:
+        model = fit_model(texts, power=power, care=care, start=start, rounds=rounds)
+        found.append(LabelCandidate(name, share, model, model.label(texts)))
+    return found
+
+
+def differing(candidates: Sequence[LabelCandidate]) -> NDArray[np.bool_]:
+    """Return which texts any candidate labels otherwise than the LLM, bool[n]."""
+    own = candidates[0].labels
+    changed: NDArray[np.bool_] = np.zeros(len(own), dtype=np.bool_)
+    for candidate in candidates[1:]:
+        changed |= candidate.labels != own
+    return changed
+
+
+def choose(
+    texts: Texts,
+    candidates: Sequence[LabelCandidate],
+    rows: NDArray[np.int64],
+    labels: NDArray[np.int32],
+    draws: Draws,
+    support: NDArray[np.bool_],
+    *,
+    taught: bool = True,
+) -> Verdict:
+    """Take the candidate whose gain over all texts has the highest lower bound above 0.
+
+    The bounds hold together with 90 % confidence, at any number of judgments.
+
+    Parameters
+    ----------
+    texts : Texts
+        Without judgments.
+    candidates : sequence of LabelCandidate
+        From `candidates_of`.
+    rows : int64[m]
+        Judged texts, in the order they were drawn.
+    labels : int32[m]
+        Their right labels; -1 = none of the labels.
+    draws : Draws
+    support : bool[n]
+        Texts that could be drawn with at least the probability `draws.floor`.
+    taught : bool
+        Whether models that learn from the judged texts are candidates, too.
+    """
+    every = list(candidates)
+    known = labels >= 0
+    if taught and known.sum() >= _TEACHABLE:
+        judged = texts.with_judged(rows[known], labels[known])
+        for base in candidates:
+            if isinstance(base.model, HeadModel) and base.share > 1:
+                model = teach(base.model, judged)
+                # where no text could be drawn nothing is known: the base's labels stay
+                made = np.where(support, model.label(judged), base.labels)
+                name = f"{base.name}, taught by the judged texts"
+                every.append(LabelCandidate(name, base.share, model, made))
+    total = sum(candidate.share for candidate in every)
+    own = every[0].labels[rows]
+    gains = []
+    for candidate in every:
+        if not candidate.share:
+            gains.append(Gain(0.0, 0.0, 0.0))
+            continue
+        given = candidate.labels[rows]
+        values = ((given == labels) & known).astype(np.float64) - ((own == labels) & known)
+        gains.append(gain_of(values, draws, _ALPHA * candidate.share / total))
+    best = max(range(len(every)), key=lambda i: gains[i].low)
+    return Verdict(every[best], gains[best], tuple(gains))

@@ -1,0 +1,212 @@
+"""A linear softmax classifier on embeddings, self-trained on the LLM's own labels.
+
+The head is fitted on soft labels by preconditioned L-BFGS and predicts every text out of fold, so
+that no text is predicted by a head that saw its label. Folds follow the content hash: equal inputs
+give equal folds. `testnuc.trust.model` joins the head with the vote of the neighbors.
+
+Sources: self-training, Scudder 1965 and Lee 2013 (pseudo-label); class sizes by Sinkhorn scaling,
+Cuturi 2013, as in SwAV (Caron et al. 2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["FOLDS", "Head", "class_scale", "fit_folds", "fit_head", "folds_of", "predict_folds"]
+
+#: Parts of the texts; each is predicted by a head that was fitted on the others.
+FOLDS = 5
+#: Weight of the L2 penalty beside the mean log loss.
+_PENALTY = 3e-5
+#: Steps of L-BFGS of a first fit, and of one that starts from an earlier fit.
+_FIRST, _NEXT = 12, 6
+#: Texts that one fit sees at most; more change little and cost time.
+_MOST_TEXTS = 40_000
+#: Steps of Sinkhorn scaling at most; it ends where no class changes by more than `_CLOSE`.
+_SINKHORN, _CLOSE = 50, 0.01
+_LEAST_MASS = 1e-3
+_MOST_SCALE = 1e6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """A fitted softmax classifier.
+
+    Parameters
+    ----------
+    weights : float32[dim + 1, C]
+        The last row is the bias.
+    """
+
+    weights: NDArray[np.float32]
+
+    def probabilities(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Return float32[n, C], rows sum to 1."""
+        weights = self.weights
+        return _softmax(vectors.astype(np.float32) @ weights[:-1] + weights[-1])
+
+
+def folds_of(hashes: Sequence[bytes]) -> NDArray[np.int64]:
+    """Return the fold of each text, 0 to 4, by its content hash."""
+    return np.array([h[0] % FOLDS for h in hashes], dtype=np.int64)
+
+
+def fit_head(
+    vectors: NDArray[np.floating],
+    targets: NDArray[np.float32],
+    weights: NDArray[np.float32],
+    *,
+    start: Head | None = None,
+) -> Head:
+    """Fit a head on soft labels.
+
+    Parameters
+    ----------
+    vectors : float[n, dim]
+    targets : float32[n, C]
+        Soft labels; a row of zeros is ignored.
+    weights : float32[n]
+        Weight of each text.
+    start : Head, optional
+        An earlier fit, from which fewer steps are needed.
+    """
+    from scipy.linalg import solve_triangular
+    from scipy.optimize import minimize
+
+    used = np.flatnonzero(targets.any(axis=1))
+    if len(used) > _MOST_TEXTS:
+        # evenly over the texts, without chance
+        used = used[np.linspace(0, len(used) - 1, _MOST_TEXTS).astype(np.int64)]
+    x = np.empty((len(used), vectors.shape[1] + 1), dtype=np.float32)
+    x[:, :-1] = vectors[used]
+    x[:, -1] = 1
+    t, w = targets[used], weights[used]
+    dim, n_classes = x.shape[1], t.shape[1]
+    if not len(used):
+        return Head(np.zeros((dim, n_classes), dtype=np.float32))
+    total = float(w.sum())
+    # The Hessian of the loss is close to X'X (Böhning 1992): in its basis few steps are needed.
+    gram = (x * w[:, None]).T @ x / total / n_classes + _PENALTY * np.eye(dim, dtype=np.float32)
+    root = np.linalg.cholesky(gram.astype(np.float64))
+    basis = solve_triangular(root, np.eye(dim), lower=True).T.astype(np.float32)
+    x = x @ basis
+    mass = t.sum(axis=1)
+    wt = (w[:, None] * t) / total
+
+    def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        v = flat.reshape(dim, n_classes).astype(np.float32)
+        z = x @ v
+        z -= z.max(axis=1, keepdims=True)
+        fit = float((wt * z).sum())
+        np.exp(z, out=z)
+        norm = z.sum(axis=1)
+        fit -= float((w * mass * np.log(norm)).sum()) / total
+        z *= (w * mass / norm / total)[:, None]
+        z -= wt
+        real = basis @ v
+        gradient = x.T @ z + _PENALTY * (basis.T @ real)
+        return -fit + 0.5 * _PENALTY * float((real * real).sum()), gradient.ravel().astype(
+            np.float64
+        )
+
+    first = np.zeros((dim, n_classes))
+    if start is not None:
+        first = np.linalg.solve(basis.astype(np.float64), start.weights.astype(np.float64))
+    found = minimize(
+        loss,
+        first.ravel(),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": _FIRST if start is None else _NEXT},
+    )
+    fitted = basis @ found.x.reshape(dim, n_classes).astype(np.float32)
+    return Head(fitted)
+
+
+def class_scale(probabilities: NDArray[np.float32], power: float) -> NDArray[np.float32]:
+    """Return what probabilities are multiplied by, so that class sizes move toward equal ones.
+
+    Parameters
+    ----------
+    probabilities : float32[n, C]
+    power : float
+        0: no change; 1: all classes get the same mass (Sinkhorn scaling); 0.5: half the way.
+
+    Returns
+    -------
+    float32[C]
+    """
+    n, n_classes = probabilities.shape
+    scale = np.ones(n_classes)
+    if not power or not n:
+        return scale.astype(np.float32)
+    for _ in range(_SINKHORN):
+        norm = probabilities @ scale.astype(np.float32)
+        mass = (probabilities / norm[:, None]).sum(axis=0, dtype=np.float64) * scale
+        step = np.maximum(mass * n_classes / n, _LEAST_MASS)
+        # a class without any mass would grow without end
+        scale = np.clip(scale / step, 1 / _MOST_SCALE, _MOST_SCALE)
+        if np.abs(step - 1).max() < _CLOSE:
+            break
+    scale /= np.exp(np.log(scale).mean())
+    moved: NDArray[np.float32] = (scale**power).astype(np.float32)
+    return moved
+
+
+def fit_folds(
+    vectors: NDArray[np.floating],
+    targets: NDArray[np.float32],
+    weights: NDArray[np.float32],
+    folds: NDArray[np.int64],
+    start: Sequence[Head] | None = None,
+) -> tuple[Head, ...]:
+    """Fit a head for each fold, on the texts of the others.
+
+    Parameters
+    ----------
+    vectors : float[n, dim]
+    targets : float32[n, C]
+    weights : float32[n]
+    folds : int64[n]
+    start : sequence of Head, optional
+        Earlier fits of the same folds.
+    """
+    heads = []
+    for fold in range(FOLDS):
+        others = folds != fold
+        heads.append(
+            fit_head(
+                vectors[others],
+                targets[others],
+                weights[others],
+                start=None if start is None else start[fold],
+            )
+        )
+    return tuple(heads)
+
+
+def predict_folds(
+    heads: Sequence[Head], vectors: NDArray[np.floating], folds: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Predict each text by the head that was fitted without its fold; float32[n, C]."""
+    n_classes = heads[0].weights.shape[1]
+    found = np.empty((len(vectors), n_classes), dtype=np.float32)
+    for fold, head in enumerate(heads):
+        inside = folds == fold
+        found[inside] = head.probabilities(vectors[inside])
+    return found
+
+
+def _softmax(z: NDArray[np.float32]) -> NDArray[np.float32]:
+    z = z - z.max(axis=1, keepdims=True)
+    np.exp(z, out=z)
+    z /= z.sum(axis=1, keepdims=True)
+    return z

@@ -1,0 +1,410 @@
+"""What was learned from judged texts: how texts are labeled, and what trust means.
+
+`apply` labels texts; it works for new ones. Without a proof that a candidate is better than the
+LLM's own labels, labels stay as the vote settings make them, and only trust is learned.
+
+Trust is a logistic regression of "the kept label is right" on the log odds that the model gives it
+and on its share of the neighbors' votes (Platt 1999), weighted by 1 / probability of drawing, and
+shrunk toward the model's own probability. It is fitted without the fold of each text.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import orjson
+
+from testnuc.errors import StoreError
+from testnuc.trust.candidates import LabelCandidate, differing
+from testnuc.trust.certificates import certify
+from testnuc.trust.evidence import Draws, Gain
+from testnuc.trust.head import FOLDS, Head
+from testnuc.trust.model import HeadModel, VoteModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from testnuc.trust.certificates import Certificate
+    from testnuc.trust.model import Texts
+
+__all__ = ["Applied", "Judgment", "Learned", "chosen_parts", "fit_trust", "rounded"]
+
+_VERSION = 1
+#: Judgments that count as much as the prior in each coefficient of trust.
+_PRIOR = np.array([0.25, 2.0, 2.0])
+_HEAVIEST = 5.0
+_TINY = 1e-4
+_NEIGHBORS = 30
+#: Smaller shares of a label are not shown.
+_LEAST_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Judgment:
+    """What was said of a text, and how the text was drawn."""
+
+    text: str
+    hash: bytes
+    #: None: no label is right, or the text was skipped.
+    label: str | None
+    #: "person" or "referee"; None: skipped.
+    source: str | None
+    #: None: it was not drawn by chance, and proves nothing.
+    probability: float | None
+    floor: float | None
+    #: Number of texts that it was drawn from.
+    texts: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Applied:
+    """Labels of texts, from a `Learned`.
+
+    Parameters
+    ----------
+    label : int32[b]
+        -1 = none.
+    trust : float64[b]
+    shares : float32[b, C], optional
+        What speaks for each label, rows sum to 1; None: the votes.
+    """
+
+    label: NDArray[np.int32]
+    trust: NDArray[np.float64]
+    shares: NDArray[np.float32] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Learned:
+    """How texts are labeled since `TestNUC.learn`, and why. ``print`` it."""
+
+    #: The label set.
+    labels: tuple[str, ...]
+    #: The candidate that was chosen, in plain words.
+    name: str
+    #: "settings": labels stay as they are without judgments; else what decides.
+    decides: Literal["settings", "vote", "head"]
+    #: Of the chosen candidate, over all texts.
+    gain: Gain
+    #: All judged texts, in the order they were drawn.
+    judged: tuple[Judgment, ...]
+    #: Size of the pool that it was learned on.
+    texts: int
+    #: Gives the labels, if `decides` is "head", and the probabilities behind trust in any case.
+    model: HeadModel
+    vote: VoteModel
+    #: Where all of these keep the LLM's label the model does, too; empty: no such condition.
+    bases: tuple[HeadModel, ...]
+    #: float64[FOLDS, 3]: what trust is made of.
+    coefficients: NDArray[np.float64]
+    #: float32[texts]: trust of all texts.
+    trust: NDArray[np.float32]
+    #: Position in `trust` of each judged text that was drawn by chance, and whether its label was
+    #: right.
+    rows: NDArray[np.int64]
+    right: NDArray[np.bool_]
+    #: Whether a person judged it, or skipped it; certificates count these.
+    person: NDArray[np.bool_]
+    draws: Draws = field(repr=False)
+    #: Where a referee contradicted the LLM: how often another candidate agreed with it, and how
+    #: often none did.
+    dissent: tuple[int, int] = (0, 0)
+
+    @property
+    def answers(self) -> dict[bytes, tuple[str | None, str]]:
+        """The label and the source of each judged text, by its hash."""
+        return {j.hash: (j.label, j.source) for j in self.judged if j.source is not None}
+
+    @property
+    def referee_better(self) -> bool:
+        """Whether a referee is taken to be better than the LLM.
+
+        Its answers that contradict the LLM are then more often than not those of another candidate:
+        neighbors and model do not know them, so mistakes rarely agree.
+        """
+        backed, alone = self.dissent
+        return backed > alone
+
+    def certify(self, accuracy: float = 0.9, confidence: float = 0.9) -> Certificate:
+        """Return the trust above which labels are right to `accuracy`, proved by the judged texts.
+
+        Parameters
+        ----------
+        accuracy : float
+        confidence : float
+            Over the draw of the judged texts.
+        """
+        used = self.person
+        draws = Draws(self.draws.texts, self.draws.probability[used], self.draws.floor[used])
+        return certify(
+            self.trust.astype(np.float64),
+            self.rows[used],
+            self.right[used],
+            draws,
+            accuracy=accuracy,
+            confidence=confidence,
+        )
+
+    def apply(self, texts: Texts, kept: NDArray[np.int32]) -> Applied:
+        """Label texts.
+
+        Parameters
+        ----------
+        texts : Texts
+        kept : int32[b]
+            Labels by the vote settings; they stay unless `decides` is "head".
+        """
+        found = self.model.probabilities(texts)
+        if self.decides != "head":
+            return Applied(kept, self.trusts(texts, found, kept), None)
+        label, own = self.model.label_of(found, texts), texts.own[: len(texts)]
+        if self.bases:
+            plain = replace(texts, judged=None)
+            plan: list[HeadModel | VoteModel] = [VoteModel(0), self.vote, *self.bases]
+            made = [LabelCandidate("", 1.0, m, m.label(plain)) for m in plan]
+            label = np.where(differing(made) | (own < 0), label, own).astype(np.int32)
+        return Applied(label, self.trusts(texts, found, label), _shown(found, label))
+
+    def trusts(
+        self, texts: Texts, found: NDArray[np.float32], label: NDArray[np.int32]
+    ) -> NDArray[np.float64]:
+        """Return the chance that each label is right, float64[b]; NaN for texts without one."""
+        z = _features(texts, found, label)
+        odds = (z * self.coefficients[texts.folds[: len(texts)]]).sum(axis=1)
+        return np.where(label >= 0, 1 / (1 + np.exp(-odds)), np.nan)
+
+    def __str__(self) -> str:
+        people = sum(j.source == "person" for j in self.judged)
+        referee = sum(j.source == "referee" for j in self.judged)
+        by = [f"{people:,} by a person" if people else "", f"{referee:,} by a referee"]
+        said = " and ".join(part for part in by[: 2 if referee else 1] if part) or "none"
+        proving = len(self.rows)
+        wide = self.gain.high - self.gain.low
+        lines = [f"{people + referee:,} of {self.texts:,} texts are judged: {said}."]
+        if self.decides == "settings":
+            lines.append(
+                "No way to label is proved to be better than the LLM's own labels: labels stay as "
+                "they are, but for the judged texts."
+            )
+        else:
+            low, high = 100 * self.gain.low, 100 * self.gain.high
+            lines.append(
+                f"Labels come from {self.name}: expected gain {100 * self.gain.value:+.1f} points "
+                f"over all texts (from {low:+.1f} to {high:+.1f})."
+            )
+        lines.append(
+            f"Trust is the chance that a label is right, calibrated on {proving:,} judged texts."
+            if proving
+            else "Trust is the model's own probability: no judged text was drawn at random."
+        )
+        if proving < 50:
+            more = f"{50 - proving} more judgments (`review`) would help most"
+        elif wide > 0.1:
+            more = "another 50 judgments would help most: the gain is not known well yet"
+        else:
+            more = "judging the least trusted texts (`review(goal='correct')`) would help most"
+        lines.append(more[0].upper() + more[1:] + ".")
+        return "\n".join(lines)
+
+    def to_bytes(self) -> bytes:
+        """Return everything as bytes, without pickle."""
+        arrays: dict[str, NDArray[Any]] = {
+            "vote": np.array([self.vote.k, self.vote.own_weight]),
+            "coefficients": self.coefficients,
+            "trust": self.trust,
+            "rows": self.rows,
+            "right": self.right,
+            "person": self.person,
+            "probability": self.draws.probability,
+            "floor": self.draws.floor,
+        }
+        models = []
+        for number, model in enumerate([self.model, *self.bases]):
+            heads = np.stack([head.weights for head in model.heads]).astype(np.float16)
+            arrays[f"heads{number}"] = heads
+            arrays[f"scale{number}"] = model.scale
+            if model.offsets is not None:
+                arrays[f"offsets{number}"] = model.offsets
+            models.append([model.care, model.power])
+        header = {
+            "version": _VERSION,
+            "labels": self.labels,
+            "name": self.name,
+            "decides": self.decides,
+            "gain": [self.gain.value, self.gain.low, self.gain.high],
+            "texts": self.texts,
+            "population": self.draws.texts,
+            "dissent": self.dissent,
+            "models": models,
+            "judged": [
+                [j.text, j.hash.hex(), j.label, j.source, j.probability, j.floor, j.texts]
+                for j in self.judged
+            ],
+            "arrays": [
+                [name, array.dtype.newbyteorder("<").str, array.shape]
+                for name, array in arrays.items()
+            ],
+        }
+        head = orjson.dumps(header)
+        body = b"".join(
+            np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")).tobytes()
+            for a in arrays.values()
+        )
+        return zlib.compress(len(head).to_bytes(8, "little") + head + body, 1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Learned:
+        """Return what `to_bytes` wrote.
+
+        Raises
+        ------
+        StoreError
+            It is damaged, or a newer version of testnuc wrote it.
+        """
+        try:
+            raw = zlib.decompress(data)
+            at = 8 + int.from_bytes(raw[:8], "little")
+            header = orjson.loads(raw[8:at])
+            if header["version"] != _VERSION:
+                raise StoreError(
+                    "what was learned was stored by another version of testnuc; upgrade it, or "
+                    "learn again after `unlearn`"
+                )
+            arrays: dict[str, NDArray[Any]] = {}
+            for name, kind, shape in header["arrays"]:
+                dtype = np.dtype(kind)
+                size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+                found = np.frombuffer(raw[at : at + size], dtype=dtype).reshape(shape)
+                arrays[name] = found.astype(dtype.newbyteorder("="))
+                at += size
+            models = [
+                HeadModel(
+                    tuple(Head(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
+                    arrays[f"scale{number}"],
+                    care,
+                    power,
+                    arrays.get(f"offsets{number}"),
+                )
+                for number, (care, power) in enumerate(header["models"])
+            ]
+            k, own_weight = arrays["vote"].tolist()
+            return cls(
+                labels=tuple(header["labels"]),
+                name=header["name"],
+                decides=header["decides"],
+                gain=Gain(*header["gain"]),
+                judged=tuple(
+                    Judgment(text, bytes.fromhex(key), *rest)
+                    for text, key, *rest in header["judged"]
+                ),
+                texts=header["texts"],
+                model=models[0],
+                vote=VoteModel(int(k), own_weight),
+                bases=tuple(models[1:]),
+                coefficients=arrays["coefficients"],
+                trust=arrays["trust"],
+                rows=arrays["rows"],
+                right=arrays["right"],
+                person=arrays["person"],
+                draws=Draws(header["population"], arrays["probability"], arrays["floor"]),
+                dissent=tuple(header["dissent"]),
+            )
+        except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
+            raise StoreError(f"what was learned is damaged in the store: {exc!r}") from exc
+
+
+def rounded(model: HeadModel) -> HeadModel:
+    """Return a model as it is read back from a store, so that both give the same labels."""
+    heads = tuple(Head(head.weights.astype(np.float16).astype(np.float32)) for head in model.heads)
+    return replace(model, heads=heads)
+
+
+def fit_trust(
+    texts: Texts,
+    found: NDArray[np.float32],
+    label: NDArray[np.int32],
+    rows: NDArray[np.int64],
+    right: NDArray[np.bool_],
+    probability: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Fit the coefficients of trust for each fold, on the judged texts of the others.
+
+    Parameters
+    ----------
+    texts : Texts
+    found : float32[n, C]
+        Probabilities of a model.
+    label : int32[n]
+        The kept labels.
+    rows : int64[m]
+        Texts that were drawn by chance.
+    right : bool[m]
+    probability : float64[m]
+        Of drawing each.
+    """
+    from scipy.optimize import minimize
+
+    start = np.array([0.0, 1.0, 0.0])
+    made = np.tile(start, (FOLDS, 1))
+    if not len(rows):
+        return made
+    z = _features(texts, found, label)[rows]
+    weights = 1 / probability
+    weights = np.minimum(weights / weights.mean(), _HEAVIEST)
+    sign = np.where(right, 1.0, -1.0)
+    for fold in range(FOLDS):
+        others = texts.folds[rows] != fold
+
+        def loss(
+            b: NDArray[np.float64],
+            z: NDArray[np.float64] = z[others] * sign[others, None],
+            w: NDArray[np.float64] = weights[others],
+        ) -> tuple[float, NDArray[np.float64]]:
+            odds = z @ b
+            away = b - start
+            slope = -(z * (w / (1 + np.exp(odds)))[:, None]).sum(axis=0) + 2 * _PRIOR * away
+            return float((w * np.logaddexp(0, -odds)).sum() + (_PRIOR * away**2).sum()), slope
+
+        best = minimize(
+            loss, start, jac=True, method="L-BFGS-B", bounds=[(None, None), (0, None), (0, None)]
+        )
+        made[fold] = best.x
+    return made
+
+
+def _features(
+    texts: Texts, found: NDArray[np.float32], label: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """Return float64[b, 3]: one, log odds by the model, and share of the neighbors' votes."""
+    b = np.arange(len(texts))
+    given = np.maximum(label, 0)
+    p = np.clip(found[b, given].astype(np.float64), _TINY, 1 - _TINY)
+    # the neighbors' labels as the LLM gave them: what the model does not know
+    votes = texts.votes(texts.own, k=_NEIGHBORS).astype(np.float64)
+    total = votes.sum(axis=1)
+    share = np.where(total > 0, votes[b, given] / np.maximum(total, _TINY), 0.5)
+    return np.stack([np.ones(len(b)), np.log(p / (1 - p)), share - 0.5], axis=1)
+
+
+def _shown(found: NDArray[np.float32], label: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Return the shares that are shown: none is larger than that of the kept label."""
+    shown = found.copy()
+    at = np.arange(len(label))
+    # an LLM's own label that was kept out of care
+    shown[at, label] = np.maximum(shown[at, label], shown.max(axis=1))
+    shown[shown < _LEAST_SHARE] = 0
+    result: NDArray[np.float32] = shown / shown.sum(axis=1, keepdims=True)
+    return result
+
+
+def chosen_parts(
+    candidates: Sequence[LabelCandidate],
+) -> tuple[VoteModel, tuple[HeadModel, ...]]:
+    """Return the vote and the heads among the candidates."""
+    vote = next(c.model for c in candidates if isinstance(c.model, VoteModel) and c.model.k)
+    return vote, tuple(c.model for c in candidates if isinstance(c.model, HeadModel))

@@ -1,0 +1,94 @@
+"""Ranking of results for manual review."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from testnuc._base.checks import checked_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from testnuc.types import Classification
+
+__all__ = ["ReviewReason", "review_queue"]
+
+#: Texts in this lower quantile of nearest-neighbor similarity are outliers.
+_OUTLIER = 0.02
+#: Nearest neighbors in this upper quantile of similarity are near copies.
+_COPY = 0.05
+_HEAVY = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewReason:
+    """A result to review, and the reasons."""
+
+    result: Classification
+    #: Sum of the weights of all reasons; the queue is sorted by it, highest first.
+    urgency: float
+    #: The reasons, most important first.
+    why: tuple[str, ...]
+
+
+def review_queue(results: Iterable[Classification], n: int = 20) -> list[ReviewReason]:
+    """Return the `n` results that most need manual review, most urgent first.
+
+    Reasons are a missing label, low trust, a label changed by the vote, a near copy with another
+    label, and a text that is far from all others.
+
+    Parameters
+    ----------
+    results : iterable of Classification
+    n : int
+        Maximum number of results.
+
+    Raises
+    ------
+    InvalidInputError
+        `n` is negative or not an integer.
+    """
+    checked_whole("n", n, least=0)
+    rows = list(results)
+    nearest = sorted(row.neighbors[0].similarity for row in rows if row.neighbors)
+    far = nearest[int(_OUTLIER * len(nearest))] if nearest else -1.0
+    copy = nearest[int((1 - _COPY) * (len(nearest) - 1))] if nearest else 2.0
+    reviews = []
+    for row in rows:
+        reasons = _reasons(row, far, copy)
+        if reasons:
+            reasons.sort(key=lambda reason: -reason[0])
+            urgency = sum(weight for weight, _ in reasons)
+            reviews.append(ReviewReason(row, urgency, tuple(why for _, why in reasons)))
+    reviews.sort(key=lambda review: (-review.urgency, review.result.index))
+    return reviews[:n]
+
+
+def _reasons(row: Classification, far: float, copy: float) -> list[tuple[float, str]]:
+    found = []
+    if row.error is not None:
+        found.append((2.0, f"call failed: {row.error}"))
+    if row.label is None:
+        found.append((2.0, row.reason or "no label"))
+    if row.trust is not None and row.trust < 1:
+        share = f"trust is {row.trust:.2f}"
+        if row.trust < _HEAVY:
+            share += ": most of the vote went to other labels"
+        found.append((1 - row.trust, share))
+    own = row.prediction.label if row.prediction is not None else None
+    if own is not None and row.label is not None and own != row.label:
+        found.append((_HEAVY, f"the vote changed {own!r} to {row.label!r}"))
+    for neighbor in row.neighbors[:1]:
+        if neighbor.similarity >= copy and neighbor.label not in {None, row.label}:
+            found.append(
+                (
+                    _HEAVY,
+                    f"a near copy is labeled {neighbor.label!r}: {neighbor.text[:60]!r}",
+                )
+            )
+        if neighbor.similarity < far:
+            found.append(
+                (_HEAVY, f"far from all others: the nearest has {neighbor.similarity:.2f}")
+            )
+    return found

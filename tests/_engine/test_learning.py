@@ -1,0 +1,353 @@
+"""Judged texts decide how to label: review, learn, apply, keep, forget."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+
+from testnuc import InvalidInputError, Results, Review, TestNUC
+from testnuc.protocols import Answer, Reply
+from testnuc.trust import Learned
+
+CLASSES = 6
+LABELS = [f"topic {c}" for c in range(CLASSES)]
+DIM = 24
+
+
+def gold(text):
+    """Return the right label of a text such as ``c3 number 17``."""
+    return LABELS[int(text[1])]
+
+
+def noise(text):
+    return zlib.crc32(text.encode()) % 100
+
+
+def noisy(text):
+    """Return what the model says: wrong in three of ten texts, mostly by topic 0."""
+    n = noise(text)
+    if n >= 30:
+        return gold(text)
+    return LABELS[0] if n < 20 else LABELS[n % CLASSES]
+
+
+def texts_of(n, start=0):
+    return [f"c{i % CLASSES} number {i}" for i in range(start, start + n)]
+
+
+class Clustered:
+    """Embeds texts of a topic near each other."""
+
+    name = "clustered"
+    dim = DIM
+
+    async def embed(self, texts):
+        made = []
+        for text in texts:
+            rng = np.random.default_rng(zlib.crc32(text.encode()))
+            vector = 0.28 * rng.normal(size=DIM)
+            vector[int(text[1])] += 1.5
+            made.append(vector / np.linalg.norm(vector))
+        return np.array(made, dtype=np.float32)
+
+
+class Says:
+    """A provider that answers by a function, and counts the texts that it was asked."""
+
+    name, identity = "double", "v1"
+
+    def __init__(self, answer=noisy, model="small"):
+        self.answer_of = answer
+        self.model = model
+        self.asked = []
+
+    async def answer(self, request):
+        self.asked += request.texts
+        return Reply(tuple(Answer(self.answer_of(text), 0.9) for text in request.texts))
+
+
+def client(model, **more):
+    return TestNUC(LABELS, model=model, embedder=Clustered(), **more)
+
+
+def accuracy(results):
+    return float(np.mean([row.label == gold(row.text) for row in results]))
+
+
+def judge(review, n=None):
+    for item in review[:n]:
+        review.answer(item.index, gold(item.text))
+
+
+async def test_fifty_judgments_improve_labels_without_a_further_call():
+    model = Says()
+    async with client(model, policy="majority", k=0) as nuc:
+        texts = texts_of(600)
+        before = await nuc.classify_many(texts)
+        alone = accuracy(before)
+        assert {row.source for row in before} == {"llm"}
+        assert before.learned is None
+        review = await nuc.review(50)
+        assert len(review) == 50
+        assert {item.goal for item in review} == {"decide", "certify"}
+        assert all(len(item.candidates) > 1 for item in review if item.goal == "decide")
+        assert "50 of 600 texts to judge" in str(review)
+        judge(review)
+        calls = len(model.asked)
+        learned = await nuc.learn(review)
+        after = await nuc.classify_many(texts)
+        assert len(model.asked) == calls
+        assert learned.decides == "head"
+        assert learned.gain.low > 0
+        assert accuracy(after) > alone + 0.2
+        # it promises what it delivers
+        assert abs(learned.gain.value - (accuracy(after) - alone)) < 0.12
+        for item in review:
+            row = after[texts.index(item.text)]
+            assert (row.label, row.source, row.trust) == (gold(row.text), "person", 1.0)
+        assert {row.source for row in after} == {"head", "person"}
+        assert after.learned == str(learned)
+        assert "50 of 600 texts are judged: 50 by a person" in str(learned)
+        assert len(str(learned).splitlines()) == 4
+        # trust never contradicts what is shown beside it
+        for row in after:
+            assert next(iter(row.votes)) == row.label
+            if row.alternative is not None:
+                assert row.trust + row.trust_of_alternative <= 1 + 1e-9
+        # a new text costs its own call, no more
+        fresh = [t for t in texts_of(60, start=6000) if noisy(t) != gold(t)][:8]
+        for text in fresh:
+            row = await nuc.classify(text)
+            assert (row.label, row.source) == (gold(text), "head")
+        assert len(model.asked) == calls + len(fresh)
+        streamed = {row.index: row async for row in nuc.stream(texts[:100])}
+        assert [streamed[i].label for i in range(100)] == after.labels[:100]
+
+
+async def test_a_judgment_wins_though_the_model_knows_better():
+    async with client(Says()) as nuc:
+        texts = texts_of(200)
+        await nuc.classify_many(texts)
+        await nuc.learn([texts[7], texts[8]], [LABELS[5], None])
+        results = await nuc.classify_many(texts)
+        assert (results[7].label, results[7].source) == (LABELS[5], "person")
+        assert (results[8].label, results[8].source) == (None, "person")
+        assert "none of the labels is right" in results[8].reason
+        row = await nuc.classify(texts[7])
+        assert (row.label, row.source) == (LABELS[5], "person")
+        async for row in nuc.stream(texts[:20]):
+            assert row.source == ("person" if row.index in {7, 8} else row.source)
+        assert results.labels[7] == LABELS[5]
+        assert results.labels[8] is None
+
+
+async def test_results_keep_the_source_in_files_and_frames(tmp_path):
+    async with client(Says()) as nuc:
+        texts = texts_of(200)
+        await nuc.classify_many(texts)
+        await nuc.learn(texts[:5], [gold(t) for t in texts[:5]])
+        results = await nuc.classify_many(texts)
+        results.to_jsonl(tmp_path / "r.jsonl")
+        again = Results.from_jsonl(tmp_path / "r.jsonl")
+        assert [r.source for r in again] == [r.source for r in results]
+        assert again.learned == results.learned
+        assert list(results.to_polars()["source"])[:5] == ["person"] * 5
+
+
+async def test_a_review_is_saved_and_loaded_whole(tmp_path):
+    async with client(Says()) as nuc:
+        await nuc.classify_many(texts_of(200))
+        review = await nuc.review(20)
+        judge(review, 7)
+        review.answer(7, None)
+        review.save(tmp_path / "review.json")
+        again = Review.load(tmp_path / "review.json")
+        assert list(again) == list(review)
+        assert len(again.judged) == 8
+        assert str(again) == str(review)
+        first = await nuc.learn(review)
+        second = await nuc.learn(again)
+        assert first.judged == second.judged
+    (tmp_path / "half.json").write_bytes((tmp_path / "review.json").read_bytes()[:500])
+    with pytest.raises(InvalidInputError, match="is not a review"):
+        Review.load(tmp_path / "half.json")
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        Review.load(tmp_path / "missing.json")
+
+
+async def test_reviews_are_deterministic_and_never_draw_a_text_twice():
+    async with client(Says()) as nuc:
+        await nuc.classify_many(texts_of(200))
+        first = await nuc.review(30)
+        assert list(await nuc.review(30)) == list(first)
+        assert list(await nuc.review(30, seed=1)) != list(first)
+        judge(first)
+        await nuc.learn(first)
+        second = await nuc.review(170)
+        assert len({i.text for i in second}) == 170
+        assert not {i.text for i in first} & {i.text for i in second}
+        correct = await nuc.review(10, goal="correct")
+        assert {i.probability for i in correct} == {None}
+        trusts = [i.trust for i in correct]
+        assert trusts == sorted(trusts)
+        certify = await nuc.review(10, goal="certify")
+        assert np.allclose([i.probability for i in certify], 1 / (170 - np.arange(10)))
+        with pytest.raises(InvalidInputError, match="goal is 'all'"):
+            await nuc.review(3, goal="all")
+
+
+async def test_wrong_labels_are_refused_with_the_closest_one():
+    async with client(Says()) as nuc:
+        await nuc.classify_many(texts_of(200))
+        review = await nuc.review(5)
+        with pytest.raises(InvalidInputError, match="did you mean 'topic 3'"):
+            review.answer(0, "topc 3")
+        with pytest.raises(InvalidInputError, match="not in this review"):
+            review.answer("c0 another", LABELS[0])
+        with pytest.raises(InvalidInputError, match="no answer yet"):
+            await nuc.learn(review)
+        with pytest.raises(InvalidInputError, match=r"label 0 is 'topc 3'.*'topic 3'"):
+            await nuc.learn(["c0 number 0"], ["topc 3"])
+
+
+async def test_learned_outlives_the_process_and_can_be_undone(tmp_path):
+    texts = texts_of(400)
+    async with client(Says(), store=tmp_path / "s.db") as nuc:
+        before = await nuc.classify_many(texts)
+        review = await nuc.review(50)
+        judge(review)
+        learned = await nuc.learn(review)
+        after = await nuc.classify_many(texts)
+        assert after.labels != before.labels
+    model = Says()
+    async with client(model, store=tmp_path / "s.db") as nuc:
+        again = await nuc.classify_many(texts)
+        assert again.labels == after.labels
+        assert np.allclose([r.trust for r in again], [r.trust for r in after], atol=1e-6)
+        assert again.learned == str(learned)
+        assert not model.asked
+        assert await nuc.unlearn()
+        assert not await nuc.unlearn()
+        assert (await nuc.classify_many(texts)).labels == before.labels
+    async with client(Says(), store=tmp_path / "s.db") as nuc:
+        assert (await nuc.classify_many(texts)).labels == before.labels
+
+
+async def test_a_failure_changes_nothing(monkeypatch):
+    async with client(Says()) as nuc:
+        texts = texts_of(200)
+        await nuc.classify_many(texts)
+        judged = await nuc.review(20)
+        judge(judged)
+        await nuc.learn(judged)
+        before = nuc._engine.settings
+
+        async def fails(scope, data):
+            raise OSError("disk full")
+
+        monkeypatch.setattr(nuc._engine.parts.store, "put_learned", fails)
+        more = await nuc.review(20)
+        judge(more)
+        with pytest.raises(OSError, match="disk full"):
+            await nuc.learn(more)
+        assert nuc._engine.settings is before
+
+
+async def test_learned_is_the_same_after_bytes():
+    async with client(Says()) as nuc:
+        await nuc.classify_many(texts_of(300))
+        review = await nuc.review(40)
+        judge(review)
+        learned = await nuc.learn(review)
+        again = Learned.from_bytes(learned.to_bytes())
+        assert str(again) == str(learned)
+        assert again.judged == learned.judged
+        assert again.certify(0.8) == learned.certify(0.8)
+
+
+async def test_random_judgments_certify_a_part():
+    async with client(Says()) as nuc:
+        texts = texts_of(600)
+        await nuc.classify_many(texts)
+        review = await nuc.review(150, goal="certify")
+        judge(review)
+        learned = await nuc.learn(review)
+        certificate = learned.certify(accuracy=0.9, confidence=0.9)
+        assert certificate.part > 0.5
+        found = (await nuc.classify_many(texts)).certified(certificate)
+        assert len(found) > 250
+        assert accuracy(found) >= 0.9
+        few = await nuc.learn(texts_of(3, start=9000), [gold(t) for t in texts_of(3, start=9000)])
+        assert few.texts == 603
+
+
+async def test_answers_of_a_referee_are_stored():
+    small, big = Says(), Says(gold, "big")
+    async with client(small) as nuc:
+        await nuc.classify_many(texts_of(300))
+        review = await nuc.review(30)
+        calls = len(small.asked)
+        await review.ask(big)
+        assert len(big.asked) == 30
+        assert {item.source for item in review} == {"referee"}
+        again = await nuc.review(30)
+        await nuc.ask(again, big)
+        assert len(big.asked) == 30
+        assert [i.answer for i in again] == [i.answer for i in review]
+        assert nuc.referee_usage.calls == 30
+        assert nuc.usage.calls == calls == len(small.asked)
+        learned = await nuc.learn(again)
+        assert "30 by a referee" in str(learned)
+        # what another LLM said proves nothing about what people would say
+        assert learned.certify().judged == 0
+        few = await nuc.review(10, goal="decide")
+        await few.ask(big, shown="candidates")
+        assert all(item.answer == gold(item.text) for item in few)
+
+
+async def test_escalation_changes_exactly_a_part():
+    texts = texts_of(400)
+    small, big = Says(), Says(gold, "big")
+    async with client(small, referee=big) as nuc:
+        plain = await nuc.classify_many(texts)
+        assert plain.escalated is None
+        assert plain.usage.calls == 400
+        asked = len(big.asked)
+        assert 20 < asked <= 100
+        assert plain.referee_usage.calls == asked
+        assert accuracy(plain) > 0.9
+    big = Says(gold, "big")
+    async with client(Says(), referee=big, escalate=0.1) as nuc:
+        estimate = await nuc.estimate(texts)
+        assert (estimate.calls, estimate.referee_calls) == (400, 140)
+        results = await nuc.classify_many(texts)
+        judged = [r for r in results if r.source == "referee"]
+        assert len(judged) == asked + 40
+        assert len(big.asked) == asked + 40
+        assert "labeled the 40 least trusted texts" in results.escalated
+        assert all(r.label == gold(r.text) for r in judged)
+        rest = [i for i, r in enumerate(results) if r.source != "referee"]
+        assert [results.labels[i] for i in rest] == [plain.labels[i] for i in rest]
+        least = min(r.trust for r in results if r.source == "head")
+        assert (
+            least
+            >= max(
+                r.trust
+                for r, now in zip(plain, results, strict=True)
+                if now.source == "referee" and r.source == "head"
+            )
+            - 1e-6
+        )
+
+
+async def test_nothing_is_escalated_to_a_referee_that_is_not_better():
+    poor = Says(lambda text: LABELS[noise(text + "x") % CLASSES], "poor")
+    async with client(Says(), referee=poor, escalate=0.2) as nuc:
+        texts = texts_of(400)
+        results = await nuc.classify_many(texts)
+        assert "nothing was escalated" in results.escalated
+        assert len(poor.asked) <= 100
+    with pytest.raises(InvalidInputError, match="escalate needs a referee"):
+        client(Says(), escalate=0.1)

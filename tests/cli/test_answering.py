@@ -1,0 +1,96 @@
+"""A review answered in the terminal."""
+
+import pytest
+
+from testnuc._base.checks import hash_text
+from testnuc.cli.answering import answer
+from testnuc.trust.review import Review, ReviewItem
+
+LABELS = ("refund", "refund status", "delivery", "login")
+
+
+def review_of(n=3, labels=LABELS, candidates=("delivery", "refund")):
+    items = [
+        ReviewItem(
+            index=at, text=f"text {at}", hash=hash_text(f"text {at}"), own_label=candidates[0],
+            candidates=tuple((label, ("a model",)) for label in candidates), trust=0.5,
+            neighbors=(), goal="decide", probability=0.1, floor=0.1,
+        )
+        for at in range(n)
+    ]  # fmt: skip
+    return Review(items, labels, 100, "openai/x")
+
+
+def answered(review, path, lines, capsys):
+    """Answer with these lines, then the end of the input; returns the answers and the output."""
+    said = iter(lines)
+
+    def read(_):
+        try:
+            return next(said)
+        except StopIteration:
+            raise EOFError from None
+
+    answer(review, str(path), read=read)
+    return [(item.answer, item.source) for item in review], capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "label"),
+    [
+        ("2", "refund"), ("login", "login"), ("LOG", "login"), ("refund", "refund"),
+        ("refund s", "refund status"), (" 1 ", "delivery"), ("n", None),
+    ],
+)  # fmt: skip
+def test_an_answer_is_a_number_a_label_or_its_beginning(line, label, tmp_path, capsys):
+    found, _ = answered(review_of(1), tmp_path / "review.json", [line], capsys)
+    assert found == [(label, "person")]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [("3", "give 1 to 2"), ("0", "give 1 to 2"), ("r", "type more of it"), ("x", "no label begins"),
+     ("", "q = save and quit")],
+)  # fmt: skip
+def test_what_is_no_answer_is_asked_again(line, says, tmp_path, capsys):
+    path = tmp_path / "review.json"
+    found, told = answered(review_of(1), path, [line], capsys)
+    assert found == [(None, None)]
+    assert says in told
+    assert not path.exists()
+
+
+def test_each_answer_is_saved_and_a_review_goes_on_where_it_ended(tmp_path, capsys):
+    path = tmp_path / "review.json"
+    review = review_of()
+    saved = []
+
+    def read(_):
+        if path.exists():
+            saved.append(len(Review.load(path).judged))
+        return ["1", "2", "q"][len(saved)]
+
+    answer(review, str(path), read=read)
+    assert saved == [1, 2]
+    assert "2 of 3 texts are judged" in capsys.readouterr().err
+    found, told = answered(Review.load(path), path, ["login"], capsys)
+    assert [label for label, _ in found] == ["delivery", "refund", "login"]
+    assert "3 of 3: text 2" in told
+    assert "1 of 3" not in told
+
+
+def test_undo_goes_back_and_a_new_answer_replaces_the_old(tmp_path, capsys):
+    path = tmp_path / "review.json"
+    found, told = answered(review_of(2), path, ["u", "1", "u", "login", "2"], capsys)
+    assert [label for label, _ in found] == ["login", "refund"]
+    assert "this is the first text" in told
+    assert "answered: delivery" in told
+    assert [item.answer for item in Review.load(path)] == ["login", "refund"]
+
+
+def test_labels_that_are_numbers_or_commands_are_labels(tmp_path, capsys):
+    labels = ("1", "2", "n", "q", "u")
+    review = review_of(5, labels=labels, candidates=("2", "1"))
+    found, told = answered(review, tmp_path / "review.json", labels, capsys)
+    assert tuple(label for label, _ in found) == labels
+    assert "1 = 2" not in told

@@ -1,0 +1,85 @@
+"""``testnuc compare``: two files of results."""
+
+import csv
+import json
+import random
+
+import pytest
+
+from testnuc.cli.compare import difference
+from tests.cli.in_process import run_here
+
+
+@pytest.fixture
+def files(tmp_path):
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.csv"
+    texts = [f"text {i}" for i in range(20)]
+    true = ["x" if i % 2 else "y" for i in range(20)]
+    own = ["x"] * 20
+    voted = ["x" if i % 2 or i < 4 else "y" for i in range(20)]
+    voted[19] = None
+    first.write_text(
+        "".join(
+            json.dumps({"text": t, "nuc_label": o, "truth": g}) + "\n"
+            for t, o, g in zip(texts, own, true, strict=True)
+        )
+    )
+    with second.open("w", newline="") as file:
+        rows = csv.writer(file)
+        # in another order, with a text of its own
+        rows.writerows([["text", "nuc_label"], ["other", "x"]])
+        rows.writerows(reversed(list(zip(texts, voted, strict=True))))
+    return first, second
+
+
+def test_labels_that_differ_are_counted_by_pair_with_examples(files):
+    code, out, err = run_here("compare", *files)
+    assert code == 0, err
+    lines = out.splitlines()
+    assert lines[0] == "20 texts are in both files, 9 labels differ (45.0%)"
+    assert [line.split(maxsplit=1) for line in lines if "->" in line] == [
+        ["8", "x -> y"], ["1", "x -> no label"],
+    ]  # fmt: skip
+    assert out.count("text ") == 3
+    assert "0 texts are only in" in err
+    assert "1 only in" in err
+    assert "accuracy" not in out
+
+
+def test_accuracies_and_their_difference(files):
+    code, out, _ = run_here("compare", *files, "--gold", "truth")
+    assert code == 0
+    assert "accuracy 0.500  " in out
+    assert "accuracy 0.850  " in out
+    assert "difference +35.0 points" in out
+    # the file that holds the truth may be either
+    code, out, _ = run_here("compare", *reversed(files), "--gold", "truth")
+    assert "difference -35.0 points" in out
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--gold", "no"], "neither"),
+        (["--label-column", "no"], "--label-column"),
+        (["--text-column", "truth"], "--text-column"),
+    ],
+)
+def test_errors_name_the_option(files, more, says):
+    code, _, err = run_here("compare", *files, *more)
+    assert code == 2
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_the_interval_covers_the_true_difference():
+    dice = random.Random(0)
+    for up, down, texts in ((0.2, 0.1, 60), (0.02, 0.0, 200), (0.3, 0.3, 30)):
+        held = 0
+        for _ in range(500):
+            rolls = [dice.random() for _ in range(texts)]
+            wins = sum(r < up for r in rolls)
+            losses = sum(up <= r < up + down for r in rolls)
+            _, low, high = difference(wins, losses, texts)
+            held += low <= up - down <= high
+        assert held >= 0.92 * 500

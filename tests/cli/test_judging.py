@@ -1,0 +1,220 @@
+"""``testnuc review``, ``learn``, ``certify``, ``unlearn``: from labels to better labels."""
+
+import csv
+import json
+import random
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from testnuc.errors import InvalidInputError
+from testnuc.testing import LoopbackLLM
+from testnuc.trust.review import Review
+from tests.cli.in_process import run_here
+
+WORDS = {
+    "refund": "money back refund charged twice",
+    "delivery": "parcel courier late address",
+    "login": "password locked account sign",
+}
+LABELS = tuple(WORDS)
+
+
+def true_label(text):
+    return LABELS[int(text.split("#")[1]) % 3]
+
+
+def text_of(i):
+    dice = random.Random(i)
+    words = WORDS[LABELS[i % 3]].split()
+    return " ".join([*dice.choices(words, k=4), f"#{i}"])
+
+
+TEXTS = [text_of(i) for i in range(240)]
+
+
+def wrong_at_random(text):
+    """Right on two of three texts."""
+    number = int(text.split("#")[1])
+    label = true_label(text)
+    return (LABELS[(LABELS.index(label) + 1) % 3] if number % 10 < 3 else label), 0.9
+
+
+@pytest.fixture
+def tickets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tickets.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["text"], *[[text] for text in TEXTS]])
+    return path
+
+
+def options(llm):
+    return ["--labels", ",".join(LABELS), "--model", "openai/test", "--base-url", llm.base_url]
+
+
+def judged(path):
+    review = Review.load(path)
+    for item in review:
+        review.answer(item.index, true_label(item.text))
+    review.save(path)
+    return review
+
+
+def accuracy(path):
+    with Path(path).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(TEXTS)
+    return sum(row["nuc_label"] == true_label(row["text"]) for row in rows) / len(rows)
+
+
+def test_from_labels_to_better_ones_with_a_store(tickets):
+    with LoopbackLLM(wrong_at_random) as llm:
+        given = options(llm)
+        command = ["classify", tickets, *given, "--store", "labels.db", "-o"]
+        code, _, err = run_here(*command, "before.csv")
+        assert code == 0, err
+        last = err.splitlines()[-1]
+        assert last.startswith("The LLM's own labels are kept, because ")
+        assert "of 240 labels" in last
+        assert "testnuc review labels.db -n 50" in last
+        assert llm.calls == 240
+
+        # the labels are those of the store
+        draw = ["review", "labels.db", "--model", "openai/test", "--base-url", llm.base_url]
+        code, _, err = run_here(*draw, "-n", "60")
+        assert code == 0, err
+        assert "60 of 240 texts to judge" in err
+        assert "testnuc learn labels.db review.json" in err
+        code, _, err = run_here(*draw, "-n", "60")
+        assert code == 2
+        assert "review.json exists" in err
+        code, _, err = run_here("learn", "labels.db", "review.json", *given)
+        assert code == 2
+        assert "has no answers" in err
+        code, _, err = run_here("certify", "labels.db", *given)
+        assert code == 2
+        assert "nothing was learned" in err
+
+        review = judged("review.json")
+        code, out, err = run_here("learn", "labels.db", "review.json", *given)
+        assert code == 0, err
+        assert "60 of 240 texts are judged" in out
+        code, _, err = run_here(*command, "after.csv")
+        assert code == 0, err
+        assert accuracy("after.csv") > accuracy("before.csv") + 0.1
+        assert "texts are judged" in err
+
+        code, out, err = run_here(
+            "certify", "labels.db", *given, "--accuracy", "0.6", "-o", "c.csv"
+        )
+        assert code == 0, err
+        with Path("c.csv").open(newline="") as file:
+            certified = list(csv.DictReader(file))
+        assert sum(r["nuc_label"] == true_label(r["text"]) for r in certified) > 0.6 * len(
+            certified
+        )
+
+        code, out, _ = run_here("compare", "before.csv", "after.csv")
+        assert code == 0
+        assert "240 texts are in both files" in out
+        code, _, err = run_here("unlearn", "labels.db", *given)
+        assert (code, "is dropped" in err) == (0, True)
+        code, _, err = run_here("unlearn", "labels.db", *given)
+        assert (code, "nothing was learned" in err) == (0, True)
+        run_here(*command, "again.csv")
+        assert accuracy("again.csv") == accuracy("before.csv")
+        assert llm.calls == 240
+        assert len(review) == 60
+
+
+def test_results_without_a_store_keep_what_was_learned_beside_them(tickets, tmp_path):
+    with LoopbackLLM(wrong_at_random) as llm:
+        given = options(llm)
+        command = ["classify", tickets, *given, "-o", "out.csv"]
+        run_here(*command)
+        before = accuracy("out.csv")
+        assert not (tmp_path / "out.csv.resume").exists()
+        code, _, err = run_here("review", "out.csv")
+        assert code == 2
+        assert "--labels" in err
+        assert not (tmp_path / "out.csv.resume").exists()
+        code, _, err = run_here("review", "out.csv", *given)
+        assert code == 0, err
+        judged("review.json")
+        code, _, err = run_here("learn", "out.csv", "review.json", *given)
+        assert code == 0, err
+        code, _, err = run_here(*command)
+        assert code == 0, err
+        assert accuracy("out.csv") > before
+        # no answer is asked for twice, and what was learned stays
+        assert llm.calls == 240
+        run_here(*command)
+        assert accuracy("out.csv") > before
+        assert llm.calls == 240
+
+
+def test_marks_correct_but_prove_nothing(tickets):
+    wrong = [t for t in TEXTS if wrong_at_random(t)[0] != true_label(t)][:20]
+    marks = [{"text": text, "right_label": true_label(text)} for text in wrong]
+    Path("marks.json").write_text(json.dumps(marks))
+    with LoopbackLLM(wrong_at_random) as llm:
+        given = options(llm)
+        command = ["classify", tickets, *given, "--store", "labels.db", "-o", "out.csv"]
+        run_here(*command)
+        code, out, err = run_here("learn", "labels.db", "marks.json", *given)
+        assert code == 0, err
+        assert "20 of 240 texts are judged" in out
+        assert "No way to label is proved" in out
+        assert "chosen, not drawn" in err
+        run_here(*command)
+        with Path("out.csv").open(newline="") as file:
+            labels = {row["text"]: row["nuc_label"] for row in csv.DictReader(file)}
+        assert all(labels[text] == true_label(text) for text in wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["review", "no.db"], "no store no.db"),
+        (["review", "no.csv"], "no file no.csv"),
+        (["review", "no.json"], "no file no.json"),
+        (["review", "tickets.csv", "--labels", "a,b"], "nuc_label"),
+        (["review", "labeled.csv", "--labels", "a,b"], "--labels of the run"),
+        (["review", "tickets.csv", "--goal", "best"], "decide, certify, correct"),
+        (["review", "tickets.csv", "-o", "review.csv"], ".json"),
+        (["learn", "tickets.csv", "no.json", "--labels", "a,b"], "no file no.json"),
+        (["learn", "tickets.csv", "tickets.csv", "--labels", "a,b"], "right_label"),
+        (["classify", "tickets.csv", "--labels", "a,b", "--escalate", "10%"], "--referee MODEL"),
+        (
+            ["classify", "tickets.csv", "--labels", "a,b", "--referee", "x", "--escalate", "200%"],
+            "such as 10% or 0.1",
+        ),
+    ],
+)
+def test_errors_name_what_to_do(tickets, arguments, says):
+    Path("labeled.csv").write_text("text,nuc_label,nuc_own_label\nhello,c,c\n")
+    code, _, err = run_here(*arguments)
+    assert code == 2
+    assert says in err
+    assert "Traceback" not in err
+    Path("labeled.csv").unlink()
+    assert [path.name for path in tickets.parent.iterdir()] == ["tickets.csv"]
+
+
+def test_the_referee_and_its_part_reach_the_client(tickets, monkeypatch):
+    taken = []
+
+    def client_of(options, **instead):
+        taken.append({**options, **instead})
+        raise InvalidInputError("stop")
+
+    monkeypatch.setattr(import_module("testnuc.cli.classify"), "client_of", client_of)
+    for given, part in (("10%", 0.1), ("0.05", 0.05), (None, 0.1)):
+        more = ["--referee", "openai/better", *([] if given is None else ["--escalate", given])]
+        assert run_here("classify", tickets, "--labels", "a,b", *more)[0] == 2
+        assert taken[-1]["referee"] == "openai/better"
+        assert taken[-1]["escalate"] == pytest.approx(part)
+    run_here("classify", tickets, "--labels", "a,b")
+    assert "referee" not in taken[-1]

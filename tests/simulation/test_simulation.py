@@ -1,0 +1,47 @@
+"""Whole clients in virtual time, in worlds that a seed decides; see `python -m bench simulate`."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.simulation.checks import violations
+from tests.simulation.world import simulate
+
+#: Seeds of a test; each is run twice.
+SEEDS, PART = 300, 25
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    """A world logs hundreds of warnings, which is what it is for."""
+    logging.getLogger("testnuc").setLevel(logging.CRITICAL)
+    yield
+    logging.getLogger("testnuc").setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, PART))
+def test_nothing_hangs_is_lost_or_paid_twice(start):
+    found = {}
+    for seed in range(start, start + PART):
+        world = simulate(seed)
+        broken = violations(world)
+        if simulate(seed).trace.digest() != world.trace.digest():
+            broken.append("a second run of the seed took another course")
+        if broken:
+            found[seed] = broken
+    assert not found
+
+
+def test_worlds_are_not_empty():
+    """The seeds reach what they are for."""
+    worlds = [simulate(seed) for seed in range(60)]
+    assert sum(len(world.payments) for world in worlds) > 300
+    ends = {type(operation.error).__name__ for world in worlds for operation in world.operations}
+    assert ends >= {"NoneType", "CancelledError", "StoreError", "TestNUCError", "Bug"}
+    kinds = {operation.kind for world in worlds for operation in world.operations}
+    assert kinds == {"many", "one", "stream", "pool", "add", "diagnose"}
+    assert any(operation.lane == "batch" for world in worlds for operation in world.operations)
+    assert any(process.died for world in worlds for process in world.processes)
+    assert any(world.leases for world in worlds)

@@ -1,0 +1,381 @@
+"""Runs that an error ends: what was answered is handed over, and what cannot begin ends at once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+import pytest
+
+import testnuc
+from testnuc import Budget, RetryPolicy, SelfConsistency, TestNUC
+from testnuc.errors import (
+    AuthenticationError,
+    ConnectionFailedError,
+    QuotaExceededError,
+    ReplyError,
+    StoreError,
+)
+from testnuc.protocols import Answer, Reply
+from testnuc.sklearn import TestNUCClassifier
+from testnuc.stores.memory import MemoryStore
+from testnuc.testing import HashEmbedder, LoopbackLLM
+from tests.conftest import LABELS, confident, gold, messages
+
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
+
+ERRORS = {"quota": QuotaExceededError, "key": AuthenticationError, "store": StoreError}
+
+
+class Failing(MemoryStore):
+    """Refuses writes from some row on."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    async def put_predictions(self, rows):
+        if len(self) + len(rows) > self.most:
+            raise StoreError("disk full")
+        return await super().put_predictions(rows)
+
+
+class Provider:
+    """Answers some calls, then raises."""
+
+    name, model, identity = "own", "m", "1"
+
+    def __init__(self, most, error, confidence=0.9):
+        self.most, self.error, self.confidence = most, error, confidence
+        self.answered = []
+
+    async def answer(self, request):
+        await asyncio.sleep(0.001)
+        if len(self.answered) >= self.most:
+            raise self.error
+        self.answered += request.texts
+        return Reply(tuple(Answer(gold(t), self.confidence) for t in request.texts))
+
+
+def ended_by(why, most):
+    """Return a provider and a store of which one fails after some texts."""
+    if why == "store":
+        return Provider(10_000, None), Failing(most)
+    return Provider(most, ERRORS[why]("no more")), MemoryStore()
+
+
+def client(provider, store=None, **more):
+    return TestNUC(
+        **{
+            "labels": LABELS,
+            "model": provider,
+            "store": store,
+            "embedder": HashEmbedder(),
+            "policy": "weighted",
+            "max_concurrency": 8,
+            "k": 3,
+            **more,
+        }
+    )
+
+
+@pytest.mark.parametrize("policy", ["weighted", "auto"])
+@pytest.mark.parametrize("why", ERRORS)
+async def test_what_was_answered_before_the_end_is_handed_over(why, policy):
+    texts = messages(60)
+    provider, store = ended_by(why, 25)
+    async with client(provider, store, policy=policy) as nuc:
+        results = await nuc.classify_many(texts)
+    assert isinstance(results.stopped, ERRORS[why])
+    assert type(results.stopped).__name__ in repr(results)
+    assert len(results) == 60
+    billed = set(provider.answered)
+    assert len(billed) >= 25
+    for result in results:
+        if result.text in billed:
+            assert result.prediction.label == gold(result.text)
+            assert result.error is None
+        else:
+            assert result.error is results.stopped
+    if policy == "weighted":
+        # neighbors label what was not answered, as for any failed call
+        assert any(r.label is not None for r in results if r.error is not None)
+    rerun = Provider(10_000, None)
+    async with client(rerun, store if why != "store" else None, policy=policy) as nuc:
+        assert (await nuc.classify_many(texts)).stopped is None
+
+
+@pytest.mark.parametrize("way", ["classify_many", "stream", "predict_pool", "classify"])
+async def test_an_error_before_any_answer_is_raised(way):
+    async with client(Provider(0, AuthenticationError("wrong key"))) as nuc:
+        await nuc.add(messages(20))
+        with pytest.raises(AuthenticationError):
+            if way == "stream":
+                [r async for r in nuc.stream(messages(30), window=8)]
+            elif way == "predict_pool":
+                await nuc.predict_pool()
+            elif way == "classify":
+                await nuc.classify("refund please")
+            else:
+                await nuc.classify_many(messages(30))
+
+
+@pytest.mark.parametrize("policy", ["weighted", "auto"])
+@pytest.mark.parametrize("why", ERRORS)
+@pytest.mark.parametrize("window", [8, 64])
+async def test_a_stream_hands_over_every_text(why, window, policy):
+    texts = messages(60)
+    provider, store = ended_by(why, 25)
+    async with client(provider, store, policy=policy) as nuc:
+        results = {r.index: r async for r in nuc.stream([*texts, " "], window=window)}
+    assert sorted(results) == list(range(61))
+    billed = set(provider.answered)
+    for i, text in enumerate(texts):
+        if text in billed:
+            assert results[i].prediction.label == gold(text)
+        else:
+            assert isinstance(results[i].error, ERRORS[why])
+
+
+async def test_a_pool_says_what_ended_it_and_how_much_is_stored():
+    provider, store = ended_by("quota", 25)
+    async with client(provider, store) as nuc:
+        await nuc.add(messages(60))
+        with pytest.raises(QuotaExceededError, match="no more; 25 texts were answered and stored"):
+            await nuc.predict_pool()
+        assert await store.count(nuc._engine.parts.predictor.scope) == 25
+
+
+async def test_stored_answers_are_handed_over_though_no_call_succeeds():
+    texts, store = messages(60), MemoryStore()
+    async with client(Provider(10_000, None), store) as nuc:
+        await nuc.classify_many(texts[30:])
+    async with client(Provider(0, AuthenticationError("revoked")), store) as nuc:
+        results = await nuc.classify_many(texts)
+    assert isinstance(results.stopped, AuthenticationError)
+    assert [r.error is None for r in results] == [False] * 30 + [True] * 30
+
+
+async def test_samples_that_were_answered_count():
+    provider, store = ended_by("quota", 31)
+    async with client(provider, store, method=SelfConsistency(n=4)) as nuc:
+        results = await nuc.classify_many(messages(20))
+    assert {r.text for r in results if r.prediction is not None} == set(provider.answered)
+
+
+async def test_closing_hands_over_what_there_is():
+    provider = Provider(10_000, None)
+    async with client(provider) as nuc:
+        run = asyncio.create_task(nuc.classify_many(messages(500)))
+        while len(provider.answered) < 40:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    results = await run
+    assert "closed" in str(results.stopped)
+    assert {r.text for r in results if r.error is None} == set(provider.answered)
+
+
+def test_a_classifier_raises_and_says_how_much_is_stored():
+    provider, store = ended_by("quota", 25)
+    classifier = TestNUCClassifier(
+        labels=LABELS, model=provider, store=store, embedder=HashEmbedder(), policy="auto"
+    )
+    classifier.fit(messages(5))
+    with pytest.raises(QuotaExceededError, match=r"no more; \d+ texts were answered and stored"):
+        classifier.predict(messages(65)[5:])
+    classifier.close()
+
+
+async def test_the_batch_lane_hands_over_what_is_stored(client_of):
+    texts, store = messages(60), MemoryStore()
+    async with LoopbackLLM(confident, api_key="secret-key-123") as llm:
+        async with TestNUC(**client_of(llm, store=store)) as nuc:
+            await nuc.classify_many(texts[:30])
+        async with TestNUC(**client_of(llm, store=store, api_key="revoked")) as nuc:
+            results = await nuc.classify_many(texts, lane="batch")
+            assert isinstance(results.stopped, AuthenticationError)
+            assert [r.error is None for r in results] == [True] * 30 + [False] * 30
+        async with TestNUC(**client_of(llm, api_key="revoked")) as nuc:
+            with pytest.raises(AuthenticationError):
+                await nuc.classify_many(texts, lane="batch")
+
+
+# -- what cannot begin ---------------------------------------------------------------------------
+
+
+class Counting(HashEmbedder):
+    texts = 0
+
+    async def embed(self, texts):
+        self.texts += len(texts)
+        return await super().embed(texts)
+
+
+def unused_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.parametrize("way", ["classify_many", "stream", "predict_pool", "classify"])
+async def test_an_address_without_a_server_ends_the_run_soon(client_of, way):
+    embedder = Counting()
+    noted = []
+
+    class Watch:
+        def start(self, texts): ...
+        def stage(self, name): ...
+        def advance(self, texts=1): ...
+        def close(self): ...
+        def note(self, error):
+            noted.append(error)
+            raise ValueError("an observer's mistake")
+
+    async with LoopbackLLM(confident) as llm:
+        given = client_of(llm, embedder=embedder)
+    given["base_url"] = f"http://127.0.0.1:{unused_port()}/v1"
+    async with TestNUC(**given) as nuc:
+        if way == "predict_pool":
+            await nuc.add(messages(300))
+            embedder.texts = 0
+        began = time.monotonic()
+        with pytest.raises(ConnectionFailedError, match=r"cannot connect.*check base_url"):
+            if way == "stream":
+                [r async for r in nuc.stream(messages(300), window=32)]
+            elif way == "predict_pool":
+                await nuc.predict_pool()
+            elif way == "classify":
+                await nuc.classify("refund please")
+            else:
+                await nuc.classify_many(messages(300), progress=Watch())
+        assert time.monotonic() - began < 5
+    assert not embedder.texts
+    assert bool(noted) == (way == "classify_many")
+
+
+@pytest.mark.parametrize("way", ["classify_many", "stream"])
+async def test_a_wrong_key_costs_one_request_and_no_embedding(client_of, way):
+    embedder = Counting()
+    async with LoopbackLLM(confident, api_key="right") as llm:
+        async with TestNUC(**client_of(llm, embedder=embedder)) as nuc:
+            with pytest.raises(AuthenticationError):
+                if way == "stream":
+                    [r async for r in nuc.stream(messages(50), window=8)]
+                await nuc.classify_many(messages(50))
+        assert llm.requests == 1
+    assert not embedder.texts
+
+
+@pytest.mark.parametrize(("per_call", "samples"), [(1, 1), (10, 1), (1, 3)])
+async def test_the_first_call_is_one_of_those_needed(client_of, per_call, samples):
+    texts = messages(40)
+    calls = samples * 40 // per_call
+    async with (
+        LoopbackLLM(confident) as llm,
+        TestNUC(
+            **client_of(
+                llm,
+                budget=Budget(calls=calls),
+                method=SelfConsistency(n=samples) if samples > 1 else None,
+                sampling=testnuc.Sampling(texts_per_call=per_call),
+            )
+        ) as nuc,
+    ):
+        results = await nuc.classify_many(texts)
+        assert results.errors == []
+        assert (llm.calls, results.usage.store_hits) == (calls, 0)
+        again = await nuc.classify_many(texts)
+        assert again.usage.calls == 0
+
+
+async def test_a_slow_first_call_does_not_hold_up_embedding(client_of, monkeypatch):
+    monkeypatch.setattr("testnuc._engine.pipeline._PATIENCE", 0.05)
+    embedder = Counting()
+    async with LoopbackLLM(confident, latency=1.0) as llm:
+        async with TestNUC(**client_of(llm, embedder=embedder)) as nuc:
+            run = asyncio.create_task(nuc.classify_many(messages(20)))
+            await asyncio.sleep(0.7)
+            assert embedder.texts == 20
+            assert (await run).errors == []
+        assert llm.calls == 20
+
+
+async def test_a_server_that_goes_away_for_good_stops_the_run(client_of):
+    texts = messages(400)
+    retry = RetryPolicy(initial_wait=0.3)
+    async with (
+        LoopbackLLM(confident, latency=0.01) as llm,
+        TestNUC(**client_of(llm, max_concurrency=8, retry=retry)) as nuc,
+    ):
+        run = asyncio.create_task(nuc.classify_many(texts))
+        while llm.texts < 100:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await llm.stop()
+        began = time.monotonic()
+        results = await run
+        assert time.monotonic() - began < 30
+        assert isinstance(results.stopped, ConnectionFailedError)
+        assert sum(r.prediction is not None for r in results) == llm.texts
+        await llm.start()
+        assert (await nuc.classify_many(texts)).errors == []
+
+
+# -- a provider's own mistakes -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("confidence", ["high", 85, float("nan"), -0.1, [0.5]])
+async def test_a_confidence_that_is_no_number_fails_its_text_alone(confidence):
+    texts = messages(30)
+
+    class Sometimes(Provider):
+        async def answer(self, request):
+            reply = await super().answer(request)
+            if request.texts[0] == texts[3]:
+                return Reply((Answer(gold(texts[3]), confidence),))
+            return reply
+
+    async with client(Sometimes(10_000, None)) as nuc, asyncio.timeout(30):
+        both = await asyncio.gather(nuc.classify_many(texts), nuc.classify_many(texts[2:5]))
+    for results in both:
+        (bad,) = results.errors
+        assert bad.text == texts[3]
+        assert "confidence" in str(bad.error)
+        assert repr(confidence) in str(bad.error)
+        assert results.stopped is None
+
+
+@pytest.mark.parametrize("method", ["start", "stage", "advance", "close", "note"])
+async def test_an_observer_that_raises_anywhere_ends_no_other_run(method):
+    class Watch:
+        def start(self, texts): ...
+        def stage(self, name): ...
+        def advance(self, texts=1): ...
+        def close(self): ...
+        def note(self, error): ...
+
+    def fail(*_):
+        raise RuntimeError("mistake")
+
+    watch = Watch()
+    setattr(watch, method, fail)
+    texts = messages(30)
+    async with client(Provider(10_000, None)) as nuc, asyncio.timeout(30):
+        watched, other = await asyncio.gather(
+            nuc.classify_many(texts, progress=watch),
+            nuc.classify_many(texts),
+            return_exceptions=True,
+        )
+    assert isinstance(watched, RuntimeError) == (method != "note")
+    assert other.errors == []
+
+
+async def test_a_provider_with_too_few_answers_fails_its_texts_with_a_reason():
+    class Few:
+        name, model, identity = "few", "m", "1"
+
+        async def answer(self, request):
+            return Reply(())
+
+    async with TestNUC(LABELS, model=Few(), embedder=Counting()) as nuc:
+        with pytest.raises(ReplyError, match="0 answers for 1 texts"):
+            await nuc.classify("hello")

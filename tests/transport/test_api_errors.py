@@ -1,0 +1,104 @@
+"""Error responses of real servers, as exceptions."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from testnuc.errors import (
+    BadRequestError,
+    ContentRefusedError,
+    RateLimitedError,
+    ServerError,
+    UnreadableReplyError,
+)
+from testnuc.transport.api_errors import as_error, parse_error
+
+LITERAL = (
+    "[{'type': 'literal_error', 'loc': ('body', 'response_format', 'type'), "
+    "'msg': \"Input should be 'text' or 'json_object'\", 'input': 'json_schema'}]"
+)
+
+
+def error(status, message, **fields):
+    body = orjson.dumps({"error": {"message": message, **fields}})
+    return as_error(status, {}, body, where="m at host")
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, "The input token count (1048577) exceeds the maximum number of tokens allowed (1)."),
+        (
+            422,
+            "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096.",
+        ),
+        (422, "Input validation error: inputs tokens + max_new_tokens must be <= 4096."),
+    ],
+)
+def test_a_text_that_is_too_long_concerns_this_text_alone(status, message):
+    found = error(status, message)
+    assert type(found) is BadRequestError
+    assert not found.fatal
+    assert "shorten it" in str(found)
+
+
+def test_an_invalid_prompt_is_a_refusal_of_the_text():
+    message = "Invalid prompt: we've limited access to this content."
+    found = error(400, message, type="invalid_request_error", code="invalid_prompt")
+    assert type(found) is ContentRefusedError
+    assert not found.fatal
+
+
+def test_an_answer_that_failed_validation_is_an_unreadable_reply():
+    found = error(
+        400, "Failed to generate JSON.", code="json_validate_failed", failed_generation="refund"
+    )
+    assert type(found) is UnreadableReplyError
+    assert found.retryable
+    assert not found.fatal
+    assert found.content == "refund"
+    assert error(400, "Failed to generate JSON.", code="json_validate_failed").content == ""
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        LITERAL,
+        f"litellm.InternalServerError: InternalServerError: OpenAIException - {LITERAL}",
+        "structured output is not implemented",
+        "failed to parse grammar",
+    ],
+)
+def test_a_500_about_the_format_is_a_bad_request(message):
+    assert type(error(500, message, type="internal_server_error")) is BadRequestError
+    assert type(error(503, message)) is ServerError
+
+
+def test_other_500s_stay_server_errors():
+    assert type(error(500, "The server had an error")) is ServerError
+
+
+@pytest.mark.parametrize("form", ["object", "string", "text"])
+def test_the_error_behind_openrouter_is_read(form):
+    inner = {"error": {"message": "maximum context length is 10", "code": "too_long_x"}}
+    raw = {"object": inner, "string": orjson.dumps(inner).decode(), "text": "context length"}[form]
+    found = error(400, "Provider returned error", code=400, metadata={"raw": raw})
+    assert not found.fatal
+    assert "Provider returned error: " in str(found)
+    assert ("too_long_x" in str(found)) == (form != "text")
+
+
+def test_a_limit_behind_openrouter_is_a_rate_limit():
+    raw = "some/model is temporarily rate-limited upstream. Please retry shortly."
+    found = error(429, "Provider returned error", code=429, metadata={"raw": raw})
+    assert type(found) is RateLimitedError
+    assert "upstream" in str(found)
+
+
+def test_raw_errors_do_not_nest_for_ever():
+    body = b"{}"
+    for _ in range(5):
+        raw = body.decode()
+        body = orjson.dumps({"error": {"message": "m", "metadata": {"raw": raw}}})
+    assert parse_error(body)[0].count("m") <= 3
