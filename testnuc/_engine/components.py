@@ -199,8 +199,7 @@ class Components:
                 policy=self._batches,
                 price=self.estimator.batch_price,
                 per_call=self.sampling.texts_per_call,
-                live=self.max_concurrency,
-                joins=self.scheduler,
+                live=self.scheduler,
             )
             self.pipeline.lanes["batch"] = self.batch_lane.scheduler
         if self._closed:

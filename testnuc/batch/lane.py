@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from testnuc._dispatch.scheduler import Scheduler
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from testnuc._dispatch.inflight import Ask, Outcome
     from testnuc._dispatch.predictor import Predictor
-    from testnuc.batch.packing import Pack, PendingBatch
+    from testnuc.batch.packing import PendingBatch
     from testnuc.limits import BatchPolicy, Price, Reservation
     from testnuc.protocols import Store, TokenUsage
     from testnuc.transport import Transport
@@ -57,10 +58,9 @@ class BatchLane:
         In the batch lane.
     per_call : int
         Most texts in a request.
-    live : int
-        Concurrency of live calls, with ``BatchPolicy(rest="live")``.
-    joins : Scheduler, optional
-        The live lane, whose requests in flight are joined.
+    live : Scheduler
+        The live lane, whose requests in flight are joined, and which answers the rest with
+        ``BatchPolicy(rest="live")``.
     sleep, wall : callable
         For tests.
 
@@ -79,8 +79,7 @@ class BatchLane:
         policy: BatchPolicy,
         price: Price | None,
         per_call: int,
-        live: int,
-        joins: Scheduler | None = None,
+        live: Scheduler,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -105,14 +104,12 @@ class BatchLane:
         self._packer = BatchPacker(predictor, provider, self._api, price, policy.max_requests)
         self._writing = asyncio.Lock()
         self._slots = asyncio.Semaphore(policy.in_flight)
-        self._live = asyncio.Semaphore(live)
+        self._live = live
         #: Batches that this client follows already.
         self._known: set[bytes] = set()
         #: The task that predicts a key.
         self._pending_keys: dict[bytes, asyncio.Task[Outcomes]] = {}
         self._tasks: set[asyncio.Task[Outcomes]] = set()
-        #: In-flight calls of the live lane.
-        self._live_calls: set[asyncio.Task[list[tuple[bytes, Outcome]]]] = set()
         self._creating: set[asyncio.Task[StoredBatch]] = set()
         most = min(policy.max_requests or self._api.max_requests, self._api.max_requests)
         #: Calls `answer` with as many asks as fill a batch.
@@ -128,7 +125,7 @@ class BatchLane:
             # many asks wait: renew their leases rarely
             lease_factor=_LEASE_FACTOR,
             mixed=True,
-            joins=joins,
+            joins=live,
         )
         if not getattr(store, "durable", True):
             _log.warning(
@@ -172,21 +169,14 @@ class BatchLane:
                 pause = self._policy.first_poll * _GROWTH**rounds.queue_full_rounds
                 await self._sleep(min(pause, self._policy.longest_poll))
         if self._policy.rest == "live":
-            # a batch takes long: a live run or another process may have answered meanwhile
-            try:
-                found = await self._stored(rounds.rest)
-            except Exception as error:  # noqa: BLE001 - of these texts alone
-                found = {ask.key: error for ask in rounds.rest}
-            outcomes.update(found)
-            rest = [ask for ask in rounds.rest if ask.key not in found]
-            outcomes.update(await self._ask_live(rest))
+            outcomes.update(await self._ask_live(rounds.rest))
         return [outcomes[ask.key] for ask in asks]
 
     async def close(self) -> None:
-        """Wait for creations and live calls in flight; open batches stay open."""
-        if self._creating or self._live_calls:
-            await asyncio.wait([*self._creating, *self._live_calls], timeout=_DRAIN)
-        tasks = [*self._tasks, *self._creating, *self._live_calls]
+        """Wait for creations in flight; open batches stay open."""
+        if self._creating:
+            await asyncio.wait(self._creating, timeout=_DRAIN)
+        tasks = [*self._tasks, *self._creating]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -375,30 +365,13 @@ class BatchLane:
     # -- live ------------------------------------------------------------------------------------
 
     async def _ask_live(self, asks: Sequence[Ask]) -> Outcomes:
-        """Call the provider live, at its live price; store predictions as they arrive."""
-
-        async def one(asks: Pack) -> list[tuple[bytes, Outcome]]:
-            async with self._live:
-                asking = asyncio.create_task(ask(asks), name="testnuc-batch-live")
-                self._live_calls.add(asking)
-                asking.add_done_callback(self._live_calls.discard)
-                # a sent call is billed: `close` waits until its prediction is stored
-                return await asyncio.shield(asking)
-
-        async def ask(asks: Pack) -> list[tuple[bytes, Outcome]]:
-            try:
-                found = await self._predictor.answer(asks)
-            except Exception as error:  # noqa: BLE001 - of these texts alone
-                return [(ask.key, error) for ask in asks]
-            # all outcomes are stored once more at the end, which reports failures
-            await self.scheduler.keep(
-                [
-                    (a, outcome)
-                    for a, outcome in zip(asks, found, strict=True)
-                    if not isinstance(outcome, Exception)
-                ]
-            )
-            return [(a.key, outcome) for a, outcome in zip(asks, found, strict=True)]
-
-        done = await asyncio.gather(*(one(p) for p in packs(asks, self._per_call)))
-        return {key: outcome for part in done for key, outcome in part}
+        """Ask the live lane, which shares its stored answers and its requests in flight."""
+        outcomes: Outcomes = {}
+        try:
+            async with aclosing(self._live.run(asks)) as answers:
+                async for ask, outcome in answers:
+                    outcomes[ask.key] = outcome
+        except Exception as error:  # noqa: BLE001 - of the texts without an outcome alone
+            for ask in asks:
+                outcomes.setdefault(ask.key, error)
+        return outcomes

@@ -179,6 +179,21 @@ async def test_the_rest_is_asked_live_or_left_as_the_user_chose(model, outcome, 
             assert (len(results.errors), llm.calls, llm.batches) == (0, 60, 2)
 
 
+async def test_the_rest_joins_live_requests_in_flight(lane):
+    texts = messages(40)
+    batches = Batches(outcomes=["expired"], answered=0.5)
+    async with (
+        LoopbackLLM(confident, batches=batches, latency=0.3) as llm,
+        lane(llm, policy={"rest": "live"}) as nuc,
+    ):
+        slow = asyncio.create_task(nuc.classify_many(texts, lane="batch"))
+        # live calls for the rest are in flight
+        await until(lambda: llm.in_flight >= 10)
+        live = await nuc.classify_many(texts)
+        assert (await slow).labels == live.labels
+        assert (llm.calls, nuc.usage.calls) == (40, 40)
+
+
 async def test_live_calls_for_the_rest_are_stored_though_the_run_is_cancelled(lane):
     store = MemoryStore()
     batches = Batches(outcomes=["expired"], answered=0.5)
