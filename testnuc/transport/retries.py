@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from testnuc.errors import BadRequestError, ProviderError, ReplyError, UnknownMo
 from testnuc.transport.failures import is_retryable
 
 if TYPE_CHECKING:
+    import asyncio
     from random import Random
 
     from tenacity import RetryCallState
@@ -40,12 +42,17 @@ _MOST_DOUBLINGS = 30
 class Outage:
     """Connections that the server refused in a row."""
 
-    __slots__ = ("_first", "_last", "_refusals", "_since")
+    __slots__ = ("_ended", "_error", "_first", "_last", "_refusals", "_since", "waiting")
 
     def __init__(self) -> None:
         self._refusals = 0
         self._first = self._since = 0.0
         self._last = float("-inf")
+        #: When calls were given up because of it, and with which error.
+        self._ended = float("-inf")
+        self._error: ProviderError | None = None
+        #: Of the calls that wait for a permit, in the order in which they started to.
+        self.waiting: dict[asyncio.Timeout, None] = {}
 
     def refused(self, sent_at: float, now: float) -> None:
         """Count a refused connection, unless it was tried before the last one was refused."""
@@ -61,7 +68,27 @@ class Outage:
     def over(self) -> None:
         """Forget the refusals: the server has responded."""
         self._refusals = 0
-        self._last = float("-inf")
+        self._last = self._ended = float("-inf")
+
+    def end(self, error: ProviderError) -> None:
+        """Fail the calls that wait for a permit; later calls try a connection again."""
+        self._ended, self._error = self._last, error
+        waiting, self.waiting = self.waiting, {}
+        for limit in waiting:
+            if not limit.expired():
+                limit.reschedule(float("-inf"))
+
+    def has_ended(self, call: Call) -> bool:
+        """Whether calls were given up since this one was first sent and could not connect."""
+        return call.unsent and self._ended >= call.started
+
+    def failure(self, call: Call) -> ProviderError:
+        """Return the error that ended it, for a call that waited."""
+        assert self._error is not None
+        call.unsent = True
+        error = copy(self._error)
+        error.__cause__ = self._error.__cause__
+        return error
 
     @property
     def seconds(self) -> float:
@@ -125,8 +152,12 @@ def gives_up(
         # calls that were sent late share what earlier ones found out
         seconds = max(since + state.upcoming_sleep, outage.seconds)
         unreached = seconds >= _UNREACHED or tries >= policy.attempts
+        if outage.has_ended(call):
+            call.error.fatal = True
+            return True
         if outage.is_permanent or (not reached and unreached):
             call.error.fatal = True
+            outage.end(call.error)
             return True
     if since + state.upcoming_sleep >= policy.deadline:
         return True

@@ -352,17 +352,29 @@ class Transport:
         raise error from cause
 
     async def _acquire(self, call: Call) -> Permit:
-        """Wait for budget and a permit; while retrying, until the deadline at most."""
-        if call.error is None:
-            return await self._accounting.acquire(call)
-        left = call.started + self._retry.deadline - self._clock()
-        if left > 0:
-            try:
-                async with asyncio.timeout(left):
-                    return await self._accounting.acquire(call)
-            except TimeoutError:
-                pass
-        raise call.error
+        """Wait for budget and a permit; while retrying, until the deadline at most.
+
+        If another call finds that the server cannot be reached, the wait ends with its error.
+        """
+        outage = self._outage
+        if outage.has_ended(call):
+            raise outage.failure(call)
+        left = None
+        if call.error is not None:
+            left = call.started + self._retry.deadline - self._clock()
+            if left <= 0:
+                raise call.error
+        limit = asyncio.timeout(left)
+        outage.waiting[limit] = None
+        try:
+            async with limit:
+                return await self._accounting.acquire(call)
+        except TimeoutError:
+            if limit in outage.waiting and call.error is not None:
+                raise call.error from None
+        finally:
+            outage.waiting.pop(limit, None)
+        raise outage.failure(call)
 
     def _timeout(self, call: Call) -> CallTimeoutError:
         where = host(call.wire) if call.wire is not None else call.other.name if call.other else ""

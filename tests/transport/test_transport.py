@@ -273,6 +273,25 @@ async def test_no_server():
         assert transport.account.spent == (0, 0, 0)
 
 
+async def test_calls_that_wait_fail_with_the_one_that_finds_no_server():
+    async with serving(lambda n, r: said()) as (wire, _):
+        pass
+    policy = RetryPolicy(attempts=3, initial_wait=0.2)
+    transport = Transport(retry=policy, max_concurrency=1)
+    started = time.monotonic()
+    calls = [transport.call(wire, ONE) for _ in range(30)]
+    errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert time.monotonic() - started < 2
+    assert all(type(e) is ConnectionFailedError and e.fatal for e in errors)
+    assert sum(e.attempts for e in errors) < 10
+    # the next call tries a connection again
+    with pytest.raises(ConnectionFailedError) as caught:
+        await transport.call(wire, ONE)
+    assert caught.value.attempts >= 1
+    assert transport.admission.in_flight == 0
+    await transport.aclose()
+
+
 async def test_a_restart_is_outlasted():
     async with serving(lambda n, r: said()) as (wire, _), sending() as transport:
         await transport.call(wire, ONE)
