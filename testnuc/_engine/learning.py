@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from testnuc._base.checks import checked_choice, checked_whole
 from testnuc._engine.applying import judge, judged_labels
 from testnuc._engine.estimate import Estimator
 from testnuc._engine.inputs import checked_texts, distinct, values
+from testnuc._engine.judgments import class_of, default_model, dissent_of, draws_of, parts_of
 from testnuc._engine.referee import Referee
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
@@ -21,10 +22,9 @@ from testnuc.limits import Meter
 from testnuc.methods import StandardPrompting
 from testnuc.protocols import PoolText
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
-from testnuc.trust.evidence import Draws
 from testnuc.trust.head import folds_of
 from testnuc.trust.learned import Judgment, Learned, chosen_parts, fit_trust, rounded
-from testnuc.trust.model import HeadModel, Texts, teach
+from testnuc.trust.model import HeadModel, Texts
 from testnuc.trust.review import GOALS, Drawn, Review, ReviewItem, closest_label, draw
 from testnuc.types import Neighbor, Prediction
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.protocols import Provider, WireProvider
-    from testnuc.trust.candidates import Verdict
     from testnuc.types import Usage
 
 __all__ = ["Learning"]
@@ -371,16 +370,16 @@ class Learning:
         none = self._parts.labels.none_label
         known = [j for j in judged if j.hash in fitted.rows]
         where = np.array([fitted.rows[j.hash] for j in known], dtype=np.int64)
-        gold = np.array([_class(j, names, none) for j in known], dtype=np.int32)
+        gold = np.array([class_of(j, names, none) for j in known], dtype=np.int32)
         drawn = np.array([j.probability is not None for j in known], dtype=np.bool_)
         rows, labels = where[drawn], gold[drawn]
-        draws = _draws([j for j in known if j.probability is not None], len(texts))
+        draws = draws_of([j for j in known if j.probability is not None], len(texts))
         support = differing(candidates)
         if draws.uniform:
             support = np.ones_like(support)
         verdict = choose(texts, candidates, rows, labels, draws, support)
         taught = texts.with_judged(where[gold >= 0], gold[gold >= 0])
-        model, decides, bases = _parts_of(verdict, candidates, taught, every=bool(drawn.all()))
+        model, decides, bases = parts_of(verdict, candidates, taught, every=bool(drawn.all()))
         vote, _ = chosen_parts(candidates)
         learned = Learned(
             labels=self._parts.labels.names,
@@ -400,7 +399,7 @@ class Learning:
                 [j.source != "referee" for j in known if j.probability is not None], dtype=np.bool_
             ),
             draws=draws,
-            dissent=_dissent(known, where, gold, candidates),
+            dissent=dissent_of(known, where, gold, candidates),
         )
         if decides == "vote":
             kept = verdict.chosen.labels
@@ -425,7 +424,7 @@ class Learning:
             kept = own if learned.decides != "vote" else learned.vote.label(texts)
             applied = learned.apply(texts, kept)
             return applied.label, applied.trust
-        model = _default_model(fitted.candidates)
+        model = default_model(fitted.candidates)
         found = model.probabilities(texts)
         trust = found[np.arange(len(texts)), np.maximum(own, 0)].astype(np.float64)
         return own, np.where(own >= 0, trust, 0.0)
@@ -484,57 +483,3 @@ def _key(parts: Components) -> bytes:
     """Return the key of what was learned: of the predictions and of the embedder."""
     name = embedder_name(parts.embedder).encode()
     return blake2b(parts.predictor.scope + name, digest_size=16).digest()
-
-
-def _class(judgment: Judgment, names: dict[str, int], none: str | None) -> int:
-    label = judgment.label
-    if label is None and judgment.source is not None:
-        label = none
-    return -1 if label is None else names.get(label, -1)
-
-
-def _draws(judged: Sequence[Judgment], texts: int) -> Draws:
-    """Return the draws; texts that came to the pool later are taken to be like the others."""
-    share = np.array([j.texts / texts for j in judged], dtype=np.float64)
-    probability = np.array([j.probability for j in judged], dtype=np.float64)
-    floor = np.array([j.floor for j in judged], dtype=np.float64)
-    return Draws(texts, probability * share, floor * share)
-
-
-def _dissent(
-    judged: Sequence[Judgment],
-    rows: NDArray[np.int64],
-    gold: NDArray[np.int32],
-    candidates: Sequence[LabelCandidate],
-) -> tuple[int, int]:
-    """Return how often candidates agree with a referee that contradicts the LLM, and how not."""
-    asked = np.array([j.source == "referee" for j in judged], dtype=np.bool_)
-    against = asked & (gold >= 0) & (candidates[0].labels[rows] != gold)
-    backed = np.zeros(len(rows), dtype=np.bool_)
-    for candidate in candidates[1:]:
-        backed |= candidate.labels[rows] == gold
-    return int((against & backed).sum()), int((against & ~backed).sum())
-
-
-def _default_model(candidates: Sequence[LabelCandidate]) -> HeadModel:
-    """Return the model behind trust where none was chosen: the first with full care."""
-    return chosen_parts(candidates)[1][1]
-
-
-def _parts_of(
-    verdict: Verdict, candidates: Sequence[LabelCandidate], taught: Texts, *, every: bool
-) -> tuple[HeadModel, Literal["settings", "vote", "head"], tuple[HeadModel, ...]]:
-    """Return the model, what decides, and the models that bound where a taught one does."""
-    chosen = verdict.chosen
-    if not isinstance(chosen.model, HeadModel):
-        kind: Literal["settings", "vote"] = "vote" if chosen.model.k else "settings"
-        return _default_model(candidates), kind, ()
-    if chosen in candidates:
-        return chosen.model, "head", ()
-    model = chosen.model
-    if not every:
-        # judgments that prove nothing teach, too
-        base = next(c for c in candidates if chosen.name.startswith(f"{c.name}, taught"))
-        assert isinstance(base.model, HeadModel)
-        model = teach(base.model, taught)
-    return rounded(model), "head", chosen_parts(candidates)[1]

@@ -1,0 +1,76 @@
+"""What judgments say of the candidates, as arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from testnuc.trust.evidence import Draws
+from testnuc.trust.learned import chosen_parts, rounded
+from testnuc.trust.model import HeadModel, teach
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from testnuc.trust.candidates import LabelCandidate, Verdict
+    from testnuc.trust.learned import Judgment
+    from testnuc.trust.model import Texts
+
+__all__ = ["class_of", "default_model", "dissent_of", "draws_of", "parts_of"]
+
+
+def class_of(judgment: Judgment, names: dict[str, int], none: str | None) -> int:
+    label = judgment.label
+    if label is None and judgment.source is not None:
+        label = none
+    return -1 if label is None else names.get(label, -1)
+
+
+def draws_of(judged: Sequence[Judgment], texts: int) -> Draws:
+    """Return the draws; texts that came to the pool later are taken to be like the others."""
+    share = np.array([j.texts / texts for j in judged], dtype=np.float64)
+    probability = np.array([j.probability for j in judged], dtype=np.float64)
+    floor = np.array([j.floor for j in judged], dtype=np.float64)
+    return Draws(texts, probability * share, floor * share)
+
+
+def dissent_of(
+    judged: Sequence[Judgment],
+    rows: NDArray[np.int64],
+    gold: NDArray[np.int32],
+    candidates: Sequence[LabelCandidate],
+) -> tuple[int, int]:
+    """Return how often candidates agree with a referee that contradicts the LLM, and how not."""
+    asked = np.array([j.source == "referee" for j in judged], dtype=np.bool_)
+    against = asked & (gold >= 0) & (candidates[0].labels[rows] != gold)
+    backed = np.zeros(len(rows), dtype=np.bool_)
+    for candidate in candidates[1:]:
+        backed |= candidate.labels[rows] == gold
+    return int((against & backed).sum()), int((against & ~backed).sum())
+
+
+def default_model(candidates: Sequence[LabelCandidate]) -> HeadModel:
+    """Return the model behind trust where none was chosen: the first with full care."""
+    return chosen_parts(candidates)[1][1]
+
+
+def parts_of(
+    verdict: Verdict, candidates: Sequence[LabelCandidate], taught: Texts, *, every: bool
+) -> tuple[HeadModel, Literal["settings", "vote", "head"], tuple[HeadModel, ...]]:
+    """Return the model, what decides, and the models that bound where a taught one does."""
+    chosen = verdict.chosen
+    if not isinstance(chosen.model, HeadModel):
+        kind: Literal["settings", "vote"] = "vote" if chosen.model.k else "settings"
+        return default_model(candidates), kind, ()
+    if chosen in candidates:
+        return chosen.model, "head", ()
+    model = chosen.model
+    if not every:
+        # judgments that prove nothing teach, too
+        base = next(c for c in candidates if chosen.name.startswith(f"{c.name}, taught"))
+        assert isinstance(base.model, HeadModel)
+        model = teach(base.model, taught)
+    return rounded(model), "head", chosen_parts(candidates)[1]
