@@ -159,6 +159,10 @@ def _schemas(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
             "oneOf": [_object(label=label, confidence=_MAYBE_SHARE), {"type": "null"}],
         },
         reason={"type": ["string", "null"]},
+        source={
+            "type": ["string", "null"],
+            "description": "What gave the label: llm, vote, head, referee or person.",
+        },
         error={
             "description": "Error of the text's own call.",
             "oneOf": [error, {"type": "null"}],

@@ -69,6 +69,7 @@ def record(result: Classification, *, explain: bool, index: bool) -> dict[str, A
     made |= {name: fields[name] for name in _PLAIN}
     made["own"] = None if own is None else {"label": own.label, "confidence": own.confidence}
     made["reason"] = result.reason
+    made["source"] = result.source
     made["error"] = None if result.error is None else error_fields(result.error)
     if explain:
         made |= {name: fields[name] for name in ("votes", "neighbors")}
