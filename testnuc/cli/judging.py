@@ -166,7 +166,9 @@ def certify(
         return
     covered = {result.index: result for result in results.certified(certificate)}
     if not covered:
-        raise InvalidInputError(f"no text is certified; {output} was not written")
+        # an answer, not a mistake of the user
+        tell(f"no text is certified; {output} was not written")
+        return
     rows = [table.rows[at] for at in sorted(covered)]
     kept = Table(rows, table.columns, table.text_column, table.schema)
     write_results(output, kept, dict(enumerate(covered[at] for at in sorted(covered))), {})
