@@ -147,7 +147,7 @@ async def test_calls_do_not_wait_for_the_budget_of_a_batch_job():
     job = await account.reserve(0, 0, 8, batch=True)
     call = await account.reserve(0, 0, 2)
     with pytest.raises(BudgetExceededError, match="batch jobs have reserved"):
-        await account.reserve(0, 0, 1)
+        await account.reserve(0, 0, 3)
     account.release(call)
     account.settle(job, 0, 0, 3)
     account.settle(await account.reserve(0, 0, 7), 0, 0, 7)
