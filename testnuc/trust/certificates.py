@@ -117,11 +117,12 @@ def _proved(
         return bool(binom.sf(hits - 1, tries, accuracy) <= error)
     # a certificate is about all texts: what bounds a bet is the least likely of them
     left = draws.texts - np.arange(len(draws.probability), dtype=np.float64)
-    lowest = float((draws.probability * left).min(initial=np.inf))
-    if lowest > 1:
+    mixed = ~np.isclose(draws.floor * left, 1)
+    lowest = float((draws.probability * left)[mixed].min(initial=np.inf))
+    if mixed.any() and lowest > 1:
         # some texts could not be drawn
         return False
-    draws = Draws(draws.texts, draws.probability, lowest / left)
+    draws = Draws(draws.texts, draws.probability, np.where(mixed, lowest, 1) / left)
     values = np.where(inside, right - accuracy, 0.0)
     return bool(capital(values, draws, np.zeros(1))[0] >= np.log(1 / error))
 
