@@ -428,7 +428,7 @@ class Results(Sequence[Classification]):
 
         It shows labels, trust, cost, the labels that the vote changed, the texts to review first,
         and the neighbors and votes of each text. Marks (right or wrong) can be downloaded;
-        `read_marks` turns them into the arguments of `TestNUC.tune` and `TestNUC.calibrate`.
+        ``testnuc learn`` learns from them, and `read_marks` reads them.
         """
         from testnuc.report import write
 

@@ -21,13 +21,12 @@ from testnuc._engine.rows import Rows, classification
 from testnuc._engine.small_pool import few_neighbors, few_predictions
 from testnuc._engine.stored_voters import known_labels
 from testnuc._engine.streaming import stream_windows
-from testnuc._engine.tuning import gold_labels, tune
 from testnuc.errors import InvalidInputError
 from testnuc.progress import start_progress
 from testnuc.protocols import PoolText
 from testnuc.results import Results
 from testnuc.transport.telemetry import operation
-from testnuc.trust import Review, calibrate
+from testnuc.trust import Review
 from testnuc.types import PoolStats
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.progress import Observer
     from testnuc.protocols import Provider, WireProvider
-    from testnuc.trust import Calibration, Diagnosis, Learned, Tuning, VoteSettings
+    from testnuc.trust import Diagnosis, Learned, VoteSettings
     from testnuc.types import Classification, Estimate, Usage
 
 __all__ = ["Engine"]
@@ -351,6 +350,11 @@ class Engine:
         await self.learning.ask(review, model, shown)
 
     @property
+    def learned(self) -> Learned | None:
+        """What was learned so far."""
+        return self.learning.learned
+
+    @property
     def referee_usage(self) -> Usage:
         """Usage of referees so far."""
         return self.learning.referee_usage
@@ -370,36 +374,6 @@ class Engine:
     async def unlearn(self) -> bool:
         """Forget what was learned; returns whether there was anything."""
         return await self.learning.unlearn()
-
-    async def tune(self, texts: Iterable[str], labels: Sequence[str]) -> Tuning:
-        """Tune the vote settings on labeled texts; later calls use them."""
-        given = await checked_texts(texts)
-        gold = gold_labels(labels, len(given), self.parts.labels)
-        await self.parts.ready()
-        entries, places = await distinct(given)
-        return await tune(self.parts.pipeline, entries, places, gold)
-
-    async def calibrate(
-        self, texts: Iterable[str], labels: Sequence[str], *, method: str | None = None
-    ) -> Calibration:
-        """Calibrate trust on labeled texts; later calls use the calibration."""
-        given = await checked_texts(texts)
-        names = self.parts.labels.names
-        gold = gold_labels(labels, len(given), self.parts.labels)
-        # for this run alone, so that concurrent runs keep the former calibration; without
-        # `min_trust`, so that labels that would be withheld are included
-        raw = replace(self.settings, calibration=None, min_trust=None)
-        results = await self.classify_many(given, settings=raw)
-        if results.stopped is not None:
-            raise results.stopped
-        pairs = [
-            (result.trust, result.label == names[label])
-            for result, label in zip(results, gold.tolist(), strict=True)
-            if result.trust is not None and result.label is not None
-        ]
-        curve = calibrate([t for t, _ in pairs], [r for _, r in pairs], method=method)
-        self.settings = replace(self.settings, calibration=curve)
-        return curve
 
     def _report(self, results: Results, distinct_texts: int) -> None:
         """Log a summary of a run, and record its texts in the telemetry."""

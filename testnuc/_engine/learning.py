@@ -38,13 +38,14 @@ if TYPE_CHECKING:
     from testnuc.protocols import Provider, WireProvider
     from testnuc.types import Usage
 
-__all__ = ["Learning"]
+__all__ = ["LEAST_TEXTS", "Learning"]
 
 _log = logging.getLogger("testnuc.client")
 
 #: Texts that candidates are fitted on at most.
 _MOST_TEXTS = 200_000
-_LEAST_TEXTS = 10
+#: Fewest texts with a prediction to learn from.
+LEAST_TEXTS = 10
 _NEIGHBORS = 30
 #: Disagreements that a referee judges, again when the pool is so many times as large.
 _REFEREED, _GROWTH = 100, 1.5
@@ -76,6 +77,8 @@ class Learning:
         self._parts = parts
         self._last: _PoolFit | None = None
         self._lock = asyncio.Lock()
+        #: Whether what is learned is kept in the store, and read from there.
+        self.shared = True
         #: By name, or by id.
         self._referees: dict[str | int, Referee] = {}
         #: The client's referee.
@@ -199,7 +202,7 @@ class Learning:
         if known is not None and any(j.source == "referee" for j in known.judged):
             if len(parts.pool) < _GROWTH * known.texts:
                 return
-        elif len(parts.pool) < _LEAST_TEXTS:
+        elif len(parts.pool) < LEAST_TEXTS:
             return
         review = await self.review(_REFEREED, "decide", 0)
         await self.ask(review, self.referee)
@@ -291,11 +294,22 @@ class Learning:
                     f"label {position} is {label!r}, which is not in the label set{close}"
                 )
         entries, places = await distinct(given)
+        of_place: dict[int, str | None] = {}
+        for place, label in zip(places.tolist(), said, strict=True):
+            if of_place.setdefault(place, label) != label:
+                raise InvalidInputError(
+                    f"{entries[place].text[:60]!r} has the label {label!r} and, before, "
+                    f"{of_place[place]!r}; give each text one label"
+                )
         await parts.ready()
+        vectors = await parts.embedding.vectors(
+            [e.text for e in entries], [e.hash for e in entries]
+        )
+        # also where classified texts do not join the pool: candidates are fitted on the pool
+        await parts.pool.add(entries, vectors)
         neighborhoods = await parts.pipeline.prepare(entries, together=True)
         await parts.pipeline.predict_own(neighborhoods)
         size = max(len(parts.pool), len(entries))
-        of_place = dict(zip(places.tolist(), said, strict=True))
         before = self.learned
         left = size - (len(before.judged) if before is not None else 0)
         return await self._learn(
@@ -328,7 +342,7 @@ class Learning:
         """Read what was learned from the store."""
         parts = self._parts
         get = getattr(parts.store, "get_learned", None)
-        data = None if get is None else await get(_key(parts))
+        data = None if get is None or not self.shared else await get(_key(parts))
         if data is None:
             return
         try:
@@ -356,7 +370,7 @@ class Learning:
             learned = await asyncio.to_thread(self._learned, fitted, tuple(judged.values()), kept)
             parts = self._parts
             put = getattr(parts.store, "put_learned", None)
-            if put is not None:
+            if put is not None and self.shared:
                 await put(_key(parts), await asyncio.to_thread(learned.to_bytes))
             # once, on success: a concurrent run uses the former settings
             parts.pipeline.settings = parts.settings.with_learned(learned)
@@ -447,9 +461,9 @@ class Learning:
         await parts.ready()
         found, vectors = await parts.pipeline.labeled_pool(_MOST_TEXTS, _NEIGHBORS)
         n = found.n_own
-        if n < _LEAST_TEXTS:
+        if n < LEAST_TEXTS:
             raise InvalidInputError(
-                f"the pool has {n} texts with a prediction; label at least {_LEAST_TEXTS} first, "
+                f"the pool has {n} texts with a prediction; label at least {LEAST_TEXTS} first, "
                 "by `classify_many` or `predict_pool`"
             )
         hashes = [entry.hash for entry in found.entries[:n]]

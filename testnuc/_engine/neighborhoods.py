@@ -82,7 +82,7 @@ class Neighborhoods:
     ) -> None:
         self.labels = labels
         self.settings = settings
-        #: The decision of the auto policy, or of `tune`; else None.
+        #: The decision of the auto policy, or of `learn`; else None.
         self.decision: Decision | None = None
         #: The diagnosis behind the decision, if one was made.
         self.diagnosis: Diagnosis | None = None
@@ -236,10 +236,7 @@ class Neighborhoods:
         if self.settings.auto:
             weights, voters = self._weights(place)
             share = float(weights[winner] / weights.sum()) if voters else 0.0
-        if voters < _LEAST_VOTERS:
-            return None
-        calibration = self.settings.calibration
-        return share if calibration is None else calibration(share)
+        return share if voters >= _LEAST_VOTERS else None
 
     def alternative(self, place: int, winner: int) -> tuple[int, float] | None:
         """Return the label other than `winner` that is trusted most, and its trust.
