@@ -14,7 +14,14 @@ from testnuc._base.checks import checked_choice, checked_whole
 from testnuc._engine.applying import judge, judged_labels
 from testnuc._engine.estimate import Estimator
 from testnuc._engine.inputs import checked_texts, distinct, values
-from testnuc._engine.judgments import class_of, default_model, dissent_of, draws_of, parts_of
+from testnuc._engine.judgments import (
+    class_of,
+    context_of,
+    default_model,
+    dissent_of,
+    draws_of,
+    parts_of,
+)
 from testnuc._engine.referee import Referee
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
@@ -126,7 +133,15 @@ class Learning:
             self._item(fitted, index, found, float(trust[found[0]]), int(kept[found[0]]))
             for index, found in enumerate(drawn)
         ]
-        made = Review(items, self._parts.labels.names, len(fitted.texts), self._parts.model)
+        parts, before = self._parts, self.learned
+        context = context_of(
+            fitted.candidates,
+            () if before is None else before.judged,
+            fitted.rows,
+            parts.labels,
+            parts.instructions,
+        )
+        made = Review(items, parts.labels.names, len(fitted.texts), parts.model, context)
         made.asks = self.ask
         return made
 

@@ -14,6 +14,7 @@ from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
 from testnuc.trust.calibration import Calibration, calibrate
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
+from testnuc.trust.joining import JoinedReview, join_reviews
 from testnuc.trust.learned import Applied, Judgment, Learned
 from testnuc.trust.near_copies import Interval
 from testnuc.trust.prior import correct, factors
@@ -32,6 +33,7 @@ __all__ = [
     "Decision",
     "Diagnosis",
     "Interval",
+    "JoinedReview",
     "Judgment",
     "Learned",
     "Review",
@@ -43,6 +45,7 @@ __all__ = [
     "correct",
     "diagnose",
     "factors",
+    "join_reviews",
     "review_queue",
     "tune_votes",
 ]
