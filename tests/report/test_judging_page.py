@@ -15,13 +15,16 @@ from testnuc._engine import learning
 from testnuc.report import write
 from testnuc.results import Results
 from testnuc.trust.candidates import choose as choose_candidate
+from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import Review
 from testnuc.types import Neighbor, Usage
 from tests._engine.test_learning import Says, client, gold, texts_of
 from tests.report.test_page import HOSTILE, ODD, chosen, hostile_results, listed, row
 from tests.report.test_page import choose as filtered
+from tests.report.test_report import review_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
 
 MANY = [f"topic {number}" for number in range(70)] + [
     "refund", "refund status", "login", "loan", "delivery", "<b>no</b>", "__proto__",
@@ -297,8 +300,9 @@ def test_judgments_of_others_are_imported_and_disagreements_shown(opened, tmp_pa
     saved(page, "Save marks.json").save_as(tmp_path / "ann.json")
     mine = json.loads((tmp_path / "ann.json").read_text())
     mine["items"][0]["answer"] = "delivery"
-    mine["items"] += [{**mine["items"][1], "text": "message 7"},
-                      {**mine["items"][1], "text": "message 8", "answer": "unheard of"}]  # fmt: skip
+    another = mine["items"][1]
+    mine["items"].append({**another, "text": "message 7"})
+    mine["items"].append({**another, "text": "message 8", "answer": "unheard of"})
     (tmp_path / "ben.json").write_text(json.dumps(mine))
     (tmp_path / "old.json").write_text('[{"text": "message 9", "right_label": "login"}]')
     (tmp_path / "bad.json").write_text("{}")
@@ -314,6 +318,73 @@ def test_judgments_of_others_are_imported_and_disagreements_shown(opened, tmp_pa
     option = page.locator(".option", has_text="delivery")
     assert "ben.json" in option.inner_text()
     assert state(page) == "saved: loan"
+
+
+def reviewed(opened, review, **more):
+    """Open the page of a review alone."""
+    return opened(None, write=lambda _, path: write(None, path, review=review), **more)
+
+
+def test_what_people_differ_on_is_asked_again(opened):
+    def answers(*given):
+        made = review_of(3)
+        for at, label in enumerate(given):
+            made.answer(at, label)
+        return made
+
+    page = reviewed(opened, answers(), file="ann.html")
+    press(page, "1", "Enter", "1", "Enter", "2", "Enter")
+    playwright.expect(page.locator("#done")).to_be_visible()
+    joined = join_reviews({"ann": answers("a", "a", "b"), "ben": answers("b", "a", "b")}).review
+    page = reviewed(opened, joined, file="joined.html", context=page.context)
+    playwright.expect(page.locator("#far")).to_contain_text("2 of 3 judged")
+    assert chosen(page) == "text 0"
+    assert "ann" in page.locator(".option").nth(0).inner_text()
+    assert "ben" in page.locator(".option").nth(1).inner_text()
+    press(page, "2", "Enter")
+    page.reload()
+    playwright.expect(page.locator("#far")).to_contain_text("3 of 3 judged")
+
+
+def test_a_referees_answers_are_shown_and_stay(opened, tmp_path):
+    review = review_of(2)
+    review.answer(0, "b", "referee")
+    review.answer(1, "a", "referee")
+    page = reviewed(opened, review)
+    assert "the referee" in page.locator(".option").nth(1).inner_text()
+    # they count as answers in what was learned
+    assert page.locator("#learned").inner_text().startswith("1 right, of 2 judged texts.")
+    press(page, "1", "Enter")
+    saved(page, "Save review.json").save_as(tmp_path / "review.json")
+    assert [(i.answer, i.source) for i in Review.load(tmp_path / "review.json")] == [
+        ("a", "person"), ("a", "referee"),
+    ]  # fmt: skip
+
+
+def test_a_browser_that_keeps_nothing_is_named(opened):
+    page = opened(many_labels())
+    page.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('full'); }; }")
+    press(page, "1", "Enter")
+    playwright.expect(page.locator("#warning")).to_contain_text("does not keep judgments")
+    playwright.expect(page.locator("#far")).to_contain_text("1 of 20")
+    saved(page, "Save marks.json")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1_280])
+def test_judging_is_accessible(opened, scheme, width):
+    page = opened(
+        many_labels(instructions="Read."),
+        color_scheme=scheme,
+        viewport={"width": width, "height": 844},
+    )
+    page.get_by_text("Instructions and labels").click()
+    press(page, "2")
+    for keys in ([], ["Enter", "1", "/"]):
+        press(page, *keys)
+        found = axe.Axe().run(page)
+        assert found.response["violations"] == [], found.generate_report()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 async def drawn(path):
