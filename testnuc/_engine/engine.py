@@ -289,6 +289,8 @@ class Engine:
             seconds,
             model=parts.model,
             choices=parts.labels.names,
+            descriptions=parts.labels.descriptions,
+            instructions=parts.instructions,
             stopped=stopped,
             diagnosis=neighborhoods.diagnosis,
             learned=None if (found := neighborhoods.settings.learned) is None else str(found),
