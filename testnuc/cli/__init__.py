@@ -13,11 +13,15 @@ from testnuc.cli.interrupting import interruptible
 from testnuc.cli.judging_commands import add_judging
 from testnuc.cli.options import (
     BASE_URL,
+    DELIMITER,
     DRY_RUN,
     EMBEDDER,
+    ENCODING,
     LABELS_OF_FILE,
+    LIMIT,
     MODEL,
     OF_ASKING,
+    OVERWRITE,
     TEXT_COLUMN,
     options_of,
     share_of,
@@ -78,7 +82,7 @@ def demo() -> None:
 def classify(
     client: dict[str, Any],
     file: str = typer.Argument(
-        help="Texts: .txt (one per line), .csv, .jsonl or .parquet.",
+        help="Texts: .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .txt (one a line), or - (stdin).",
         metavar="FILE",
         show_default=False,
     ),
@@ -87,7 +91,7 @@ def classify(
         None,
         "--output",
         "-o",
-        help="A .csv, .jsonl, .parquet or .txt file; default: JSON Lines to stdout.",
+        help="A file of one of these kinds; default, and -: JSON Lines to stdout.",
     ),
     lane: str = LANE,
     rest: str = REST,
@@ -104,6 +108,10 @@ def classify(
     ),
     full: bool = typer.Option(False, "--full", help="Also write neighbors, votes and usage."),  # noqa: FBT001, FBT003
     dry_run: bool = DRY_RUN,  # noqa: FBT001
+    limit: int | None = LIMIT,
+    encoding: str | None = ENCODING,
+    delimiter: str | None = DELIMITER,
+    overwrite: bool = OVERWRITE,  # noqa: FBT001
 ) -> None:
     """Label the texts of a file; they vote on each other."""
     with interruptible():
@@ -118,6 +126,8 @@ def classify(
             output=output,
             full=full,
             dry_run=dry_run,
+            reading={"encoding": encoding, "delimiter": delimiter, "limit": limit},
+            overwrite=overwrite,
             client=client,
             lane=lane,
             rest=rest,
@@ -129,7 +139,7 @@ def classify(
 def evaluate(
     client: dict[str, Any],
     file: str = typer.Argument(
-        help="Labeled texts: .csv, .jsonl or .parquet; or results with a column of correct labels.",
+        help="Labeled texts, as for classify; or results with a column of correct labels.",
         metavar="FILE",
         show_default=False,
     ),
@@ -137,6 +147,10 @@ def evaluate(
     label_column: str = typer.Option("label", help="Column or field with the correct label."),
     output: str | None = typer.Option(None, "--output", "-o", help="A .json file for all scores."),
     dry_run: bool = DRY_RUN,  # noqa: FBT001
+    limit: int | None = LIMIT,
+    encoding: str | None = ENCODING,
+    delimiter: str | None = DELIMITER,
+    overwrite: bool = OVERWRITE,  # noqa: FBT001
 ) -> None:
     """Measure accuracy with and without the vote, on texts with known labels."""
     with interruptible():
@@ -148,6 +162,8 @@ def evaluate(
             label_column=label_column,
             output=output,
             dry_run=dry_run,
+            reading={"encoding": encoding, "delimiter": delimiter, "limit": limit},
+            overwrite=overwrite,
             client=client,
         )
 

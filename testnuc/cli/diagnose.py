@@ -11,6 +11,7 @@ from testnuc._base.checks import valid_text
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import read_table, usable
+from testnuc.cli.reading import holds_rows
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.results import read_results
@@ -23,14 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["held_scopes", "run"]
 
-_TABLES = {".csv", ".jsonl", ".parquet"}
-
 
 def run(source: str, *, text_column: str, plot: str | None, client: dict[str, Any]) -> None:
     """Print the diagnosis of the predictions in a file of results or a store."""
     if plot is not None and Path(plot).suffix.lower() not in {".png", ".svg", ".pdf"}:
         raise InvalidInputError(f"the plot is {plot!r}; name a .png, .svg or .pdf file")
-    if "://" not in source and Path(source).suffix.lower() in _TABLES:
+    if holds_rows(source):
         found = run_to_end(_of_file(source, text_column, client))
     else:
         if "://" not in source and not Path(source).is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,6 +29,7 @@ from testnuc.cli.files import (
     usable,
     write_results,
 )
+from testnuc.cli.reading import holds_rows
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import StoredPrediction
 from testnuc.report.marks import read_marks
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
     from testnuc.types import Classification
 
 __all__ = ["certify", "learn", "review", "unlearn"]
-
-_TABLES = {".csv", ".jsonl", ".parquet"}
 
 
 def review(
@@ -130,6 +130,7 @@ def certify(
     accuracy: float,
     confidence: float,
     output: str | None,
+    overwrite: bool,
     text_column: str,
     client: dict[str, Any],
 ) -> None:
@@ -148,7 +149,7 @@ def certify(
             certificate = learned.certify(accuracy, confidence)
             table = await _stored_texts(nuc, source, client) if given is None else given
             if output is not None:
-                check_output(output, source, table)
+                check_output(output, source, table, overwrite=overwrite)
             valid = usable(table, source)[1]
             texts = [table.texts[at] for at in valid]
             calls = (await nuc.estimate(texts)).calls
@@ -158,7 +159,7 @@ def certify(
                 )
             rows = [table.rows[at] for at in valid]
             results = await nuc.classify_many(texts)
-            return certificate, results, Table(rows, table.columns, table.text_column, table.schema)
+            return certificate, results, replace(table, rows=rows)
 
     certificate, results, table = run_to_end(find())
     print(certificate)  # noqa: T201 - the command's output
@@ -170,7 +171,7 @@ def certify(
         tell(f"no text is certified; {output} was not written")
         return
     rows = [table.rows[at] for at in sorted(covered)]
-    kept = Table(rows, table.columns, table.text_column, table.schema)
+    kept = replace(table, rows=rows)
     write_results(output, kept, dict(enumerate(covered[at] for at in sorted(covered))), {})
     tell(f"{len(covered):,} of {len(results):,} texts are certified, written to {output}")
 
@@ -322,11 +323,11 @@ async def _only_labels(store: str) -> list[str]:
 
 
 def _is_table(source: str) -> bool:
-    return "://" not in source and Path(source).suffix.lower() in _TABLES
+    return holds_rows(source)
 
 
 def _is_review(source: str) -> bool:
-    return "://" not in source and Path(source).suffix.lower() == ".json"
+    return Path(source).suffix.lower() == ".json" and not holds_rows(source)
 
 
 def _json(file: str) -> Any:

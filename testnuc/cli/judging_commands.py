@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from testnuc.cli.interrupting import interruptible
-from testnuc.cli.options import LABELS_OF_RUN, OF_ASKING, TEXT_COLUMN, with_client
+from testnuc.cli.options import LABELS_OF_RUN, OF_ASKING, OVERWRITE, TEXT_COLUMN, with_client
 
 __all__ = ["add_judging"]
 
@@ -89,6 +89,7 @@ def certify(
     output: str | None = typer.Option(
         None, "--output", "-o", help="A file for the certified texts and labels."
     ),
+    overwrite: bool = OVERWRITE,  # noqa: FBT001
     text_column: str = TEXT_COLUMN,
 ) -> None:
     """Find the trust above which labels are right, as proved by the judged texts."""
@@ -100,6 +101,7 @@ def certify(
             accuracy=accuracy,
             confidence=confidence,
             output=output,
+            overwrite=overwrite,
             text_column=text_column,
             client=client,
         )
