@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from testnuc._version import __version__
 from testnuc.cli.batch_commands import LANE, REST, batch
 from testnuc.cli.interrupting import interruptible
 from testnuc.cli.judging_commands import add_judging
@@ -18,6 +19,7 @@ from testnuc.cli.options import (
     EMBEDDER,
     ENCODING,
     LABELS_OF_FILE,
+    LABELS_OF_RUN,
     LIMIT,
     MODEL,
     OF_ASKING,
@@ -37,6 +39,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 store = typer.Typer(help="Export, import or inspect a store.", no_args_is_help=True)
@@ -50,6 +53,13 @@ _LIMITS, _REFEREE = "Request limits", "Referee"
 _FILE = typer.Argument(help="A .jsonl or .parquet file.", metavar="FILE", show_default=False)
 
 
+def _version(asked: bool) -> None:  # noqa: FBT001 - what typer calls
+    if asked:
+        python = ".".join(map(str, sys.version_info[:3]))
+        print(f"testnuc {__version__} (Python {python})")  # noqa: T201 - the command's output
+        raise typer.Exit
+
+
 @app.callback()
 def settings(
     context: typer.Context,
@@ -58,6 +68,13 @@ def settings(
         help="A settings file; default: testnuc.toml in the current folder, if there is one.",
         envvar="TESTNUC_CONFIG",
         show_envvar=False,
+    ),
+    version: bool = typer.Option(  # noqa: FBT001, ARG001
+        False,  # noqa: FBT003
+        "--version",
+        help="Print the version.",
+        callback=_version,
+        is_eager=True,
     ),
 ) -> None:
     """Read defaults of options from the environment and the settings file."""
@@ -264,7 +281,7 @@ def study(
     limit: int | None = typer.Option(None, help="Number of texts to sample; default: all."),
     model: str = MODEL,
     base_url: str | None = BASE_URL,
-    embedder: str = EMBEDDER,
+    embedder: str | None = EMBEDDER,
     store: str | None = typer.Option(None, help="Path of the store for answers."),
     output: str | None = typer.Option(
         None, "--output", "-o", help="A .csv or .png file; both are written."
@@ -287,10 +304,13 @@ def study(
 
 
 @app.command()
+@with_client(*OF_ASKING, "store", labels=LABELS_OF_RUN)
 def report(
+    client: dict[str, Any],
     file: str = typer.Argument(
-        help="A file written by `classify -o`; a .jsonl with --full holds all details.",
-        metavar="RESULTS",
+        help="A file written by `classify -o` (a .jsonl with --full holds all details), or a "
+        "store, with the options of its run.",
+        metavar="RESULTS|STORE",
         show_default=False,
     ),
     output: str = typer.Option("report.html", "--output", "-o", help="A .html file."),
@@ -302,7 +322,7 @@ def report(
     with interruptible():
         from testnuc.cli.report import run
 
-        run(file, output=output, text_column=text_column, title=title, most=most)
+        run(file, output=output, text_column=text_column, title=title, most=most, client=client)
 
 
 @store.command("export")
@@ -335,9 +355,10 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app()
-    except (InvalidInputError, ConfigurationError, StoreError) as exc:
-        print(f"testnuc: {exc}", file=sys.stderr)  # noqa: T201 - this is the command's output
-        sys.exit(2)
     except TestNUCError as exc:
-        print(f"testnuc: {exc}", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
+        from testnuc.cli.wording import in_shell_words
+
+        known = {name for of in options_of(app).values() for name in of}
+        print(f"testnuc: {in_shell_words(str(exc), known)}", file=sys.stderr)  # noqa: T201
+        mistake = isinstance(exc, InvalidInputError | ConfigurationError | StoreError)
+        sys.exit(2 if mistake else 1)

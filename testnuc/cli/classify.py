@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
+from testnuc._base.checks import checked_choice
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import (
@@ -24,6 +25,7 @@ from testnuc.cli.files import (
 )
 from testnuc.cli.long_texts import about_embedder, about_model
 from testnuc.cli.progress import RunProgress
+from testnuc.cli.stored import with_embedder
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.limits import BatchPolicy
@@ -57,9 +59,11 @@ def run(
             "process finds them if this one ends"
         )
     policy = BatchPolicy(rest=rest)
+    checked_choice("lane", lane, ("live", "batch"))
     output = None if output == STANDARD else output
     table = read_table(file, text_column, **reading)
     store = AnswerStore.of(client, output)
+    client = with_embedder(client, store.where)
     # nothing is lost if a resumed run replaces what an earlier one wrote: the answers are stored
     replaces = overwrite or dry_run or (store.keeps and output and may_replace(output, table))
     check_output(output, file, table, full=full, overwrite=bool(replaces))

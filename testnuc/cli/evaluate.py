@@ -21,6 +21,7 @@ from testnuc.cli.files import (
     require_new,
     usable,
 )
+from testnuc.cli.stored import with_embedder
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.scores import Scores, score
 from testnuc.results import read_results
@@ -72,6 +73,7 @@ def run(
         _, valid = usable(table, file)
         where = [at for at in valid if at in gold]
         _take_labels(client, gold, label_column, file)
+        client = with_embedder(client, client["store"])
         texts, kept = [table.texts[at] for at in where], AnswerStore.of(client, None)
         if dry_run:
             show_estimate(texts, client, kept)

