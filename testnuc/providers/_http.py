@@ -36,6 +36,7 @@ from testnuc.providers._dialect import (
     less_structure,
     stepped,
 )
+from testnuc.providers._streams import joined
 from testnuc.transport.api_errors import as_error
 from testnuc.transport.endpoint import checked_headers
 
@@ -85,6 +86,8 @@ class Message:
     #: The model's refusal, "" if it has no text; None if it did not refuse.
     refusal: str | None = None
     truncated: bool = False
+    #: Log-probabilities of the content's tokens, as received.
+    logprobs: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,16 +320,18 @@ class HTTPProvider(ABC):
         try:
             answer = orjson.loads(body)
         except ValueError as problem:
-            raise UnreadableReplyError(
-                f"{self._where}: the response is not valid JSON ({problem})",
-                status_code=200,
-            ) from problem
+            answer = joined(body)
+            if answer is None:
+                raise UnreadableReplyError(
+                    f"{self._where}: the response is not valid JSON ({problem})",
+                    status_code=200,
+                ) from problem
         if not isinstance(answer, dict):
             raise UnreadableReplyError(
                 f"{self._where}: the response is not a JSON object", status_code=200
             )
         if answer.get("error"):
-            raise self.error(200, {}, body)
+            raise self.error(200, {}, orjson.dumps(answer))
         return self.parse(answer)
 
     def _read(self, request: Request, message: Message) -> Reply:

@@ -149,11 +149,10 @@ class OpenAI(HTTPProvider):
 
     def decode(self, request: Request, body: bytes) -> Reply:
         """Decode a 200 response; see `HTTPProvider.decode`."""
-        reply = super().decode(request, body)
-        if request.task.confidence == "logprobs":
-            choice = orjson.loads(body)["choices"][0]
-            content = _text(choice["message"].get("content"))
-            answers = with_logprobs(reply.answers, content, choice.get("logprobs"))
+        message = self._parse(body)
+        reply = self._read(request, message)
+        if request.task.confidence == "logprobs" and "logprobs" not in self.dialect.dropped:
+            answers = with_logprobs(reply.answers, message.content, message.logprobs)
             return replace(reply, answers=answers)
         return reply
 
@@ -170,6 +169,9 @@ class OpenAI(HTTPProvider):
         choices = answer.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         message = choice.get("message") if isinstance(choice, dict) else None
+        finish = _finish(choice) if isinstance(choice, dict) else None
+        if finish == "content_filter":
+            message = message or {}  # Azure sends none
         if not isinstance(choice, dict) or not isinstance(message, dict):
             raise EmptyReplyError(
                 f"{self._where}: the response has no choices",
@@ -177,11 +179,20 @@ class OpenAI(HTTPProvider):
                 request_id=request_id,
                 status_code=200,
             )
-        finish, refusal = choice.get("finish_reason"), message.get("refusal")
+        refusal = message.get("refusal")
         if not isinstance(refusal, str) or not refusal:
             refusal = "" if finish == "content_filter" else None
         content = _text(message.get("content"))
-        return Message(content, usage, request_id, refusal, truncated=finish == "length")
+        truncated = finish in ("length", "max_tokens")
+        return Message(content, usage, request_id, refusal, truncated, choice.get("logprobs"))
+
+
+def _finish(choice: dict[str, Any]) -> Any:
+    """Return the finish reason; OpenAI's first models with images have it in another field."""
+    details = choice.get("finish_details")
+    return choice.get("finish_reason") or (
+        details.get("type") if isinstance(details, dict) else None
+    )
 
 
 def _base_path(endpoint: Endpoint, *, azure: bool, source: str) -> str:
@@ -215,34 +226,31 @@ def _usage(value: Any, tier: Any) -> TokenUsage | None:
     sent, received = count(value.get("prompt_tokens")), count(value.get("completion_tokens"))
     if sent is None or received is None:
         return None
-    cached = _detail(value, "prompt_tokens_details", "cached_tokens")
-    received += _reasoning_outside(value, sent, received)
+    details = value.get("prompt_tokens_details")
+    details = details if isinstance(details, dict) else {}
+    # DeepSeek, Mistral, and servers that count it beside the others
+    names = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")
+    counts = [count(details.get("cached_tokens")), *(count(value.get(name)) for name in names)]
+    cached = min(next(filter(None, counts), 0), sent)
+    written = min(count(details.get("cache_write_tokens")) or 0, sent - cached)
+    received += _outside(value, sent, received, count(details.get("audio_tokens")) or 0)
     tier = tier or value.get("service_tier")
-    return TokenUsage(
-        sent, received, min(cached or 0, sent), tier=tier if isinstance(tier, str) else ""
-    )
+    return TokenUsage(sent, received, cached, written, tier if isinstance(tier, str) else "")
 
 
-def _detail(usage: dict[str, Any], kind: str, name: str) -> int | None:
-    details = usage.get(kind)
-    return count(details.get(name)) if isinstance(details, dict) else None
+def _outside(usage: dict[str, Any], sent: int, received: int, audio: int) -> int:
+    """Return the billed tokens of reasoning that ``completion_tokens`` does not include.
 
-
-def _reasoning_outside(usage: dict[str, Any], sent: int, received: int) -> int:
-    """Return the billed reasoning tokens that ``completion_tokens`` does not include.
-
-    xAI and Gemini leave them out, OpenAI includes them; the total tells which.
+    xAI, Azure and Gemini leave them out, OpenAI includes them; the total shows which. Not all
+    servers say what the rest of the total is; Mistral counts audio of the prompt apart.
     """
-    reasoning = _detail(usage, "completion_tokens_details", "reasoning_tokens")
     total = count(usage.get("total_tokens"))
-    if total is None:
-        # a part cannot exceed the whole
-        return reasoning if reasoning is not None and reasoning > received else 0
-    rest = max(0, total - sent - received)
-    if reasoning is not None:
-        return min(reasoning, rest)
-    # Gemini does not say what the rest is; Mistral counts audio of the prompt apart
-    return max(0, rest - (_detail(usage, "prompt_tokens_details", "audio_tokens") or 0))
+    if total is not None:
+        return max(0, total - sent - received - audio)
+    details = usage.get("completion_tokens_details")
+    reasoning = count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
+    # a part cannot exceed the whole
+    return reasoning if reasoning is not None and reasoning > received else 0
 
 
 def _text(content: Any) -> str:
