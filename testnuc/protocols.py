@@ -52,8 +52,10 @@ class Task:
     top_p: float | None = 1.0
     #: Source of the confidence: stated in the reply, or token log-probabilities.
     confidence: Literal["verbalized", "logprobs"] = "verbalized"
-    #: Passed to the provider unchanged (``max_tokens``, ``reasoning_effort``, ..).
+    #: Passed to the provider unchanged (``max_tokens``, ``service_tier``, ..).
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: ``"least"``: the least that the model accepts; None: the provider's own.
+    reasoning_effort: str | None = "least"
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,7 @@ class Components:
             confidence=self.sampling.confidence,
             options=self.sampling.request_options,
             texts_per_call=per_call,
+            reasoning_effort=self.sampling.reasoning_effort,
         )
         self.scheduler = Scheduler(
             self.predictor.answer,

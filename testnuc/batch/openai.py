@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenAIBatches"]
 
-_ENDPOINT = "/v1/chat/completions"
+_CHAT, _RESPONSES = "/v1/chat/completions", "/v1/responses"
 #: Key in a batch's metadata; the value is our id.
 _TAG = "testnuc"
 _ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
@@ -57,11 +57,13 @@ class OpenAIBatches:
             )
         self._provider = provider
         self._exchanges = exchanges
+        path = provider.url.partition("?")[0]
+        self._endpoint = _RESPONSES if path.endswith("/responses") else _CHAT
 
     def line(self, custom_id: str, body: bytes) -> bytes:
         """Write one request of a batch."""
         return b'{"custom_id":"%s","method":"POST","url":"%s","body":%s}\n' % (
-            custom_id.encode(), _ENDPOINT.encode(), body,
+            custom_id.encode(), self._endpoint.encode(), body,
         )  # fmt: skip
 
     async def prepare(self, name: str, lines: Sequence[bytes]) -> bytes:
@@ -85,7 +87,7 @@ class OpenAIBatches:
         """Create the batch of a file."""
         body = {
             "input_file_id": prepared.decode(),
-            "endpoint": _ENDPOINT,
+            "endpoint": self._endpoint,
             "completion_window": "24h",
             "metadata": {_TAG: name},
         }

@@ -29,6 +29,7 @@ from testnuc.labels import LabelSet
 from testnuc.prompts import parse_reply, without_thinking
 from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
 from testnuc.providers._dialect import (
+    LIMIT_TOO_LARGE,
     LIMITS,
     Dialect,
     Structure,
@@ -36,6 +37,7 @@ from testnuc.providers._dialect import (
     less_structure,
     stepped,
 )
+from testnuc.providers._reasoning import LEAST
 from testnuc.providers._streams import joined
 from testnuc.transport.api_errors import as_error
 from testnuc.transport.endpoint import checked_headers
@@ -106,6 +108,8 @@ class HTTPProvider(ABC):
     batch_format: ClassVar[str | None] = None
     #: The structures of the protocol.
     structures: ClassVar[tuple[Structure, ...]] = tuple(Structure)
+    #: Whether requests without an output limit are refused.
+    needs_limit: ClassVar[bool] = False
     #: Options that users must not set: they would change the meaning of the response.
     reserved: ClassVar[frozenset[str]] = frozenset({"messages", "model", "n", "stream", "system"})
 
@@ -145,6 +149,8 @@ class HTTPProvider(ABC):
         #: The labels of the last task, to recognize a reply that is one of them.
         self._labels: tuple[Task, LabelSet] | None = None
         self._users: set[str] = set()
+        #: Parameters of the last body that was prepared.
+        self._sent: Mapping[str, Any] = {}
         self._readable = False
         self._stale = 0
 
@@ -184,7 +190,7 @@ class HTTPProvider(ABC):
     def reserve(self, request: Request) -> tuple[int, int]:
         """Return the estimated input tokens and the most output tokens of a call.
 
-        Without an output limit (reasoning models), the latter are 16,384.
+        Without an output limit, the latter are 16,384.
 
         Parameters
         ----------
@@ -235,8 +241,13 @@ class HTTPProvider(ABC):
         task, n = request.task, len(request.texts)
         self.validate(task)
         self._users.update(task.options)
+        if task.reasoning_effort not in (LEAST, None):
+            self._users.add("reasoning_effort")
         body = self.body(task, n, stepped(self.dialect, self.structures, request.step))
-        sent = {k: v for k, v in body.parameters.items() if k not in self.dialect.dropped}
+        given = {**dict(self.dialect.added), **body.parameters}
+        if self.dialect.stream:
+            given["stream"] = True
+        self._sent = sent = {k: v for k, v in given.items() if k not in self.dialect.dropped}
         suffix = body.closing + (b"," + orjson.dumps(sent)[1:] if sent else b"}")
         prepared = _Prepared(
             body.opening,
@@ -248,6 +259,16 @@ class HTTPProvider(ABC):
             self._prepared.clear()
         self._prepared[task, n, request.step] = prepared
         return prepared
+
+    def reasoning(self, task: Task) -> int:  # noqa: ARG002
+        """Return the tokens of reasoning about a text that a task typically takes.
+
+        Parameters
+        ----------
+        task : Task
+            The common part of the calls.
+        """
+        return 0
 
     # --- adapting -----------------------------------------------------------------------------
 
@@ -274,8 +295,8 @@ class HTTPProvider(ABC):
         elif isinstance(error, UnreadableReplyError):
             if error.content and not self._readable and "response_format" not in self._users:
                 after = less_structure(before, self.structures)
-        elif isinstance(error, BadRequestError) and error.fatal:
-            after = after_refusal(before, str(error), self.structures, self._users)
+        elif isinstance(error, BadRequestError):
+            after = self._after_refusal(error)
         if after is None or isinstance(error, ContentRefusedError):
             return False
         if after == before:
@@ -283,13 +304,26 @@ class HTTPProvider(ABC):
             return self._stale <= _STALE
         if after.dropped != before.dropped:
             lost = ", ".join(sorted(after.dropped - before.dropped))
-            _log.warning("%s does not accept %s; omitted from now on", self._where, lost)
+            then = "; confidence will be verbalized" if "logprobs" in lost else ""
+            _log.warning("%s does not accept %s; omitted from now on%s", self._where, lost, then)
         else:
             _log.info("%s: request format changed to %s", self._where, after)
         self.dialect = after
         self._readable = False
         self._prepared.clear()
         return True
+
+    def _after_refusal(self, error: BadRequestError) -> Dialect | None:
+        if (
+            self.dialect.tight
+            and not self.needs_limit
+            and self._users.isdisjoint(LIMITS)
+            and LIMIT_TOO_LARGE.search(str(error))
+        ):
+            return replace(self.dialect, tight=False)
+        if not error.fatal:
+            return None
+        return after_refusal(self.dialect, str(error), self.structures, self._users, self._sent)
 
     # --- decoding -----------------------------------------------------------------------------
 

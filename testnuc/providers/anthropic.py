@@ -59,6 +59,7 @@ class Anthropic(HTTPProvider):
 
     name = "anthropic"
     batch_format = "anthropic"
+    needs_limit: ClassVar[bool] = True
     structures: ClassVar[tuple[Structure, ...]] = (
         Structure.ENUM,
         Structure.SCHEMA,
