@@ -7,9 +7,9 @@ prediction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from testnuc.types import Prediction, Usage
 
 __all__ = [
+    "APIKey",
     "Answer",
     "Embedder",
     "Index",
@@ -35,6 +36,10 @@ __all__ = [
     "TokenUsage",
     "WireProvider",
 ]
+
+
+#: A key, or a function or coroutine function that is asked for it, and again when it expires.
+APIKey: TypeAlias = str | Callable[[], str | Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -41,6 +41,7 @@ from testnuc.providers._reasoning import LEAST
 from testnuc.providers._streams import joined
 from testnuc.transport.api_errors import as_error
 from testnuc.transport.endpoint import checked_headers
+from testnuc.transport.keys import KeySource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -121,7 +122,7 @@ class HTTPProvider(ABC):
         base_path: str,
         call_path: str,
         headers: Mapping[str, str],
-        key: str | None,
+        key: str | KeySource | None,
         hint: str,
         dialect: Dialect,
         extra_headers: Mapping[str, str] | None = None,
@@ -134,16 +135,19 @@ class HTTPProvider(ABC):
         self.url = endpoint.at(base_path + call_path)
         self._endpoint = endpoint
         self._base_path = base_path
+        #: Asks for a key that can expire; None if it is fixed.
+        self.keys = key if isinstance(key, KeySource) else None
         own = checked_headers(extra_headers or {})
         taken = {name.lower() for name in own}
         # the user's own win, in whatever case they are written
-        kept = {n: v for n, v in headers.items() if n.lower() not in taken}
+        fixed = self.key_headers(key) if isinstance(key, str) else {}
+        kept = {n: v for n, v in {**headers, **fixed}.items() if n.lower() not in taken}
         self.headers: Mapping[str, str] = {"Content-Type": "application/json", **kept, **own}
         #: Whether connections use the proxies of the environment.
         self.trust_env = trust_env
         self.dialect = dialect
         self._where = f"{model} at {endpoint.netloc}"
-        self._key = key
+        self._key = key if isinstance(key, str) else None
         self._hint = hint
         self._prepared: dict[tuple[Task, int, int], _Prepared] = {}
         #: The labels of the last task, to recognize a reply that is one of them.
@@ -156,6 +160,10 @@ class HTTPProvider(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model!r}, base_url={self.identity!r})"
+
+    def key_headers(self, key: str) -> dict[str, str]:
+        """Return the headers that carry a key."""
+        return {"Authorization": f"Bearer {key}"}
 
     def at(self, path: str, query: str = "") -> str:
         """Return the URL of another path of this API.
@@ -441,4 +449,5 @@ class HTTPProvider(ABC):
         body : bytes
             Of the response.
         """
-        return as_error(status, headers, body, where=self._where, key=self._key, hint=self._hint)
+        key = self._key if self.keys is None else self.keys.key
+        return as_error(status, headers, body, where=self._where, key=key, hint=self._hint)

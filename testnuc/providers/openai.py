@@ -18,13 +18,14 @@ from testnuc.errors import (
     UnknownModelError,
 )
 from testnuc.prompts import VERBALIZED
-from testnuc.protocols import Reply, Request, Task, TokenUsage
+from testnuc.protocols import APIKey, Reply, Request, Task, TokenUsage
 from testnuc.providers import _reasoning, _responses
 from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
 from testnuc.providers._http import Body, HTTPProvider, Message
 from testnuc.providers._logprobs import with_logprobs
-from testnuc.transport.endpoint import Endpoint, checked_headers, checked_key, missing_key
+from testnuc.transport.endpoint import Endpoint, checked_headers, missing_key
+from testnuc.transport.keys import key_of
 
 __all__ = ["OpenAI"]
 
@@ -85,7 +86,7 @@ class OpenAI(HTTPProvider):
         model: str,
         *,
         base_url: str | None = None,
-        api_key: str | None = None,
+        api_key: APIKey | None = None,
         organization: str | None = None,
         project: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -101,12 +102,11 @@ class OpenAI(HTTPProvider):
         azure = endpoint.host.endswith(_AZURE)
         own = azure or endpoint.host == "api.openai.com"
         variable = "AZURE_OPENAI_API_KEY" if azure else "OPENAI_API_KEY"
-        key = checked_key(api_key, (variable, "OPENAI_API_KEY"))
+        key = key_of(api_key, (variable, "OPENAI_API_KEY"))
         if key is None and own:
             raise missing_key(endpoint.host, variable)
-        own_headers = {}
-        if key is not None:
-            own_headers = {"api-key": key} if azure else {"Authorization": f"Bearer {key}"}
+        # Entra ID's tokens are no API keys
+        self._azure_key = azure and isinstance(key, str)
         account = {"OpenAI-Organization": organization, "OpenAI-Project": project}
         given = {name: value for name, value in account.items() if value is not None}
         super().__init__(
@@ -114,7 +114,7 @@ class OpenAI(HTTPProvider):
             endpoint=endpoint,
             base_path=_base_path(endpoint, azure=azure, source=source),
             call_path="/chat/completions",
-            headers=own_headers,
+            headers={},
             extra_headers=given | checked_headers(headers or {}),
             trust_env=trust_env,
             key=key,
@@ -135,6 +135,10 @@ class OpenAI(HTTPProvider):
         named = endpoint.path.endswith(_responses.PATH) or (own and _responses.needs(short))
         if responses or (responses is None and named):
             self._use_responses()
+
+    def key_headers(self, key: str) -> dict[str, str]:
+        """Return the headers that carry a key."""
+        return {"api-key": key} if self._azure_key else {"Authorization": f"Bearer {key}"}
 
     def _use_responses(self) -> None:
         self.dialect = replace(self.dialect, responses=True)
