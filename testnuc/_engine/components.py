@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from testnuc.limits import Budget, RateLimit, RetryPolicy
-    from testnuc.protocols import Embedder, Index, Method, Provider, Store
+    from testnuc.protocols import APIKey, Embedder, Index, Method, Provider, Store
     from testnuc.voting import VotePolicy
 
 __all__ = ["Components"]
@@ -55,7 +55,7 @@ class Components:
         model: str | Provider | WireProvider = "openai/gpt-4o-mini",
         *,
         base_url: str | None = None,
-        api_key: str | None = None,
+        api_key: APIKey | None = None,
         embedder: str | Embedder = "sentence-transformers/all-MiniLM-L6-v2",
         store: str | os.PathLike[str] | Store | None = None,
         k: int | None = None,
@@ -124,6 +124,7 @@ class Components:
             confidence=self.sampling.confidence,
             options=self.sampling.request_options,
             texts_per_call=per_call,
+            reasoning_effort=self.sampling.reasoning_effort,
         )
         self.scheduler = Scheduler(
             self.predictor.answer,
@@ -262,7 +263,7 @@ class Components:
         return self.provider(model, base_url, api_key)
 
     def provider(
-        self, model: str | Provider | WireProvider, base_url: str | None, api_key: str | None
+        self, model: str | Provider | WireProvider, base_url: str | None, api_key: APIKey | None
     ) -> Provider | WireProvider:
         """Return the provider of a model."""
         if not isinstance(model, str):

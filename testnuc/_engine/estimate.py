@@ -227,7 +227,7 @@ class Estimator:
         return 60 * max(minutes) if minutes else None
 
     def _answer(self, part: Sequence[str]) -> int:
-        """Return the tokens of a typical answer: a label of median length and a confidence."""
+        """Return the tokens of a typical answer: reasoning, a median label and a confidence."""
         task = self.predictor.task
         label = sorted(task.labels, key=len)[len(task.labels) // 2]
         said: dict[str, object] = {"label": label}
@@ -236,4 +236,6 @@ class Estimator:
         whole: object = said
         if len(part) > 1:
             whole = {"answers": [{"id": i, **said} for i in range(1, len(part) + 1)]}
-        return int(len(orjson.dumps(whole)) / _BYTES_PER_TOKEN) + 1
+        reasoning = getattr(self.predictor.provider, "reasoning", None)
+        thought = reasoning(task) if callable(reasoning) else 0
+        return int(len(orjson.dumps(whole)) / _BYTES_PER_TOKEN) + 1 + thought
