@@ -61,7 +61,7 @@ def _apply(neighborhoods: Neighborhoods, learned: Learned, vectors: NDArray[np.f
         len(names),
         judged if (judged >= 0).any() else None,
     )
-    kept = neighborhoods.counted_vote(slice(0, n_own)).label.copy()
+    kept = neighborhoods.plain_vote(slice(0, n_own)).label.copy()
     neighborhoods.applied = learned.apply(texts, kept)
     judge(neighborhoods, {place: found for place, found in at.items() if place < n_own})
 

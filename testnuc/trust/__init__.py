@@ -19,6 +19,7 @@ from testnuc.trust.near_copies import Interval
 from testnuc.trust.prior import correct, factors
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.review_queue import ReviewReason, review_queue
+from testnuc.trust.sparing import Sparing, Unsure
 from testnuc.trust.tuning import Tuning, tune_votes
 from testnuc.trust.vote_settings import VoteSettings
 
@@ -37,7 +38,9 @@ __all__ = [
     "Review",
     "ReviewItem",
     "ReviewReason",
+    "Sparing",
     "Tuning",
+    "Unsure",
     "VoteSettings",
     "calibrate",
     "correct",
