@@ -69,14 +69,12 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.sync import SyncTestNUC
     from testnuc.trust import (
-        Calibration,
         Certificate,
         Diagnosis,
         Learned,
         Review,
         ReviewItem,
         ReviewReason,
-        Tuning,
         Unsure,
         review_queue,
     )
@@ -142,14 +140,12 @@ _HOMES = {
     "results": ("Results",),
     "sync": ("SyncTestNUC",),
     "trust": (
-        "Calibration",
         "Certificate",
         "Diagnosis",
         "Learned",
         "Review",
         "ReviewItem",
         "ReviewReason",
-        "Tuning",
         "Unsure",
         "review_queue",
     ),
@@ -174,7 +170,6 @@ __all__ = [
     "BestOfN",
     "Budget",
     "BudgetExceededError",
-    "Calibration",
     "CallTimeoutError",
     "Certificate",
     "Classification",
@@ -220,7 +215,6 @@ __all__ = [
     "TopKICL",
     "TopKICLP",
     "TruncatedReplyError",
-    "Tuning",
     "UnknownModelError",
     "UnreadableReplyError",
     "Unsure",

@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Sparing", "Unsure"]
 
-#: Of all texts: the random part, and one round; and the fewest texts of the random part.
-_FIRST, _ROUND, _LEAST = 0.1, 0.1, 300
+#: Of all texts: the random part, and one round.
+_FIRST, _ROUND = 0.1, 0.1
+#: The random part has at least so many texts, divided by what may change: with fewer nothing is
+#: proved even if the head agrees with the LLM on all of them.
+_LEAST = 5
 #: Of all bounds of a run together.
 _ERROR = 0.1
 #: Steps in which texts are taken as sure, as parts of those that were not asked about.
@@ -80,7 +83,10 @@ class Unsure:
 
     def first(self, texts: int) -> int:
         """Return the size of the random part."""
-        return min(texts, max(round(_FIRST * texts), _LEAST), max(1, int(self.most * texts)))
+        most = texts if self.most >= 1 else max(1, int(self.most * texts))
+        if self.stop >= 1:
+            return most
+        return min(most, max(round(_FIRST * texts), round(_LEAST / (1 - self.stop))))
 
 
 class Sparing:
