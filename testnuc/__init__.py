@@ -76,8 +76,8 @@ if TYPE_CHECKING:
         Review,
         ReviewItem,
         ReviewReason,
-        join_reviews,
         Unsure,
+        join_reviews,
         review_queue,
     )
     from testnuc.types import (
