@@ -170,9 +170,14 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if not given.exchanges.is_file():
         sys.exit(f"bench recorded: {given.exchanges} does not exist; check --exchanges")
-    logging.getLogger("testnuc").setLevel(logging.ERROR)
     exchanges = list(read(given.exchanges))
-    table, listed = report(exchanges, asyncio.run(replay(exchanges)))
+    log = logging.getLogger("testnuc")
+    level = log.level
+    log.setLevel(logging.ERROR)  # each change of a format would be a warning
+    try:
+        table, listed = report(exchanges, asyncio.run(replay(exchanges)))
+    finally:
+        log.setLevel(level)
     table.note(f"\n{len(exchanges):,} exchanges, {len(listed):,} differences")
     table.show()
     for line in listed:
