@@ -257,7 +257,8 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         learned = state.pop("_learned", None)
-        super().__setstate__(state)
+        # pickles of older versions do not have it
+        super().__setstate__({"reasoning_effort": "least", **state})
         if learned is not None:
             fitted = _Fitted(self._client_arguments(learned["labels"]), self.store)
             fitted.run(fitted.core.restore(learned))

@@ -108,6 +108,7 @@ def test_the_benchmark(capsys, tmp_path):
         recorded.main(["--exchanges", str(tmp_path / "nothing")])
 
 
+@pytest.mark.slow
 def test_the_recorded_exchanges_of_the_data_folder(capsys):
     file = Path(os.environ.get("TESTNUC_DATA", "")) / "recorded_exchanges.jsonl"
     if not file.is_file():
