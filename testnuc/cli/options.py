@@ -133,6 +133,9 @@ def _client(
     instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
     none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
     texts_per_call: int = typer.Option(1, help="Texts packed in one prompt."),
+    reasoning_effort: str = typer.Option(
+        "least", help="Of reasoning models: none, minimal, low, ..; least: what the model accepts."
+    ),
     k: int | None = typer.Option(
         None,
         help="Number of neighbors that vote; 0: no vote.",
