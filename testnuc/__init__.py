@@ -85,6 +85,7 @@ if TYPE_CHECKING:
         Neighbor,
         PoolStats,
         Prediction,
+        Reason,
         Usage,
     )
     from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
@@ -156,6 +157,7 @@ _HOMES = {
         "Neighbor",
         "PoolStats",
         "Prediction",
+        "Reason",
         "Usage",
     ),
     "voting": ("VotePolicy", "VoteResult", "decided", "vote", "vote_curve", "vote_pool"),
@@ -196,6 +198,7 @@ __all__ = [
     "QuotaExceededError",
     "RateLimit",
     "RateLimitedError",
+    "Reason",
     "RefusalError",
     "ReplyError",
     "Results",
