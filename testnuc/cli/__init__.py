@@ -218,6 +218,13 @@ def serve(
     ),
     pool: str | None = typer.Option(None, help="A file of unlabeled texts: the pool of neighbors."),
     text_column: str = TEXT_COLUMN,
+    cors_origin: str | None = typer.Option(
+        None, help="Origins whose pages may send requests, separated by commas; *: all."
+    ),
+    access_log: bool = typer.Option(  # noqa: FBT001
+        True,  # noqa: FBT003
+        help="Log each request, without its texts, to stderr.",
+    ),
     max_texts: int = typer.Option(1_000, help="Most texts in a request.", rich_help_panel=_LIMITS),
     max_text_chars: int = typer.Option(
         32_000, help="Most characters in a text.", rich_help_panel=_LIMITS
@@ -251,6 +258,10 @@ def serve(
             client=client,
             settings={
                 "host": host,
+                "cors_origins": tuple(
+                    origin for part in (cors_origin or "").split(",") if (origin := part.strip())
+                ),
+                "access_log": access_log,
                 "port": port,
                 "max_texts": max_texts,
                 "max_text_chars": max_text_chars,

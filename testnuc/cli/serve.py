@@ -63,7 +63,7 @@ def run(
 
 
 def _tell(url: str) -> None:
-    print(f"testnuc: serving on {url}, see {url}/openapi.json", file=sys.stderr)  # noqa: T201
+    print(f"testnuc: serving on {url}; open it in a browser, or see {url}/docs", file=sys.stderr)  # noqa: T201
 
 
 def _token(file: str | None) -> str | None:
