@@ -16,6 +16,7 @@ from testnuc.cli.options import (
     DRY_RUN,
     EMBEDDER,
     LABELS_OF_FILE,
+    LABELS_OF_HEAD,
     MODEL,
     OF_ASKING,
     TEXT_COLUMN,
@@ -74,7 +75,7 @@ def demo() -> None:
 
 
 @app.command()
-@with_client()
+@with_client(labels=LABELS_OF_HEAD)
 def classify(
     client: dict[str, Any],
     file: str = typer.Argument(
@@ -175,7 +176,7 @@ add_judging(app)
 
 
 @app.command()
-@with_client()
+@with_client(labels=LABELS_OF_HEAD)
 def serve(
     client: dict[str, Any],
     host: str = typer.Option("127.0.0.1", help="Non-loopback addresses require a token."),

@@ -38,12 +38,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from testnuc.client import TestNUC
+    from testnuc.head import Head
     from testnuc.results import Results
     from testnuc.stores.export import Movable
     from testnuc.trust.learned import Learned
     from testnuc.types import Classification
 
-__all__ = ["certify", "learn", "review", "unlearn"]
+__all__ = ["certify", "distill", "learn", "review", "unlearn"]
 
 _TABLES = {".csv", ".jsonl", ".parquet"}
 
@@ -173,6 +174,18 @@ def certify(
     kept = Table(rows, table.columns, table.text_column, table.schema)
     write_results(output, kept, dict(enumerate(covered[at] for at in sorted(covered))), {})
     tell(f"{len(covered):,} of {len(results):,} texts are certified, written to {output}")
+
+
+def distill(source: str, *, output: str, text_column: str, client: dict[str, Any]) -> None:
+    """Train a head on the labels, write it, and print what it is."""
+    require_folder(output)
+
+    async def make() -> Head:
+        async with _opened(source, client, text_column) as (nuc, _):
+            return await nuc.distill(output)
+
+    print(run_to_end(make()))  # noqa: T201 - the command's output
+    tell(f"written to {output}; to use it: testnuc classify FILE --head {output}")
 
 
 def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:
