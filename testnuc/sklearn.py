@@ -346,7 +346,7 @@ class HeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return predicted
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Return the probability of each label, float64[n, n_classes], as `classes_` are ordered."""
+        """Return float64[n, n_classes], the probability of each label in `classes_`."""
         check_is_fitted(self)
         order = np.argsort(np.array(self._head.labels))
         found: NDArray[np.float64] = self._head.probabilities(_column(X))[:, order].astype(float)
