@@ -66,7 +66,8 @@ class Simulated:
         for text in request.texts:
             label, number = map(int, text.split())
             wrong = (number * 2_654_435_761) % 1_000 < 1_000 * _WRONG
-            said.append(Answer(f"label {(label + 1 + number) % self._classes if wrong else label}"))
+            other = (label + 1 + number // self._classes) % self._classes
+            said.append(Answer(f"label {other if wrong else label}"))
         return Reply(tuple(said))
 
 
