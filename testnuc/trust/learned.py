@@ -228,8 +228,8 @@ class Learned:
             heads = np.stack([head.weights for head in model.heads]).astype(np.float16)
             arrays[f"heads{number}"] = heads
             arrays[f"scale{number}"] = model.scale
-            if model.offsets is not None:
-                arrays[f"offsets{number}"] = model.offsets
+            if model.moves is not None:
+                arrays[f"moves{number}"] = model.moves.astype(np.float16)
             models.append([model.care, model.power])
         header = {
             "version": _VERSION,
@@ -288,7 +288,7 @@ class Learned:
                     arrays[f"scale{number}"],
                     care,
                     power,
-                    arrays.get(f"offsets{number}"),
+                    _float32(arrays.get(f"moves{number}")),
                 )
                 for number, (care, power) in enumerate(header["models"])
             ]
@@ -321,7 +321,12 @@ class Learned:
 def rounded(model: HeadModel) -> HeadModel:
     """Return a model as it is read back from a store, so that both give the same labels."""
     heads = tuple(Head(head.weights.astype(np.float16).astype(np.float32)) for head in model.heads)
-    return replace(model, heads=heads)
+    moves = None if model.moves is None else _float32(model.moves.astype(np.float16))
+    return replace(model, heads=heads, moves=moves)
+
+
+def _float32(array: NDArray[Any] | None) -> NDArray[np.float32] | None:
+    return None if array is None else array.astype(np.float32)
 
 
 def fit_trust(
