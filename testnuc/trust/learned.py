@@ -4,8 +4,8 @@
 LLM's own labels, labels stay as the vote settings make them, and only trust is learned.
 
 Trust is a logistic regression of "the kept label is right" on the log odds that the model gives it
-and on its share of the neighbors' votes (Platt 1999), weighted by 1 / probability of drawing, and
-shrunk toward the model's own probability. It is fitted without the fold of each text.
+and on its share of the neighbors' votes (Platt 1999), weighted by a power of 1 / probability of
+drawing, and shrunk toward a prior. It is fitted without the fold of each text.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ if TYPE_CHECKING:
 __all__ = ["Applied", "Judgment", "Learned", "chosen_parts", "fit_trust", "rounded"]
 
 _VERSION = 1
-#: Judgments that count as much as the prior in each coefficient of trust.
+#: Precision of the prior of each coefficient of trust, halved, and its mean: models are a little
+#: too sure, and the share of the votes tells where.
 _PRIOR = np.array([0.25, 2.0, 2.0])
+_MEAN = np.array([0.0, 0.7, 1.0])
+#: Half the way between all judgments alike and unbiased weights, which vary more.
+_WEIGHING = 0.5
 _HEAVIEST = 5.0
 _TINY = 1e-4
 _NEIGHBORS = 30
@@ -354,12 +358,12 @@ def fit_trust(
     """
     from scipy.optimize import minimize
 
-    start = np.array([0.0, 1.0, 0.0])
-    made = np.tile(start, (FOLDS, 1))
     if not len(rows):
-        return made
+        # the model's own probability
+        return np.tile([0.0, 1.0, 0.0], (FOLDS, 1))
+    made = np.empty((FOLDS, len(_MEAN)))
     z = _features(texts, found, label)[rows]
-    weights = 1 / probability
+    weights = probability**-_WEIGHING
     weights = np.minimum(weights / weights.mean(), _HEAVIEST)
     sign = np.where(right, 1.0, -1.0)
     for fold in range(FOLDS):
@@ -371,12 +375,12 @@ def fit_trust(
             w: NDArray[np.float64] = weights[others],
         ) -> tuple[float, NDArray[np.float64]]:
             odds = z @ b
-            away = b - start
+            away = b - _MEAN
             slope = -(z * (w / (1 + np.exp(odds)))[:, None]).sum(axis=0) + 2 * _PRIOR * away
             return float((w * np.logaddexp(0, -odds)).sum() + (_PRIOR * away**2).sum()), slope
 
         best = minimize(
-            loss, start, jac=True, method="L-BFGS-B", bounds=[(None, None), (0, None), (0, None)]
+            loss, _MEAN, jac=True, method="L-BFGS-B", bounds=[(None, None), (0, None), (0, None)]
         )
         made[fold] = best.x
     return made
