@@ -219,13 +219,16 @@ def fit_move(
     float32[d, C]
         Of independent normal priors with a standard deviation of 1.
     """
+    from scipy.linalg import solve_triangular
     from scipy.optimize import minimize
 
     m, n_classes = z.shape
-    # what is orthogonal to all x stays 0
-    left, spread, right = np.linalg.svd(x, full_matrices=False)
-    inner = (left * spread).astype(np.float32)
-    at = np.arange(m)
+    at, inner, basis = np.arange(m), x, None
+    if m < x.shape[1]:
+        # what is orthogonal to all x stays 0: m coordinates suffice
+        gram = x.astype(np.float64) @ x.T
+        root = np.linalg.cholesky(gram + 1e-6 * np.trace(gram) / m * np.eye(m))
+        inner, basis = root.astype(np.float32), solve_triangular(root, x, lower=True).T
 
     def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         v = flat.reshape(-1, n_classes).astype(np.float32)
@@ -242,7 +245,8 @@ def fit_move(
 
     start = np.zeros(inner.shape[1] * n_classes)
     found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _FIRST})
-    move: NDArray[np.float32] = right.T @ found.x.reshape(-1, n_classes).astype(np.float32)
+    v = found.x.reshape(-1, n_classes)
+    move: NDArray[np.float32] = (v if basis is None else basis @ v).astype(np.float32)
     return move
 
 
