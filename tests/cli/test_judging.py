@@ -106,6 +106,12 @@ def test_from_labels_to_better_ones_with_a_store(tickets):
         assert accuracy("after.csv") > accuracy("before.csv") + 0.1
         assert "texts are judged" in err
 
+        # texts at random over all prove more than those on which candidates differ
+        code, _, err = run_here(*draw, "-n", "100", "--goal", "certify", "-o", "random.json")
+        assert code == 0, err
+        judged("random.json")
+        code, out, err = run_here("learn", "labels.db", "random.json", *given)
+        assert code == 0, err
         code, out, err = run_here(
             "certify", "labels.db", *given, "--accuracy", "0.6", "-o", "c.csv"
         )
