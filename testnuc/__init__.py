@@ -68,14 +68,12 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.sync import SyncTestNUC
     from testnuc.trust import (
-        Calibration,
         Certificate,
         Diagnosis,
         Learned,
         Review,
         ReviewItem,
         ReviewReason,
-        Tuning,
         review_queue,
     )
     from testnuc.types import (
@@ -139,14 +137,12 @@ _HOMES = {
     "results": ("Results",),
     "sync": ("SyncTestNUC",),
     "trust": (
-        "Calibration",
         "Certificate",
         "Diagnosis",
         "Learned",
         "Review",
         "ReviewItem",
         "ReviewReason",
-        "Tuning",
         "review_queue",
     ),
     "types": (
@@ -170,7 +166,6 @@ __all__ = [
     "BestOfN",
     "Budget",
     "BudgetExceededError",
-    "Calibration",
     "CallTimeoutError",
     "Certificate",
     "Classification",
@@ -215,7 +210,6 @@ __all__ = [
     "TopKICL",
     "TopKICLP",
     "TruncatedReplyError",
-    "Tuning",
     "UnknownModelError",
     "UnreadableReplyError",
     "Usage",

@@ -13,7 +13,6 @@ from testnuc.methods import Sampling
 from testnuc.progress import Observer
 from testnuc.protocols import WireProvider
 from testnuc.results import Results
-from testnuc.trust import Calibration
 from testnuc.types import Classification, Estimate, PoolStats, Usage
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from testnuc.labels import LabelSet
     from testnuc.protocols import Embedder, Method, Provider, Store
-    from testnuc.trust import Diagnosis, Learned, Review, Tuning
+    from testnuc.trust import Diagnosis, Learned, Review
     from testnuc.voting import VotePolicy
 
 __all__ = ["TestNUC"]
@@ -204,7 +203,7 @@ class TestNUC:
 
     @property
     def policy(self) -> VotePolicy | None:
-        """The vote policy; None: decided from the predictions, or by `tune`."""
+        """The vote policy; None: decided from the predictions, or by `learn`."""
         return self._engine.settings.policy
 
     @property
@@ -442,6 +441,14 @@ class TestNUC:
         await self._engine.ask(review, model, shown)
 
     @property
+    def learned(self) -> Learned | None:
+        """What was learned from judged texts, here or by an earlier run; None: nothing.
+
+        A store is read when the client is opened.
+        """
+        return self._engine.learned
+
+    @property
     def referee_usage(self) -> Usage:
         """Calls, tokens and US dollars of referees so far; they are not part of `usage`."""
         return self._engine.referee_usage
@@ -479,39 +486,3 @@ class TestNUC:
     async def unlearn(self) -> bool:
         """Forget what was learned, here and in the store; returns whether there was anything."""
         return await self._engine.unlearn()
-
-    async def tune(self, texts: Iterable[str], labels: Sequence[str]) -> Tuning:
-        """Tune k, policy, own weight and prior on 50 to 500 labeled texts.
-
-        Calls the LLM for these texts only; neighbors need a stored prediction to vote, so label the
-        pool first. If no vote is significantly better than the own predictions, a
-        client with policy "auto" continues to decide by itself, and any other keeps the own
-        predictions. The texts must not be in the pool with their labels: they would vote.
-
-        Later calls use the result. Concurrent calls use the former settings, and a failure leaves
-        them unchanged.
-
-        Raises
-        ------
-        InvalidInputError
-            A text is invalid, or a label is not in the set.
-        """
-        return await self._engine.tune(texts, labels)
-
-    async def calibrate(
-        self, texts: Iterable[str], labels: Sequence[str], *, method: str | None = None
-    ) -> Calibration:
-        """Fit on labeled texts the probability that a label of a given share is right.
-
-        Later calls return it as ``trust``. Concurrent calls use the former calibration, and a
-        failure leaves it unchanged. Needs scikit-learn (extra ``trust``).
-
-        Parameters
-        ----------
-        texts : iterable of str
-        labels : sequence of str
-            Their correct labels.
-        method : {"platt", "isotonic"}, optional
-            Default: "isotonic" from 500 texts on, "platt" below.
-        """
-        return await self._engine.calibrate(texts, labels, method=method)

@@ -82,7 +82,7 @@ class Neighborhoods:
     ) -> None:
         self.labels = labels
         self.settings = settings
-        #: The decision of the auto policy, or of `tune`; else None.
+        #: The decision of the auto policy, or of `learn`; else None.
         self.decision: Decision | None = None
         #: The diagnosis behind the decision, if one was made.
         self.diagnosis: Diagnosis | None = None
@@ -170,24 +170,32 @@ class Neighborhoods:
     def vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
         """Vote on some of the own texts; what was learned wins."""
         result = self.counted_vote(rows, votes=votes)
-        if self.applied is None:
+        applied = self.applied
+        if applied is None:
             return result
-        label, shares = self.applied.label[rows], self.applied.shares
-        if shares is None:
-            return replace(result, label=label)
-        shares = shares[rows]
+        label, judged = applied.label[rows], applied.judged[rows]
+        share, margin, weights = result.share, result.margin, result.votes
         at = np.arange(len(label))
-        share = np.where(label >= 0, shares[at, label], 0).astype(np.float32)
-        others = shares.copy()
-        others[at, label] = 0
-        voters = 1 + (self.neighbors[rows, :MAX_NEIGHBORS] >= 0).sum(axis=1)
+        if applied.shares is not None:
+            weights = applied.shares[rows].astype(np.float64)
+            share = np.where(label >= 0, weights[at, label], 0)
+            others = weights.copy()
+            others[at, label] = 0
+            margin = np.maximum(share - others.max(axis=1), 0)
+            voters = 1 + (self.neighbors[rows, :MAX_NEIGHBORS] >= 0).sum(axis=1)
+            result = replace(result, voters=voters.astype(result.voters.dtype))
+        # nothing speaks for another label than the judged one
+        alone = (label >= 0).astype(np.float32)
+        if votes:
+            assert weights is not None
+            weights = np.where(judged[:, None], 0, weights)
+            weights[at[judged], label[judged]] = alone[judged]
         return replace(
             result,
             label=label,
-            share=share,
-            margin=np.maximum(share - others.max(axis=1), 0),
-            voters=voters.astype(result.voters.dtype),
-            votes=shares.astype(np.float64) if votes else None,
+            share=np.where(judged, alone, share).astype(np.float32),
+            margin=np.where(judged, alone, margin).astype(np.float32),
+            votes=weights if votes else None,
         )
 
     def counted_vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
@@ -236,16 +244,15 @@ class Neighborhoods:
         if self.settings.auto:
             weights, voters = self._weights(place)
             share = float(weights[winner] / weights.sum()) if voters else 0.0
-        if voters < _LEAST_VOTERS:
-            return None
-        calibration = self.settings.calibration
-        return share if calibration is None else calibration(share)
+        return share if voters >= _LEAST_VOTERS else None
 
     def alternative(self, place: int, winner: int) -> tuple[int, float] | None:
         """Return the label other than `winner` that is trusted most, and its trust.
 
         None: no voter has another label, or trust is unknown.
         """
+        if self.applied is not None:
+            return self.applied.alternative(place)
         weights, voters = self._weights(place)
         weights = weights.copy()
         total = float(weights.sum())
@@ -254,18 +261,13 @@ class Neighborhoods:
         other = int(weights.argmax())
         if weights[other] <= 0:
             return None
-        if self.applied is None:
-            trust = self.trust(place, other, float(weights[other]) / total, voters)
-        else:
-            # of what is left: both together are at most 1
-            kept = self.trust(place, winner, 0.0, voters)
-            trust = None if kept is None else (1 - kept) * float(weights[other] / weights.sum())
+        trust = self.trust(place, other, float(weights[other]) / total, voters)
         return (other, trust) if trust else None
 
     def _weights(self, place: int) -> tuple[NDArray[np.float64], int]:
         """Return the weight of each label in the votes that trust rests on, and their number."""
         rows = np.array([place])
-        if self.settings.auto and self.applied is None:
+        if self.settings.auto:
             result = vote_pool(
                 self.neighbors[rows],
                 self.similarities[rows],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from testnuc._engine.applying import apply_learned
+from testnuc._engine.applying import apply_judged, apply_learned
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
@@ -466,11 +466,24 @@ class Pipeline:
             else:
                 yield place
 
-    async def settle(self, neighborhoods: Neighborhoods) -> None:
-        """Complete a run: correct by the prior, and apply what was learned."""
+    async def settle(self, neighborhoods: Neighborhoods, *, stopped: bool = False) -> None:
+        """Complete a run: correct by the prior, and apply what was learned.
+
+        Parameters
+        ----------
+        neighborhoods : Neighborhoods
+        stopped : bool
+            Whether an error ended the run; if vectors are missing, only judged labels are applied.
+        """
         await asyncio.to_thread(neighborhoods.balance)
-        if neighborhoods.settings.learned is not None:
+        if neighborhoods.settings.learned is None:
+            return
+        try:
             await apply_learned(neighborhoods, self._embedding)
+        except STOPS:
+            if not stopped:
+                raise
+            await asyncio.to_thread(apply_judged, neighborhoods)
 
     async def predict_own(self, neighborhoods: Neighborhoods) -> None:
         """Predict the own texts; neighbors get their stored predictions only."""

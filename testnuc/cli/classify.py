@@ -259,6 +259,10 @@ def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) 
         "output tokens, about": _number(usage.output_tokens),
         "US dollars, about": "unknown" if usage.usd is None else f"{usage.usd:.4f}",
     }
+    if client.get("referee") is not None:
+        rows["referee calls, at most"] = f"{usage.referee_calls:,}"
+        usd = usage.referee_usd
+        rows["referee US dollars"] = "unknown" if usd is None else f"{usd:.4f}"
     print(f"{nuc.model}: nothing was sent")  # noqa: T201 - the command's output
     for name, value in rows.items():
         print(f"  {name:<24}{value:>14}")  # noqa: T201

@@ -139,7 +139,7 @@ def certify(
 
     async def find() -> tuple[Any, Results, Table]:
         async with _opened(source, client, text_column) as (nuc, given):
-            learned = parts_of(nuc).pipeline.settings.learned
+            learned = nuc.learned
             if learned is None:
                 raise InvalidInputError(
                     f"nothing was learned about {source} yet: testnuc review {source}, then "

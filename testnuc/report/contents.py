@@ -25,7 +25,15 @@ _REVIEWS = 20
 _REVIEWED = 0.1
 #: Names on the page -> fields of a row.
 _NUMBERS = {"t": "trust", "s": "share", "m": "margin", "f": "own_confidence"}
-_PLAIN = {"n": "voters", "c": "complete", "d": "own_said", "e": "error", "r": "reason"}
+_JUDGES = frozenset({"person", "referee"})
+_PLAIN = {
+    "n": "voters",
+    "c": "complete",
+    "d": "own_said",
+    "e": "error",
+    "r": "reason",
+    "g": "source",
+}
 
 
 class _Numbers:
@@ -85,7 +93,7 @@ def contents(
                 "w": [] if review is None else review.why,
                 # the text's own vote alone says nothing about its label
                 "v": [[labels.of(label), _number(w)] for label, w in fields["votes"].items()]
-                if result.voters > 1
+                if result.voters > 1 and result.source not in _JUDGES
                 else [],
                 "b": labels.of(fields["alternative"]),
                 "bt": _number(fields["trust_of_alternative"]),

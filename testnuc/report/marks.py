@@ -1,4 +1,4 @@
-"""Marks downloaded from the page, as texts and labels for `tune` and `calibrate`."""
+"""Marks downloaded from the page, as texts and labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GUARDED = ("'=", "'+", "'-", "'@", "'\t", "'\r", "''")
 def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
     """Return the texts with a correct label in a file of marks, and these labels.
 
-    ``await nuc.tune(*testnuc.read_marks("marks.json"))``
+    ``testnuc learn RESULTS marks.json`` learns from them.
 
     Texts that were marked as wrong without a correct label are omitted.
 

@@ -8,6 +8,10 @@
   const ITEM = 60; // pixels, as in the style
   const SHOWN = 3000; // characters of a text, until all of it is asked for
   const LOW = 0.5;
+  const SOURCES = new Map([
+    ["llm", "the LLM"], ["vote", "the vote"], ["head", "neighbors and a model of your texts"],
+    ["person", "a person"], ["referee", "the referee"],
+  ]);
 
   const $ = (id) => document.getElementById(id);
   const whole = (n) => n.toLocaleString("en");
@@ -423,7 +427,8 @@
       ["label", nameOf(row.l)],
       ["trust", row.t === null ? "unknown" : `${two(row.t)} that this label is right${row.bt === null || row.b === null ? "" : `, ${two(row.bt)} that ${cut(labels[row.b], 100)} is`}`],
       ["the LLM said", own],
-      ["share, margin", row.n ? `${two(row.s)}, ${two(row.m)} of ${many(row.n, "voter")}` : null],
+      ["given by", SOURCES.get(row.g) ?? null],
+      ["share, margin", row.n && row.g !== "person" && row.g !== "referee" ? `${two(row.s)}, ${two(row.m)} of ${many(row.n, "voter")}` : null],
       ["asked", row.c ? null : "until the winner was certain; the other neighbors were not asked"],
       ["reason", row.r],
       ["error", row.e],

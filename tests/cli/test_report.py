@@ -110,7 +110,7 @@ def answer(text):
     return LABELS[(LABELS.index(gold(text)) + (number % 5 == 0)) % 3], 0.9
 
 
-async def test_marks_feed_tune_and_calibrate(tmp_path, client_of):
+async def test_marks_are_learned_from(tmp_path, client_of):
     texts = messages(240)
     path = tmp_path / "marks.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -124,9 +124,8 @@ async def test_marks_feed_tune_and_calibrate(tmp_path, client_of):
     with LoopbackLLM(answer) as llm:
         async with testnuc.TestNUC(**client_of(llm)) as nuc:
             await nuc.classify_many(texts)
-            tuning = await nuc.tune(*testnuc.read_marks(path))
-            assert tuning.texts == 60
-            assert tuning.alone == 0.9
-            curve = await nuc.calibrate(*testnuc.read_marks(path))
-            assert curve.texts == 60
+            learned = await nuc.learn(*testnuc.read_marks(path))
+            assert len(learned.judged) == 60
+            results = await nuc.classify_many(texts)
+            assert results.labels[:60] == right[:60]
         assert llm.calls == 240

@@ -1,4 +1,4 @@
-"""The auto policy, trust, prior and tuning through the client."""
+"""The auto policy, trust and prior through the client."""
 
 from __future__ import annotations
 
@@ -194,28 +194,6 @@ async def test_prior_balances_the_batch():
     async with nuc:
         plain = await nuc.classify_many(TEXTS)
     assert tilted.labels.count(NAMES[0]) > plain.labels.count(NAMES[0])
-
-
-async def test_tune_and_calibrate():
-    labeler, nuc = client(policy=VotePolicy(own_weight=100.0))
-    async with nuc:
-        before = await nuc.classify_many(TEXTS)
-        some = TEXTS[::6]
-        tuning = await nuc.tune(some, [gold(t) for t in some])
-        assert tuning.policy is not None
-        assert "labeled texts" in str(tuning)
-        assert labeler.asked == len(TEXTS)
-        after = await nuc.classify_many(TEXTS)
-        assert accuracy(after) > accuracy(before) + 0.05
-        pytest.importorskip("sklearn")
-        with pytest.raises(ValueError, match="200 right labels"):
-            await nuc.calibrate(some, [gold(t) for t in some])
-        # as if the person had other labels in mind for some
-        other = [NAMES[0] if i % 9 == 0 else gold(t) for i, t in enumerate(some)]
-        curve = await nuc.calibrate(some, other)
-        assert (await nuc.classify_many(TEXTS))[0].trust == curve(after[0].trust)
-        with pytest.raises(ValueError, match="not in the label set"):
-            await nuc.tune(some[:1], ["nothing"])
 
 
 async def test_stored_neighbors_and_no_joining():

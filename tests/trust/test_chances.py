@@ -1,4 +1,4 @@
-"""The chance that a label is right: its prior, what it learns, and that folds see no own judgment."""
+"""The chance that a label is right: its prior, what it learns, and what folds may not see."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.trust.arrays import clusters
 def given(seed, n=400, m=100):
     """Return texts, probabilities of a model that is too sure, labels, judged rows, truth."""
     random = np.random.default_rng(seed)
-    texts, gold = clusters(n, 4, 8, seed=seed)
+    texts, _ = clusters(n, 4, 8, seed=seed)
     found = random.dirichlet(np.full(4, 0.3), n).astype(np.float32)
     label = found.argmax(axis=1).astype(np.int32)
     p = found.max(axis=1).astype(np.float64)
