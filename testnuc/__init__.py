@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         UnknownModelError,
         UnreadableReplyError,
     )
+    from testnuc.head import Head
     from testnuc.labels import LabelSet
     from testnuc.limits import BatchPolicy, Budget, RateLimit, RetryPolicy
     from testnuc.methods import (
@@ -70,10 +71,13 @@ if TYPE_CHECKING:
     from testnuc.trust import (
         Certificate,
         Diagnosis,
+        JoinedReview,
         Learned,
         Review,
         ReviewItem,
         ReviewReason,
+        Unsure,
+        join_reviews,
         review_queue,
     )
     from testnuc.types import (
@@ -120,6 +124,7 @@ _HOMES = {
         "UnknownModelError",
         "UnreadableReplyError",
     ),
+    "head": ("Head",),
     "labels": ("LabelSet",),
     "limits": ("BatchPolicy", "Budget", "RateLimit", "RetryPolicy"),
     "methods": (
@@ -139,10 +144,13 @@ _HOMES = {
     "trust": (
         "Certificate",
         "Diagnosis",
+        "JoinedReview",
         "Learned",
         "Review",
         "ReviewItem",
         "ReviewReason",
+        "join_reviews",
+        "Unsure",
         "review_queue",
     ),
     "types": (
@@ -176,7 +184,9 @@ __all__ = [
     "EmbeddingError",
     "EmptyReplyError",
     "Estimate",
+    "Head",
     "InvalidInputError",
+    "JoinedReview",
     "LabelSet",
     "LaneEstimate",
     "Learned",
@@ -212,11 +222,13 @@ __all__ = [
     "TruncatedReplyError",
     "UnknownModelError",
     "UnreadableReplyError",
+    "Unsure",
     "Usage",
     "VotePolicy",
     "VoteResult",
     "WeightedBestOfN",
     "decided",
+    "join_reviews",
     "read_marks",
     "review_queue",
     "vote",

@@ -10,11 +10,13 @@ from __future__ import annotations
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
+from testnuc.trust.joining import JoinedReview, join_reviews
 from testnuc.trust.learned import Applied, Judgment, Learned
 from testnuc.trust.near_copies import Interval
 from testnuc.trust.prior import correct, factors
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.review_queue import ReviewReason, review_queue
+from testnuc.trust.sparing import Sparing, Unsure
 from testnuc.trust.vote_settings import VoteSettings
 
 __all__ = [
@@ -26,14 +28,18 @@ __all__ = [
     "Decision",
     "Diagnosis",
     "Interval",
+    "JoinedReview",
     "Judgment",
     "Learned",
     "Review",
     "ReviewItem",
     "ReviewReason",
+    "Sparing",
+    "Unsure",
     "VoteSettings",
     "correct",
     "diagnose",
     "factors",
+    "join_reviews",
     "review_queue",
 ]

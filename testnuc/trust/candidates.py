@@ -52,6 +52,11 @@ class LabelCandidate:
     model: VoteModel | HeadModel
     labels: NDArray[np.int32]
 
+    @property
+    def teachable(self) -> bool:
+        """Whether a model that learns from the judged texts is made of it."""
+        return isinstance(self.model, HeadModel) and self.share > 1
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
@@ -137,11 +142,7 @@ def choose(
         Of the candidates' models, if the choice is repeated.
     """
     known = labels >= 0
-    teachable = [
-        place
-        for place, candidate in enumerate(candidates)
-        if isinstance(candidate.model, HeadModel) and candidate.share > 1
-    ]
+    teachable = [place for place, candidate in enumerate(candidates) if candidate.teachable]
     if not taught or known.sum() < _TEACHABLE:
         teachable = []
     # Any of them may be taught, so that all share the error, though only the best one is.

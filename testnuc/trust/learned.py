@@ -20,7 +20,7 @@ from testnuc.trust.candidates import LabelCandidate, differing
 from testnuc.trust.certificates import certify
 from testnuc.trust.chances import chances, fit_trust
 from testnuc.trust.evidence import Draws, Gain
-from testnuc.trust.head import Head
+from testnuc.trust.head import Softmax
 from testnuc.trust.model import HeadModel, VoteModel
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ class Learned:
                 at += size
             models = [
                 HeadModel(
-                    tuple(Head(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
+                    tuple(Softmax(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
                     arrays[f"scale{number}"],
                     care,
                     power,
@@ -333,7 +333,9 @@ class Learned:
 
 def rounded(model: HeadModel) -> HeadModel:
     """Return a model as it is read back from a store, so that both give the same labels."""
-    heads = tuple(Head(head.weights.astype(np.float16).astype(np.float32)) for head in model.heads)
+    heads = tuple(
+        Softmax(head.weights.astype(np.float16).astype(np.float32)) for head in model.heads
+    )
     moves = None if model.moves is None else _float32(model.moves.astype(np.float16))
     return replace(model, heads=heads, moves=moves)
 
