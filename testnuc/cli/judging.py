@@ -210,9 +210,10 @@ def certify(
 def distill(source: str, *, output: str, text_column: str, client: dict[str, Any]) -> None:
     """Train a head on the labels, write it, and print what it is."""
     require_folder(output)
+    client = embedder_known(client, source)
 
     async def make() -> Head:
-        async with _opened(source, client, text_column) as (nuc, _):
+        async with opened(source, client, text_column) as (nuc, _):
             return await nuc.distill(output)
 
     print(run_to_end(make()))  # noqa: T201 - the command's output
