@@ -14,6 +14,7 @@ from rich.console import Console
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import check_output, read_table, usable, write_results
+from testnuc.cli.options_of_run import remembered
 from testnuc.cli.progress import RunProgress
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, SmallPoolWarning
@@ -57,7 +58,7 @@ def run(
     results, caught = label_all(texts, client, store, lane=lane, batches=policy)
     labeled = dict(zip(valid, results, strict=True))
     try:
-        write_results(output, table, labeled, problems, run=run_record(results) if full else None)
+        write_results(output, table, labeled, problems, run=_record(results, client, full=full))
     except InvalidInputError as exc:
         if store.where is None:
             raise
@@ -67,6 +68,14 @@ def run(
     if not results.errors and results.learned is None:
         store.remove()
     end(console, results, store, invalid=len(problems), output=output)
+
+
+def _record(results: Results, client: dict[str, Any], *, full: bool) -> dict[str, Any] | None:
+    """Return the record of a run with its options, for commands that read the file."""
+    if not full:
+        return None
+    ((name, run),) = run_record(results).items()
+    return {name: {**run, "options": remembered(client)}}
 
 
 @dataclass(slots=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from testnuc import stores
 from testnuc._base.checks import valid_text
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import read_table, usable
+from testnuc.cli.options_of_run import held_scopes, with_options_of_store
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.results import read_results
@@ -18,10 +18,9 @@ from testnuc.results import read_results
 if TYPE_CHECKING:
     from testnuc.protocols import Request
     from testnuc.results import Results
-    from testnuc.stores.export import Movable
     from testnuc.trust import Diagnosis
 
-__all__ = ["held_scopes", "run"]
+__all__ = ["run"]
 
 _TABLES = {".csv", ".jsonl", ".parquet"}
 
@@ -77,8 +76,7 @@ async def _of_file(file: str, text_column: str, client: dict[str, Any]) -> Diagn
 
 
 async def _of_store(store: str, client: dict[str, Any]) -> Diagnosis:
-    if client["labels"] is None:
-        raise InvalidInputError(f"{await held_scopes(store)}; name the labels with --labels")
+    client = await with_options_of_store(client, store)
     given = {"api_key": "not-needed"}
     nuc = client_of({**client, "store": store}, **given)
     async with nuc:
@@ -88,18 +86,3 @@ async def _of_store(store: str, client: dict[str, Any]) -> Diagnosis:
                 f"{await held_scopes(store)}; give the options of the run that filled it"
             )
         return await nuc.diagnose()
-
-
-async def held_scopes(store: str) -> str:
-    """Describe the models and labels of the predictions in a store."""
-    opened = stores.resolve(store)
-    await opened.open()
-    try:
-        held = [
-            f"{facts.get('model', 'an unknown model')} with the labels "
-            f"{', '.join(map(repr, facts.get('labels', ())[:6]))}"
-            for _, facts in await cast("Movable", opened).scopes()
-        ]
-    finally:
-        await opened.close()
-    return f"{store} holds predictions of {'; of '.join(held)}" if held else f"{store} is empty"

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
-from testnuc import stores
 from testnuc._base.checks import hash_text, valid_text
-from testnuc._base.jsonl import table as records_of
 from testnuc.cli.answering import answer
 from testnuc.cli.classify import AnswerStore
 from testnuc.cli.client_factory import client_of, parts_of
-from testnuc.cli.diagnose import held_scopes
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import (
     Table,
@@ -28,6 +25,7 @@ from testnuc.cli.files import (
     usable,
     write_results,
 )
+from testnuc.cli.options_of_run import held_scopes, with_options_of_file, with_options_of_store
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import StoredPrediction
 from testnuc.report.marks import read_marks
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 
     from testnuc.client import TestNUC
     from testnuc.results import Results
-    from testnuc.stores.export import Movable
     from testnuc.trust.learned import Learned
     from testnuc.types import Classification
 
@@ -61,7 +58,8 @@ def review(
     """Draw texts to be judged, or continue a review; with `by_hand`, ask for answers here."""
     if _is_review(source):
         # the file itself says what to judge
-        answer(Review.load(existing(source)), source)
+        begun = Review.load(existing(source))
+        answer(begun, source, then="testnuc learn" if begun.origin else "testnuc learn STORE")
         return
     if goal is not None and goal not in GOALS:
         raise InvalidInputError(f"--goal is {goal!r}; choose from {', '.join(GOALS)}")
@@ -84,19 +82,22 @@ def review(
             + (": no candidate differs from another" if goal == "decide" else "")
             + "; choose another --goal"
         )
+    drawn.origin = source
     drawn.save(output)
     tell(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
     if by_hand:
-        answer(drawn, output, then=f"testnuc learn {source} {output}")
+        answer(drawn, output, then="testnuc learn")
         return
     tell(f"to judge them here: testnuc review {output}")
-    tell(f"then: testnuc learn {source} {output}, with the same options as this command")
+    tell(f"then: testnuc learn {output}")
 
 
 def learn(
-    source: str, file: str, *, at_random: bool, text_column: str, client: dict[str, Any]
+    source: str, file: str | None, *, at_random: bool, text_column: str, client: dict[str, Any]
 ) -> None:
     """Learn from a review, or from marks of the page, and print what was learned."""
+    named = None if file is None else source
+    file = source if file is None else file
     judged: Review | None = None
     texts: list[str] = []
     labels: list[str] = []
@@ -106,9 +107,15 @@ def learn(
             raise InvalidInputError(f"{file} has no answers; give some: testnuc review {file}")
     else:
         texts, labels = read_marks(existing(file))
+    origin = named or (None if judged is None else judged.origin)
+    if origin is None:
+        raise InvalidInputError(
+            f"{file} does not say what it judges; name the results or the store before it: "
+            f"testnuc learn RESULTS {file}"
+        )
 
     async def take() -> Learned:
-        async with _opened(source, client, text_column) as (nuc, _):
+        async with _opened(origin, client, text_column) as (nuc, _):
             if judged is not None:
                 return await nuc.learn(judged)
             if at_random:
@@ -146,7 +153,7 @@ def certify(
                     "testnuc learn"
                 )
             certificate = learned.certify(accuracy, confidence)
-            table = await _stored_texts(nuc, source, client) if given is None else given
+            table = await _stored_texts(nuc, source) if given is None else given
             if output is not None:
                 check_output(output, source, table)
             valid = usable(table, source)[1]
@@ -201,11 +208,14 @@ async def _opened(
     else:
         require_store(source)
     assert place is not None
-    labels = client["labels"]
-    if labels is None:
-        labels = _labels_of_run(source) if table is not None else await _only_labels(source)
+    if table is not None:
+        client = with_options_of_file(client, source)
+    if "://" in place or Path(place).exists():  # noqa: ASYNC240 - nothing runs beside it
+        client = await with_options_of_store(client, place)
+    if client["labels"] is None:
+        raise InvalidInputError(f"{source} does not hold the label set; name it with --labels")
     # nothing is sent, so no key is needed
-    nuc = client_of({**client, "labels": labels, "store": place}, api_key="not-needed")
+    nuc = client_of({**client, "store": place}, api_key="not-needed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallPoolWarning)
         answered = [] if table is None else _answered(nuc, table, source)
@@ -250,7 +260,7 @@ async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
     await nuc.add(list(dict.fromkeys(result.text for result in answered)))
 
 
-async def _stored_texts(nuc: TestNUC, store: str, client: dict[str, Any]) -> Table:
+async def _stored_texts(nuc: TestNUC, store: str) -> Table:
     """Return the texts of the pool that have a stored answer of this client."""
     parts = parts_of(nuc)
     rows: list[dict[str, Any]] = []
@@ -265,8 +275,8 @@ async def _stored_texts(nuc: TestNUC, store: str, client: dict[str, Any]) -> Tab
         ]
     if not rows:
         raise InvalidInputError(
-            f"{store} holds no text embedded by {client['embedder']}; give the --embedder of the "
-            "run that filled it"
+            f"{store} holds no text embedded by {parts.embedding.name}; give the --embedder of "
+            "the run that filled it"
         )
     return Table(rows, ["text"], "text")
 
@@ -292,33 +302,6 @@ def _chosen_by_hand(texts: list[str], labels: list[str], nuc: TestNUC) -> Review
     for at, label in enumerate(labels):
         made.answer(at, label)
     return made
-
-
-def _labels_of_run(source: str) -> list[str]:
-    """Return the labels in the record that `classify --full` writes."""
-    if Path(source).suffix.lower() == ".jsonl":
-        for record in records_of(existing(source)):
-            run = record.get("nuc_run")
-            if isinstance(run, dict) and run.get("labels"):
-                return [str(label) for label in run["labels"]]
-    raise InvalidInputError(f"{source} does not hold the label set; name it with --labels")
-
-
-async def _only_labels(store: str) -> list[str]:
-    """Return the labels of a store that holds answers for one label set."""
-    opened = stores.resolve(store)
-    await opened.open()
-    try:
-        found = {
-            tuple(facts["labels"])
-            for _, facts in await cast("Movable", opened).scopes()
-            if facts.get("labels")
-        }
-    finally:
-        await opened.close()
-    if len(found) != 1:
-        raise InvalidInputError(f"{await held_scopes(store)}; name the labels with --labels")
-    return list(found.pop())
 
 
 def _is_table(source: str) -> bool:

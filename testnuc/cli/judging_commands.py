@@ -54,8 +54,13 @@ def review(
 @with_client(*OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
 def learn(
     client: dict[str, Any],
-    source: str = _RESULTS_OR_STORE,
-    judged: str = typer.Argument(
+    source: str = typer.Argument(
+        help="A file written by `classify -o`, or a store; a review knows its own.",
+        metavar="[RESULTS|STORE]",
+        show_default=False,
+    ),
+    judged: str | None = typer.Argument(
+        None,
         help="An answered review, or marks that the page exported.",
         metavar="REVIEW|MARKS",
         show_default=False,

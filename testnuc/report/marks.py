@@ -40,14 +40,17 @@ def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
     """
     kind = Path(path).suffix.lower()
     if kind not in {".json", ".csv"}:
-        raise InvalidInputError(f"{path} is neither .json nor .csv; give a file of marks")
+        raise InvalidInputError(
+            f"{path} is neither .json nor .csv; give a review (.json) or marks that the page "
+            "downloaded"
+        )
     marks = _from_json(path) if kind == ".json" else _from_csv(path)
     right: dict[str, str] = {}
     for number, mark in enumerate(marks, 1):
         if not isinstance(mark, dict) or not {"text", "right_label"} <= mark.keys():
             raise InvalidInputError(
-                f"{path}, mark {number} has no text and right_label; give a file that the page "
-                "downloaded"
+                f"{path}, mark {number} has no text and right_label; give a review (.json) or "
+                "marks that the page downloaded"
             )
         text, label = mark["text"], mark["right_label"]
         if label is None or label == "":

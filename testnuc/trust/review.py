@@ -90,6 +90,8 @@ class Review(Sequence[ReviewItem]):
         self.texts = texts
         #: The model whose labels are judged.
         self.model = model
+        #: The results or the store that it was drawn from, on the command line.
+        self.origin: str | None = None
         #: Asks a referee; set by the client that made this review.
         self.asks: Callable[[Review, Any, str], Awaitable[None]] | None = None
 
@@ -161,13 +163,14 @@ class Review(Sequence[ReviewItem]):
             "model": self.model,
             "labels": self.labels,
             "texts": self.texts,
+            "origin": self.origin,
             "items": [_record(item) for item in self._items],
         }
         write_whole(path, [orjson.dumps(record, option=orjson.OPT_INDENT_2)])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Review:
-        """Read a review that `save` wrote.
+        """Read a review that `save` wrote; its answers may be written into the file by hand.
 
         Raises
         ------
@@ -186,11 +189,16 @@ class Review(Sequence[ReviewItem]):
                 )
             items = [_item(index, given) for index, given in enumerate(record["items"])]
             found = cls(items, record["labels"], int(record["texts"]), str(record["model"]))
+            origin = record.get("origin")
+            found.origin = None if origin is None else str(origin)
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
             raise InvalidInputError(f"{path} is not a review: {exc!r}") from exc
         for item in items:
             if item.source is not None:
-                found.answer(item.index, item.answer, item.source)  # type: ignore[arg-type]
+                try:
+                    found.answer(item.index, item.answer, item.source)  # type: ignore[arg-type]
+                except InvalidInputError as exc:
+                    raise InvalidInputError(f"{path}, item {item.index + 1}: {exc}") from exc
         return found
 
     def __len__(self) -> int:
@@ -305,5 +313,6 @@ def _item(index: int, given: dict[str, Any]) -> ReviewItem:
         probability=given["probability"],
         floor=given["floor"],
         answer=given["answer"],
-        source=given["source"],
+        # who writes an answer into the file need not say that a person gave it
+        source=given["source"] or (None if given["answer"] is None else "person"),
     )

@@ -98,8 +98,10 @@ def test_diagnose_results_and_stores(tmp_path):
         assert of_file == of_store
         assert "240 predictions" in of_file
         assert "vote: " in of_file
+        # the store knows model and labels
+        assert run_here("diagnose", store)[1] == of_file
         for arguments, says in (
-            ((store, *given), "holds predictions of openai/test with the labels 'refund', "),
+            ((store, *given, "--labels", "a,b"), "of openai/test at http://127.0.0.1:"),
             ((store, *given, "--labels", "a,b"), "no prediction of openai/test with these labels"),
             ((tmp_path / "nowhere.db",), "check the path"),
             ((source,), "no field 'nuc_label'"),
