@@ -70,10 +70,12 @@ if TYPE_CHECKING:
     from testnuc.trust import (
         Certificate,
         Diagnosis,
+        JoinedReview,
         Learned,
         Review,
         ReviewItem,
         ReviewReason,
+        join_reviews,
         review_queue,
     )
     from testnuc.types import (
@@ -139,10 +141,12 @@ _HOMES = {
     "trust": (
         "Certificate",
         "Diagnosis",
+        "JoinedReview",
         "Learned",
         "Review",
         "ReviewItem",
         "ReviewReason",
+        "join_reviews",
         "review_queue",
     ),
     "types": (
@@ -177,6 +181,7 @@ __all__ = [
     "EmptyReplyError",
     "Estimate",
     "InvalidInputError",
+    "JoinedReview",
     "LabelSet",
     "LaneEstimate",
     "Learned",
@@ -217,6 +222,7 @@ __all__ = [
     "VoteResult",
     "WeightedBestOfN",
     "decided",
+    "join_reviews",
     "read_marks",
     "review_queue",
     "vote",

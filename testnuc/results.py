@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-    from testnuc.trust import Certificate, Diagnosis
+    from testnuc.trust import Certificate, Diagnosis, Review
 
 __all__ = ["PREFIX", "Results", "file_row", "read_results", "run_record"]
 
@@ -53,6 +53,8 @@ def run_record(results: Results) -> dict[str, Any]:
         _RUN: {
             "model": results.model,
             "labels": list(results.choices),
+            "descriptions": dict(results.descriptions),
+            "instructions": results.instructions,
             "seconds": _rounded(results.seconds),
             "usage": asdict(results.usage),
             "stopped": None if results.stopped is None else str(results.stopped),
@@ -124,6 +126,7 @@ def read_results(
         usage = _usage(run.get("usage")) or usage
         referee_usage = _usage(run.get("referee_usage"))
         seconds, labels = float(run.get("seconds") or 0.0), tuple(map(str, run.get("labels") or ()))
+        descriptions = {str(k): str(v) for k, v in (run.get("descriptions") or {}).items()}
     except (ValueError, TypeError, AttributeError) as exc:
         raise InvalidInputError(f"{source}: {_RUN} was not written by testnuc: {exc!r}") from exc
     stopped = _text(run.get("stopped"))
@@ -133,6 +136,8 @@ def read_results(
         seconds,
         model=run.get("model"),
         choices=labels,
+        descriptions=descriptions,
+        instructions=_text(run.get("instructions")),
         stopped=None if stopped is None else TestNUCError(stopped),
         learned=_text(run.get("learned")),
         escalated=_text(run.get("escalated")),
@@ -341,6 +346,8 @@ class Results(Sequence[Classification]):
         *,
         model: str | None = None,
         choices: Sequence[str] = (),
+        descriptions: Mapping[str, str] | None = None,
+        instructions: str | None = None,
         stopped: Exception | None = None,
         learned: str | None = None,
         escalated: str | None = None,
@@ -356,6 +363,10 @@ class Results(Sequence[Classification]):
         self.model = model
         #: The label set; empty if unknown.
         self.choices = tuple(choices)
+        #: Descriptions of labels, as far as they are known.
+        self.descriptions = dict(descriptions or {})
+        #: The user's own instructions for the LLM.
+        self.instructions = instructions
         #: The error that ended the run early (a wrong key, an exhausted quota, a failed store);
         #: texts that were not answered by then have it as their error. None: the run completed.
         self.stopped = stopped
@@ -449,16 +460,28 @@ class Results(Sequence[Classification]):
         """
         return read_results(table(path), str(path), text_column)
 
-    def to_html(self, path: str | os.PathLike[str], *, title: str | None = None) -> None:
-        """Write a self-contained HTML page for browsing these results.
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        review: Review | None = None,
+        title: str | None = None,
+    ) -> None:
+        """Write a self-contained HTML page for judging and browsing these results.
 
-        It shows labels, trust, cost, the labels that the vote changed, the texts to review first,
-        and the neighbors and votes of each text. Marks (right or wrong) can be downloaded;
-        ``testnuc learn`` learns from them, and `read_marks` reads them.
+        It asks for the right label of the texts that look wrong, or of those of a review, and saves
+        the answers as a file for `Review.load`. It shows the neighbors and votes of each text.
+
+        Parameters
+        ----------
+        path : str or path
+        review : Review, optional
+            From `TestNUC.review`: the texts to be judged.
+        title : str, optional
         """
         from testnuc.report import write
 
-        write(self, path, title=title)
+        write(self, path, review=review, title=title)
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -23,7 +23,7 @@ from testnuc._engine.small_pool import few_neighbors, few_predictions
 from testnuc._engine.stored_voters import known_labels
 from testnuc._engine.streaming import stream_windows
 from testnuc.errors import InvalidInputError
-from testnuc.progress import start_progress
+from testnuc.progress import Counter, start_progress
 from testnuc.protocols import PoolText
 from testnuc.results import Results
 from testnuc.transport.telemetry import operation
@@ -241,6 +241,7 @@ class Engine:
             try:
                 self._observe(bar)
                 bar.stage("embedding")
+                counter = Counter(bar)
                 with operation(telemetry, "prepare"):
                     neighborhoods = await pipeline.prepare(
                         entries,
@@ -250,13 +251,14 @@ class Engine:
                         partial=True,
                         # optional, so that observers written for 0.1.0 still count texts once
                         embedded=getattr(bar, "embedded", int),
+                        answered=counter.add,
                     )
                 bar.stage("asking" if lane == "live" else "waiting for batches")
                 self._warn_of_few_neighbors(neighborhoods)
                 n_own = neighborhoods.n_own
                 known = sum(map(neighborhoods.answered, range(n_own)))
-                if known:
-                    bar.advance(known)
+                if known > counter.done:
+                    bar.advance(known - counter.done)
                 # a wave in the batch lane can take a day
                 waves = not pipeline.join_pool and lane == "live"
                 predict = pipeline.predict(neighborhoods, waves=waves, lane=lane)
@@ -287,6 +289,8 @@ class Engine:
             seconds,
             model=parts.model,
             choices=parts.labels.names,
+            descriptions=parts.labels.descriptions,
+            instructions=parts.instructions,
             stopped=stopped,
             diagnosis=neighborhoods.diagnosis,
             learned=None if (found := neighborhoods.settings.learned) is None else str(found),

@@ -149,12 +149,13 @@ class Pipeline:
         ask_first: bool = True,
         partial: bool = False,
         embedded: Callable[[int], object] = int,
+        answered: Callable[[], object] | None = None,
     ) -> Neighborhoods:
         """Embed distinct texts and retrieve their neighbors.
 
         While the provider has not answered any call of this client, one of the calls that are
         needed anyway is made before anything is embedded, so that a wrong address, key or model
-        raises at once. Few-shot prompts need embeddings, so with them nothing is asked first.
+        raises at once. Few-shot prompts need embeddings, so with them nothing is asked here.
 
         Parameters
         ----------
@@ -173,22 +174,63 @@ class Pipeline:
         embedded : callable, optional
             Called with the number of texts after each batch of the embedder; default: does
             nothing.
+        answered : callable, optional
+            If given, the calls for own labels, which need no embeddings, are made while texts are
+            embedded, and this is called once for each text.
         """
-        first = await self._ask_first(texts) if ask_first else {}
+        ask_first = ask_first and self._examples is None and self._predictor.over_http
+        outcomes = await self._ask_first(texts) if ask_first else []
         settings = self.settings if settings is None else settings
+        asking = None
+        if ask_first and answered is not None:
+            for _ in outcomes:
+                answered()
+            asking = asyncio.create_task(self._ask_meanwhile(texts, outcomes, answered))
         try:
             neighborhoods = await self._prepared(texts, settings, embedded, together=together)
+            if asking is not None:
+                neighborhoods.failure = await asking
         except STOPS as error:
             if not partial:
                 raise
             neighborhoods = await self._without_neighbors(texts, settings)
             neighborhoods.failure = error
-        for place, outcome in first.items():
-            if self.method.samples > 1:
-                neighborhoods.partial[place] = {0: outcome}
-            elif not neighborhoods.answered(place):
-                neighborhoods.put(place, outcome)
+        finally:
+            if asking is not None and not asking.done():
+                asking.cancel()
+                await asyncio.wait([asking])
+        sampler = Sampler(self.method, self._predictor, neighborhoods, ())
+        for ask, outcome in outcomes:
+            if not neighborhoods.answered(ask.place):
+                sampler.settle(ask, outcome)
         return neighborhoods
+
+    async def _ask_meanwhile(
+        self,
+        texts: Sequence[PoolText],
+        outcomes: list[tuple[Ask, Prediction | Exception]],
+        answered: Callable[[], object],
+    ) -> Exception | None:
+        """Append the outcomes of all calls for own labels; returns the error that ended them."""
+        known = {(ask.place, ask.sample) for ask, _ in outcomes}
+
+        async def asks() -> AsyncGenerator[list[Ask], None]:
+            for start in range(0, len(texts), _LOOK_UP):
+                yield [
+                    ask
+                    for ask in await self._unlabeled(texts, start, self.method.samples)
+                    if (ask.place, ask.sample) not in known
+                ]
+
+        try:
+            async with aclosing(self.lanes["live"].run(asks())) as found:
+                async for ask, outcome in found:
+                    outcomes.append((ask, outcome))
+                    if ask.sample == 0:
+                        answered()
+        except STOPS as error:
+            return error
+        return None
 
     async def _prepared(
         self,
@@ -238,35 +280,38 @@ class Pipeline:
         ids = distinct_ids(matches)
         return build_neighborhoods(self.labels, settings, texts, ids, [], matches)
 
-    async def _ask_first(self, texts: Sequence[PoolText]) -> dict[int, Prediction | Exception]:
-        """Make the first call of a client; returns the outcomes by place."""
+    async def _ask_first(
+        self, texts: Sequence[PoolText]
+    ) -> list[tuple[Ask, Prediction | Exception]]:
+        """Make the first call of a client; returns its outcomes."""
         scheduler = self.lanes["live"]
-        if scheduler.answered or self._examples is not None or not self._predictor.over_http:
-            return {}
+        if scheduler.answered:
+            return []
         asks: list[Ask] = []
         for start in range(0, min(len(texts), _FIRST_OF), _LOOK_UP):
             asks += [ask for ask, stored in await self._looked_up(texts, start) if not stored]
             if len(asks) >= self._per_call:
                 break
-        outcomes: dict[int, Prediction | Exception] = {}
+        outcomes: list[tuple[Ask, Prediction | Exception]] = []
         try:
             async with (
                 # a slow call goes on, and the run joins it
                 asyncio.timeout(_PATIENCE),
                 aclosing(scheduler.run(asks[: self._per_call])) as found,
             ):
-                async for ask, outcome in found:
-                    outcomes[ask.place] = outcome
+                async for answer in found:
+                    # not a comprehension: it would lose them when the time is over
+                    outcomes.append(answer)  # noqa: PERF401
         except TimeoutError:
             if scheduler.closed:
                 # pool and embedder are closed as well
                 raise ProviderError("the client was closed") from None
         except STOPS:
             # else the run hands over what is answered or stored
-            if all(isinstance(outcome, Exception) for outcome in outcomes.values()):
+            if all(isinstance(outcome, Exception) for _, outcome in outcomes):
                 if not await self._any_stored(texts):
                     raise
-                return {}
+                return []
         return outcomes
 
     async def _any_stored(self, texts: Sequence[PoolText]) -> bool:
@@ -277,15 +322,20 @@ class Pipeline:
 
     async def _looked_up(self, texts: Sequence[PoolText], start: int) -> list[tuple[Ask, bool]]:
         """Return the asks of some texts without a known label, and whether each is stored."""
-        part = texts[start : start + _LOOK_UP]
-        known = await self._pool.labels([entry.hash for entry in part])
-        asks = [
-            self._predictor.ask(entry.text, entry.hash, place)
-            for place, (entry, label) in enumerate(zip(part, known, strict=True), start)
-            if not any(map(self._is_known, (label, entry.label)))
-        ]
+        asks = await self._unlabeled(texts, start, 1)
         stored = await self._store.get_predictions([ask.key for ask in asks])
         return [(ask, hit is not None) for ask, hit in zip(asks, stored, strict=True)]
+
+    async def _unlabeled(self, texts: Sequence[PoolText], start: int, samples: int) -> list[Ask]:
+        """Return the asks of some texts without a known label."""
+        part = texts[start : start + _LOOK_UP]
+        known = await self._pool.labels([entry.hash for entry in part])
+        return [
+            self._predictor.ask(entry.text, entry.hash, place, sample)
+            for place, (entry, label) in enumerate(zip(part, known, strict=True), start)
+            if not any(map(self._is_known, (label, entry.label)))
+            for sample in range(samples)
+        ]
 
     def _is_known(self, label: str | None) -> bool:
         """Whether a known label is one of this client's; pools can be shared."""

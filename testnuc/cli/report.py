@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from testnuc._base.jsonl import table
@@ -29,7 +30,8 @@ def run(file: str, *, output: str, text_column: str, title: str | None, most: in
         results = read_results(table(existing(file)), file, text_column)
     else:
         results = read_results(read_table(file, text_column).rows, file, text_column)
-    write(results, place, title=title or f"testnuc: {Path(file).name}", most=most)
+    then = shlex.join(["testnuc", "learn", file, "marks.json"])
+    write(results, place, then=then, title=title or f"testnuc: {Path(file).name}", most=most)
     tell(f"{len(results):,} texts, written to {output}")
     if not any(result.neighbors for result in results):
         tell(

@@ -81,6 +81,7 @@ def test_mistakes_are_told_before_anything_is_asked(tmp_path):
         assert llm.requests == 0
 
 
+@pytest.mark.slow
 def test_diagnose_results_and_stores(tmp_path):
     source, results = labeled(tmp_path / "in.csv", 240), tmp_path / "results.jsonl"
     store = tmp_path / "labels.db"

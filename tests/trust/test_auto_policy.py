@@ -66,6 +66,7 @@ def accuracy(results):
     return np.mean([r.label == gold(r.text) for r in results])
 
 
+@pytest.mark.slow
 async def test_auto_votes_where_it_helps_and_costs_no_call_more():
     labeler, nuc = client()
     async with nuc:
@@ -208,6 +209,7 @@ async def test_stored_neighbors_and_no_joining():
     assert results[0].voters > 3
 
 
+@pytest.mark.slow
 async def test_many_callers_look_at_the_pool_once():
     labeler, nuc = client(neighbors="stored")
     looks = []

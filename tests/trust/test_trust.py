@@ -196,6 +196,7 @@ def test_review_puts_the_doubtful_first_and_says_why():
         review_queue([], -1)
 
 
+@pytest.mark.slow
 def test_recorded_banking_questions(recordings):
     import orjson
 
