@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         UnknownModelError,
         UnreadableReplyError,
     )
+    from testnuc.head import Head
     from testnuc.labels import LabelSet
     from testnuc.limits import BatchPolicy, Budget, RateLimit, RetryPolicy
     from testnuc.methods import (
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
         Review,
         ReviewItem,
         ReviewReason,
+        Unsure,
         join_reviews,
         review_queue,
     )
@@ -122,6 +124,7 @@ _HOMES = {
         "UnknownModelError",
         "UnreadableReplyError",
     ),
+    "head": ("Head",),
     "labels": ("LabelSet",),
     "limits": ("BatchPolicy", "Budget", "RateLimit", "RetryPolicy"),
     "methods": (
@@ -147,6 +150,7 @@ _HOMES = {
         "ReviewItem",
         "ReviewReason",
         "join_reviews",
+        "Unsure",
         "review_queue",
     ),
     "types": (
@@ -180,6 +184,7 @@ __all__ = [
     "EmbeddingError",
     "EmptyReplyError",
     "Estimate",
+    "Head",
     "InvalidInputError",
     "JoinedReview",
     "LabelSet",
@@ -217,6 +222,7 @@ __all__ = [
     "TruncatedReplyError",
     "UnknownModelError",
     "UnreadableReplyError",
+    "Unsure",
     "Usage",
     "VotePolicy",
     "VoteResult",

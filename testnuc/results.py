@@ -353,6 +353,7 @@ class Results(Sequence[Classification]):
         escalated: str | None = None,
         referee_usage: Usage | None = None,
         diagnosis: Diagnosis | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         self._rows = rows
         #: Usage of this run alone.
@@ -378,6 +379,8 @@ class Results(Sequence[Classification]):
         self.referee_usage = referee_usage
         #: The diagnosis behind the decision of policy "auto"; None: there was nothing to decide.
         self.diagnosis = diagnosis
+        #: Which texts the LLM was not asked about and why, and whether trust has drifted.
+        self.notes = tuple(notes)
 
     @property
     def labels(self) -> list[str | None]:

@@ -76,6 +76,7 @@ class SyncTestNUC:
     classify = _blocking(TestNUC.classify)
     classify_many = _blocking(TestNUC.classify_many)
     diagnose = _blocking(TestNUC.diagnose)
+    distill = _blocking(TestNUC.distill)
     estimate = _blocking(TestNUC.estimate)
     forget = _blocking(TestNUC.forget)
     learn = _blocking(TestNUC.learn)

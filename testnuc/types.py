@@ -79,8 +79,8 @@ class Classification:
     trust: float | None = None
     #: Why there is no label despite votes, or why the neighbors did not decide.
     reason: str | None = None
-    #: What gave the label: "llm", "vote", "head" (a model learned from judgments), "referee" or
-    #: "person"; None: unknown.
+    #: What gave the label: "llm", "vote", "head" (a model, learned from judgments or from the
+    #: LLM's answers), "referee" or "person"; None: unknown.
     source: str | None = None
     #: The label that would be next, and the chance that it is right.
     alternative: str | None = None
@@ -212,6 +212,8 @@ class Estimate(Usage):
     #: The most calls of the referee, and their US dollars; they are not part of `calls` and `usd`.
     referee_calls: int = 0
     referee_usd: float | None = 0.0
+    #: The fewest calls, where a head may label texts instead of the LLM; None: all of `calls`.
+    least_calls: int | None = None
 
     def __str__(self) -> str:
         rows = [("lane", "calls", "input tokens", "output tokens", "usd", "hours")]
@@ -239,6 +241,10 @@ class Estimate(Usage):
         ]
         if self.store_hits:
             lines.append(f"{self.store_hits:,} predictions are stored already")
+        if self.least_calls is not None:
+            lines.append(
+                f"from {self.least_calls:,} to {self.calls:,} calls: a head may label the rest"
+            )
         if self.referee_calls:
             usd = "unknown" if self.referee_usd is None else f"{self.referee_usd:.4f} USD"
             lines.append(f"the referee: at most {self.referee_calls:,} calls, {usd}")

@@ -49,7 +49,7 @@ def apply_judged(neighborhoods: Neighborhoods) -> None:
     """Replace the labels of judged texts; trust of the others is unknown."""
     n_own = neighborhoods.n_own
     neighborhoods.applied = Applied(
-        neighborhoods.counted_vote(slice(0, n_own)).label.copy(), np.full(n_own, np.nan)
+        neighborhoods.plain_vote(slice(0, n_own)).label.copy(), np.full(n_own, np.nan)
     )
     judge(neighborhoods, _said(neighborhoods, range(n_own)))
 
@@ -79,7 +79,7 @@ def _apply(neighborhoods: Neighborhoods, learned: Learned, vectors: NDArray[np.f
         len(neighborhoods.labels.names),
         judged if (judged >= 0).any() else None,
     )
-    kept = neighborhoods.counted_vote(slice(0, n_own)).label.copy()
+    kept = neighborhoods.plain_vote(slice(0, n_own)).label.copy()
     neighborhoods.applied = learned.apply(texts, kept)
     judge(neighborhoods, {place: found for place, found in said.items() if place < n_own})
 

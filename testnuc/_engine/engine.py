@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from testnuc._base.checks import checked_whole, hash_text, valid_text
+from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
 from testnuc._engine.inputs import checked_texts, distinct, labeled
 from testnuc._engine.learning import Learning
@@ -31,10 +32,12 @@ from testnuc.trust import Review
 from testnuc.types import PoolStats
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc.head import Head
     from testnuc.progress import Observer
     from testnuc.protocols import Provider, WireProvider
     from testnuc.trust import Diagnosis, Learned, VoteSettings
@@ -267,6 +270,7 @@ class Engine:
                         async for place in answered:
                             if place < n_own:
                                 bar.advance()
+                bar.advance(neighborhoods.n_spared)
             except STOPS as error:
                 if neighborhoods is None or not await pipeline.salvage(neighborhoods, error):
                     raise
@@ -295,6 +299,7 @@ class Engine:
             diagnosis=neighborhoods.diagnosis,
             learned=None if (found := neighborhoods.settings.learned) is None else str(found),
             escalated=escalated,
+            notes=neighborhoods.notes,
             referee_usage=None if referee is None else referee.meter.since(refereed),
         )
         self._report(results, len(entries))
@@ -348,6 +353,12 @@ class Engine:
         if labels is None:
             raise InvalidInputError("give the labels of the texts, or a review")
         return await self.learning.learn_labels(texts, labels)
+
+    async def distill(self, path: str | os.PathLike[str]) -> Head:
+        """Train a head on the pool's labels, and write it to a file."""
+        head = await distill(self.parts)
+        await asyncio.to_thread(head.save, path)
+        return head
 
     async def unlearn(self) -> bool:
         """Forget what was learned; returns whether there was anything."""

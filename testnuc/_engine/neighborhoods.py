@@ -91,6 +91,11 @@ class Neighborhoods:
         self.applied: Applied | None = None
         #: Place -> "person" or "referee", of judged texts.
         self.judges: dict[int, str] = {}
+        #: Labels and trust of own texts that a head labels instead of the LLM; -1 = the LLM does.
+        self.spared: NDArray[np.int32] | None = None
+        self.spared_trust: NDArray[np.float64] | None = None
+        #: What was done about calls, in words.
+        self.notes: list[str] = []
         self.entries = entries
         self.n_own = n_own
         self.neighbors = neighbors
@@ -167,9 +172,40 @@ class Neighborhoods:
             mass += votes.sum(axis=0)
         self._scale = factors(mass, prior, self.settings.prior_power)
 
+    def spare(
+        self, rows: NDArray[np.int64], labels: NDArray[np.int32], trust: NDArray[np.floating]
+    ) -> None:
+        """Let a head label some of the own texts; these need no prediction."""
+        if self.spared is None or self.spared_trust is None:
+            self.spared = np.full(self.n_own, -1, dtype=np.int32)
+            self.spared_trust = np.zeros(self.n_own)
+        self.spared[rows], self.spared_trust[rows] = labels, trust
+
+    def is_spared(self, place: int) -> bool:
+        """Whether a head labels the own text at a place."""
+        return self.spared is not None and self.spared[place] >= 0
+
+    @property
+    def n_spared(self) -> int:
+        """Number of own texts that a head labels."""
+        return 0 if self.spared is None else int((self.spared >= 0).sum())
+
+    def plain_vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
+        """Vote on some of the own texts; a head wins where the LLM was not asked."""
+        result = self.counted_vote(rows, votes=votes)
+        if self.spared is None:
+            return result
+        by_head = self.spared[rows] >= 0
+        return replace(
+            result,
+            label=np.where(by_head, self.spared[rows], result.label).astype(np.int32),
+            share=np.where(by_head, 0, result.share).astype(np.float32),
+            margin=np.where(by_head, 0, result.margin).astype(np.float32),
+        )
+
     def vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
         """Vote on some of the own texts; what was learned wins."""
-        result = self.counted_vote(rows, votes=votes)
+        result = self.plain_vote(rows, votes=votes)
         applied = self.applied
         if applied is None:
             return result
@@ -239,6 +275,8 @@ class Neighborhoods:
         if self.applied is not None:
             chance = float(self.applied.trust[place])
             return None if np.isnan(chance) else chance
+        if self.spared_trust is not None and self.is_spared(place):
+            return float(self.spared_trust[place])
         if winner < 0 or not self.complete[place]:
             return None
         if self.settings.auto:
@@ -253,6 +291,8 @@ class Neighborhoods:
         """
         if self.applied is not None:
             return self.applied.alternative(place)
+        if self.is_spared(place):
+            return None
         weights, voters = self._weights(place)
         weights = weights.copy()
         total = float(weights.sum())
@@ -289,7 +329,7 @@ class Neighborhoods:
             if self.applied is not None and self.applied.label[place] < 0:
                 return f"a {self.judges[place]} said that none of the labels is right"
             return None
-        if self.decision is None or self.settings.head_decides:
+        if self.decision is None or self.settings.head_decides or self.is_spared(place):
             return None
         if self.decision.policy is None:
             return self.decision.reason
@@ -302,7 +342,7 @@ class Neighborhoods:
         """Return what gave the label of the own text at `place`."""
         if place in self.judges:
             return self.judges[place]
-        if self.settings.head_decides and self.applied is not None:
+        if (self.settings.head_decides and self.applied is not None) or self.is_spared(place):
             return "head"
         return "llm" if voters <= 1 or self.reason(place) is not None else "vote"
 

@@ -19,6 +19,7 @@ from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches
 from testnuc._engine.sampling import Sampler
+from testnuc._engine.sparing import ask_unsure
 from testnuc.errors import EmbeddingError, ProviderError, StoreError, with_count
 from testnuc.trust import MIN_PREDICTIONS
 
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
 
     from testnuc._dispatch.predictor import Predictor
     from testnuc._dispatch.scheduler import Ask, Scheduler
+    from testnuc._engine.sparing import HeadRule
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.labels import LabelSet
     from testnuc.protocols import Index, Matches, Method, PoolText, Store
-    from testnuc.trust import Decision, Diagnosis, VoteSettings
+    from testnuc.trust import Decision, Diagnosis, Unsure, VoteSettings
     from testnuc.types import Prediction
 
 __all__ = ["STOPS", "Pipeline"]
@@ -90,6 +92,10 @@ class Pipeline:
         Whether classified texts become neighbors of later ones.
     per_call : int
         Texts in one call.
+    ask : Unsure, optional
+        Ask only where a model of the answers is unsure.
+    head : HeadRule, optional
+        Ask only where a distilled head is unsure.
     """
 
     def __init__(
@@ -106,6 +112,8 @@ class Pipeline:
         store: Store,
         join_pool: bool,
         per_call: int = 1,
+        ask: Unsure | None = None,
+        head: HeadRule | None = None,
     ) -> None:
         self.labels = labels
         #: Replaced as a whole; each run reads it once.
@@ -120,6 +128,7 @@ class Pipeline:
         self.neighbors = neighbors
         self.join_pool = join_pool
         self._per_call = per_call
+        self._ask, self._head = ask, head
         self._predictor = predictor
         #: Lane -> scheduler; `Components` adds the batch lane when it is needed.
         self.lanes = {"live": scheduler}
@@ -178,11 +187,14 @@ class Pipeline:
             If given, the calls for own labels, which need no embeddings, are made while texts are
             embedded, and this is called once for each text.
         """
-        ask_first = ask_first and self._examples is None and self._predictor.over_http
+        # a head may label all texts
+        ask_first = ask_first and self._head is None and self._examples is None
+        ask_first = ask_first and self._predictor.over_http
         outcomes = await self._ask_first(texts) if ask_first else []
         settings = self.settings if settings is None else settings
         asking = None
-        if ask_first and answered is not None:
+        # which texts are asked about depends on their embeddings, where a head spares some
+        if ask_first and answered is not None and not self.spares:
             for _ in outcomes:
                 answered()
             asking = asyncio.create_task(self._ask_meanwhile(texts, outcomes, answered))
@@ -366,7 +378,7 @@ class Pipeline:
             )
         )
         for place in range(n_own):
-            if not neighborhoods.answered(place):
+            if not neighborhoods.answered(place) and not neighborhoods.is_spared(place):
                 neighborhoods.put(place, error)
         if answered and neighborhoods.settings.policy is None:
             decision, diagnosis = neighborhoods.settings.decision, None
@@ -397,7 +409,12 @@ class Pipeline:
         """
         if neighborhoods.failure is not None:
             raise neighborhoods.failure
-        async with aclosing(self._rounds(neighborhoods, waves=waves)) as rounds:
+        found = (
+            self._spared_rounds(neighborhoods)
+            if self.spares
+            else self._rounds(neighborhoods, waves=waves)
+        )
+        async with aclosing(found) as rounds:
             async for places in rounds:
                 async with aclosing(self._predict(neighborhoods, places, lane)) as answered:
                     async for place in answered:
@@ -429,6 +446,34 @@ class Pipeline:
                 rows = rows[~await _call(len(rows), neighborhoods.cut, rows, known)]
                 if not len(rows):
                     break
+
+    @property
+    def spares(self) -> bool:
+        """Whether a head labels texts instead of the LLM."""
+        return self._ask is not None or self._head is not None
+
+    async def _spared_rounds(
+        self, neighborhoods: Neighborhoods
+    ) -> AsyncGenerator[Iterable[int], None]:
+        """Yield the own texts to ask about; neighbors get their stored predictions only."""
+        n_own = neighborhoods.n_own
+        entries = neighborhoods.entries[:n_own]
+        vectors = await self._embedding.vectors(
+            [e.text for e in entries], [e.hash for e in entries]
+        )
+        rows = np.array([i for i, e in enumerate(entries) if e.label is None], dtype=np.int64)
+        if self._head is not None:
+            rows = await asyncio.to_thread(self._head.spare, neighborhoods, vectors, rows)
+        if self._ask is None:
+            yield rows.tolist()
+        else:
+            async with aclosing(ask_unsure(neighborhoods, vectors, rows, self._ask)) as rounds:
+                async for places in rounds:
+                    yield places
+        await self._fill(neighborhoods, range(len(neighborhoods.entries)))
+        settings = neighborhoods.settings
+        if settings.policy is None and not settings.head_decides:
+            await self._decide(neighborhoods)
 
     async def _predict(
         self, neighborhoods: Neighborhoods, places: Iterable[int], lane: str

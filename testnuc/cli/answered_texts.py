@@ -5,14 +5,15 @@ from __future__ import annotations
 import warnings
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import hash_text, valid_text
 from testnuc.cli.classify import AnswerStore
 from testnuc.cli.client_factory import client_of, parts_of
 from testnuc.cli.files import Table, check_output, read_table, require_store, usable
-from testnuc.cli.options_of_run import held_scopes, with_options_of_file, with_options_of_store
+from testnuc.cli.options_of_run import held_scopes, with_options_of_run
+from testnuc.cli.reading import holds_rows
+from testnuc.cli.stored import stored_texts, with_embedder
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import StoredPrediction
 from testnuc.results import read_results
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.types import Classification
 
-__all__ = ["LabeledTable", "labeled", "opened"]
-
-_TABLES = {".csv", ".jsonl", ".parquet"}
+__all__ = ["LabeledTable", "labeled", "opened", "with_known_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +47,12 @@ async def opened(
     """Open the client of a store, or of results and their store; it makes no call."""
     table: Table | None = None
     place: str | None = source
-    if _is_table(source):
+    if holds_rows(source):
         table = read_table(source, text_column)
         place = AnswerStore.beside(source) if client["store"] is None else client["store"]
     else:
         require_store(source)
     assert place is not None
-    if table is not None:
-        client = with_options_of_file(client, source)
-    if "://" in place or Path(place).exists():  # noqa: ASYNC240 - nothing runs beside it
-        client = await with_options_of_store(client, place)
-    if client["labels"] is None:
-        raise InvalidInputError(f"{source} does not hold the label set; name it with --labels")
     # nothing is sent, so no key is needed
     nuc = client_of({**client, "store": place}, api_key="not-needed")
     with warnings.catch_warnings():
@@ -82,7 +75,7 @@ async def labeled(
     nuc: TestNUC, given: Table | None, source: str, output: str | None
 ) -> LabeledTable:
     """Label the texts of a file or a store by what was learned; it makes no call."""
-    table = await _stored_texts(nuc, source) if given is None else given
+    table = await stored_texts(nuc, source) if given is None else given
     if output is not None:
         check_output(output, source, table)
     problems, valid = usable(table, source)
@@ -123,26 +116,8 @@ async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
     await nuc.add(list(dict.fromkeys(result.text for result in answered)))
 
 
-async def _stored_texts(nuc: TestNUC, store: str) -> Table:
-    """Return the texts of the pool that have a stored answer of this client."""
-    parts = parts_of(nuc)
-    rows: list[dict[str, Any]] = []
-    start: int | None = 0
-    while start is not None:
-        found, start = await parts.pool.scan(start, 2_000)
-        known = await parts.store.get_predictions([parts.predictor.key(e.text) for e in found])
-        rows += [
-            {"text": entry.text}
-            for entry, prediction in zip(found, known, strict=True)
-            if prediction is not None
-        ]
-    if not rows:
-        raise InvalidInputError(
-            f"{store} holds no text embedded by {parts.embedding.name}; give the --embedder of "
-            "the run that filled it"
-        )
-    return Table(rows, ["text"], "text")
-
-
-def _is_table(source: str) -> bool:
-    return "://" not in source and Path(source).suffix.lower() in _TABLES
+def with_known_options(client: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the options, with those of the run behind a source where none is given."""
+    beside = AnswerStore.beside(source)
+    known = with_options_of_run(client, source, beside)
+    return with_embedder(known, (known["store"] or beside) if holds_rows(source) else source)

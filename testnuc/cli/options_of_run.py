@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from testnuc import stores
 from testnuc._base.jsonl import table as records_of
-from testnuc.cli.files import existing, read_labels
+from testnuc.cli.event_loop import run_to_end
+from testnuc.cli.files import existing, read_labels, require_store
 from testnuc.cli.options import client_options
+from testnuc.cli.reading import holds_rows
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from testnuc.stores.export import Movable
 
-__all__ = ["held_scopes", "remembered", "with_options_of_file", "with_options_of_store"]
+__all__ = ["held_scopes", "remembered", "with_options_of_run", "with_options_of_store"]
 
 #: Options that decide which stored answers are used, and how they are voted on.
 _KEPT = ("base_url", "embedder", "instructions", "none_label", "texts_per_call", "k", "policy")
@@ -35,19 +37,37 @@ def remembered(client: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **({"descriptions": dict(named)} if isinstance(named, dict) else {})}
 
 
-def with_options_of_file(client: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the options, with those of the run that wrote a file of results where none is given.
+def with_options_of_run(client: dict[str, Any], source: str, beside: str) -> dict[str, Any]:
+    """Return the options, with those of the run behind a file of results or a store.
 
     Parameters
     ----------
-    client : mapping
-        By the command line.
+    client : dict
+        By the command line; what is given there wins.
     source : str
-        A file of results; only one that `classify --full` writes records its run.
+        A store, or a file of results; only one that `classify --full` writes records its run.
+    beside : str
+        The store of such a file, where none is given.
     """
+    rows = holds_rows(source)
+    store = source
+    if rows:
+        client = _with_options_of_file(client, source)
+        store = client["store"] or beside
+    else:
+        require_store(source)
+    if "://" in store or Path(store).is_file():
+        client = run_to_end(with_options_of_store(client, store))
+    if client["labels"] is None:
+        raise InvalidInputError(f"{source} does not hold the label set; name it with --labels")
+    return client
+
+
+def _with_options_of_file(client: Mapping[str, Any], source: str) -> dict[str, Any]:
     run: Mapping[str, Any] = {}
-    if Path(source).suffix.lower() == ".jsonl":
-        found = (record.get("nuc_run") for record in records_of(existing(source)))
+    path = existing(source)
+    if path.suffix.lower() == ".jsonl":
+        found = (record.get("nuc_run") for record in records_of(path))
         run = next((run for run in found if isinstance(run, dict)), {})
     options = run.get("options")
     facts = {**(options if isinstance(options, dict) else {}), "labels": run.get("labels")}
@@ -62,17 +82,20 @@ async def with_options_of_store(client: Mapping[str, Any], store: str) -> dict[s
     if client["labels"] is not None:
         given = client["labels"]
         names = list(read_labels(given) if isinstance(given, str) else given)
+    every = [facts for facts, _ in await _held(store)]
     held = [
         facts
-        for facts, _ in await _held(store)
+        for facts in every
         if (names is None or [n for n in facts["labels"] if n != facts.get("none_label")] == names)
         and client["model"] in {client_options()["model"], facts.get("model")}
     ]
     if len(held) == 1:
         return _merged(client, held[0])
-    if client["labels"] is None:
+    if client["labels"] is not None:
+        return dict(client)
+    if len({tuple(facts["labels"]) for facts in every}) != 1:
         raise InvalidInputError(f"{await held_scopes(store)}; name the labels with --labels")
-    return dict(client)
+    return {**client, "labels": list(every[0]["labels"])}
 
 
 def _merged(client: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:

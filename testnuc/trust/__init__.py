@@ -16,6 +16,7 @@ from testnuc.trust.near_copies import Interval
 from testnuc.trust.prior import correct, factors
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.review_queue import ReviewReason, review_queue
+from testnuc.trust.sparing import Sparing, Unsure
 from testnuc.trust.vote_settings import VoteSettings
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "Review",
     "ReviewItem",
     "ReviewReason",
+    "Sparing",
+    "Unsure",
     "VoteSettings",
     "correct",
     "diagnose",

@@ -21,7 +21,7 @@ from testnuc.errors import StoreError
 from testnuc.trust.candidates import LabelCandidate, differing
 from testnuc.trust.certificates import certify
 from testnuc.trust.evidence import Draws, Gain
-from testnuc.trust.head import FOLDS, Head
+from testnuc.trust.head import FOLDS, Softmax
 from testnuc.trust.model import HeadModel, VoteModel
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ class Learned:
                 at += size
             models = [
                 HeadModel(
-                    tuple(Head(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
+                    tuple(Softmax(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
                     arrays[f"scale{number}"],
                     care,
                     power,
@@ -344,7 +344,9 @@ class Learned:
 
 def rounded(model: HeadModel) -> HeadModel:
     """Return a model as it is read back from a store, so that both give the same labels."""
-    heads = tuple(Head(head.weights.astype(np.float16).astype(np.float32)) for head in model.heads)
+    heads = tuple(
+        Softmax(head.weights.astype(np.float16).astype(np.float32)) for head in model.heads
+    )
     return replace(model, heads=heads)
 
 

@@ -77,7 +77,7 @@ def test_lines_within_a_text_are_no_lines_of_the_file(tmp_path):
     [
         (None, [], "there is no file"),
         ("results.txt", [], "holds labels without texts"),
-        ("results.xlsx", [], "neither .csv"),
+        ("results.docx", [], "is not an SQLite file"),
         ("results.jsonl", ["-o", "report.pdf"], "name a .html file"),
         ("results.jsonl", ["-o", "no/such/report.html"], "there is no folder no/such"),
         ("results.jsonl", ["--text-column", "body"], "has no field 'body'"),
