@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Applied", "Judgment", "Learned", "chosen_parts", "fit_trust", "rounded"]
 
 _VERSION = 1
+#: Judgments that prove a gain worth having where there is one.
+_ENOUGH = 200
 #: Smaller shares of a label are not shown.
 _LEAST_SHARE = 0.01
 _TINY = 1e-4
@@ -216,11 +218,13 @@ class Learned:
             else "Trust is the model's own probability: no judged text was drawn at random."
         )
         if proving < 50:
-            more = f"{50 - proving} more judgments (`review`) would help most"
+            more = f"{50 - proving} more judgments of a review would help most"
+        elif self.decides == "settings" and proving < _ENOUGH:
+            more = "another 50 judgments would help most: they may prove a gain"
         elif wide > 0.1:
             more = "another 50 judgments would help most: the gain is not known well yet"
         else:
-            more = "judging the least trusted texts (`review(goal='correct')`) would help most"
+            more = "judging the least trusted texts (a review with goal 'correct') would help most"
         lines.append(more[0].upper() + more[1:] + ".")
         return "\n".join(lines)
 
