@@ -120,13 +120,14 @@ async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
     await nuc.add(list(dict.fromkeys(result.text for result in answered)))
 
 
-def _labels_of_run(source: str) -> list[str]:
-    """Return the labels in the record that `classify --full` writes."""
+def _labels_of_run(source: str) -> list[str] | dict[str, str]:
+    """Return the labels, and their descriptions, in the record that `classify --full` writes."""
     if Path(source).suffix.lower() == ".jsonl":
         for record in records_of(existing(source)):
             run = record.get("nuc_run")
             if isinstance(run, dict) and run.get("labels"):
-                return [str(label) for label in run["labels"]]
+                names, told = [str(label) for label in run["labels"]], run.get("descriptions")
+                return {name: told.get(name, "") for name in names} if told else names
     raise InvalidInputError(f"{source} does not hold the label set; name it with --labels")
 
 
