@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         UnknownModelError,
         UnreadableReplyError,
     )
+    from testnuc.head import Head
     from testnuc.labels import LabelSet
     from testnuc.limits import BatchPolicy, Budget, RateLimit, RetryPolicy
     from testnuc.methods import (
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.sync import SyncTestNUC
     from testnuc.trust import (
-        Calibration,
         Certificate,
         Diagnosis,
         JoinedReview,
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
         Review,
         ReviewItem,
         ReviewReason,
-        Tuning,
+        Unsure,
         join_reviews,
         review_queue,
     )
@@ -124,6 +124,7 @@ _HOMES = {
         "UnknownModelError",
         "UnreadableReplyError",
     ),
+    "head": ("Head",),
     "labels": ("LabelSet",),
     "limits": ("BatchPolicy", "Budget", "RateLimit", "RetryPolicy"),
     "methods": (
@@ -141,7 +142,6 @@ _HOMES = {
     "results": ("Results",),
     "sync": ("SyncTestNUC",),
     "trust": (
-        "Calibration",
         "Certificate",
         "Diagnosis",
         "JoinedReview",
@@ -149,8 +149,8 @@ _HOMES = {
         "Review",
         "ReviewItem",
         "ReviewReason",
-        "Tuning",
         "join_reviews",
+        "Unsure",
         "review_queue",
     ),
     "types": (
@@ -174,7 +174,6 @@ __all__ = [
     "BestOfN",
     "Budget",
     "BudgetExceededError",
-    "Calibration",
     "CallTimeoutError",
     "Certificate",
     "Classification",
@@ -185,6 +184,7 @@ __all__ = [
     "EmbeddingError",
     "EmptyReplyError",
     "Estimate",
+    "Head",
     "InvalidInputError",
     "JoinedReview",
     "LabelSet",
@@ -220,9 +220,9 @@ __all__ = [
     "TopKICL",
     "TopKICLP",
     "TruncatedReplyError",
-    "Tuning",
     "UnknownModelError",
     "UnreadableReplyError",
+    "Unsure",
     "Usage",
     "VotePolicy",
     "VoteResult",

@@ -7,9 +7,9 @@ prediction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from testnuc.types import Prediction, Usage
 
 __all__ = [
+    "APIKey",
     "Answer",
     "Embedder",
     "Index",
@@ -37,6 +38,10 @@ __all__ = [
 ]
 
 
+#: A key, or a function or coroutine function that is asked for it, and again when it expires.
+APIKey: TypeAlias = str | Callable[[], str | Awaitable[str]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
     """The part of a call that is the same for all texts of a client.
@@ -52,8 +57,10 @@ class Task:
     top_p: float | None = 1.0
     #: Source of the confidence: stated in the reply, or token log-probabilities.
     confidence: Literal["verbalized", "logprobs"] = "verbalized"
-    #: Passed to the provider unchanged (``max_tokens``, ``reasoning_effort``, ..).
+    #: Passed to the provider unchanged (``max_tokens``, ``service_tier``, ..).
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: ``"least"``: the least that the model accepts; None: the provider's own.
+    reasoning_effort: str | None = "least"
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,10 @@ def run_record(results: Results) -> dict[str, Any]:
             "usage": asdict(results.usage),
             "stopped": None if results.stopped is None else str(results.stopped),
             "learned": results.learned,
+            "escalated": results.escalated,
+            "referee_usage": (
+                None if results.referee_usage is None else asdict(results.referee_usage)
+            ),
         }
     }
 
@@ -119,9 +123,8 @@ def read_results(
     if not rows:
         raise InvalidInputError(f"{source} holds no results")
     try:
-        known = {field.name for field in fields(Usage)}
-        if spent := run.get("usage"):
-            usage = Usage(**{name: value for name, value in spent.items() if name in known})
+        usage = _usage(run.get("usage")) or usage
+        referee_usage = _usage(run.get("referee_usage"))
         seconds, labels = float(run.get("seconds") or 0.0), tuple(map(str, run.get("labels") or ()))
         descriptions = {str(k): str(v) for k, v in (run.get("descriptions") or {}).items()}
     except (ValueError, TypeError, AttributeError) as exc:
@@ -137,7 +140,16 @@ def read_results(
         instructions=_text(run.get("instructions")),
         stopped=None if stopped is None else TestNUCError(stopped),
         learned=_text(run.get("learned")),
+        escalated=_text(run.get("escalated")),
+        referee_usage=referee_usage,
     )
+
+
+def _usage(spent: Mapping[str, Any] | None) -> Usage | None:
+    known = {field.name for field in fields(Usage)}
+    if not spent:
+        return None
+    return Usage(**{name: value for name, value in spent.items() if name in known})
 
 
 def _row(record: Mapping[str, Any], index: int, text_column: str) -> Classification:
@@ -239,15 +251,29 @@ def summary(results: Results) -> str:
         told.append(
             f"{_count(len(outside), 'answer')} {_is(len(outside))} outside the labels{example}."
         )
+    changed = _count(results.changed, "label")
+    if results.learned is None and results.referee_usage is None:
+        told.append(f"The vote changed {changed}.")
+    else:
+        verb = "differs" if results.changed == 1 else "differ"
+        told.append(f"{changed} {verb} from what the LLM said.")
     if results.escalated is not None:
-        told.append(f"{results.escalated[0].upper()}{results.escalated[1:]}.")
-    told += [
-        f"The vote changed {_count(results.changed, 'label')}.",
-        f"{_count(usage.calls, 'call')}, "
-        + ("price unknown" if usage.usd is None else f"{usage.usd:.4f} USD")
-        + f", {results.seconds:.1f} s.",
-    ]
+        said = results.escalated
+        # the name of a model keeps its case
+        told.append(f"{said}." if "/" in said.split()[0] else f"{said[0].upper()}{said[1:]}.")
+    told.append(f"{_count(usage.calls, 'call')}, {_price(usage)}, {results.seconds:.1f} s.")
+    if results.referee_usage is not None:
+        spent = results.referee_usage
+        told.append(f"The referee: {_count(spent.calls, 'call')}, {_price(spent)}.")
+    if results.learned is not None:
+        told.append(" ".join(results.learned.splitlines()))
+    elif results.diagnosis is not None and stopped is None:
+        told.append(f"{results.diagnosis.sentence()}.")
     return " ".join(told)
+
+
+def _price(usage: Usage) -> str:
+    return "price unknown" if usage.usd is None else f"{usage.usd:.4f} USD"
 
 
 def _count(number: int, what: str) -> str:
@@ -327,6 +353,7 @@ class Results(Sequence[Classification]):
         escalated: str | None = None,
         referee_usage: Usage | None = None,
         diagnosis: Diagnosis | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         self._rows = rows
         #: Usage of this run alone.
@@ -352,6 +379,8 @@ class Results(Sequence[Classification]):
         self.referee_usage = referee_usage
         #: The diagnosis behind the decision of policy "auto"; None: there was nothing to decide.
         self.diagnosis = diagnosis
+        #: Which texts the LLM was not asked about and why, and whether trust has drifted.
+        self.notes = tuple(notes)
 
     @property
     def labels(self) -> list[str | None]:
@@ -487,7 +516,7 @@ class Results(Sequence[Classification]):
             f"Results of {len(self)} texts",
             [
                 ("model", self.model),
-                ("changed by the vote", self.changed),
+                ("changed" if self.learned else "changed by the vote", self.changed),
                 ("with an error", len(self.errors) or None),
                 ("stopped early", None if self.stopped is None else str(self.stopped)),
                 ("calls", usage.calls),

@@ -56,6 +56,7 @@ class Predictor:
         Passed to the provider unchanged.
     texts_per_call : int
         Part of every key, because packing can change an answer.
+    reasoning_effort : str, optional
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Predictor:
         confidence: Literal["verbalized", "logprobs"],
         options: Mapping[str, Any],
         texts_per_call: int,
+        reasoning_effort: str | None = "least",
     ) -> None:
         self.provider = provider
         self.labels = labels
@@ -91,6 +93,7 @@ class Predictor:
             top_p=top_p,
             confidence=confidence,
             options=dict(options),
+            reasoning_effort=reasoning_effort,
         )
         validate = getattr(provider, "validate", None)
         if validate is not None:
@@ -111,6 +114,8 @@ class Predictor:
                     confidence,
                     self.task.options,
                     texts_per_call,
+                    # keys of older versions stay valid: what they had not is in them if it is set
+                    *([] if reasoning_effort == "least" else [{"effort": reasoning_effort}]),
                 ],
                 option=orjson.OPT_SORT_KEYS,
             )

@@ -13,9 +13,11 @@ from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
 from testnuc._engine.neighborhoods import load_kernels
 from testnuc._engine.pipeline import Pipeline
+from testnuc._engine.sparing import HeadRule
 from testnuc.batch import BatchLane, has_batches
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
 from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.head import Head
 from testnuc.index.memory_pool import Pool
 from testnuc.labels import LabelSet
 from testnuc.limits import BatchPolicy, Meter, Price, require_price
@@ -23,14 +25,14 @@ from testnuc.methods import Sampling
 from testnuc.protocols import WireProvider
 from testnuc.transport import Transport
 from testnuc.transport.telemetry import Telemetry
-from testnuc.trust import VoteSettings
+from testnuc.trust import Unsure, VoteSettings
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from testnuc.limits import Budget, RateLimit, RetryPolicy
-    from testnuc.protocols import Embedder, Index, Method, Provider, Store
+    from testnuc.protocols import APIKey, Embedder, Index, Method, Provider, Store
     from testnuc.voting import VotePolicy
 
 __all__ = ["Components"]
@@ -55,7 +57,7 @@ class Components:
         model: str | Provider | WireProvider = "openai/gpt-4o-mini",
         *,
         base_url: str | None = None,
-        api_key: str | None = None,
+        api_key: APIKey | None = None,
         embedder: str | Embedder = "sentence-transformers/all-MiniLM-L6-v2",
         store: str | os.PathLike[str] | Store | None = None,
         k: int | None = None,
@@ -76,6 +78,9 @@ class Components:
         transport: Callable[..., Transport] = Transport,
         referee: str | Provider | WireProvider | None = None,
         escalate: float = 0.0,
+        ask: str | Unsure = "all",
+        head: str | os.PathLike[str] | Head | None = None,
+        head_trust: float | None = None,
     ) -> None:
         self.labels = LabelSet(labels, none_label=none_label)
         #: As the user gave them; `pipeline.settings` may add what was learned.
@@ -124,6 +129,7 @@ class Components:
             confidence=self.sampling.confidence,
             options=self.sampling.request_options,
             texts_per_call=per_call,
+            reasoning_effort=self.sampling.reasoning_effort,
         )
         self.scheduler = Scheduler(
             self.predictor.answer,
@@ -137,6 +143,8 @@ class Components:
         self.predictor.keep = self.scheduler.keep
         self.max_concurrency = max_concurrency
         self._batches = batches or BatchPolicy()
+        self.head = self._head_rule(head, head_trust)
+        self.ask = Unsure.of(ask)
         #: Created when the batch lane is first used.
         self.batch_lane: BatchLane | None = None
         self.pipeline = Pipeline(
@@ -151,6 +159,8 @@ class Components:
             store=self.store,
             join_pool=join_pool,
             per_call=per_call,
+            ask=self.ask,
+            head=self.head,
         )
         self.estimator = Estimator(
             self.predictor,
@@ -163,6 +173,8 @@ class Components:
             batch_price=Price.of(provider.name, provider.model, url, batch=True),
             batches=has_batches(provider),
             rate_limit=rate_limit,
+            ask=self.ask,
+            head=self.head is not None,
         )
         self.budget, self.retry, self.instructions = budget, retry, instructions
         self.make_transport = transport
@@ -253,6 +265,20 @@ class Components:
         if self.on_open is not None:
             await self.on_open()
 
+    def _head_rule(
+        self, head: str | os.PathLike[str] | Head | None, trust: float | None
+    ) -> HeadRule | None:
+        if head is None:
+            if trust is not None:
+                raise InvalidInputError("head_trust needs a head; name its file, as head='x.head'")
+            return None
+        found = head if isinstance(head, Head) else Head.load(head)
+        found.checked_embedder(self.embedder)
+        order = found.for_labels(self.labels.names)
+        if trust is None:
+            trust = found.default_trust
+        return HeadRule(found, checked_number("head_trust", trust, 0, 1) or 0.0, order)
+
     def referee_provider(self, model: str | Provider | WireProvider) -> Provider | WireProvider:
         """Return the provider of a referee; one of the client's kind has its address and key."""
         own, base_url, api_key = self._address
@@ -262,7 +288,7 @@ class Components:
         return self.provider(model, base_url, api_key)
 
     def provider(
-        self, model: str | Provider | WireProvider, base_url: str | None, api_key: str | None
+        self, model: str | Provider | WireProvider, base_url: str | None, api_key: APIKey | None
     ) -> Provider | WireProvider:
         """Return the provider of a model."""
         if not isinstance(model, str):

@@ -6,15 +6,15 @@ import warnings
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from testnuc import stores
 from testnuc._base.checks import hash_text, valid_text
 from testnuc._base.jsonl import table as records_of
 from testnuc.cli.classify import AnswerStore
 from testnuc.cli.client_factory import client_of, parts_of
-from testnuc.cli.diagnose import held_scopes
 from testnuc.cli.files import Table, check_output, existing, read_table, require_store, usable
+from testnuc.cli.reading import holds_rows
+from testnuc.cli.stored import held_scopes, only_labels, stored_texts, with_embedder
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import StoredPrediction
 from testnuc.results import read_results
@@ -24,12 +24,9 @@ if TYPE_CHECKING:
 
     from testnuc.client import TestNUC
     from testnuc.results import Results
-    from testnuc.stores.export import Movable
     from testnuc.types import Classification
 
-__all__ = ["LabeledTable", "labeled", "opened"]
-
-_TABLES = {".csv", ".jsonl", ".parquet"}
+__all__ = ["LabeledTable", "embedder_known", "labeled", "opened"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ async def opened(
     """Open the client of a store, or of results and their store; it makes no call."""
     table: Table | None = None
     place: str | None = source
-    if _is_table(source):
+    if holds_rows(source):
         table = read_table(source, text_column)
         place = AnswerStore.beside(source) if client["store"] is None else client["store"]
     else:
@@ -59,7 +56,7 @@ async def opened(
     assert place is not None
     labels = client["labels"]
     if labels is None:
-        labels = _labels_of_run(source) if table is not None else await _only_labels(source)
+        labels = _labels_of_run(source) if table is not None else await only_labels(source)
     # nothing is sent, so no key is needed
     nuc = client_of({**client, "labels": labels, "store": place}, api_key="not-needed")
     with warnings.catch_warnings():
@@ -82,7 +79,7 @@ async def labeled(
     nuc: TestNUC, given: Table | None, source: str, output: str | None, client: dict[str, Any]
 ) -> LabeledTable:
     """Label the texts of a file or a store by what was learned; it makes no call."""
-    table = await _stored_texts(nuc, source, client) if given is None else given
+    table = await stored_texts(nuc, source, client["embedder"]) if given is None else given
     if output is not None:
         check_output(output, source, table)
     problems, valid = usable(table, source)
@@ -123,27 +120,6 @@ async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
     await nuc.add(list(dict.fromkeys(result.text for result in answered)))
 
 
-async def _stored_texts(nuc: TestNUC, store: str, client: dict[str, Any]) -> Table:
-    """Return the texts of the pool that have a stored answer of this client."""
-    parts = parts_of(nuc)
-    rows: list[dict[str, Any]] = []
-    start: int | None = 0
-    while start is not None:
-        found, start = await parts.pool.scan(start, 2_000)
-        known = await parts.store.get_predictions([parts.predictor.key(e.text) for e in found])
-        rows += [
-            {"text": entry.text}
-            for entry, prediction in zip(found, known, strict=True)
-            if prediction is not None
-        ]
-    if not rows:
-        raise InvalidInputError(
-            f"{store} holds no text embedded by {client['embedder']}; give the --embedder of the "
-            "run that filled it"
-        )
-    return Table(rows, ["text"], "text")
-
-
 def _labels_of_run(source: str) -> list[str] | dict[str, str]:
     """Return the labels, and their descriptions, in the record that `classify --full` writes."""
     if Path(source).suffix.lower() == ".jsonl":
@@ -155,22 +131,7 @@ def _labels_of_run(source: str) -> list[str] | dict[str, str]:
     raise InvalidInputError(f"{source} does not hold the label set; name it with --labels")
 
 
-async def _only_labels(store: str) -> list[str]:
-    """Return the labels of a store that holds answers for one label set."""
-    opened = stores.resolve(store)
-    await opened.open()
-    try:
-        found = {
-            tuple(facts["labels"])
-            for _, facts in await cast("Movable", opened).scopes()
-            if facts.get("labels")
-        }
-    finally:
-        await opened.close()
-    if len(found) != 1:
-        raise InvalidInputError(f"{await held_scopes(store)}; name the labels with --labels")
-    return list(found.pop())
-
-
-def _is_table(source: str) -> bool:
-    return "://" not in source and Path(source).suffix.lower() in _TABLES
+def embedder_known(client: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the options with the embedder of the store of a source."""
+    beside = AnswerStore.beside(source) if holds_rows(source) else source
+    return with_embedder(client, client["store"] or beside)

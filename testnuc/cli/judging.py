@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
@@ -13,18 +14,19 @@ from urllib.parse import urlsplit
 import orjson
 
 from testnuc._base.checks import hash_text
-from testnuc.cli.answered_texts import LabeledTable, labeled, opened
+from testnuc.cli.answered_texts import LabeledTable, embedder_known, labeled, opened
 from testnuc.cli.answering import answer
-from testnuc.cli.client_factory import parts_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import (
     Table,
     existing,
     require_folder,
+    require_new,
     tell,
     write_results,
 )
 from testnuc.cli.options import client_options
+from testnuc.cli.reading import holds_rows
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
 from testnuc.report.marks import read_marks
@@ -75,6 +77,8 @@ def review(
         raise InvalidInputError(f"--goal is {goal!r}; choose from {', '.join(GOALS)}")
     _new_review(output)
 
+    client = embedder_known(client, source)
+
     async def draw() -> tuple[Review, Table | None]:
         async with opened(source, client, text_column) as (nuc, table):
             return await nuc.review(n, goal=cast("Any", goal)), table
@@ -103,12 +107,14 @@ def learn(
     *,
     at_random: bool,
     output: str | None,
+    overwrite: bool,
     text_column: str,
     client: dict[str, Any],
 ) -> None:
     """Learn from reviews, or from marks of the page, and print what was learned."""
     if output is not None:
-        require_folder(output)
+        require_new(output, overwrite=overwrite)
+    client = embedder_known(client, source)
     take = _lesson(files, at_random=at_random)
 
     async def run() -> tuple[Learned, LabeledTable | None]:
@@ -164,16 +170,18 @@ def certify(
     accuracy: float,
     confidence: float,
     output: str | None,
+    overwrite: bool,
     text_column: str,
     client: dict[str, Any],
 ) -> None:
     """Print the certificate; write the texts that it covers."""
     if output is not None:
-        require_folder(output)
+        require_new(output, overwrite=overwrite)
+    client = embedder_known(client, source)
 
     async def find() -> tuple[Any, LabeledTable]:
         async with opened(source, client, text_column) as (nuc, given):
-            learned = parts_of(nuc).pipeline.settings.learned
+            learned = nuc.learned
             if learned is None:
                 raise InvalidInputError(
                     f"nothing was learned about {source} yet: testnuc review {source}, then "
@@ -193,13 +201,14 @@ def certify(
         tell(f"no text is certified; {output} was not written")
         return
     rows = [table.rows[found.valid[at]] for at in sorted(covered)]
-    kept = Table(rows, table.columns, table.text_column, table.schema)
+    kept = replace(table, rows=rows)
     write_results(output, kept, dict(enumerate(covered[at] for at in sorted(covered))), {})
     tell(f"{len(covered):,} of {len(results):,} texts are certified, written to {output}")
 
 
 def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:
     """Drop what was learned; answers and judged files stay."""
+    client = embedder_known(client, source)
 
     async def drop() -> bool:
         async with opened(source, client, text_column) as (nuc, _):
@@ -296,7 +305,7 @@ def _chosen_by_hand(texts: list[str], labels: list[str | None], nuc: TestNUC) ->
 
 
 def _is_review(source: str) -> bool:
-    return "://" not in source and Path(source).suffix.lower() == ".json"
+    return Path(source).suffix.lower() == ".json" and not holds_rows(source)
 
 
 def _is_review_file(file: str) -> bool:

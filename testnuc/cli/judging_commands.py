@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from testnuc.cli.interrupting import interruptible
-from testnuc.cli.options import LABELS_OF_RUN, OF_ASKING, TEXT_COLUMN, with_client
+from testnuc.cli.options import LABELS_OF_RUN, OF_ASKING, OVERWRITE, TEXT_COLUMN, with_client
 
 __all__ = ["add_judging"]
 
@@ -77,6 +77,7 @@ def learn(
     output: str | None = typer.Option(
         None, "--output", "-o", help="A file for all texts with the labels that follow."
     ),
+    overwrite: bool = OVERWRITE,  # noqa: FBT001
     text_column: str = TEXT_COLUMN,
 ) -> None:
     """Learn from judged texts how to label, and what trust means; later runs use it."""
@@ -88,6 +89,7 @@ def learn(
             judged,
             at_random=at_random,
             output=output,
+            overwrite=overwrite,
             text_column=text_column,
             client=client,
         )
@@ -102,6 +104,7 @@ def certify(
     output: str | None = typer.Option(
         None, "--output", "-o", help="A file for the certified texts and labels."
     ),
+    overwrite: bool = OVERWRITE,  # noqa: FBT001
     text_column: str = TEXT_COLUMN,
 ) -> None:
     """Find the trust above which labels are right, as proved by the judged texts."""
@@ -113,6 +116,7 @@ def certify(
             accuracy=accuracy,
             confidence=confidence,
             output=output,
+            overwrite=overwrite,
             text_column=text_column,
             client=client,
         )

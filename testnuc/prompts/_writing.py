@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 #: Part of every key; increment whenever the same inputs render another prompt.
 PROMPT_VERSION = 1
 
+#: Added to a prompt without a confidence, for a server without log-probabilities.
+VERBALIZED = (
+    'Add your confidence in that label as "confidence": <number>, a probability between 0 and 1: '
+    "1 if it is certain, less the more another label could be right."
+)
+
 _DEMONSTRATIONS = "== Demonstrations =="
 _SAMPLES = "== Testing Samples =="
 

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from testnuc.protocols import WireProvider
+    from testnuc.protocols import APIKey, WireProvider
 
 __all__ = ["resolve"]
 
 
-def resolve(model: str, *, base_url: str | None = None, api_key: str | None = None) -> WireProvider:
+def resolve(
+    model: str,
+    *,
+    base_url: str | None = None,
+    api_key: APIKey | None = None,
+) -> WireProvider:
     """Return the provider of a model name.
 
     Parameters
@@ -20,8 +25,11 @@ def resolve(model: str, *, base_url: str | None = None, api_key: str | None = No
     model : str
         ``"openai/.."`` (any OpenAI-compatible server too) or ``"anthropic/.."``. The engine itself
         resolves ``"local/zero-shot"``, which needs the embedder.
-    base_url, api_key : str, optional
-        Default: the provider's own environment variables.
+    base_url : str, optional
+        Default: the provider's own environment variable.
+    api_key : str or callable, optional
+        A function or coroutine function is asked for the key, and again when it expires. Default:
+        the provider's own environment variable.
 
     Raises
     ------

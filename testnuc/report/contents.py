@@ -26,6 +26,7 @@ _REVIEWS = 20
 _REVIEWED = 0.1
 #: Names on the page -> fields of a row.
 _NUMBERS = {"t": "trust", "s": "share", "m": "margin", "f": "own_confidence"}
+_JUDGES = frozenset({"person", "referee"})
 _PLAIN = {
     "n": "voters",
     "c": "complete",
@@ -102,7 +103,7 @@ def contents(
                 "w": [] if reason is None else reason.why,
                 # the text's own vote alone says nothing about its label
                 "v": [[labels.of(label), _number(w)] for label, w in fields["votes"].items()]
-                if result.voters > 1
+                if result.voters > 1 and result.source not in _JUDGES
                 else [],
                 "b": labels.of(fields["alternative"]),
                 "bt": _number(fields["trust_of_alternative"]),

@@ -1,4 +1,4 @@
-"""Judgments saved by the page, as texts and labels for `tune` and `calibrate`."""
+"""Judgments saved by the page, as texts and labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GUARDED = ("'=", "'+", "'-", "'@", "'\t", "'\r", "''")
 def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
     """Return the texts with a correct label in a file of judgments, and these labels.
 
-    ``await nuc.tune(*testnuc.read_marks("marks.json"))``
+    ``testnuc learn RESULTS marks.json`` learns from them.
 
     Texts for which no label is right are omitted. `Review.load` reads all of a .json file.
 

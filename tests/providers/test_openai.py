@@ -190,14 +190,37 @@ def test_options_that_cannot_be(options):
         provider.encode(request(options=options))
 
 
-@pytest.mark.parametrize("model", ["o1", "o3-mini", "o4-mini", "gpt-5", "gpt-5-nano", "gpt-5.1"])
-def test_reasoning_models_get_no_sampling_and_no_limit(model):
-    provider = OpenAI(model, api_key=KEY)
+@pytest.mark.parametrize(
+    ("model", "effort", "room"),
+    [
+        ("o1", "low", 4_096),
+        ("o3-mini", "low", 4_096),
+        ("o4-mini", "low", 4_096),
+        ("gpt-5", "minimal", 1_024),
+        ("gpt-5-nano-2025-08-07", "minimal", 1_024),
+        ("gpt-6", "low", 4_096),
+        ("o1-mini", None, 8_192),
+        ("gpt-5-pro", None, 8_192),
+    ],
+)
+def test_reasoning_models_reason_least_and_have_room_for_it(model, effort, room):
+    provider = OpenAI(model, api_key=KEY, responses=False)
     body = sent(provider)
-    assert not {"temperature", "top_p", "max_tokens", "max_completion_tokens"} & body.keys()
-    assert provider.reserve(request())[1] == 16_384
+    assert not {"temperature", "top_p", "max_tokens"} & body.keys()
+    assert body.get("reasoning_effort") == effort
+    assert room < body["max_completion_tokens"] < room + 400
+    assert provider.reserve(request())[1] == body["max_completion_tokens"]
     limited = request(options={"max_completion_tokens": 900})
     assert provider.reserve(limited)[1] == 900
+
+
+def test_an_effort_of_the_users_own():
+    provider = OpenAI("gpt-5", api_key=KEY)
+    assert sent(provider, reasoning_effort="high")["reasoning_effort"] == "high"
+    assert "reasoning_effort" not in sent(provider, reasoning_effort=None)
+    body = sent(provider, options={"reasoning_effort": "low"})
+    assert body["reasoning_effort"] == "low"
+    assert provider.reasoning(task(reasoning_effort="high")) > provider.reasoning(task()) == 0
 
 
 @pytest.mark.parametrize("model", ["gpt-4o", "gpt-4.1-mini", "gpt-5-chat-latest", "olmo-2", "o-x"])
@@ -208,14 +231,36 @@ def test_other_models_get_both(model):
 
 
 def test_reasoning_that_is_switched_off():
-    body = sent(OpenAI("gpt-5.1", api_key=KEY), options={"reasoning_effort": "none"})
-    assert {"temperature", "max_completion_tokens"} <= body.keys()
+    for options in ({}, {"reasoning_effort": "none"}):
+        body = sent(OpenAI("gpt-5.1", api_key=KEY), options=options)
+        assert {"temperature", "max_completion_tokens"} <= body.keys()
+        assert body["reasoning_effort"] == "none"
+        assert body["max_completion_tokens"] < 400
 
 
-def test_thinking_models_get_no_tight_limit():
-    body = sent(OpenAI("openai/gpt-oss-20b", base_url=LOCAL))
-    assert "max_tokens" not in body
+@pytest.mark.parametrize(
+    ("model", "effort"),
+    [
+        ("openai/gpt-oss-20b", "low"),
+        ("gemini-2.5-pro", "low"),
+        ("google/gemini-2.5-flash", "none"),
+        ("grok-4-0709", None),
+        ("grok-4.5", "low"),
+        ("deepseek-reasoner", None),
+    ],
+)
+def test_thinking_models_have_room(model, effort):
+    body = sent(OpenAI(model, base_url=LOCAL))
+    assert body.get("reasoning_effort") == effort
+    assert (body["max_tokens"] > 4_000) == (effort != "none")
     assert "temperature" in body
+
+
+@pytest.mark.parametrize("model", ["grok-4-1-fast-non-reasoning", "qwen3-30b-a3b-instruct-2507"])
+def test_models_without_reasoning_have_a_tight_limit(model):
+    body = sent(OpenAI(model, base_url=LOCAL))
+    assert "reasoning_effort" not in body
+    assert body["max_tokens"] < 400
 
 
 def test_default_limit_suffices_for_the_longest_answer():
