@@ -61,7 +61,18 @@ async def test_in_results_files_frames_and_pages(learned, tmp_path):
     for text, label, source in zip(*(frame[c] for c in ("text", "label", "source")), strict=True):
         assert is_said(text, label, source)
     page = contents(
-        results, usage=None, seconds=None, model=None, choices=LABELS, most=len(results)
+        results,
+        usage=None,
+        seconds=None,
+        model=None,
+        choices=LABELS,
+        descriptions={},
+        instructions=None,
+        calibrated=False,
+        review=None,
+        only=False,
+        then=None,
+        most=len(results),
     )
     names = [*page["labels"], None]
     for row in page["rows"]:
