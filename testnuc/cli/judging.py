@@ -9,7 +9,6 @@ import webbrowser
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlsplit
 
 import orjson
 
@@ -25,7 +24,7 @@ from testnuc.cli.files import (
     tell,
     write_results,
 )
-from testnuc.cli.options import client_options
+from testnuc.cli.options import command_of
 from testnuc.cli.reading import holds_rows
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
@@ -93,7 +92,7 @@ def review(
         )
     drawn.save(output)
     tell(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
-    then = _command("learn", source, output, client)
+    then = command_of("learn", source, output, client)
     if by_hand:
         answer(drawn, output, then=then)
         return
@@ -276,18 +275,6 @@ def _show(
     shown = open_page and webbrowser.open(page.resolve().as_uri())
     tell(f"{'opened' if shown else 'to judge them, open'} {page} in a browser")
     tell(f"in the terminal: testnuc review {path} --answer")
-
-
-def _command(name: str, source: str, file: str, client: dict[str, Any]) -> str:
-    """Return a command with the options that were given to this one, without passwords."""
-    words = ["testnuc", name, source, file]
-    usual = client_options()
-    for option, value in client.items():
-        if value is not None and value != usual[option]:
-            words += [f"--{option.replace('_', '-')}", str(value)]
-    return shlex.join(
-        "STORE" if "://" in word and urlsplit(word).password else word for word in words
-    )
 
 
 def _chosen_by_hand(texts: list[str], labels: list[str | None], nuc: TestNUC) -> Review:

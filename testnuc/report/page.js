@@ -662,7 +662,16 @@
     clearTimeout(pending);
     pending = setTimeout(search, rows.length > 2_000 ? 120 : 0);
   });
-  for (const id of ["show", "label", "level", "sort"]) $(id).addEventListener("change", () => filter());
+  let pointed = false;
+  for (const id of ["show", "label", "level", "sort"]) {
+    $(id).addEventListener("pointerdown", () => { pointed = true; });
+    $(id).addEventListener("keydown", () => { pointed = false; });
+    $(id).addEventListener("change", () => {
+      filter();
+      // a list of choices takes keys for itself: who uses a mouse is done with it
+      if (pointed) list.focus({ preventScroll: true });
+    });
+  }
   $("controls").addEventListener("submit", (event) => event.preventDefault());
   $("controls").addEventListener("reset", () => setTimeout(() => { $("show").value = "all"; filter(); }));
   $("undo").addEventListener("click", undo);

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from testnuc.cli import judging
-from testnuc.cli.options import client_options
+from testnuc.cli.options import client_options, command_of
 from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.review import Review
@@ -309,7 +308,7 @@ def test_a_review_has_a_page(tickets, monkeypatch):
 
 
 def test_no_password_is_written_into_the_page():
-    command = judging._command(
+    command = command_of(
         "learn", "postgresql://me:secret@db/x", "review.json", {**client_options(), "k": 3}
     )
     assert command == "testnuc learn STORE review.json --k 3"
