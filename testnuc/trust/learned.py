@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import orjson
 
+from testnuc._base.display import brief
 from testnuc.errors import StoreError
 from testnuc.trust.candidates import LabelCandidate, differing
 from testnuc.trust.certificates import certify
@@ -48,6 +49,8 @@ _LEAST_SHARE = 0.01
 class Judgment:
     """What was said of a text, and how the text was drawn."""
 
+    __repr__ = brief
+
     text: str
     hash: bytes
     #: None: no label is right, or the text was skipped.
@@ -78,6 +81,8 @@ class Applied:
         Its part of what speaks for all labels except `label`.
     """
 
+    __repr__ = brief
+
     label: NDArray[np.int32]
     trust: NDArray[np.float64]
     shares: NDArray[np.float32] | None = None
@@ -101,6 +106,8 @@ class Applied:
 @dataclass(frozen=True, slots=True, eq=False)
 class Learned:
     """How texts are labeled since `TestNUC.learn`, and why. ``print`` it."""
+
+    __repr__ = brief
 
     #: The label set.
     labels: tuple[str, ...]
