@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import orjson
 
+from testnuc._base.display import brief
 from testnuc.errors import StoreError
 from testnuc.trust.candidates import LabelCandidate, differing
 from testnuc.trust.certificates import certify
@@ -44,6 +45,8 @@ _TINY = 1e-4
 @dataclass(frozen=True, slots=True)
 class Judgment:
     """What was said of a text, and how the text was drawn."""
+
+    __repr__ = brief
 
     text: str
     hash: bytes
@@ -75,6 +78,8 @@ class Applied:
         Its part of what speaks for all labels except `label`.
     """
 
+    __repr__ = brief
+
     label: NDArray[np.int32]
     trust: NDArray[np.float64]
     shares: NDArray[np.float32] | None = None
@@ -98,6 +103,8 @@ class Applied:
 @dataclass(frozen=True, slots=True, eq=False)
 class Learned:
     """How texts are labeled since `TestNUC.learn`, and why. ``print`` it."""
+
+    __repr__ = brief
 
     #: The label set.
     labels: tuple[str, ...]

@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 
 from testnuc._base.checks import hash_text
+from testnuc._base.display import brief
 from testnuc._base.jsonl import write_whole
 from testnuc.errors import InvalidInputError
 from testnuc.trust.review_context import ReviewContext
@@ -39,6 +40,8 @@ Drawn: TypeAlias = "tuple[int, str, float | None, float | None]"
 @dataclass(frozen=True, slots=True)
 class ReviewItem:
     """A text to be judged."""
+
+    __repr__ = brief
 
     #: Position in the review.
     index: int
