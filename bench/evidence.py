@@ -118,7 +118,7 @@ def _certificates(report: Report, judge: Judge, draws: int, taught_draws: int) -
                 set=judge.data.name,
                 taught=taught,
                 draws=repeated,
-                part=float(np.mean(parts)),
+                certified=float(np.mean(parts)),
                 least=min(parts),
                 wrong=wrong / repeated,
             )

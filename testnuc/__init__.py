@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         UnknownModelError,
         UnreadableReplyError,
     )
+    from testnuc.head import Head
     from testnuc.labels import LabelSet
     from testnuc.limits import BatchPolicy, Budget, RateLimit, RetryPolicy
     from testnuc.methods import (
@@ -68,14 +69,15 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.sync import SyncTestNUC
     from testnuc.trust import (
-        Calibration,
         Certificate,
         Diagnosis,
+        JoinedReview,
         Learned,
         Review,
         ReviewItem,
         ReviewReason,
-        Tuning,
+        Unsure,
+        join_reviews,
         review_queue,
     )
     from testnuc.types import (
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
         Neighbor,
         PoolStats,
         Prediction,
+        Reason,
         Usage,
     )
     from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
@@ -122,6 +125,7 @@ _HOMES = {
         "UnknownModelError",
         "UnreadableReplyError",
     ),
+    "head": ("Head",),
     "labels": ("LabelSet",),
     "limits": ("BatchPolicy", "Budget", "RateLimit", "RetryPolicy"),
     "methods": (
@@ -139,14 +143,15 @@ _HOMES = {
     "results": ("Results",),
     "sync": ("SyncTestNUC",),
     "trust": (
-        "Calibration",
         "Certificate",
         "Diagnosis",
+        "JoinedReview",
         "Learned",
         "Review",
         "ReviewItem",
         "ReviewReason",
-        "Tuning",
+        "join_reviews",
+        "Unsure",
         "review_queue",
     ),
     "types": (
@@ -156,6 +161,7 @@ _HOMES = {
         "Neighbor",
         "PoolStats",
         "Prediction",
+        "Reason",
         "Usage",
     ),
     "voting": ("VotePolicy", "VoteResult", "decided", "vote", "vote_curve", "vote_pool"),
@@ -170,7 +176,6 @@ __all__ = [
     "BestOfN",
     "Budget",
     "BudgetExceededError",
-    "Calibration",
     "CallTimeoutError",
     "Certificate",
     "Classification",
@@ -181,7 +186,9 @@ __all__ = [
     "EmbeddingError",
     "EmptyReplyError",
     "Estimate",
+    "Head",
     "InvalidInputError",
+    "JoinedReview",
     "LabelSet",
     "LaneEstimate",
     "Learned",
@@ -196,6 +203,7 @@ __all__ = [
     "QuotaExceededError",
     "RateLimit",
     "RateLimitedError",
+    "Reason",
     "RefusalError",
     "ReplyError",
     "Results",
@@ -215,14 +223,15 @@ __all__ = [
     "TopKICL",
     "TopKICLP",
     "TruncatedReplyError",
-    "Tuning",
     "UnknownModelError",
     "UnreadableReplyError",
+    "Unsure",
     "Usage",
     "VotePolicy",
     "VoteResult",
     "WeightedBestOfN",
     "decided",
+    "join_reviews",
     "read_marks",
     "review_queue",
     "vote",

@@ -13,7 +13,6 @@ from testnuc.methods import Sampling
 from testnuc.progress import Observer
 from testnuc.protocols import WireProvider
 from testnuc.results import Results
-from testnuc.trust import Calibration
 from testnuc.types import Classification, Estimate, PoolStats, Usage
 
 if TYPE_CHECKING:
@@ -21,9 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from types import TracebackType
 
+    from testnuc.head import Head
     from testnuc.labels import LabelSet
     from testnuc.protocols import APIKey, Embedder, Method, Provider, Store
-    from testnuc.trust import Diagnosis, Learned, Review, Tuning
+    from testnuc.trust import Diagnosis, Learned, Review, Unsure
     from testnuc.voting import VotePolicy
 
 __all__ = ["TestNUC"]
@@ -101,6 +101,16 @@ class TestNUC:
         labels. Nothing is escalated where its answers that contradict the LLM are not more often
         than not those of the neighbors or of a model of your texts; `Results.escalated` says so.
 
+    ask : {"all", "unsure"} or Unsure
+        "unsure": ask the LLM about a random part of the texts of a run, then where a model of its
+        answers is least sure, until at least 99 % of all labels are proved to be as if it had been
+        asked about all (`Unsure` sets the part). `Results.notes` says how many were not asked
+        about; their `source` is "head". Neighbors without a stored prediction are not asked about.
+    head : str, path or Head, optional
+        A head from `distill`: it labels the texts that it is sure of, and the LLM the others.
+    head_trust : float, optional
+        Trust from which the head labels; 0: all texts. Default: that of its certificate, else 0.9.
+
     Attributes
     ----------
     labels : LabelSet
@@ -154,6 +164,9 @@ class TestNUC:
         batches: BatchPolicy | None = None,
         referee: str | Provider | WireProvider | None = None,
         escalate: float = 0.0,
+        ask: str | Unsure = "all",
+        head: str | os.PathLike[str] | Head | None = None,
+        head_trust: float | None = None,
     ) -> None:
         parts = Components(
             labels,
@@ -177,6 +190,9 @@ class TestNUC:
             batches=batches,
             referee=referee,
             escalate=escalate,
+            ask=ask,
+            head=head,
+            head_trust=head_trust,
         )
         self._engine = Engine(parts)
         self.labels: LabelSet = parts.labels
@@ -207,7 +223,7 @@ class TestNUC:
 
     @property
     def policy(self) -> VotePolicy | None:
-        """The vote policy; None: decided from the predictions, or by `tune`."""
+        """The vote policy; None: decided from the predictions, or by `learn`."""
         return self._engine.settings.policy
 
     @property
@@ -445,6 +461,14 @@ class TestNUC:
         await self._engine.ask(review, model, shown)
 
     @property
+    def learned(self) -> Learned | None:
+        """What was learned from judged texts, here or by an earlier run; None: nothing.
+
+        A store is read when the client is opened.
+        """
+        return self._engine.learned
+
+    @property
     def referee_usage(self) -> Usage:
         """Calls, tokens and US dollars of referees so far; they are not part of `usage`."""
         return self._engine.referee_usage
@@ -479,42 +503,28 @@ class TestNUC:
         """
         return await self._engine.learn(texts, labels)
 
-    async def unlearn(self) -> bool:
-        """Forget what was learned, here and in the store; returns whether there was anything."""
-        return await self._engine.unlearn()
+    async def distill(self, path: str | os.PathLike[str]) -> Head:
+        """Train a head on the labels that the pool has now, and write it to a file.
 
-    async def tune(self, texts: Iterable[str], labels: Sequence[str]) -> Tuning:
-        """Tune k, policy, own weight and prior on 50 to 500 labeled texts.
+        Makes no LLM call. The file holds labels, weights, calibration of trust, a certificate if
+        judged texts prove one, and what it was trained on; `Head.load` reads it.
 
-        Calls the LLM for these texts only; neighbors need a stored prediction to vote, so label the
-        pool first. If no vote is significantly better than the own predictions, a
-        client with policy "auto" continues to decide by itself, and any other keeps the own
-        predictions. The texts must not be in the pool with their labels: they would vote.
+        Parameters
+        ----------
+        path : str or path
 
-        Later calls use the result. Concurrent calls use the former settings, and a failure leaves
-        them unchanged.
+        Returns
+        -------
+        Head
+            ``print`` it.
 
         Raises
         ------
         InvalidInputError
-            A text is invalid, or a label is not in the set.
+            The pool has too few texts with a prediction, or the file cannot be written.
         """
-        return await self._engine.tune(texts, labels)
+        return await self._engine.distill(path)
 
-    async def calibrate(
-        self, texts: Iterable[str], labels: Sequence[str], *, method: str | None = None
-    ) -> Calibration:
-        """Fit on labeled texts the probability that a label of a given share is right.
-
-        Later calls return it as ``trust``. Concurrent calls use the former calibration, and a
-        failure leaves it unchanged. Needs scikit-learn (extra ``trust``).
-
-        Parameters
-        ----------
-        texts : iterable of str
-        labels : sequence of str
-            Their correct labels.
-        method : {"platt", "isotonic"}, optional
-            Default: "isotonic" from 500 texts on, "platt" below.
-        """
-        return await self._engine.calibrate(texts, labels, method=method)
+    async def unlearn(self) -> bool:
+        """Forget what was learned, here and in the store; returns whether there was anything."""
+        return await self._engine.unlearn()

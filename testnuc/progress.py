@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from testnuc.types import Usage
 
-__all__ = ["LineProgress", "Observer", "Progress", "start_progress"]
+__all__ = ["Counter", "LineProgress", "Observer", "Progress", "start_progress"]
 
 #: Seconds between lines.
 _LINE = 10.0
@@ -36,7 +36,7 @@ class Observer(Protocol):
         """Start a run over `texts` distinct texts."""
 
     def stage(self, name: str) -> None:
-        """Enter a stage: "embedding", then "asking"."""
+        """Enter a stage: "embedding", while calls are made as well, then "asking"."""
 
     def advance(self, texts: int = 1) -> None:
         """Count `texts` more finished texts."""
@@ -76,6 +76,8 @@ class Progress:
 
     def __init__(self, *, shown: bool, total: int | None = None) -> None:
         self._bar: Any = None
+        self._embedding = False
+        self._done = 0
         if shown:
             from tqdm.auto import tqdm
 
@@ -87,18 +89,27 @@ class Progress:
             self._bar.reset(total=texts)
 
     def stage(self, name: str) -> None:
-        """Show the name of the stage; each stage counts from 0."""
+        """Show the name of the stage: first the texts embedded are counted, then those answered."""
+        self._embedding = name == "embedding"
         if self._bar is not None:
             self._bar.reset()
             self._bar.set_description(name)
+            if not self._embedding:
+                self._bar.update(self._done)
 
     def embedded(self, texts: int) -> None:
         """Count texts with an embedding."""
-        self.advance(texts)
+        if self._bar is not None:
+            self._bar.update(texts)
 
     def advance(self, texts: int = 1) -> None:
-        """Count finished texts."""
-        if self._bar is not None:
+        """Count finished texts; also while others are embedded."""
+        self._done += texts
+        if self._bar is None:
+            return
+        if self._embedding:
+            self._bar.set_postfix_str(f"{self._done:,} answered", refresh=False)
+        else:
             self._bar.update(texts)
 
     def note(self, error: Exception) -> None:
@@ -110,6 +121,24 @@ class Progress:
         """Close the bar."""
         if self._bar is not None:
             self._bar.close()
+
+
+class Counter:
+    """Advances an observer by one text at a time, and counts them.
+
+    Parameters
+    ----------
+    observer : Observer
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self.done = 0
+
+    def add(self) -> None:
+        """Count one text."""
+        self.done += 1
+        self._observer.advance()
 
 
 class LineProgress:
@@ -196,7 +225,7 @@ class LineProgress:
         if not self._embedding:
             # stored answers return at once and must not count in the rate
             asked -= usage.store_hits - self._stored
-        parts = []
+        parts = [f"{self.done:,} answered"] if self._embedding and self.done else []
         pace = asked / seconds if asked > 0 and seconds > 0 else 0.0
         if pace:
             parts.append(f"{pace:,.0f}/s" if pace >= 10 else f"{pace:.1f}/s")

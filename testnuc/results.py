@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-    from testnuc.trust import Certificate, Diagnosis
+    from testnuc.trust import Certificate, Diagnosis, Review
 
 __all__ = ["PREFIX", "Results", "file_row", "read_results", "run_record"]
 
@@ -53,10 +53,16 @@ def run_record(results: Results) -> dict[str, Any]:
         _RUN: {
             "model": results.model,
             "labels": list(results.choices),
+            "descriptions": dict(results.descriptions),
+            "instructions": results.instructions,
             "seconds": _rounded(results.seconds),
             "usage": asdict(results.usage),
             "stopped": None if results.stopped is None else str(results.stopped),
             "learned": results.learned,
+            "escalated": results.escalated,
+            "referee_usage": (
+                None if results.referee_usage is None else asdict(results.referee_usage)
+            ),
         }
     }
 
@@ -117,10 +123,10 @@ def read_results(
     if not rows:
         raise InvalidInputError(f"{source} holds no results")
     try:
-        known = {field.name for field in fields(Usage)}
-        if spent := run.get("usage"):
-            usage = Usage(**{name: value for name, value in spent.items() if name in known})
+        usage = _usage(run.get("usage")) or usage
+        referee_usage = _usage(run.get("referee_usage"))
         seconds, labels = float(run.get("seconds") or 0.0), tuple(map(str, run.get("labels") or ()))
+        descriptions = {str(k): str(v) for k, v in (run.get("descriptions") or {}).items()}
     except (ValueError, TypeError, AttributeError) as exc:
         raise InvalidInputError(f"{source}: {_RUN} was not written by testnuc: {exc!r}") from exc
     stopped = _text(run.get("stopped"))
@@ -130,9 +136,20 @@ def read_results(
         seconds,
         model=run.get("model"),
         choices=labels,
+        descriptions=descriptions,
+        instructions=_text(run.get("instructions")),
         stopped=None if stopped is None else TestNUCError(stopped),
         learned=_text(run.get("learned")),
+        escalated=_text(run.get("escalated")),
+        referee_usage=referee_usage,
     )
+
+
+def _usage(spent: Mapping[str, Any] | None) -> Usage | None:
+    known = {field.name for field in fields(Usage)}
+    if not spent:
+        return None
+    return Usage(**{name: value for name, value in spent.items() if name in known})
 
 
 def _row(record: Mapping[str, Any], index: int, text_column: str) -> Classification:
@@ -234,15 +251,29 @@ def summary(results: Results) -> str:
         told.append(
             f"{_count(len(outside), 'answer')} {_is(len(outside))} outside the labels{example}."
         )
+    changed = _count(results.changed, "label")
+    if results.learned is None and results.referee_usage is None:
+        told.append(f"The vote changed {changed}.")
+    else:
+        verb = "differs" if results.changed == 1 else "differ"
+        told.append(f"{changed} {verb} from what the LLM said.")
     if results.escalated is not None:
-        told.append(f"{results.escalated[0].upper()}{results.escalated[1:]}.")
-    told += [
-        f"The vote changed {_count(results.changed, 'label')}.",
-        f"{_count(usage.calls, 'call')}, "
-        + ("price unknown" if usage.usd is None else f"{usage.usd:.4f} USD")
-        + f", {results.seconds:.1f} s.",
-    ]
+        said = results.escalated
+        # the name of a model keeps its case
+        told.append(f"{said}." if "/" in said.split()[0] else f"{said[0].upper()}{said[1:]}.")
+    told.append(f"{_count(usage.calls, 'call')}, {_price(usage)}, {results.seconds:.1f} s.")
+    if results.referee_usage is not None:
+        spent = results.referee_usage
+        told.append(f"The referee: {_count(spent.calls, 'call')}, {_price(spent)}.")
+    if results.learned is not None:
+        told.append(" ".join(results.learned.splitlines()))
+    elif results.diagnosis is not None and stopped is None:
+        told.append(f"{results.diagnosis.sentence()}.")
     return " ".join(told)
+
+
+def _price(usage: Usage) -> str:
+    return "price unknown" if usage.usd is None else f"{usage.usd:.4f} USD"
 
 
 def _count(number: int, what: str) -> str:
@@ -315,11 +346,14 @@ class Results(Sequence[Classification]):
         *,
         model: str | None = None,
         choices: Sequence[str] = (),
+        descriptions: Mapping[str, str] | None = None,
+        instructions: str | None = None,
         stopped: Exception | None = None,
         learned: str | None = None,
         escalated: str | None = None,
         referee_usage: Usage | None = None,
         diagnosis: Diagnosis | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         self._rows = rows
         #: Usage of this run alone.
@@ -330,6 +364,10 @@ class Results(Sequence[Classification]):
         self.model = model
         #: The label set; empty if unknown.
         self.choices = tuple(choices)
+        #: Descriptions of labels, as far as they are known.
+        self.descriptions = dict(descriptions or {})
+        #: The user's own instructions for the LLM.
+        self.instructions = instructions
         #: The error that ended the run early (a wrong key, an exhausted quota, a failed store);
         #: texts that were not answered by then have it as their error. None: the run completed.
         self.stopped = stopped
@@ -341,6 +379,8 @@ class Results(Sequence[Classification]):
         self.referee_usage = referee_usage
         #: The diagnosis behind the decision of policy "auto"; None: there was nothing to decide.
         self.diagnosis = diagnosis
+        #: Which texts the LLM was not asked about and why, and whether trust has drifted.
+        self.notes = tuple(notes)
 
     @property
     def labels(self) -> list[str | None]:
@@ -423,16 +463,28 @@ class Results(Sequence[Classification]):
         """
         return read_results(table(path), str(path), text_column)
 
-    def to_html(self, path: str | os.PathLike[str], *, title: str | None = None) -> None:
-        """Write a self-contained HTML page for browsing these results.
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        review: Review | None = None,
+        title: str | None = None,
+    ) -> None:
+        """Write a self-contained HTML page for judging and browsing these results.
 
-        It shows labels, trust, cost, the labels that the vote changed, the texts to review first,
-        and the neighbors and votes of each text. Marks (right or wrong) can be downloaded;
-        `read_marks` turns them into the arguments of `TestNUC.tune` and `TestNUC.calibrate`.
+        It asks for the right label of the texts that look wrong, or of those of a review, and saves
+        the answers as a file for `Review.load`. It shows the neighbors and votes of each text.
+
+        Parameters
+        ----------
+        path : str or path
+        review : Review, optional
+            From `TestNUC.review`: the texts to be judged.
+        title : str, optional
         """
         from testnuc.report import write
 
-        write(self, path, title=title)
+        write(self, path, review=review, title=title)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -464,7 +516,7 @@ class Results(Sequence[Classification]):
             f"Results of {len(self)} texts",
             [
                 ("model", self.model),
-                ("changed by the vote", self.changed),
+                ("changed" if self.learned else "changed by the vote", self.changed),
                 ("with an error", len(self.errors) or None),
                 ("stopped early", None if self.stopped is None else str(self.stopped)),
                 ("calls", usage.calls),

@@ -20,6 +20,7 @@ from testnuc._base.loop_thread import Background, at_exit
 from testnuc._engine.components import Components
 from testnuc._engine.engine import Engine
 from testnuc._engine.inputs import values
+from testnuc._engine.learning import LEAST_TEXTS
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.small_pool import few_predictions
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError, with_count
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from testnuc.limits import Budget, RateLimit, RetryPolicy
     from testnuc.protocols import Embedder, Method, Provider, StoredPrediction, WireProvider
     from testnuc.results import Results
-    from testnuc.trust import Tuning
     from testnuc.types import Classification, Usage
     from testnuc.voting import VotePolicy
 
@@ -76,8 +76,8 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     classes_ : array
         The labels, sorted.
-    tuning_ : Tuning or None
-        The settings tuned on the labels, if ``fit`` was given any and the policy is "auto".
+    learned_ : Learned or None
+        What was learned from the labels, if ``fit`` was given any and the policy is "auto".
 
     Examples
     --------
@@ -142,9 +142,10 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X : sequence of str
             Lists, Series of pandas or polars, arrays.
         y : sequence of labels, optional
-            Correct labels, None for texts without one. With policy "auto" they tune how votes
-            weigh; under any other policy they only set `classes_`, if ``labels`` is None. They
-            never vote.
+            Correct labels, None for texts without one. With policy "auto" the classifier learns
+            from them, as `TestNUC.learn` does: they choose and train how texts are labeled, and
+            their texts get them in every result. Under any other policy they only set `classes_`,
+            if ``labels`` is None. They never vote.
 
         Raises
         ------
@@ -169,10 +170,10 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         fitted.run(fitted.core.fit(texts, labels))
         self.close()
         self.classes_ = classes
-        self.tuning_ = fitted.core.tuning
+        self.learned_ = fitted.core.engine.learned
         self._fitted = fitted
         predicted = fitted.core.predicted
-        if predicted is not None and self.tuning_ is None:
+        if predicted is not None:
             warning = few_predictions(predicted, "fit more texts")
             if warning is not None:
                 warnings.warn(warning, stacklevel=2)
@@ -257,9 +258,11 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         learned = state.pop("_learned", None)
-        # pickles of older versions do not have it
+        # version 0.1.0 pickled the result of `tune`; its decision is among the settings
+        state.pop("tuning_", None)
         super().__setstate__({"reasoning_effort": "least", **state})
         if learned is not None:
+            self.__dict__.setdefault("learned_", None)
             fitted = _Fitted(self._client_arguments(learned["labels"]), self.store)
             fitted.run(fitted.core.restore(learned))
             self._fitted = fitted
@@ -315,8 +318,9 @@ class _FittedEngine:
             join_pool=False,
         )
         self.engine = Engine(self._parts)
+        # what one fit learns is no other's: a fold of a search must not see the labels of another
+        self.engine.learning.shared = False
         self._texts: list[str] = []
-        self.tuning: Tuning | None = None
         #: Number of predictions behind the auto policy's decision; None: no such decision.
         self.predicted: int | None = None
 
@@ -328,13 +332,12 @@ class _FittedEngine:
         await engine.predict_pool()
         if engine.settings.policy is not None:
             return
-        if labels:
-            self.tuning = await engine.tune(list(labels), list(labels.values()))
-            # a prior corrects label shares in a batch, but here results are per text
-            engine.settings = replace(engine.settings, prior=None)
-        if engine.settings.decision is None:
+        if labels and len(self._texts) >= LEAST_TEXTS:
+            await engine.learn(list(labels), list(labels.values()))
+        if engine.settings.decision is None and not engine.settings.head_decides:
             found = await engine.diagnose()
-            self.predicted = found.predictions
+            if engine.learned is None:
+                self.predicted = found.predictions
             engine.settings = replace(engine.settings, decision=found.decision)
 
     async def state(self) -> dict[str, Any]:

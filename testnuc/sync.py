@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from testnuc.labels import LabelSet
+    from testnuc.trust import Learned
     from testnuc.types import Classification, Usage
     from testnuc.voting import VotePolicy
 
@@ -72,10 +73,10 @@ class SyncTestNUC:
 
     add = _blocking(TestNUC.add)
     ask = _blocking(TestNUC.ask)
-    calibrate = _blocking(TestNUC.calibrate)
     classify = _blocking(TestNUC.classify)
     classify_many = _blocking(TestNUC.classify_many)
     diagnose = _blocking(TestNUC.diagnose)
+    distill = _blocking(TestNUC.distill)
     estimate = _blocking(TestNUC.estimate)
     forget = _blocking(TestNUC.forget)
     learn = _blocking(TestNUC.learn)
@@ -83,7 +84,6 @@ class SyncTestNUC:
     remove = _blocking(TestNUC.remove)
     review = _blocking(TestNUC.review)
     stats = _blocking(TestNUC.stats)
-    tune = _blocking(TestNUC.tune)
     unlearn = _blocking(TestNUC.unlearn)
 
     def stream(
@@ -111,13 +111,18 @@ class SyncTestNUC:
         return self._client.usage
 
     @property
+    def learned(self) -> Learned | None:
+        """What was learned from judged texts, here or by an earlier run; None: nothing."""
+        return self._client.learned
+
+    @property
     def referee_usage(self) -> Usage:
         """Calls, tokens and US dollars of referees so far; they are not part of `usage`."""
         return self._client.referee_usage
 
     @property
     def policy(self) -> VotePolicy | None:
-        """The vote policy; None: decided from the predictions, or by `tune`."""
+        """The vote policy; None: decided from the predictions, or by `learn`."""
         return self._client.policy
 
     @property

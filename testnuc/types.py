@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from testnuc.errors import TestNUCError
 
@@ -17,10 +17,34 @@ __all__ = [
     "Neighbor",
     "PoolStats",
     "Prediction",
+    "Reason",
     "Usage",
     "error_text",
     "row",
 ]
+
+
+class Reason(str):
+    """Why neighbors did not decide, or a label is withheld: a sentence, with a code to branch on.
+
+    Parameters
+    ----------
+    code : str
+        llm_kept, neighbors_disagree, none_of_the_labels or low_trust.
+    sentence : str
+    """
+
+    __slots__ = ("code",)
+    code: str
+
+    def __new__(cls, code: str, sentence: str) -> Self:
+        """Return a sentence with a code."""
+        made = super().__new__(cls, sentence)
+        made.code = code
+        return made
+
+    def __reduce__(self) -> tuple[type[Reason], tuple[str, str]]:
+        return Reason, (self.code, str(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +96,15 @@ class Classification:
     votes: Mapping[str, float] = field(default_factory=dict)
     #: Why the text's own call failed, or why the text is invalid.
     error: Exception | None = None
-    #: The chance that this label is right, 0..1: the label's share of the vote (under auto, of all
-    #: neighbors, even if they do not decide), calibrated if the client is; None with fewer than
-    #: three voters, or if the vote is not complete.
+    #: The chance that this label is right, 0..1: calibrated on judged texts if any were learned
+    #: from, 1 if a person gave the label, None if a referee did. Else the label's share of the
+    #: vote (under auto, of all neighbors, even if they do not decide); None with fewer than three
+    #: voters, or if the vote is not complete.
     trust: float | None = None
     #: Why there is no label despite votes, or why the neighbors did not decide.
     reason: str | None = None
-    #: What gave the label: "llm", "vote", "head" (a model learned from judgments), "referee" or
-    #: "person"; None: unknown.
+    #: What gave the label: "llm", "vote", "head" (a model, learned from judgments or from the
+    #: LLM's answers), "referee" or "person"; None: unknown.
     source: str | None = None
     #: The label that would be next, and the chance that it is right.
     alternative: str | None = None
@@ -106,19 +131,21 @@ class Classification:
             lines.append(
                 f"the LLM said {own!r}" + ("" if sure is None else f" (confidence {sure:.2f})")
             )
-        if self.voters > 1:
+        judged = self.source in {"person", "referee"}
+        if judged:
+            lines.append(f"a {self.source} said so")
+        elif self.voters > 1:
             votes = ", ".join(f"{label!r} {weight:.2f}" for label, weight in self.votes.items())
-            lines.append(f"{self.voters} voted: {votes}")
-        if self.changed:
-            lines.append("its neighbors overruled it:")
+            by = "neighbors and a model of your texts" if self.source == "head" else "votes"
+            lines.append(f"{by}: {votes}")
+        if self.changed and not judged:
+            lines.append("it is overruled; its neighbors:")
             lines.extend(
                 f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in self.neighbors[:5]
             )
         told = self.trust_in_words()
         if told is not None:
             lines.append(told)
-        if self.source in {"person", "referee", "head"}:
-            lines.append(f"source: {self.source}")
         if self.reason is not None:
             lines.append(self.reason)
         if self.error is not None:
@@ -209,6 +236,8 @@ class Estimate(Usage):
     #: The most calls of the referee, and their US dollars; they are not part of `calls` and `usd`.
     referee_calls: int = 0
     referee_usd: float | None = 0.0
+    #: The fewest calls, where a head may label texts instead of the LLM; None: all of `calls`.
+    least_calls: int | None = None
 
     def __str__(self) -> str:
         rows = [("lane", "calls", "input tokens", "output tokens", "usd", "hours")]
@@ -236,6 +265,10 @@ class Estimate(Usage):
         ]
         if self.store_hits:
             lines.append(f"{self.store_hits:,} predictions are stored already")
+        if self.least_calls is not None:
+            lines.append(
+                f"from {self.least_calls:,} to {self.calls:,} calls: a head may label the rest"
+            )
         if self.referee_calls:
             usd = "unknown" if self.referee_usd is None else f"{self.referee_usd:.4f} USD"
             lines.append(f"the referee: at most {self.referee_calls:,} calls, {usd}")

@@ -231,3 +231,16 @@ def joined(head, neighbors, similarities, judged, own_labels, scale, extra):
         product = [h * (v + 0.3) * c for h, v, c in zip(row, votes, scale, strict=True)]
         out.append([p / sum(product) for p in product])
     return out
+
+
+def head_of(vector, weights, curve):
+    """Label and trust of a linear softmax classifier; the last row of the weights is the bias."""
+    scores = [
+        sum(x * row[c] for x, row in zip(vector, weights, strict=False)) + weights[-1][c]
+        for c in range(len(weights[0]))
+    ]
+    label = max(range(len(scores)), key=lambda c: scores[c])
+    chance = 1 / sum(math.exp(score - scores[label]) for score in scores)
+    chance = min(max(chance, 1e-4), 1 - 1e-4)
+    odds = curve[0] + curve[1] * math.log(chance / (1 - chance))
+    return label, 1 / (1 + math.exp(-odds))

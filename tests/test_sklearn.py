@@ -164,11 +164,13 @@ def test_labels_choose_how_votes_weigh_only_where_that_is_left_open(llm):
     texts = messages(300)
     labels = [gold(text) if i % 3 else None for i, text in enumerate(texts)]
     auto = classifier(llm, policy="auto", k=None).fit(texts, labels)
-    assert auto.tuning_.texts == 200
+    learned = auto.learned_
+    assert sum(j.source == "person" for j in learned.judged) == 200
+    assert learned.texts == 300
     assert auto.predict(NEW).tolist() == [gold(text) for text in NEW]
-    assert classifier(llm).fit(texts, labels).tuning_ is None
+    assert classifier(llm).fit(texts, labels).learned_ is None
     # without labels, the predictions decide; too few of them are told of
-    assert classifier(llm, policy="auto", k=None).fit(texts).tuning_ is None
+    assert classifier(llm, policy="auto", k=None).fit(texts).learned_ is None
     with pytest.warns(testnuc.SmallPoolWarning, match="60 predictions"):
         classifier(llm, policy="auto", k=None).fit(TEXTS)
 
@@ -201,7 +203,7 @@ def test_a_pickled_classifier_has_all_that_was_paid_for(llm, tmp_path, stored):
     again = pickle.loads(pickle.dumps(fitted))
     fitted.close()
     assert (again.predict_proba(texts) == expected).all()
-    assert again.tuning_ == fitted.tuning_
+    assert again.learned_.judged == fitted.learned_.judged
     assert llm.calls == calls
     assert "key" not in repr(again)
 

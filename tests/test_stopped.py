@@ -300,6 +300,7 @@ async def test_a_slow_first_call_does_not_hold_up_embedding(client_of, monkeypat
         assert llm.calls == 20
 
 
+@pytest.mark.slow
 async def test_a_server_that_goes_away_for_good_stops_the_run(client_of):
     texts = messages(400)
     retry = RetryPolicy(initial_wait=0.3)

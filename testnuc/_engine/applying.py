@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc.trust import Applied
 from testnuc.trust.head import folds_of
 from testnuc.trust.model import Texts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.trust import Learned
 
-__all__ = ["apply_learned", "judge", "judged_labels"]
+__all__ = ["apply_judged", "apply_learned", "judge", "judged_labels"]
 
 #: Of each text.
 _NEIGHBORS = 30
@@ -44,13 +45,30 @@ def judged_labels(
     }
 
 
-def _apply(neighborhoods: Neighborhoods, learned: Learned, vectors: NDArray[np.float16]) -> None:
-    labels, n_own = neighborhoods.labels, neighborhoods.n_own
+def apply_judged(neighborhoods: Neighborhoods) -> None:
+    """Replace the labels of judged texts; trust of the others is unknown."""
+    n_own = neighborhoods.n_own
+    neighborhoods.applied = Applied(
+        neighborhoods.plain_vote(slice(0, n_own)).label.copy(), np.full(n_own, np.nan)
+    )
+    judge(neighborhoods, _said(neighborhoods, range(n_own)))
+
+
+def _said(neighborhoods: Neighborhoods, places: Iterable[int]) -> dict[int, tuple[int, str]]:
+    """Return what was said of the texts at some places."""
+    learned, labels = neighborhoods.settings.learned, neighborhoods.labels
+    assert learned is not None
     names = {name: i for i, name in enumerate(labels.names)}
     said = judged_labels(learned, names, labels.none_label)
+    hashes = ((place, neighborhoods.entries[place].hash) for place in places)
+    return {place: said[key] for place, key in hashes if key in said}
+
+
+def _apply(neighborhoods: Neighborhoods, learned: Learned, vectors: NDArray[np.float16]) -> None:
+    n_own = neighborhoods.n_own
     judged = np.full(len(vectors), -1, dtype=np.int32)
-    at = {place: said[e.hash] for place, e in enumerate(neighborhoods.entries) if e.hash in said}
-    for place, (label, _) in at.items():
+    said = _said(neighborhoods, range(len(vectors)))
+    for place, (label, _) in said.items():
         judged[place] = label
     texts = Texts(
         vectors,
@@ -58,12 +76,12 @@ def _apply(neighborhoods: Neighborhoods, learned: Learned, vectors: NDArray[np.f
         neighborhoods.neighbors[:, :_NEIGHBORS],
         neighborhoods.similarities[:, :_NEIGHBORS],
         folds_of([entry.hash for entry in neighborhoods.entries]),
-        len(names),
+        len(neighborhoods.labels.names),
         judged if (judged >= 0).any() else None,
     )
-    kept = neighborhoods.counted_vote(slice(0, n_own)).label.copy()
+    kept = neighborhoods.plain_vote(slice(0, n_own)).label.copy()
     neighborhoods.applied = learned.apply(texts, kept)
-    judge(neighborhoods, {place: found for place, found in at.items() if place < n_own})
+    judge(neighborhoods, {place: found for place, found in said.items() if place < n_own})
 
 
 def judge(neighborhoods: Neighborhoods, said: Mapping[int, tuple[int, str]]) -> None:
@@ -83,7 +101,4 @@ def judge(neighborhoods: Neighborhoods, said: Mapping[int, tuple[int, str]]) -> 
         applied.label[place] = label
         # how often a referee is right is not known
         applied.trust[place] = 1.0 if label >= 0 and source == "person" else np.nan
-        if applied.shares is not None:
-            applied.shares[place] = 0
-            if label >= 0:
-                applied.shares[place, label] = 1
+        applied.judged[place] = True

@@ -13,9 +13,11 @@ from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
 from testnuc._engine.neighborhoods import load_kernels
 from testnuc._engine.pipeline import Pipeline
+from testnuc._engine.sparing import HeadRule
 from testnuc.batch import BatchLane, has_batches
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
 from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.head import Head
 from testnuc.index.memory_pool import Pool
 from testnuc.labels import LabelSet
 from testnuc.limits import BatchPolicy, Meter, Price, require_price
@@ -23,7 +25,7 @@ from testnuc.methods import Sampling
 from testnuc.protocols import WireProvider
 from testnuc.transport import Transport
 from testnuc.transport.telemetry import Telemetry
-from testnuc.trust import VoteSettings
+from testnuc.trust import Unsure, VoteSettings
 
 if TYPE_CHECKING:
     import os
@@ -76,6 +78,9 @@ class Components:
         transport: Callable[..., Transport] = Transport,
         referee: str | Provider | WireProvider | None = None,
         escalate: float = 0.0,
+        ask: str | Unsure = "all",
+        head: str | os.PathLike[str] | Head | None = None,
+        head_trust: float | None = None,
     ) -> None:
         self.labels = LabelSet(labels, none_label=none_label)
         #: As the user gave them; `pipeline.settings` may add what was learned.
@@ -138,6 +143,8 @@ class Components:
         self.predictor.keep = self.scheduler.keep
         self.max_concurrency = max_concurrency
         self._batches = batches or BatchPolicy()
+        self.head = self._head_rule(head, head_trust)
+        self.ask = Unsure.of(ask)
         #: Created when the batch lane is first used.
         self.batch_lane: BatchLane | None = None
         self.pipeline = Pipeline(
@@ -152,6 +159,8 @@ class Components:
             store=self.store,
             join_pool=join_pool,
             per_call=per_call,
+            ask=self.ask,
+            head=self.head,
         )
         self.estimator = Estimator(
             self.predictor,
@@ -164,6 +173,8 @@ class Components:
             batch_price=Price.of(provider.name, provider.model, url, batch=True),
             batches=has_batches(provider),
             rate_limit=rate_limit,
+            ask=self.ask,
+            head=self.head is not None,
         )
         self.budget, self.retry, self.instructions = budget, retry, instructions
         self.make_transport = transport
@@ -253,6 +264,20 @@ class Components:
         await self.pool.open()
         if self.on_open is not None:
             await self.on_open()
+
+    def _head_rule(
+        self, head: str | os.PathLike[str] | Head | None, trust: float | None
+    ) -> HeadRule | None:
+        if head is None:
+            if trust is not None:
+                raise InvalidInputError("head_trust needs a head; name its file, as head='x.head'")
+            return None
+        found = head if isinstance(head, Head) else Head.load(head)
+        found.checked_embedder(self.embedder)
+        order = found.for_labels(self.labels.names)
+        if trust is None:
+            trust = found.default_trust
+        return HeadRule(found, checked_number("head_trust", trust, 0, 1) or 0.0, order)
 
     def referee_provider(self, model: str | Provider | WireProvider) -> Provider | WireProvider:
         """Return the provider of a referee; one of the client's kind has its address and key."""

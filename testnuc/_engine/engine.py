@@ -14,6 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from testnuc._base.checks import checked_whole, hash_text, valid_text
+from testnuc._engine.distilling import distill
+from testnuc._engine.escalation import Escalation
 from testnuc._engine.inputs import checked_texts, distinct, labeled
 from testnuc._engine.learning import Learning
 from testnuc._engine.pipeline import STOPS
@@ -21,23 +23,24 @@ from testnuc._engine.rows import Rows, classification
 from testnuc._engine.small_pool import few_neighbors, few_predictions
 from testnuc._engine.stored_voters import known_labels
 from testnuc._engine.streaming import stream_windows
-from testnuc._engine.tuning import gold_labels, tune
 from testnuc.errors import InvalidInputError
-from testnuc.progress import start_progress
+from testnuc.progress import Counter, start_progress
 from testnuc.protocols import PoolText
 from testnuc.results import Results
 from testnuc.transport.telemetry import operation
-from testnuc.trust import Review, calibrate
+from testnuc.trust import Review
 from testnuc.types import PoolStats
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc.head import Head
     from testnuc.progress import Observer
     from testnuc.protocols import Provider, WireProvider
-    from testnuc.trust import Calibration, Diagnosis, Learned, Tuning, VoteSettings
+    from testnuc.trust import Diagnosis, Learned, VoteSettings
     from testnuc.types import Classification, Estimate, Usage
 
 __all__ = ["Engine"]
@@ -61,6 +64,7 @@ class Engine:
     def __init__(self, parts: Components) -> None:
         self.parts = parts
         self.learning = Learning(parts)
+        self.escalation = Escalation(parts, self.learning)
         self._warned = False
         #: `Observer.note` of each run in progress.
         self._notes: list[Callable[[Exception], None]] = []
@@ -174,10 +178,9 @@ class Engine:
         entries, _ = await distinct(await checked_texts(texts))
         await self.parts.ready()
         estimate = await self.parts.estimator.usage(entries, self.settings)
-        referee = self.learning.referee
-        if referee is None:
+        if self.escalation.referee is None:
             return estimate
-        calls, usd = await self.learning.referee_cost(entries)
+        calls, usd = await self.escalation.cost(entries)
         return replace(estimate, referee_calls=calls, referee_usd=usd)
 
     async def classify(self, text: str) -> Classification:
@@ -230,7 +233,8 @@ class Engine:
         given = await checked_texts(texts)
         await parts.ready(lane)
         before, started = parts.meter.mark(), time.perf_counter()
-        refereed = None if self.learning.referee is None else self.learning.referee.meter.mark()
+        referee = self.escalation.referee
+        refereed = None if referee is None else referee.meter.mark()
         entries, places = await distinct(given)
         facts = {"model": parts.model, "lane": lane, "texts": len(given), "distinct": len(entries)}
         with operation(telemetry, "classify_many", **facts) as span:
@@ -240,6 +244,7 @@ class Engine:
             try:
                 self._observe(bar)
                 bar.stage("embedding")
+                counter = Counter(bar)
                 with operation(telemetry, "prepare"):
                     neighborhoods = await pipeline.prepare(
                         entries,
@@ -249,13 +254,14 @@ class Engine:
                         partial=True,
                         # optional, so that observers written for 0.1.0 still count texts once
                         embedded=getattr(bar, "embedded", int),
+                        answered=counter.add,
                     )
                 bar.stage("asking" if lane == "live" else "waiting for batches")
                 self._warn_of_few_neighbors(neighborhoods)
                 n_own = neighborhoods.n_own
                 known = sum(map(neighborhoods.answered, range(n_own)))
-                if known:
-                    bar.advance(known)
+                if known > counter.done:
+                    bar.advance(known - counter.done)
                 # a wave in the batch lane can take a day
                 waves = not pipeline.join_pool and lane == "live"
                 predict = pipeline.predict(neighborhoods, waves=waves, lane=lane)
@@ -264,6 +270,7 @@ class Engine:
                         async for place in answered:
                             if place < n_own:
                                 bar.advance()
+                bar.advance(neighborhoods.n_spared)
             except STOPS as error:
                 if neighborhoods is None or not await pipeline.salvage(neighborhoods, error):
                     raise
@@ -273,8 +280,8 @@ class Engine:
                 self._end(bar)
             if stopped is None:
                 self._warn_of_few_predictions(neighborhoods)
-            neighborhoods, escalated = await self._settled(
-                neighborhoods, entries, settings, stopped
+            neighborhoods, escalated = await self.escalation.settle(
+                neighborhoods, fixed=settings is not None, stopped=stopped is not None
             )
             with operation(telemetry, "vote"):
                 rows = await asyncio.to_thread(Rows, neighborhoods, given, places)
@@ -286,45 +293,17 @@ class Engine:
             seconds,
             model=parts.model,
             choices=parts.labels.names,
+            descriptions=parts.labels.descriptions,
+            instructions=parts.instructions,
             stopped=stopped,
             diagnosis=neighborhoods.diagnosis,
             learned=None if (found := neighborhoods.settings.learned) is None else str(found),
             escalated=escalated,
-            referee_usage=(
-                None
-                if self.learning.referee is None
-                else self.learning.referee.meter.since(refereed)
-            ),
+            notes=neighborhoods.notes,
+            referee_usage=None if referee is None else referee.meter.since(refereed),
         )
-        if neighborhoods.decision is not None:
-            _log.info("policy auto: %s", neighborhoods.decision.reason)
         self._report(results, len(entries))
         return results
-
-    async def _settled(
-        self,
-        neighborhoods: Neighborhoods,
-        entries: Sequence[PoolText],
-        settings: VoteSettings | None,
-        stopped: Exception | None,
-    ) -> tuple[Neighborhoods, str | None]:
-        """Apply what was learned; ask the referee, if there is one, and say what it did."""
-        pipeline, learning = self.parts.pipeline, self.learning
-        if self.learning.referee is None or stopped is not None:
-            await pipeline.settle(neighborhoods)
-            return neighborhoods, None
-        before = pipeline.settings
-        await learning.ask_the_referee()
-        if pipeline.settings is not before and settings is None:
-            # all answers are stored: this makes no call of the labeler
-            neighborhoods = await pipeline.prepare(entries, together=True)
-            async with aclosing(pipeline.predict(neighborhoods, waves=False)) as answered:
-                async for _ in answered:
-                    pass
-        await pipeline.settle(neighborhoods)
-        if not self.parts.escalate:
-            return neighborhoods, None
-        return neighborhoods, await learning.escalate(neighborhoods)
 
     async def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096
@@ -333,7 +312,8 @@ class Engine:
         checked_whole("window", window, least=1)
         await self.parts.ready()
         # closed together with this generator, so that no calls are made for unread results
-        async with aclosing(stream_windows(self.parts.pipeline, texts, window)) as results:
+        windows = stream_windows(self.parts.pipeline, texts, window, self.escalation)
+        async with aclosing(windows) as results:
             async for result in results:
                 yield result
 
@@ -344,16 +324,23 @@ class Engine:
 
     async def review(self, n: int, goal: str | None, seed: int) -> Review:
         """Draw texts of the pool to be judged."""
-        return await self.learning.review(n, goal, seed)
+        review = await self.learning.review(n, goal, seed)
+        review.asks = self.escalation.ask
+        return review
 
     async def ask(self, review: Review, model: str | Provider | WireProvider, shown: str) -> None:
         """Let a referee answer the open items of a review."""
-        await self.learning.ask(review, model, shown)
+        await self.escalation.ask(review, model, shown)
+
+    @property
+    def learned(self) -> Learned | None:
+        """What was learned so far."""
+        return self.learning.learned
 
     @property
     def referee_usage(self) -> Usage:
         """Usage of referees so far."""
-        return self.learning.referee_usage
+        return self.escalation.usage
 
     async def learn(
         self, texts: Review | Iterable[str], labels: Sequence[str | None] | None
@@ -367,39 +354,15 @@ class Engine:
             raise InvalidInputError("give the labels of the texts, or a review")
         return await self.learning.learn_labels(texts, labels)
 
+    async def distill(self, path: str | os.PathLike[str]) -> Head:
+        """Train a head on the pool's labels, and write it to a file."""
+        head = await distill(self.parts)
+        await asyncio.to_thread(head.save, path)
+        return head
+
     async def unlearn(self) -> bool:
         """Forget what was learned; returns whether there was anything."""
         return await self.learning.unlearn()
-
-    async def tune(self, texts: Iterable[str], labels: Sequence[str]) -> Tuning:
-        """Tune the vote settings on labeled texts; later calls use them."""
-        given = await checked_texts(texts)
-        gold = gold_labels(labels, len(given), self.parts.labels)
-        await self.parts.ready()
-        entries, places = await distinct(given)
-        return await tune(self.parts.pipeline, entries, places, gold)
-
-    async def calibrate(
-        self, texts: Iterable[str], labels: Sequence[str], *, method: str | None = None
-    ) -> Calibration:
-        """Calibrate trust on labeled texts; later calls use the calibration."""
-        given = await checked_texts(texts)
-        names = self.parts.labels.names
-        gold = gold_labels(labels, len(given), self.parts.labels)
-        # for this run alone, so that concurrent runs keep the former calibration; without
-        # `min_trust`, so that labels that would be withheld are included
-        raw = replace(self.settings, calibration=None, min_trust=None)
-        results = await self.classify_many(given, settings=raw)
-        if results.stopped is not None:
-            raise results.stopped
-        pairs = [
-            (result.trust, result.label == names[label])
-            for result, label in zip(results, gold.tolist(), strict=True)
-            if result.trust is not None and result.label is not None
-        ]
-        curve = calibrate([t for t, _ in pairs], [r for _, r in pairs], method=method)
-        self.settings = replace(self.settings, calibration=curve)
-        return curve
 
     def _report(self, results: Results, distinct_texts: int) -> None:
         """Log a summary of a run, and record its texts in the telemetry."""
@@ -421,6 +384,8 @@ class Engine:
             "unknown" if usage.usd is None else f"{usage.usd:.6f}",
             results.seconds,
         )
+        if results.learned is None and results.diagnosis is not None:
+            _log.info("%s", results.diagnosis.sentence())
         telemetry = self.parts.telemetry
         if telemetry is not None:
             telemetry.texts("labeled", len(results) - unlabeled)

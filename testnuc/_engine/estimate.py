@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from testnuc._dispatch.predictor import Predictor
     from testnuc.limits import Price
     from testnuc.protocols import Index, Method, PoolText, Store
-    from testnuc.trust import VoteSettings
+    from testnuc.trust import Unsure, VoteSettings
 
 __all__ = ["Estimator"]
 
@@ -51,6 +51,9 @@ class Estimator:
     batches : bool
         Whether the provider has a batch lane.
     rate_limit : RateLimit, optional
+    ask : Unsure, optional
+    head : bool
+        Whether a head labels the texts that it is sure of.
     """
 
     predictor: Predictor
@@ -63,10 +66,17 @@ class Estimator:
     batch_price: Price | None = None
     batches: bool = False
     rate_limit: RateLimit | None = None
+    ask: Unsure | None = None
+    head: bool = False
 
     async def usage(self, entries: Sequence[PoolText], settings: VoteSettings) -> Estimate:
         """Estimate the usage of labeling distinct texts, without retries."""
         estimate = await self._usage(entries, settings)
+        if self.head:
+            estimate = replace(estimate, least_calls=0)
+        elif self.ask is not None:
+            part = self.ask.first(len(entries)) / max(len(entries), 1)
+            estimate = replace(estimate, least_calls=int(part * estimate.calls))
         return replace(estimate, note=await self._note()) if estimate.calls else estimate
 
     async def of_calls(self, texts: Sequence[str]) -> Estimate:
@@ -101,7 +111,8 @@ class Estimator:
             for e, label in zip(entries, labels, strict=True)
             if label is None or known.index(label) is None
         ]
-        most = settings.voters * len(entries) if self.neighbors else 0
+        asks_neighbors = self.neighbors and self.ask is None and not self.head
+        most = settings.voters * len(entries) if asks_neighbors else 0
         # with the auto policy, neighbors are predicted after the texts themselves: another stage
         later = settings.policy is None
         if not self.method.context:

@@ -10,23 +10,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc._base.checks import checked_choice, checked_whole
-from testnuc._engine.applying import judge, judged_labels
-from testnuc._engine.estimate import Estimator
+from testnuc._base.checks import checked_whole
+from testnuc._engine.applying import judged_labels
 from testnuc._engine.inputs import checked_texts, distinct, values
-from testnuc._engine.judgments import class_of, default_model, dissent_of, draws_of, parts_of
-from testnuc._engine.referee import Referee
+from testnuc._engine.judgments import (
+    class_of,
+    context_of,
+    default_model,
+    dissent_of,
+    draws_of,
+    parts_of,
+)
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
-from testnuc.limits import Meter
-from testnuc.methods import StandardPrompting
-from testnuc.protocols import PoolText
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
 from testnuc.trust.head import folds_of
 from testnuc.trust.learned import Judgment, Learned, chosen_parts, fit_trust, rounded
 from testnuc.trust.model import HeadModel, Texts
 from testnuc.trust.review import GOALS, Drawn, Review, ReviewItem, closest_label, draw
-from testnuc.types import Neighbor, Prediction
+from testnuc.types import Neighbor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,19 +37,16 @@ if TYPE_CHECKING:
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
-    from testnuc.protocols import Provider, WireProvider
-    from testnuc.types import Usage
 
-__all__ = ["Learning"]
+__all__ = ["LEAST_TEXTS", "Learning"]
 
 _log = logging.getLogger("testnuc.client")
 
 #: Texts that candidates are fitted on at most.
 _MOST_TEXTS = 200_000
-_LEAST_TEXTS = 10
+#: Fewest texts with a prediction to learn from.
+LEAST_TEXTS = 10
 _NEIGHBORS = 30
-#: Disagreements that a referee judges, again when the pool is so many times as large.
-_REFEREED, _GROWTH = 100, 1.5
 #: Neighbors shown with a text to be judged.
 _SHOWN = 5
 
@@ -76,28 +75,9 @@ class Learning:
         self._parts = parts
         self._last: _PoolFit | None = None
         self._lock = asyncio.Lock()
-        #: By name, or by id.
-        self._referees: dict[str | int, Referee] = {}
-        #: The client's referee.
-        self.referee = None if parts.referee is None else self.referee_of(parts.referee)
-        parts.on_open, parts.on_close = self.load, self.aclose
-
-    async def aclose(self) -> None:
-        """Close all referees."""
-        for referee in self._referees.values():
-            await referee.aclose()
-
-    def referee_of(self, model: str | Provider | WireProvider) -> Referee:
-        """Return the referee of a model; one for each model."""
-        key = model if isinstance(model, str) else id(model)
-        if key not in self._referees:
-            self._referees[key] = Referee(self._parts, model)
-        return self._referees[key]
-
-    @property
-    def referee_usage(self) -> Usage:
-        """Usage of all referees."""
-        return Meter.sum([referee.meter.mark() for referee in self._referees.values()])
+        #: Whether what is learned is kept in the store, and read from there.
+        self.shared = True
+        parts.on_open = self.load
 
     @property
     def learned(self) -> Learned | None:
@@ -126,9 +106,15 @@ class Learning:
             self._item(fitted, index, found, float(trust[found[0]]), int(kept[found[0]]))
             for index, found in enumerate(drawn)
         ]
-        made = Review(items, self._parts.labels.names, len(fitted.texts), self._parts.model)
-        made.asks = self.ask
-        return made
+        parts, before = self._parts, self.learned
+        context = context_of(
+            fitted.candidates,
+            () if before is None else before.judged,
+            fitted.rows,
+            parts.labels,
+            parts.instructions,
+        )
+        return Review(items, parts.labels.names, len(fitted.texts), parts.model, context)
 
     def _item(
         self, fitted: _PoolFit, index: int, drawn: Drawn, trust: float, kept: int
@@ -170,89 +156,6 @@ class Learning:
             floor=floor,
         )
 
-    async def ask(
-        self, review: Review, model: str | Provider | WireProvider | Referee, shown: str = "all"
-    ) -> None:
-        """Let a referee answer the open items of a review."""
-        checked_choice("shown", shown, ("all", "candidates"))
-        await self._parts.ready()
-        referee = model if isinstance(model, Referee) else self.referee_of(model)
-        items = [item for item in review if item.source is None]
-        given = [[label for label, _ in item.candidates if label is not None] for item in items]
-        answers = await referee.ask(
-            [PoolText(item.text, item.hash) for item in items],
-            given if shown == "candidates" else None,
-        )
-        for item, answer in zip(items, answers, strict=True):
-            if isinstance(answer, Prediction) and answer.label is not None:
-                review.answer(item.index, answer.label, "referee")
-            elif isinstance(answer, Exception):
-                _log.warning("the referee did not answer %r: %s", item.text[:60], answer)
-
-    async def ask_the_referee(self) -> None:
-        """Learn from a hundred disagreements that the client's referee judges, once.
-
-        They are judged again when the pool has grown by half.
-        """
-        parts, known = self._parts, self.learned
-        assert self.referee is not None
-        if known is not None and any(j.source == "referee" for j in known.judged):
-            if len(parts.pool) < _GROWTH * known.texts:
-                return
-        elif len(parts.pool) < _LEAST_TEXTS:
-            return
-        review = await self.review(_REFEREED, "decide", 0)
-        await self.ask(review, self.referee)
-        if review.judged:
-            await self.learn_from(review)
-
-    async def referee_cost(self, entries: Sequence[PoolText]) -> tuple[int, float | None]:
-        """Return the most calls that the referee needs for a run, and US dollars."""
-        parts, known = self._parts, self.learned
-        referee = self.referee
-        assert referee is not None
-        texts = [entry.text for entry in entries]
-        first = known is None or not any(j.source == "referee" for j in known.judged)
-        n = min(_REFEREED, len(texts)) if first else 0
-        asked = texts[:n] + texts[: int(parts.escalate * len(texts))]
-        estimator = Estimator(
-            referee.predictor,
-            parts.store,
-            parts.pool,
-            StandardPrompting(),
-            neighbors=False,
-            texts_per_call=1,
-            price=referee.price,
-        )
-        cost = await estimator.of_calls(asked)
-        return cost.calls, cost.usd
-
-    async def escalate(self, neighborhoods: Neighborhoods) -> str:
-        """Let the referee label the least trusted part of a run; returns what was done."""
-        parts, learned, applied = self._parts, self.learned, neighborhoods.applied
-        assert self.referee is not None
-        if learned is None or applied is None:
-            return "nothing was escalated: there is too little to judge the referee by"
-        if not learned.referee_better:
-            backed, alone = learned.dissent
-            return (
-                f"nothing was escalated: {self.referee.model} is not shown to be better; where it "
-                f"contradicted {parts.model}, others agreed with it {backed} times, and not {alone}"
-            )
-        n = int(parts.escalate * neighborhoods.n_own)
-        trust = np.nan_to_num(applied.trust, nan=-1.0)
-        trust[list(neighborhoods.judges)] = np.inf
-        places = np.argsort(trust, kind="stable")[:n]
-        places = places[np.isfinite(trust[places])]
-        asked = [neighborhoods.entries[place] for place in places.tolist()]
-        answers = await self.referee.ask(asked)
-        said = {}
-        for place, answer in zip(places.tolist(), answers, strict=True):
-            if isinstance(answer, Prediction) and answer.label is not None:
-                said[place] = (parts.labels.names.index(answer.label), "referee")
-        judge(neighborhoods, said)
-        return f"{self.referee.model} labeled the {len(said):,} least trusted texts"
-
     async def learn_from(self, review: Review) -> Learned:
         """Learn from the answers of a review, and from all earlier ones."""
         if review.labels != self._parts.labels.names:
@@ -291,11 +194,22 @@ class Learning:
                     f"label {position} is {label!r}, which is not in the label set{close}"
                 )
         entries, places = await distinct(given)
+        of_place: dict[int, str | None] = {}
+        for place, label in zip(places.tolist(), said, strict=True):
+            if of_place.setdefault(place, label) != label:
+                raise InvalidInputError(
+                    f"{entries[place].text[:60]!r} has the label {label!r} and, before, "
+                    f"{of_place[place]!r}; give each text one label"
+                )
         await parts.ready()
+        vectors = await parts.embedding.vectors(
+            [e.text for e in entries], [e.hash for e in entries]
+        )
+        # also where classified texts do not join the pool: candidates are fitted on the pool
+        await parts.pool.add(entries, vectors)
         neighborhoods = await parts.pipeline.prepare(entries, together=True)
         await parts.pipeline.predict_own(neighborhoods)
         size = max(len(parts.pool), len(entries))
-        of_place = dict(zip(places.tolist(), said, strict=True))
         before = self.learned
         left = size - (len(before.judged) if before is not None else 0)
         return await self._learn(
@@ -328,7 +242,7 @@ class Learning:
         """Read what was learned from the store."""
         parts = self._parts
         get = getattr(parts.store, "get_learned", None)
-        data = None if get is None else await get(_key(parts))
+        data = None if get is None or not self.shared else await get(_key(parts))
         if data is None:
             return
         try:
@@ -356,7 +270,7 @@ class Learning:
             learned = await asyncio.to_thread(self._learned, fitted, tuple(judged.values()), kept)
             parts = self._parts
             put = getattr(parts.store, "put_learned", None)
-            if put is not None:
+            if put is not None and self.shared:
                 await put(_key(parts), await asyncio.to_thread(learned.to_bytes))
             # once, on success: a concurrent run uses the former settings
             parts.pipeline.settings = parts.settings.with_learned(learned)
@@ -447,9 +361,9 @@ class Learning:
         await parts.ready()
         found, vectors = await parts.pipeline.labeled_pool(_MOST_TEXTS, _NEIGHBORS)
         n = found.n_own
-        if n < _LEAST_TEXTS:
+        if n < LEAST_TEXTS:
             raise InvalidInputError(
-                f"the pool has {n} texts with a prediction; label at least {_LEAST_TEXTS} first, "
+                f"the pool has {n} texts with a prediction; label at least {LEAST_TEXTS} first, "
                 "by `classify_many` or `predict_pool`"
             )
         hashes = [entry.hash for entry in found.entries[:n]]

@@ -18,7 +18,7 @@ from testnuc.trust import (
     diagnose,
     factors,
 )
-from testnuc.types import Prediction
+from testnuc.types import Prediction, Reason
 from testnuc.voting import VotePolicy, VoteResult, decided, vote_pool
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Neighborhoods:
     ) -> None:
         self.labels = labels
         self.settings = settings
-        #: The decision of the auto policy, or of `tune`; else None.
+        #: The decision of the auto policy, or of `learn`; else None.
         self.decision: Decision | None = None
         #: The diagnosis behind the decision, if one was made.
         self.diagnosis: Diagnosis | None = None
@@ -91,6 +91,11 @@ class Neighborhoods:
         self.applied: Applied | None = None
         #: Place -> "person" or "referee", of judged texts.
         self.judges: dict[int, str] = {}
+        #: Labels and trust of own texts that a head labels instead of the LLM; -1 = the LLM does.
+        self.spared: NDArray[np.int32] | None = None
+        self.spared_trust: NDArray[np.float64] | None = None
+        #: What was done about calls, in words.
+        self.notes: list[str] = []
         self.entries = entries
         self.n_own = n_own
         self.neighbors = neighbors
@@ -167,27 +172,66 @@ class Neighborhoods:
             mass += votes.sum(axis=0)
         self._scale = factors(mass, prior, self.settings.prior_power)
 
+    def spare(
+        self, rows: NDArray[np.int64], labels: NDArray[np.int32], trust: NDArray[np.floating]
+    ) -> None:
+        """Let a head label some of the own texts; these need no prediction."""
+        if self.spared is None or self.spared_trust is None:
+            self.spared = np.full(self.n_own, -1, dtype=np.int32)
+            self.spared_trust = np.zeros(self.n_own)
+        self.spared[rows], self.spared_trust[rows] = labels, trust
+
+    def is_spared(self, place: int) -> bool:
+        """Whether a head labels the own text at a place."""
+        return self.spared is not None and self.spared[place] >= 0
+
+    @property
+    def n_spared(self) -> int:
+        """Number of own texts that a head labels."""
+        return 0 if self.spared is None else int((self.spared >= 0).sum())
+
+    def plain_vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
+        """Vote on some of the own texts; a head wins where the LLM was not asked."""
+        result = self.counted_vote(rows, votes=votes)
+        if self.spared is None:
+            return result
+        by_head = self.spared[rows] >= 0
+        return replace(
+            result,
+            label=np.where(by_head, self.spared[rows], result.label).astype(np.int32),
+            share=np.where(by_head, 0, result.share).astype(np.float32),
+            margin=np.where(by_head, 0, result.margin).astype(np.float32),
+        )
+
     def vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
         """Vote on some of the own texts; what was learned wins."""
-        result = self.counted_vote(rows, votes=votes)
-        if self.applied is None:
+        result = self.plain_vote(rows, votes=votes)
+        applied = self.applied
+        if applied is None:
             return result
-        label, shares = self.applied.label[rows], self.applied.shares
-        if shares is None:
-            return replace(result, label=label)
-        shares = shares[rows]
+        label, judged = applied.label[rows], applied.judged[rows]
+        share, margin, weights = result.share, result.margin, result.votes
         at = np.arange(len(label))
-        share = np.where(label >= 0, shares[at, label], 0).astype(np.float32)
-        others = shares.copy()
-        others[at, label] = 0
-        voters = 1 + (self.neighbors[rows, :MAX_NEIGHBORS] >= 0).sum(axis=1)
+        if applied.shares is not None:
+            weights = applied.shares[rows].astype(np.float64)
+            share = np.where(label >= 0, weights[at, label], 0)
+            others = weights.copy()
+            others[at, label] = 0
+            margin = np.maximum(share - others.max(axis=1), 0)
+            voters = 1 + (self.neighbors[rows, :MAX_NEIGHBORS] >= 0).sum(axis=1)
+            result = replace(result, voters=voters.astype(result.voters.dtype))
+        # nothing speaks for another label than the judged one
+        alone = (label >= 0).astype(np.float32)
+        if votes:
+            assert weights is not None
+            weights = np.where(judged[:, None], 0, weights)
+            weights[at[judged], label[judged]] = alone[judged]
         return replace(
             result,
             label=label,
-            share=share,
-            margin=np.maximum(share - others.max(axis=1), 0),
-            voters=voters.astype(result.voters.dtype),
-            votes=shares.astype(np.float64) if votes else None,
+            share=np.where(judged, alone, share).astype(np.float32),
+            margin=np.where(judged, alone, margin).astype(np.float32),
+            votes=weights if votes else None,
         )
 
     def counted_vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
@@ -231,21 +275,24 @@ class Neighborhoods:
         if self.applied is not None:
             chance = float(self.applied.trust[place])
             return None if np.isnan(chance) else chance
+        if self.spared_trust is not None and self.is_spared(place):
+            return float(self.spared_trust[place])
         if winner < 0 or not self.complete[place]:
             return None
         if self.settings.auto:
             weights, voters = self._weights(place)
             share = float(weights[winner] / weights.sum()) if voters else 0.0
-        if voters < _LEAST_VOTERS:
-            return None
-        calibration = self.settings.calibration
-        return share if calibration is None else calibration(share)
+        return share if voters >= _LEAST_VOTERS else None
 
     def alternative(self, place: int, winner: int) -> tuple[int, float] | None:
         """Return the label other than `winner` that is trusted most, and its trust.
 
         None: no voter has another label, or trust is unknown.
         """
+        if self.applied is not None:
+            return self.applied.alternative(place)
+        if self.is_spared(place):
+            return None
         weights, voters = self._weights(place)
         weights = weights.copy()
         total = float(weights.sum())
@@ -254,18 +301,13 @@ class Neighborhoods:
         other = int(weights.argmax())
         if weights[other] <= 0:
             return None
-        if self.applied is None:
-            trust = self.trust(place, other, float(weights[other]) / total, voters)
-        else:
-            # of what is left: both together are at most 1
-            kept = self.trust(place, winner, 0.0, voters)
-            trust = None if kept is None else (1 - kept) * float(weights[other] / weights.sum())
+        trust = self.trust(place, other, float(weights[other]) / total, voters)
         return (other, trust) if trust else None
 
     def _weights(self, place: int) -> tuple[NDArray[np.float64], int]:
         """Return the weight of each label in the votes that trust rests on, and their number."""
         rows = np.array([place])
-        if self.settings.auto and self.applied is None:
+        if self.settings.auto:
             result = vote_pool(
                 self.neighbors[rows],
                 self.similarities[rows],
@@ -281,26 +323,32 @@ class Neighborhoods:
         assert result.votes is not None
         return result.votes[0], int(result.voters[0])
 
-    def reason(self, place: int) -> str | None:
+    def reason(self, place: int) -> Reason | None:
         """Return why the neighbors of the own text at `place` do not decide; None: they do."""
         if place in self.judges:
             if self.applied is not None and self.applied.label[place] < 0:
-                return f"a {self.judges[place]} said that none of the labels is right"
+                return Reason(
+                    "none_of_the_labels",
+                    f"a {self.judges[place]} said that none of the labels is right",
+                )
             return None
-        if self.decision is None or self.settings.head_decides:
+        if self.decision is None or self.settings.head_decides or self.is_spared(place):
             return None
         if self.decision.policy is None:
-            return self.decision.reason
+            return Reason("llm_kept", self.decision.reason)
         if self._winners[place] in self.decision.kept:
             name = self.labels.names[self._winners[place]]
-            return f"near neighbors side against the vote on texts labeled {name!r}: they keep it"
+            return Reason(
+                "neighbors_disagree",
+                f"near neighbors side against the vote on texts labeled {name!r}: they keep it",
+            )
         return None
 
     def source(self, place: int, voters: int) -> str:
         """Return what gave the label of the own text at `place`."""
         if place in self.judges:
             return self.judges[place]
-        if self.settings.head_decides and self.applied is not None:
+        if (self.settings.head_decides and self.applied is not None) or self.is_spared(place):
             return "head"
         return "llm" if voters <= 1 or self.reason(place) is not None else "vote"
 

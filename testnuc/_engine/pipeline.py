@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from testnuc._engine.applying import apply_learned
+from testnuc._engine.applying import apply_judged, apply_learned
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches
 from testnuc._engine.sampling import Sampler
+from testnuc._engine.sparing import ask_unsure
 from testnuc.errors import EmbeddingError, ProviderError, StoreError, with_count
 from testnuc.trust import MIN_PREDICTIONS
 
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
 
     from testnuc._dispatch.predictor import Predictor
     from testnuc._dispatch.scheduler import Ask, Scheduler
+    from testnuc._engine.sparing import HeadRule
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.labels import LabelSet
     from testnuc.protocols import Index, Matches, Method, PoolText, Store
-    from testnuc.trust import Decision, Diagnosis, VoteSettings
+    from testnuc.trust import Decision, Diagnosis, Unsure, VoteSettings
     from testnuc.types import Prediction
 
 __all__ = ["STOPS", "Pipeline"]
@@ -90,6 +92,10 @@ class Pipeline:
         Whether classified texts become neighbors of later ones.
     per_call : int
         Texts in one call.
+    ask : Unsure, optional
+        Ask only where a model of the answers is unsure.
+    head : HeadRule, optional
+        Ask only where a distilled head is unsure.
     """
 
     def __init__(
@@ -106,6 +112,8 @@ class Pipeline:
         store: Store,
         join_pool: bool,
         per_call: int = 1,
+        ask: Unsure | None = None,
+        head: HeadRule | None = None,
     ) -> None:
         self.labels = labels
         #: Replaced as a whole; each run reads it once.
@@ -120,6 +128,7 @@ class Pipeline:
         self.neighbors = neighbors
         self.join_pool = join_pool
         self._per_call = per_call
+        self._ask, self._head = ask, head
         self._predictor = predictor
         #: Lane -> scheduler; `Components` adds the batch lane when it is needed.
         self.lanes = {"live": scheduler}
@@ -149,12 +158,13 @@ class Pipeline:
         ask_first: bool = True,
         partial: bool = False,
         embedded: Callable[[int], object] = int,
+        answered: Callable[[], object] | None = None,
     ) -> Neighborhoods:
         """Embed distinct texts and retrieve their neighbors.
 
         While the provider has not answered any call of this client, one of the calls that are
         needed anyway is made before anything is embedded, so that a wrong address, key or model
-        raises at once. Few-shot prompts need embeddings, so with them nothing is asked first.
+        raises at once. Few-shot prompts need embeddings, so with them nothing is asked here.
 
         Parameters
         ----------
@@ -173,22 +183,66 @@ class Pipeline:
         embedded : callable, optional
             Called with the number of texts after each batch of the embedder; default: does
             nothing.
+        answered : callable, optional
+            If given, the calls for own labels, which need no embeddings, are made while texts are
+            embedded, and this is called once for each text.
         """
-        first = await self._ask_first(texts) if ask_first else {}
+        # a head may label all texts
+        ask_first = ask_first and self._head is None and self._examples is None
+        ask_first = ask_first and self._predictor.over_http
+        outcomes = await self._ask_first(texts) if ask_first else []
         settings = self.settings if settings is None else settings
+        asking = None
+        # which texts are asked about depends on their embeddings, where a head spares some
+        if ask_first and answered is not None and not self.spares:
+            for _ in outcomes:
+                answered()
+            asking = asyncio.create_task(self._ask_meanwhile(texts, outcomes, answered))
         try:
             neighborhoods = await self._prepared(texts, settings, embedded, together=together)
+            if asking is not None:
+                neighborhoods.failure = await asking
         except STOPS as error:
             if not partial:
                 raise
             neighborhoods = await self._without_neighbors(texts, settings)
             neighborhoods.failure = error
-        for place, outcome in first.items():
-            if self.method.samples > 1:
-                neighborhoods.partial[place] = {0: outcome}
-            elif not neighborhoods.answered(place):
-                neighborhoods.put(place, outcome)
+        finally:
+            if asking is not None and not asking.done():
+                asking.cancel()
+                await asyncio.wait([asking])
+        sampler = Sampler(self.method, self._predictor, neighborhoods, ())
+        for ask, outcome in outcomes:
+            if not neighborhoods.answered(ask.place):
+                sampler.settle(ask, outcome)
         return neighborhoods
+
+    async def _ask_meanwhile(
+        self,
+        texts: Sequence[PoolText],
+        outcomes: list[tuple[Ask, Prediction | Exception]],
+        answered: Callable[[], object],
+    ) -> Exception | None:
+        """Append the outcomes of all calls for own labels; returns the error that ended them."""
+        known = {(ask.place, ask.sample) for ask, _ in outcomes}
+
+        async def asks() -> AsyncGenerator[list[Ask], None]:
+            for start in range(0, len(texts), _LOOK_UP):
+                yield [
+                    ask
+                    for ask in await self._unlabeled(texts, start, self.method.samples)
+                    if (ask.place, ask.sample) not in known
+                ]
+
+        try:
+            async with aclosing(self.lanes["live"].run(asks())) as found:
+                async for ask, outcome in found:
+                    outcomes.append((ask, outcome))
+                    if ask.sample == 0:
+                        answered()
+        except STOPS as error:
+            return error
+        return None
 
     async def _prepared(
         self,
@@ -238,35 +292,38 @@ class Pipeline:
         ids = distinct_ids(matches)
         return build_neighborhoods(self.labels, settings, texts, ids, [], matches)
 
-    async def _ask_first(self, texts: Sequence[PoolText]) -> dict[int, Prediction | Exception]:
-        """Make the first call of a client; returns the outcomes by place."""
+    async def _ask_first(
+        self, texts: Sequence[PoolText]
+    ) -> list[tuple[Ask, Prediction | Exception]]:
+        """Make the first call of a client; returns its outcomes."""
         scheduler = self.lanes["live"]
-        if scheduler.answered or self._examples is not None or not self._predictor.over_http:
-            return {}
+        if scheduler.answered:
+            return []
         asks: list[Ask] = []
         for start in range(0, min(len(texts), _FIRST_OF), _LOOK_UP):
             asks += [ask for ask, stored in await self._looked_up(texts, start) if not stored]
             if len(asks) >= self._per_call:
                 break
-        outcomes: dict[int, Prediction | Exception] = {}
+        outcomes: list[tuple[Ask, Prediction | Exception]] = []
         try:
             async with (
                 # a slow call goes on, and the run joins it
                 asyncio.timeout(_PATIENCE),
                 aclosing(scheduler.run(asks[: self._per_call])) as found,
             ):
-                async for ask, outcome in found:
-                    outcomes[ask.place] = outcome
+                async for answer in found:
+                    # not a comprehension: it would lose them when the time is over
+                    outcomes.append(answer)  # noqa: PERF401
         except TimeoutError:
             if scheduler.closed:
                 # pool and embedder are closed as well
                 raise ProviderError("the client was closed") from None
         except STOPS:
             # else the run hands over what is answered or stored
-            if all(isinstance(outcome, Exception) for outcome in outcomes.values()):
+            if all(isinstance(outcome, Exception) for _, outcome in outcomes):
                 if not await self._any_stored(texts):
                     raise
-                return {}
+                return []
         return outcomes
 
     async def _any_stored(self, texts: Sequence[PoolText]) -> bool:
@@ -277,15 +334,20 @@ class Pipeline:
 
     async def _looked_up(self, texts: Sequence[PoolText], start: int) -> list[tuple[Ask, bool]]:
         """Return the asks of some texts without a known label, and whether each is stored."""
-        part = texts[start : start + _LOOK_UP]
-        known = await self._pool.labels([entry.hash for entry in part])
-        asks = [
-            self._predictor.ask(entry.text, entry.hash, place)
-            for place, (entry, label) in enumerate(zip(part, known, strict=True), start)
-            if not any(map(self._is_known, (label, entry.label)))
-        ]
+        asks = await self._unlabeled(texts, start, 1)
         stored = await self._store.get_predictions([ask.key for ask in asks])
         return [(ask, hit is not None) for ask, hit in zip(asks, stored, strict=True)]
+
+    async def _unlabeled(self, texts: Sequence[PoolText], start: int, samples: int) -> list[Ask]:
+        """Return the asks of some texts without a known label."""
+        part = texts[start : start + _LOOK_UP]
+        known = await self._pool.labels([entry.hash for entry in part])
+        return [
+            self._predictor.ask(entry.text, entry.hash, place, sample)
+            for place, (entry, label) in enumerate(zip(part, known, strict=True), start)
+            if not any(map(self._is_known, (label, entry.label)))
+            for sample in range(samples)
+        ]
 
     def _is_known(self, label: str | None) -> bool:
         """Whether a known label is one of this client's; pools can be shared."""
@@ -316,7 +378,7 @@ class Pipeline:
             )
         )
         for place in range(n_own):
-            if not neighborhoods.answered(place):
+            if not neighborhoods.answered(place) and not neighborhoods.is_spared(place):
                 neighborhoods.put(place, error)
         if answered and neighborhoods.settings.policy is None:
             decision, diagnosis = neighborhoods.settings.decision, None
@@ -347,7 +409,12 @@ class Pipeline:
         """
         if neighborhoods.failure is not None:
             raise neighborhoods.failure
-        async with aclosing(self._rounds(neighborhoods, waves=waves)) as rounds:
+        found = (
+            self._spared_rounds(neighborhoods)
+            if self.spares
+            else self._rounds(neighborhoods, waves=waves)
+        )
+        async with aclosing(found) as rounds:
             async for places in rounds:
                 async with aclosing(self._predict(neighborhoods, places, lane)) as answered:
                     async for place in answered:
@@ -379,6 +446,34 @@ class Pipeline:
                 rows = rows[~await _call(len(rows), neighborhoods.cut, rows, known)]
                 if not len(rows):
                     break
+
+    @property
+    def spares(self) -> bool:
+        """Whether a head labels texts instead of the LLM."""
+        return self._ask is not None or self._head is not None
+
+    async def _spared_rounds(
+        self, neighborhoods: Neighborhoods
+    ) -> AsyncGenerator[Iterable[int], None]:
+        """Yield the own texts to ask about; neighbors get their stored predictions only."""
+        n_own = neighborhoods.n_own
+        entries = neighborhoods.entries[:n_own]
+        vectors = await self._embedding.vectors(
+            [e.text for e in entries], [e.hash for e in entries]
+        )
+        rows = np.array([i for i, e in enumerate(entries) if e.label is None], dtype=np.int64)
+        if self._head is not None:
+            rows = await asyncio.to_thread(self._head.spare, neighborhoods, vectors, rows)
+        if self._ask is None:
+            yield rows.tolist()
+        else:
+            async with aclosing(ask_unsure(neighborhoods, vectors, rows, self._ask)) as rounds:
+                async for places in rounds:
+                    yield places
+        await self._fill(neighborhoods, range(len(neighborhoods.entries)))
+        settings = neighborhoods.settings
+        if settings.policy is None and not settings.head_decides:
+            await self._decide(neighborhoods)
 
     async def _predict(
         self, neighborhoods: Neighborhoods, places: Iterable[int], lane: str
@@ -416,11 +511,24 @@ class Pipeline:
             else:
                 yield place
 
-    async def settle(self, neighborhoods: Neighborhoods) -> None:
-        """Complete a run: correct by the prior, and apply what was learned."""
+    async def settle(self, neighborhoods: Neighborhoods, *, stopped: bool = False) -> None:
+        """Complete a run: correct by the prior, and apply what was learned.
+
+        Parameters
+        ----------
+        neighborhoods : Neighborhoods
+        stopped : bool
+            Whether an error ended the run; if vectors are missing, only judged labels are applied.
+        """
         await asyncio.to_thread(neighborhoods.balance)
-        if neighborhoods.settings.learned is not None:
+        if neighborhoods.settings.learned is None:
+            return
+        try:
             await apply_learned(neighborhoods, self._embedding)
+        except STOPS:
+            if not stopped:
+                raise
+            await asyncio.to_thread(apply_judged, neighborhoods)
 
     async def predict_own(self, neighborhoods: Neighborhoods) -> None:
         """Predict the own texts; neighbors get their stored predictions only."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from testnuc.types import Classification
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    from testnuc._engine.escalation import Escalation
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc._engine.pipeline import Pipeline
 
@@ -25,11 +27,19 @@ if TYPE_CHECKING:
 
 __all__ = ["stream_windows"]
 
+_log = logging.getLogger("testnuc.client")
+
 
 async def stream_windows(
-    pipeline: Pipeline, texts: Iterable[str] | AsyncIterable[str], size: int
+    pipeline: Pipeline,
+    texts: Iterable[str] | AsyncIterable[str],
+    size: int,
+    escalation: Escalation,
 ) -> AsyncGenerator[Classification, None]:
     """Yield the classification of each text, in completion order.
+
+    With a referee, each window is settled as a run of `classify_many` is: its least trusted part is
+    escalated.
 
     If an error ends the run after a text was answered, no further call is made: the texts that
     follow get stored predictions and votes, or carry the error.
@@ -45,7 +55,7 @@ async def stream_windows(
     ready: asyncio.Queue[_Ready] = asyncio.Queue()
     slots = asyncio.Semaphore(2)
     producer = asyncio.create_task(
-        _produce(pipeline, texts, size, ready, slots), name="testnuc-stream"
+        _produce(pipeline, texts, size, ready, slots, escalation), name="testnuc-stream"
     )
     try:
         while (item := await ready.get()) is not None:
@@ -69,11 +79,12 @@ async def _produce(
     size: int,
     ready: asyncio.Queue[_Ready],
     slots: asyncio.Semaphore,
+    escalation: Escalation,
 ) -> None:
     """Put the results of all windows on the queue, then None or the exception."""
     try:
         async with asyncio.TaskGroup() as tasks, aclosing(_batches(texts, size)) as batches:
-            run = _StreamedRun()
+            run = _StreamedRun(escalation)
             async for start, batch in batches:
                 await slots.acquire()
                 window = _StreamedWindow(pipeline, start, batch, ready, run)
@@ -98,7 +109,8 @@ def _first(error: BaseException) -> Exception:
 class _StreamedRun:
     """What the windows of a stream have in common."""
 
-    def __init__(self) -> None:
+    def __init__(self, escalation: Escalation) -> None:
+        self.escalation = escalation
         #: The error that ended the run.
         self.stopped: Exception | None = None
         self._answered = False
@@ -216,7 +228,7 @@ class _StreamedWindow:
                 await self._pipeline.salvage(neighborhoods, run.stopped)
         run.end(neighborhoods)
         if left:
-            await self._pipeline.settle(neighborhoods)
+            await self._pipeline.settle(neighborhoods, stopped=True)
         for place in sorted(left):
             self._hand_over(positions_of[place])
 
@@ -230,7 +242,9 @@ class _StreamedWindow:
         # correction need the predictions of the whole window
         settings = neighborhoods.settings
         learned = settings.learned is not None
-        late = settings.policy is None or settings.prior is not None or learned
+        refereed = self._run.escalation.referee is not None
+        late = settings.policy is None or settings.prior is not None or learned or refereed
+        late = late or self._pipeline.spares
         waves = not late and not self._pipeline.join_pool
         if late or waves:
             return self._at_the_end(neighborhoods, waves=waves)
@@ -243,7 +257,9 @@ class _StreamedWindow:
         async with aclosing(self._pipeline.predict(neighborhoods, waves=waves)) as answered:
             async for _ in answered:
                 pass
-        await self._pipeline.settle(neighborhoods)
+        self._neighborhoods, told = await self._run.escalation.settle(neighborhoods)
+        if told is not None:
+            _log.info("texts %d to %d: %s", self._start, self._start + len(self._batch) - 1, told)
         for place in range(neighborhoods.n_own):
             yield place
 

@@ -34,7 +34,11 @@ def run(
     tables = [read_table(file, text_column) for file in (first, second)]
     for file, table in zip((first, second), tables, strict=True):
         require_column(
-            file, table.columns, label_column, "name the column of labels with --label-column"
+            file,
+            table.columns,
+            label_column,
+            "name the column of labels with --label-column",
+            option="--label-column",
         )
     pairs = _matched(*tables)
     if not pairs:

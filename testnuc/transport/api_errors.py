@@ -145,9 +145,10 @@ def _parse(body: bytes, *, nested: bool) -> tuple[str, frozenset[str]]:
 
 def _first(message: Any) -> Any:
     """Return the first error of a list; that of a validator stays whole: it names the fields."""
-    if isinstance(message, list) and message and "loc" not in (message[0] or ()):
-        return message[0]
-    return message
+    if not isinstance(message, list) or not message:
+        return message
+    first = message[0]
+    return message if isinstance(first, dict) and "loc" in first else first
 
 
 def _quoted(response: Any) -> tuple[str, frozenset[str]]:

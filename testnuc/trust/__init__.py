@@ -1,51 +1,45 @@
-"""Vote selection and label confidence: auto policy, tuning, prior correction, calibration, review.
+"""Vote selection and trust: auto policy, reviews, learning from judgments, prior correction.
 
-Pure functions on arrays. `diagnose` selects the auto policy from predictions alone, `tune_votes`
-from a few labeled texts. `prior` corrects the votes for over-predicted labels, `calibrate` maps the
-vote share to a probability, and `review_queue` ranks results for manual review.
+`diagnose` selects the auto policy from predictions alone. `Review` holds texts to be judged, and
+`Learned` what their judgments taught. `prior` corrects the votes for over-predicted labels, and
+`review_queue` ranks results for manual review.
 """
 
 from __future__ import annotations
 
-import sys
-
-from testnuc.trust import calibration
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
-from testnuc.trust.calibration import Calibration, calibrate
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
+from testnuc.trust.joining import JoinedReview, join_reviews
 from testnuc.trust.learned import Applied, Judgment, Learned
 from testnuc.trust.near_copies import Interval
 from testnuc.trust.prior import correct, factors
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.review_queue import ReviewReason, review_queue
-from testnuc.trust.tuning import Tuning, tune_votes
+from testnuc.trust.sparing import Sparing, Unsure
 from testnuc.trust.vote_settings import VoteSettings
 
 __all__ = [
     "MAX_NEIGHBORS",
     "MIN_PREDICTIONS",
     "Applied",
-    "Calibration",
     "Candidate",
     "Certificate",
     "Decision",
     "Diagnosis",
     "Interval",
+    "JoinedReview",
     "Judgment",
     "Learned",
     "Review",
     "ReviewItem",
     "ReviewReason",
-    "Tuning",
+    "Sparing",
+    "Unsure",
     "VoteSettings",
-    "calibrate",
     "correct",
     "diagnose",
     "factors",
+    "join_reviews",
     "review_queue",
-    "tune_votes",
 ]
-
-# the modules that version 0.1.0 pickled these classes from; `counting` and `reviewing` have files
-sys.modules[f"{__name__}.calibrating"] = calibration

@@ -51,6 +51,11 @@ class LabelCandidate:
     model: VoteModel | HeadModel
     labels: NDArray[np.int32]
 
+    @property
+    def teachable(self) -> bool:
+        """Whether a model that learns from the judged texts is made of it."""
+        return isinstance(self.model, HeadModel) and self.share > 1
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
@@ -137,7 +142,7 @@ def choose(
     if taught and known.sum() >= _TEACHABLE:
         judged = texts.with_judged(rows[known], labels[known])
         for base in candidates:
-            if isinstance(base.model, HeadModel) and base.share > 1:
+            if isinstance(base.model, HeadModel) and base.teachable:
                 model = teach(base.model, judged)
                 # where no text could be drawn nothing is known: the base's labels stay
                 made = np.where(support, model.label(judged), base.labels)

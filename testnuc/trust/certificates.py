@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc.trust.evidence import capital
+from testnuc.trust.evidence import Draws, capital
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from testnuc.trust.evidence import Draws
 
 __all__ = ["Certificate", "certify"]
 
@@ -117,6 +115,14 @@ def _proved(
 
         hits, tries = int((inside & right).sum()), int(inside.sum())
         return bool(binom.sf(hits - 1, tries, accuracy) <= error)
+    # a certificate is about all texts: what bounds a bet is the least likely of them
+    left = draws.texts - np.arange(len(draws.probability), dtype=np.float64)
+    mixed = ~np.isclose(draws.floor * left, 1)
+    lowest = float((draws.probability * left)[mixed].min(initial=np.inf))
+    if mixed.any() and lowest > 1:
+        # some texts could not be drawn
+        return False
+    draws = Draws(draws.texts, draws.probability, np.where(mixed, lowest, 1) / left)
     values = np.where(inside, right - accuracy, 0.0)
     return bool(capital(values, draws, np.zeros(1))[0] >= np.log(1 / error))
 

@@ -102,6 +102,16 @@ class Diagnosis:
         )
 
     def __str__(self) -> str:
+        return self.told()
+
+    def told(self, judging: str = "`await nuc.review(50)`") -> str:
+        """Return all that was found, in lines.
+
+        Parameters
+        ----------
+        judging : str
+            How to draw texts to be judged.
+        """
         lines = [f"{self.predictions} predictions"]
         if self.kappa:
             ranks = [r for r in (1, 5, 10, 20, 30) if r <= len(self.kappa)]
@@ -110,7 +120,7 @@ class Diagnosis:
         lines.append("vote: " + self.decision.reason)
         lines.extend("warning: " + warning for warning in self.warnings)
         if self.why:
-            lines.append(self.sentence())
+            lines.append(self.sentence(judging))
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["FOLDS", "Head", "class_scale", "fit_folds", "fit_head", "folds_of", "predict_folds"]
+__all__ = ["FOLDS", "Softmax", "class_scale", "fit_folds", "fit_head", "folds_of", "predict_folds"]
 
 #: Parts of the texts; each is predicted by a head that was fitted on the others.
 FOLDS = 5
@@ -37,7 +37,7 @@ _MOST_SCALE = 1e6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Head:
+class Softmax:
     """A fitted softmax classifier.
 
     Parameters
@@ -64,8 +64,8 @@ def fit_head(
     targets: NDArray[np.float32],
     weights: NDArray[np.float32],
     *,
-    start: Head | None = None,
-) -> Head:
+    start: Softmax | None = None,
+) -> Softmax:
     """Fit a head on soft labels.
 
     Parameters
@@ -75,7 +75,7 @@ def fit_head(
         Soft labels; a row of zeros is ignored.
     weights : float32[n]
         Weight of each text.
-    start : Head, optional
+    start : Softmax, optional
         An earlier fit, from which fewer steps are needed.
     """
     from scipy.linalg import solve_triangular
@@ -91,7 +91,7 @@ def fit_head(
     t, w = targets[used], weights[used]
     dim, n_classes = x.shape[1], t.shape[1]
     if not len(used):
-        return Head(np.zeros((dim, n_classes), dtype=np.float32))
+        return Softmax(np.zeros((dim, n_classes), dtype=np.float32))
     total = float(w.sum())
     # The Hessian of the loss is close to X'X (Böhning 1992): in its basis few steps are needed.
     gram = (x * w[:, None]).T @ x / total / n_classes + _PENALTY * np.eye(dim, dtype=np.float32)
@@ -128,7 +128,7 @@ def fit_head(
         options={"maxiter": _FIRST if start is None else _NEXT},
     )
     fitted = basis @ found.x.reshape(dim, n_classes).astype(np.float32)
-    return Head(fitted)
+    return Softmax(fitted)
 
 
 def class_scale(probabilities: NDArray[np.float32], power: float) -> NDArray[np.float32]:
@@ -166,8 +166,8 @@ def fit_folds(
     targets: NDArray[np.float32],
     weights: NDArray[np.float32],
     folds: NDArray[np.int64],
-    start: Sequence[Head] | None = None,
-) -> tuple[Head, ...]:
+    start: Sequence[Softmax] | None = None,
+) -> tuple[Softmax, ...]:
     """Fit a head for each fold, on the texts of the others.
 
     Parameters
@@ -176,7 +176,7 @@ def fit_folds(
     targets : float32[n, C]
     weights : float32[n]
     folds : int64[n]
-    start : sequence of Head, optional
+    start : sequence of Softmax, optional
         Earlier fits of the same folds.
     """
     heads = []
@@ -194,7 +194,7 @@ def fit_folds(
 
 
 def predict_folds(
-    heads: Sequence[Head], vectors: NDArray[np.floating], folds: NDArray[np.int64]
+    heads: Sequence[Softmax], vectors: NDArray[np.floating], folds: NDArray[np.int64]
 ) -> NDArray[np.float32]:
     """Predict each text by the head that was fitted without its fold; float32[n, C]."""
     n_classes = heads[0].weights.shape[1]

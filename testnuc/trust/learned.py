@@ -21,7 +21,7 @@ from testnuc.errors import StoreError
 from testnuc.trust.candidates import LabelCandidate, differing
 from testnuc.trust.certificates import certify
 from testnuc.trust.evidence import Draws, Gain
-from testnuc.trust.head import FOLDS, Head
+from testnuc.trust.head import FOLDS, Softmax
 from testnuc.trust.model import HeadModel, VoteModel
 
 if TYPE_CHECKING:
@@ -72,11 +72,30 @@ class Applied:
     trust : float64[b]
     shares : float32[b, C], optional
         What speaks for each label, rows sum to 1; None: the votes.
+    other : int32[b], optional
+        The label that is trusted most, except `label`; -1 = none.
+    part : float64[b], optional
+        Its part of what speaks for all labels except `label`.
     """
 
     label: NDArray[np.int32]
     trust: NDArray[np.float64]
-    shares: NDArray[np.float32] | None
+    shares: NDArray[np.float32] | None = None
+    other: NDArray[np.int32] | None = None
+    part: NDArray[np.float64] | None = None
+    #: bool[b]: whether a judgment gave the label.
+    judged: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "judged", np.zeros(len(self.label), dtype=np.bool_))
+
+    def alternative(self, row: int) -> tuple[int, float] | None:
+        """Return the other label of a text, and the chance that it is right; None: unknown."""
+        if self.other is None or self.part is None or self.other[row] < 0:
+            return None
+        # of what is left: both together are at most 1
+        trust = (1 - float(self.trust[row])) * float(self.part[row])
+        return (int(self.other[row]), trust) if trust > 0 else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,14 +180,15 @@ class Learned:
         """
         found = self.model.probabilities(texts)
         if self.decides != "head":
-            return Applied(kept, self.trusts(texts, found, kept), None)
+            return Applied(kept, self.trusts(texts, found, kept), None, *_second(found, kept))
         label, own = self.model.label_of(found, texts), texts.own[: len(texts)]
         if self.bases:
             plain = replace(texts, judged=None)
             plan: list[HeadModel | VoteModel] = [VoteModel(0), self.vote, *self.bases]
             made = [LabelCandidate("", 1.0, m, m.label(plain)) for m in plan]
             label = np.where(differing(made) | (own < 0), label, own).astype(np.int32)
-        return Applied(label, self.trusts(texts, found, label), _shown(found, label))
+        trust = self.trusts(texts, found, label)
+        return Applied(label, trust, _shown(found, label), *_second(found, label))
 
     def trusts(
         self, texts: Texts, found: NDArray[np.float32], label: NDArray[np.int32]
@@ -284,7 +304,7 @@ class Learned:
                 at += size
             models = [
                 HeadModel(
-                    tuple(Head(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
+                    tuple(Softmax(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
                     arrays[f"scale{number}"],
                     care,
                     power,
@@ -320,7 +340,9 @@ class Learned:
 
 def rounded(model: HeadModel) -> HeadModel:
     """Return a model as it is read back from a store, so that both give the same labels."""
-    heads = tuple(Head(head.weights.astype(np.float16).astype(np.float32)) for head in model.heads)
+    heads = tuple(
+        Softmax(head.weights.astype(np.float16).astype(np.float32)) for head in model.heads
+    )
     return replace(model, heads=heads)
 
 
@@ -389,6 +411,20 @@ def _features(
     total = votes.sum(axis=1)
     share = np.where(total > 0, votes[b, given] / np.maximum(total, _TINY), 0.5)
     return np.stack([np.ones(len(b)), np.log(p / (1 - p)), share - 0.5], axis=1)
+
+
+def _second(
+    found: NDArray[np.float32], label: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Return the most probable other label, and its part of the probability of all others."""
+    at = np.flatnonzero(label >= 0)
+    given = found[at, label[at]].copy()
+    found[at, label[at]] = 0
+    other = found.argmax(axis=1).astype(np.int32)
+    rest = found.sum(axis=1, dtype=np.float64)
+    part = found[np.arange(len(found)), other] / np.maximum(rest, _TINY)
+    found[at, label[at]] = given
+    return np.where(rest > 0, other, -1).astype(np.int32), part
 
 
 def _shown(found: NDArray[np.float32], label: NDArray[np.int32]) -> NDArray[np.float32]:

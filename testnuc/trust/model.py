@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc.trust.head import Head, class_scale, fit_folds, predict_folds
+from testnuc.trust.head import Softmax, class_scale, fit_folds, predict_folds
 from testnuc.voting import VotePolicy, vote_pool
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["HeadModel", "Texts", "VoteModel", "fit_model", "one_hot", "teach"]
+__all__ = ["HeadModel", "Texts", "VoteModel", "fit_model", "one_hot", "teach", "vote_joined"]
 
 #: Neighbors whose votes are joined with the head.
 _NEIGHBORS = 30
@@ -131,7 +131,7 @@ class HeadModel:
 
     Parameters
     ----------
-    heads : tuple of Head
+    heads : tuple of Softmax
         One for each fold.
     scale : float32[C]
         Of class sizes.
@@ -141,7 +141,7 @@ class HeadModel:
         Learned from judged texts of the other folds.
     """
 
-    heads: tuple[Head, ...]
+    heads: tuple[Softmax, ...]
     scale: NDArray[np.float32]
     care: float
     power: float = 0.0
@@ -176,7 +176,7 @@ class HeadModel:
 
 
 def fit_model(
-    texts: Texts, *, power: float, care: float, start: Sequence[Head], rounds: int = _ROUNDS
+    texts: Texts, *, power: float, care: float, start: Sequence[Softmax], rounds: int = _ROUNDS
 ) -> HeadModel:
     """Self-train a model on the LLM's own labels.
 
@@ -187,7 +187,7 @@ def fit_model(
     power : float
         How far class sizes are moved toward equal ones, 0 to 1.
     care : float
-    start : sequence of Head
+    start : sequence of Softmax
         By fold, fitted on the own labels.
     rounds : int
     """
@@ -263,6 +263,14 @@ def one_hot(labels: NDArray[np.int32], n_classes: int) -> NDArray[np.float32]:
     known = np.flatnonzero(labels >= 0)
     table[known, labels[known]] = 1
     return table
+
+
+def vote_joined(
+    texts: Texts, head: NDArray[np.float32], own: NDArray[np.int32]
+) -> NDArray[np.float32]:
+    """Return float32[b, C]: a head times the votes of the neighbors' own labels; rows sum to 1."""
+    votes = texts.votes(own, k=_NEIGHBORS).astype(np.float32)
+    return _rows_to_one(head[: len(texts)] * (votes + _SMOOTHING))
 
 
 def _joined(

@@ -1,4 +1,4 @@
-"""The vote settings of a client: set by the user, decided by the auto policy, or tuned."""
+"""The vote settings of a client: set by the user, decided by the auto policy, or learned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testnuc.trust.prior import target_shares
 from testnuc.voting import VotePolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["VoteSettings"]
 
 _DEFAULT_K = 10
+#: Fields up to `min_trust`.
+_FIELDS_0_1_0 = 7
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VoteSettings:
-    """Vote policy, prior correction and calibration.
+    """Vote policy, prior correction, and what was learned.
 
     Immutable. A run reads its settings once, and new settings replace the old ones as a whole, so a
     concurrent run uses either the old or the new ones.
@@ -46,8 +48,6 @@ class VoteSettings:
     prior_power : float
     min_trust : float, optional
         Labels with less trust are withheld.
-    calibration : callable, optional
-        Maps a share to the probability that the label is correct.
     decision : Decision, optional
         Fixed by learning or unpickling; otherwise each run decides.
     learned : Learned, optional
@@ -61,8 +61,6 @@ class VoteSettings:
     prior: NDArray[np.float64] | None = None
     prior_power: float = 1.0
     min_trust: float | None = None
-    calibration: Callable[[float], float] | None = None
-    # last, because version 0.1.0 pickled the other fields in this order
     decision: Decision | None = None
     learned: Learned | None = None
 
@@ -128,4 +126,5 @@ class VoteSettings:
         )
 
     def __setstate__(self, state: list[object]) -> None:
-        restore_fields(self, state)
+        # version 0.1.0 pickled these fields and a calibration
+        restore_fields(self, state[:_FIELDS_0_1_0] if len(state) == _FIELDS_0_1_0 + 1 else state)

@@ -44,6 +44,7 @@ texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(" ".join)
 answers = st.tuples(st.sampled_from([*NAMES, "something else"]), confidences)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     told=st.dictionaries(texts, answers, min_size=2, max_size=40),
@@ -90,6 +91,7 @@ def test_the_waves_label_is_that_of_the_full_vote(told, n_own, k, policy):
 # -- recorded answers of a real model -------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_calls_saved_on_recorded_answers(client_of, recordings):
     rows = [
         json.loads(line)

@@ -307,6 +307,7 @@ async def test_answers_of_a_referee_are_stored():
         assert all(item.answer == gold(item.text) for item in few)
 
 
+@pytest.mark.slow
 async def test_escalation_changes_exactly_a_part():
     texts = texts_of(400)
     small, big = Says(), Says(gold, "big")

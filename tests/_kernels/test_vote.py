@@ -268,6 +268,7 @@ def test_pool_curves_equal_separate_votes(case, policies, data):
     )
 
 
+@pytest.mark.slow
 @given(rows(max_rows=3, max_k=8), POLICIES)
 @SETTINGS
 def test_decided_exactly_when_no_completion_changes_the_winner(case, policy):

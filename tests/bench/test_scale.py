@@ -58,6 +58,7 @@ def written(path, kind, *found):
     return str(path)
 
 
+@pytest.mark.slow
 def test_capacity_multiplies_unit_costs(tmp_path, capsys):
     mebi = 1 << 20
     given = {

@@ -64,7 +64,7 @@ def test_csv_in_and_out_through_a_server(tmp_path):
     assert "25 texts" in err
     assert "1 without a usable text" in err
     assert "24 calls" in err
-    with target.open(newline="", encoding="utf-8") as file:
+    with target.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == [str(i) for i in range(25)]
     assert [row["nuc_own_label"] for row in rows] == [*map(gold, texts), ""]
@@ -105,8 +105,8 @@ def test_txt_with_the_embedded_labeler(tmp_path):
         ("", "empty.csv", {}, "is empty"),
         ("  \n", "blank.txt", {}, "is empty"),
         ("text\n", "header.csv", {}, "has no texts"),
-        ("message\nhello\n", "column.csv", {}, "no column 'text'; it has 'message'"),
-        ("text\nhello\n", "kind.xlsx", {}, "neither .csv"),
+        ("message\nhello\n", "column.csv", {}, "did you mean --text-column 'message'?"),
+        ("text\nhello\n", "kind.xls", {}, "neither .csv, .tsv"),
         ("text\nhello\nthere\n", "one.csv", {"labels": "refund"}, "two"),
         ("text\nhello\nthere\n", "twice.csv", {"labels": "a,b,a"}, "'a'"),
         ("text\nhello\nthere\n", "labels.csv", {"labels": "nowhere.txt"}, "there is no file"),
@@ -115,7 +115,7 @@ def test_txt_with_the_embedded_labeler(tmp_path):
         ("text\nhello\nthere\n", "dir.csv", {"output": "no/such/out.csv"}, "no folder"),
         ("text\nhello\nthere\n", "policy.csv", {"policy": "best"}, "weighted"),
         ('{"text": "a"}\nnot json\n', "bad.jsonl", {}, "line 2 is not JSON"),
-        ("[1]\n", "list.jsonl", {}, "line 1 is not a JSON object"),
+        ("[1]\n", "list.jsonl", {}, "item 1 is neither an object nor a string"),
         ("text\n\n \n", "nothing.csv", {}, "no usable text"),
     ],
 )

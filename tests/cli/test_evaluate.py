@@ -81,6 +81,7 @@ def test_mistakes_are_told_before_anything_is_asked(tmp_path):
         assert llm.requests == 0
 
 
+@pytest.mark.slow
 def test_diagnose_results_and_stores(tmp_path):
     source, results = labeled(tmp_path / "in.csv", 240), tmp_path / "results.jsonl"
     store = tmp_path / "labels.db"
@@ -95,11 +96,11 @@ def test_diagnose_results_and_stores(tmp_path):
         code, of_store, err = run_here("diagnose", store, *given, "--labels", ",".join(LABELS))
         assert code == 0, err
         # the same predictions, the same neighbors, the same finding
-        assert of_file == of_store
+        assert of_file.replace(str(results), "X") == of_store.replace(str(store), "X")
         assert "240 predictions" in of_file
         assert "vote: " in of_file
         for arguments, says in (
-            ((store, *given), "holds predictions of openai/test with the labels 'refund', "),
+            ((store,), "holds predictions of openai/test with the labels 'refund', "),
             ((store, *given, "--labels", "a,b"), "no prediction of openai/test with these labels"),
             ((tmp_path / "nowhere.db",), "check the path"),
             ((source,), "no field 'nuc_label'"),

@@ -77,7 +77,7 @@ def test_lines_within_a_text_are_no_lines_of_the_file(tmp_path):
     [
         (None, [], "there is no file"),
         ("results.txt", [], "holds labels without texts"),
-        ("results.xlsx", [], "neither .csv"),
+        ("results.docx", [], "is not an SQLite file"),
         ("results.jsonl", ["-o", "report.pdf"], "name a .html file"),
         ("results.jsonl", ["-o", "no/such/report.html"], "there is no folder no/such"),
         ("results.jsonl", ["--text-column", "body"], "has no field 'body'"),
@@ -110,7 +110,7 @@ def answer(text):
     return LABELS[(LABELS.index(gold(text)) + (number % 5 == 0)) % 3], 0.9
 
 
-async def test_marks_feed_tune_and_calibrate(tmp_path, client_of):
+async def test_marks_are_learned_from(tmp_path, client_of):
     texts = messages(240)
     path = tmp_path / "marks.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -124,9 +124,8 @@ async def test_marks_feed_tune_and_calibrate(tmp_path, client_of):
     with LoopbackLLM(answer) as llm:
         async with testnuc.TestNUC(**client_of(llm)) as nuc:
             await nuc.classify_many(texts)
-            tuning = await nuc.tune(*testnuc.read_marks(path))
-            assert tuning.texts == 60
-            assert tuning.alone == 0.9
-            curve = await nuc.calibrate(*testnuc.read_marks(path))
-            assert curve.texts == 60
+            learned = await nuc.learn(*testnuc.read_marks(path))
+            assert len(learned.judged) == 60
+            results = await nuc.classify_many(texts)
+            assert results.labels[:60] == right[:60]
         assert llm.calls == 240

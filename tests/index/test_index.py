@@ -30,6 +30,7 @@ def brute(half, query, k, *, without=(), below=None, ranks=None):
     return rows[:k]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact_below", [10_000, 100])
 def test_finds_what_brute_force_finds(exact_below):
     half = unit(600)

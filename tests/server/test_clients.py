@@ -163,6 +163,7 @@ async def test_a_body_that_does_not_arrive():
         assert service.queue.pending == 0
 
 
+@pytest.mark.slow
 async def test_connections_that_stand_still_are_closed():
     held = Held()
     held.gate.set()
@@ -187,6 +188,7 @@ async def test_connections_that_stand_still_are_closed():
         await until(lambda: len(service.used) <= 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_takes_no_answer_is_let_go(stream):
     held = Held()

@@ -21,7 +21,13 @@ def _quiet():
     logging.getLogger("testnuc").setLevel(logging.NOTSET)
 
 
-@pytest.mark.parametrize("start", range(0, SEEDS, PART))
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(start, marks=[pytest.mark.slow] if start >= 2 * PART else [])
+        for start in range(0, SEEDS, PART)
+    ],
+)
 def test_nothing_hangs_is_lost_or_paid_twice(start):
     found = {}
     for seed in range(start, start + PART):
@@ -34,6 +40,7 @@ def test_nothing_hangs_is_lost_or_paid_twice(start):
     assert not found
 
 
+@pytest.mark.slow
 def test_worlds_are_not_empty():
     """The seeds reach what they are for."""
     worlds = [simulate(seed) for seed in range(60)]

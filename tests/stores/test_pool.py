@@ -111,6 +111,7 @@ def coarse(numbers):
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float16)[numbers]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS)
 def test_behaves_as_the_pool_in_memory(steps, tmp_path_factory):

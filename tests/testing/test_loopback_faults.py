@@ -153,6 +153,7 @@ async def test_faults_of_packed_answers(session, wire, kind, ids):
     assert llm.texts == 6
 
 
+@pytest.mark.slow
 async def test_all_texts_are_answered_by_a_client_that_tries_again(session):
     texts = [f"text {i}" for i in range(300)]
     fates = []

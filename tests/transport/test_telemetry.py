@@ -95,12 +95,10 @@ async def test_calls_are_told_by_the_conventions_and_agree_with_usage(told, clie
     assert sum(span.attributes[tokens] for span in chats) == usage.input_tokens
     # calls are made by workers that serve many: each is in the trace of who wanted it
     (many,) = told.spans("testnuc.classify_many")
-    (predict,) = told.spans("testnuc.predict")
     assert many.parent.span_id == job.get_span_context().span_id
-    # the first call of a client comes before the embedding
+    # the calls are made while texts are embedded
     (prepare,) = told.spans("testnuc.prepare")
-    parents = [span.parent.span_id for span in chats]
-    assert parents == [prepare.context.span_id] + [predict.context.span_id] * 11
+    assert [span.parent.span_id for span in chats] == [prepare.context.span_id] * 12
     assert many.attributes["testnuc.texts"] == 12
     assert many.attributes["testnuc.calls"] == 12
     (embedding,) = told.spans("embeddings")
@@ -128,12 +126,9 @@ async def test_two_runs_that_share_workers_keep_their_traces(told, client_of):
         testnuc.TestNUC(**client_of(llm, k=0, max_concurrency=2)) as nuc,
     ):
         await asyncio.gather(nuc.classify_many(TEXTS[:6]), nuc.classify_many(TEXTS[6:]))
-    parents = [span.context.span_id for span in told.spans("testnuc.predict")]
+    parents = [span.context.span_id for span in told.spans("testnuc.prepare")]
     chats = [span.parent.span_id for span in told.spans("chat")]
-    # the first call of each is part of its preparation
-    first = [span.context.span_id for span in told.spans("testnuc.prepare")]
-    assert sorted(map(chats.count, parents)) == [5, 5]
-    assert sorted(map(chats.count, first)) == [1, 1]
+    assert sorted(map(chats.count, parents)) == [6, 6]
 
 
 async def test_failures_are_told_by_their_kind_alone(told, client_of, caplog):

@@ -1,4 +1,4 @@
-"""The auto policy, trust, prior and tuning through the client."""
+"""The auto policy, trust and prior through the client."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def accuracy(results):
     return np.mean([r.label == gold(r.text) for r in results])
 
 
+@pytest.mark.slow
 async def test_auto_votes_where_it_helps_and_costs_no_call_more():
     labeler, nuc = client()
     async with nuc:
@@ -196,28 +197,6 @@ async def test_prior_balances_the_batch():
     assert tilted.labels.count(NAMES[0]) > plain.labels.count(NAMES[0])
 
 
-async def test_tune_and_calibrate():
-    labeler, nuc = client(policy=VotePolicy(own_weight=100.0))
-    async with nuc:
-        before = await nuc.classify_many(TEXTS)
-        some = TEXTS[::6]
-        tuning = await nuc.tune(some, [gold(t) for t in some])
-        assert tuning.policy is not None
-        assert "labeled texts" in str(tuning)
-        assert labeler.asked == len(TEXTS)
-        after = await nuc.classify_many(TEXTS)
-        assert accuracy(after) > accuracy(before) + 0.05
-        pytest.importorskip("sklearn")
-        with pytest.raises(ValueError, match="200 right labels"):
-            await nuc.calibrate(some, [gold(t) for t in some])
-        # as if the person had other labels in mind for some
-        other = [NAMES[0] if i % 9 == 0 else gold(t) for i, t in enumerate(some)]
-        curve = await nuc.calibrate(some, other)
-        assert (await nuc.classify_many(TEXTS))[0].trust == curve(after[0].trust)
-        with pytest.raises(ValueError, match="not in the label set"):
-            await nuc.tune(some[:1], ["nothing"])
-
-
 async def test_stored_neighbors_and_no_joining():
     labeler, nuc = client(neighbors="stored", join_pool=False)
     async with nuc:
@@ -230,6 +209,7 @@ async def test_stored_neighbors_and_no_joining():
     assert results[0].voters > 3
 
 
+@pytest.mark.slow
 async def test_many_callers_look_at_the_pool_once():
     labeler, nuc = client(neighbors="stored")
     looks = []

@@ -1,4 +1,4 @@
-"""What is decided without labels, prior, calibration, tuning and review: on arrays."""
+"""What is decided without labels, prior and review queue: on arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.index import NearestVectors
 from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
-from testnuc.trust import calibrate, correct, diagnose, factors, review_queue, tune_votes
+from testnuc.trust import correct, diagnose, factors, review_queue
 from testnuc.trust.near_copies import at_similarity_one
 from testnuc.trust.prior import target_shares
 from testnuc.trust.vote_settings import VoteSettings
@@ -168,31 +168,6 @@ def test_correction_without_effect_changes_nothing():
     assert same.margin == pytest.approx(result.margin, abs=1e-6)
 
 
-@pytest.mark.parametrize("method", ["platt", "isotonic"])
-def test_calibration(method):
-    pytest.importorskip("sklearn")
-    rng = np.random.default_rng(0)
-    share = rng.random(3_000)
-    curve = calibrate(share, rng.random(3_000) < share**2, method=method)
-    chances = [curve(s) for s in np.linspace(0, 1, 11)]
-    assert chances == sorted(chances)
-    assert curve(0.7) == pytest.approx(0.49, abs=0.1)
-    with pytest.raises(InvalidInputError):
-        calibrate([0.5] * 30, [True] * 30)
-
-
-def test_tuning_finds_the_vote_and_leaves_well_alone():
-    ids, similarities, labels, gold = clustered(2_000, 0.6)
-    rows = np.arange(0, 2_000, 13)
-    none = np.full(2_000, np.nan, np.float32)
-    found = tune_votes(ids, similarities, labels, none, rows, gold[rows], n_classes=CLASSES)
-    assert found.policy is not None
-    assert found.interval[0] >= 0
-    shuffled = np.random.default_rng(0).permutation(ids.ravel()).reshape(ids.shape)
-    found = tune_votes(shuffled, similarities, gold, none, rows, gold[rows], n_classes=CLASSES)
-    assert found.policy is None
-
-
 def result(index, label, trust, own, near):
     return Classification(
         index,
@@ -221,6 +196,7 @@ def test_review_puts_the_doubtful_first_and_says_why():
         review_queue([], -1)
 
 
+@pytest.mark.slow
 def test_recorded_banking_questions(recordings):
     import orjson
 

@@ -1,0 +1,233 @@
+"""Let a referee judge disagreements, learn from them, and escalate the least trusted texts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc._base.checks import checked_choice
+from testnuc._engine.applying import judge
+from testnuc._engine.estimate import Estimator
+from testnuc._engine.pipeline import STOPS
+from testnuc._engine.referee import Referee
+from testnuc.errors import InvalidInputError
+from testnuc.limits import Meter
+from testnuc.methods import StandardPrompting
+from testnuc.protocols import PoolText
+from testnuc.types import Prediction, error_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from testnuc._engine.components import Components
+    from testnuc._engine.learning import Learning
+    from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc.protocols import Provider, WireProvider
+    from testnuc.trust import Learned, Review
+    from testnuc.types import Usage
+
+__all__ = ["Escalation"]
+
+_log = logging.getLogger("testnuc.client")
+
+#: Disagreements that a referee judges, again when the pool is so many times as large.
+_REFEREED, _GROWTH = 100, 1.5
+#: Texts looked up at a time.
+_CHUNK = 2_048
+
+
+class Escalation:
+    """The referees of a client.
+
+    Parameters
+    ----------
+    parts : Components
+    learning : Learning
+    """
+
+    def __init__(self, parts: Components, learning: Learning) -> None:
+        self._parts = parts
+        self._learning = learning
+        #: By name, or by id.
+        self._referees: dict[str | int, Referee] = {}
+        #: Held while disagreements are judged: the windows of a stream share one review.
+        self._lock = asyncio.Lock()
+        #: The client's referee.
+        self.referee = None if parts.referee is None else self._referee_of(parts.referee)
+        parts.on_close = self._aclose
+
+    async def _aclose(self) -> None:
+        for referee in self._referees.values():
+            await referee.aclose()
+
+    def _referee_of(self, model: str | Provider | WireProvider) -> Referee:
+        """Return the referee of a model; one for each model."""
+        key = model if isinstance(model, str) else id(model)
+        if key not in self._referees:
+            self._referees[key] = Referee(self._parts, model)
+        return self._referees[key]
+
+    @property
+    def usage(self) -> Usage:
+        """Usage of all referees."""
+        return Meter.sum([referee.meter.mark() for referee in self._referees.values()])
+
+    async def ask(
+        self, review: Review, model: str | Provider | WireProvider | Referee, shown: str = "all"
+    ) -> None:
+        """Let a referee answer the open items of a review."""
+        checked_choice("shown", shown, ("all", "candidates"))
+        await self._parts.ready()
+        referee = model if isinstance(model, Referee) else self._referee_of(model)
+        items = [item for item in review if item.source is None]
+        given = [[label for label, _ in item.candidates if label is not None] for item in items]
+        answers = await referee.ask(
+            [PoolText(item.text, item.hash) for item in items],
+            given if shown == "candidates" else None,
+        )
+        for item, answer in zip(items, answers, strict=True):
+            if isinstance(answer, Prediction) and answer.label is not None:
+                review.answer(item.index, answer.label, "referee")
+            elif isinstance(answer, Exception):
+                _log.warning("the referee did not answer %r: %s", item.text[:60], answer)
+
+    async def cost(self, entries: Sequence[PoolText]) -> tuple[int, float | None]:
+        """Return the most calls that the referee needs for a run, and US dollars."""
+        parts, referee = self._parts, self.referee
+        assert referee is not None
+        keys = [referee.predictor.key(entry.text) for entry in entries]
+        stored = await parts.store.get_predictions(keys)
+        # which texts it will be asked about is not known before the run
+        open_ = [e.text for e, hit in zip(entries, stored, strict=True) if hit is None]
+        hashes = [entry.hash for entry in entries]
+        new = 0
+        for start in range(0, len(hashes) if parts.pipeline.join_pool else 0, _CHUNK):
+            found = await parts.pool.stored_vectors(hashes[start : start + _CHUNK])
+            new += sum(vector is None for vector in found)
+        judged = min(_REFEREED, len(entries)) if self._is_due(len(parts.pool) + new) else 0
+        most = judged + int(parts.escalate * len(entries))
+        estimator = Estimator(
+            referee.predictor,
+            parts.store,
+            parts.pool,
+            StandardPrompting(),
+            neighbors=False,
+            texts_per_call=1,
+            price=referee.price,
+        )
+        cost = await estimator.of_calls(open_[:most])
+        return cost.calls, cost.usd
+
+    async def settle(
+        self, neighborhoods: Neighborhoods, *, fixed: bool = False, stopped: bool = False
+    ) -> tuple[Neighborhoods, str | None]:
+        """Complete a run: apply what was learned, and ask the referee, if there is one.
+
+        Parameters
+        ----------
+        neighborhoods : Neighborhoods
+            With all predictions.
+        fixed : bool
+            Whether the run keeps its settings, whatever is learned.
+        stopped : bool
+            Whether an error ended the run: then the referee is not asked.
+
+        Returns
+        -------
+        Neighborhoods
+            Others, if something was learned meanwhile.
+        str or None
+            What the referee labeled, or why it labeled nothing.
+        """
+        pipeline = self._parts.pipeline
+        if self.referee is None or stopped:
+            await pipeline.settle(neighborhoods, stopped=stopped)
+            return neighborhoods, None
+        before, failure = neighborhoods.settings.learned, None
+        try:
+            await self._learn_once()
+        except STOPS as error:
+            # all texts are labeled: they must not be lost
+            failure = f"the referee failed: {error_text(error)}"
+        if pipeline.settings.learned is not before and not fixed:
+            neighborhoods = await self._again(neighborhoods)
+        await pipeline.settle(neighborhoods)
+        if failure is None and self._parts.escalate:
+            try:
+                return neighborhoods, await self._escalate(neighborhoods)
+            except STOPS as error:
+                failure = f"the referee failed: {error_text(error)}"
+        if failure is not None:
+            _log.warning("%s", failure)
+        return neighborhoods, failure
+
+    async def _again(self, old: Neighborhoods) -> Neighborhoods:
+        """Return the neighborhoods by the present settings; makes no call for the own texts."""
+        pipeline, n_own = self._parts.pipeline, old.n_own
+        new = await pipeline.prepare(old.entries[:n_own], together=True, ask_first=False)
+        for place in range(n_own):
+            outcome = old.predictions[place] or old.errors.get(place)
+            if outcome is not None and not new.answered(place):
+                new.put(place, outcome)
+        async with aclosing(pipeline.predict(new, waves=False)) as answered:
+            async for _ in answered:
+                pass
+        return new
+
+    def _is_due(self, size: int) -> bool:
+        """Whether disagreements in a pool of this size are to be judged."""
+        known = self._learning.learned
+        if known is None or not any(j.source == "referee" for j in known.judged):
+            return True
+        return size >= _GROWTH * known.texts
+
+    async def _learn_once(self) -> Learned | None:
+        """Learn from a hundred disagreements that the client's referee judges.
+
+        They are judged again when the pool has grown by half.
+        """
+        assert self.referee is not None
+        async with self._lock:
+            if not self._is_due(len(self._parts.pool)):
+                return None
+            try:
+                review = await self._learning.review(_REFEREED, "decide", 0)
+            except InvalidInputError:
+                # too few texts have a prediction
+                return None
+            await self.ask(review, self.referee)
+            return await self._learning.learn_from(review) if review.judged else None
+
+    async def _escalate(self, neighborhoods: Neighborhoods) -> str:
+        """Let the referee label the least trusted part of a run; returns what was done."""
+        parts, learned, applied = self._parts, self._learning.learned, neighborhoods.applied
+        assert self.referee is not None
+        if learned is None or applied is None:
+            return "nothing was escalated: there is too little to judge the referee by"
+        if not learned.referee_better:
+            backed, alone = learned.dissent
+            return (
+                f"nothing was escalated: {self.referee.model} is not shown to be better; where it "
+                f"contradicted {parts.model}, others agreed with it {backed} times, and not {alone}"
+            )
+        n = int(parts.escalate * neighborhoods.n_own)
+        trust = np.nan_to_num(applied.trust, nan=-1.0)
+        trust[list(neighborhoods.judges)] = np.inf
+        places = np.argsort(trust, kind="stable")[:n]
+        places = places[np.isfinite(trust[places])]
+        asked = [neighborhoods.entries[place] for place in places.tolist()]
+        answers = await self.referee.ask(asked)
+        said = {}
+        failed = [answer for answer in answers if isinstance(answer, Exception)]
+        for place, answer in zip(places.tolist(), answers, strict=True):
+            if isinstance(answer, Prediction) and answer.label is not None:
+                said[place] = (parts.labels.names.index(answer.label), "referee")
+        judge(neighborhoods, said)
+        told = f"{self.referee.model} labeled the {len(said):,} least trusted texts"
+        if failed:
+            told += f"; {len(failed):,} of its calls failed, first by {error_text(failed[0])}"
+        return told

@@ -1,0 +1,123 @@
+"""Leave texts to a head: to one from a file, or to one that learns the LLM's answers in a run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc.trust import Sparing, Unsure
+from testnuc.trust.head import folds_of
+from testnuc.trust.model import Texts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from numpy.typing import NDArray
+
+    from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc.head import Head
+
+__all__ = ["HeadRule", "ask_unsure"]
+
+_log = logging.getLogger("testnuc.client")
+
+_NEIGHBORS = 30
+#: Of the texts: asked about at most, where judgments prove a learned model better than the LLM.
+_PROVED = 0.25
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadRule:
+    """A head labels the texts of at least a trust.
+
+    Parameters
+    ----------
+    head : Head
+    least : float
+    order : int32[C]
+        Position of each of the head's labels among the client's.
+    """
+
+    head: Head
+    least: float
+    order: NDArray[np.int32]
+
+    def spare(
+        self, neighborhoods: Neighborhoods, vectors: NDArray[np.float16], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Label the sure ones of some own texts; returns the others."""
+        found, trust = self.head.predict_vectors(vectors[rows])
+        drift = self.head.drift.add(trust)
+        if drift is not None:
+            _log.warning("%s", drift)
+            neighborhoods.notes.append(drift)
+        sure = trust >= self.least
+        neighborhoods.spare(rows[sure], self.order[found[sure]], trust[sure])
+        if sure.any():
+            neighborhoods.notes.append(
+                f"the head labeled {int(sure.sum()):,} of {len(vectors):,} texts, those with a "
+                f"trust of at least {self.least:.2f}; {len(rows) - int(sure.sum()):,} were left to "
+                "the LLM"
+            )
+        return rows[~sure]
+
+
+async def ask_unsure(
+    neighborhoods: Neighborhoods,
+    vectors: NDArray[np.float16],
+    rows: NDArray[np.int64],
+    rule: Unsure,
+) -> AsyncGenerator[list[int], None]:
+    """Yield the own texts to ask about, in rounds; the others are spared at the end."""
+    settings = neighborhoods.settings
+    proved = settings.head_decides
+    if proved:
+        rule = replace(rule, most=min(rule.most, _PROVED))
+    texts, hashes = (
+        _texts(neighborhoods, vectors, rows),
+        [neighborhoods.entries[r].hash for r in rows],
+    )
+    sparing = Sparing(texts, hashes, rule)
+    places = sparing.first
+    while len(places):
+        yield rows[places].tolist()
+        own = neighborhoods.answers()[0][rows]
+        places = await asyncio.to_thread(sparing.next, own)
+    left = np.flatnonzero(~sparing.asked)
+    if not len(left):
+        return
+    neighborhoods.spare(rows[left], sparing.labels[left], sparing.trust[left])
+    why = (
+        "judgments prove that the learned model is better than the LLM"
+        if proved
+        else f"at least {sparing.agreement:.1%} of all labels are as if it had been asked about "
+        "every text, with 90 % confidence"
+    )
+    neighborhoods.notes.append(
+        f"the LLM was asked about {len(rows) - len(left):,} of {len(rows):,} texts, and a model of "
+        f"its answers labeled the other {len(left):,}: {why}"
+    )
+
+
+def _texts(
+    neighborhoods: Neighborhoods, vectors: NDArray[np.float16], rows: NDArray[np.int64]
+) -> Texts:
+    """Return some own texts, with neighbors among them alone."""
+    place = np.full(len(neighborhoods.entries) + 1, -1, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    near = neighborhoods.neighbors[rows, :_NEIGHBORS]
+    near = place[near]
+    # missing ones last
+    order = np.argsort(near < 0, axis=1, kind="stable")
+    return Texts(
+        vectors[rows],
+        np.full(len(rows), -1, dtype=np.int32),
+        np.take_along_axis(near, order, axis=1),
+        np.take_along_axis(neighborhoods.similarities[rows, :_NEIGHBORS], order, axis=1),
+        folds_of([neighborhoods.entries[row].hash for row in rows.tolist()]),
+        len(neighborhoods.labels.names),
+    )

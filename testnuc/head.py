@@ -1,0 +1,437 @@
+"""A head in a file: labels and trust from embeddings, without an LLM."""
+
+from __future__ import annotations
+
+import io
+import logging
+import zipfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import orjson
+
+from testnuc import embedders
+from testnuc._base.checks import valid_text
+from testnuc._base.jsonl import write_whole
+from testnuc._base.loop_thread import Background
+from testnuc.embedders.cache import embedder_name
+from testnuc.errors import InvalidInputError
+from testnuc.protocols import Answer, Reply
+from testnuc.results import Results
+from testnuc.trust.certificates import Certificate
+from testnuc.types import Classification, Usage
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from testnuc.protocols import Embedder, Request
+
+__all__ = ["Head", "TrainedOn", "TrustDrift"]
+
+_log = logging.getLogger("testnuc.head")
+
+_VERSION = 1
+#: Texts whose probabilities are in memory at a time.
+_BLOCK = 4_096
+#: Texts embedded at a time, as for a client.
+_TURN = 512
+_TINY = np.float32(1e-4)
+_SURE = 0.9
+#: Drift: standard errors between the mean trust of new texts and that of the texts trained on, and
+#: the least difference that is reported. It is tested at 100, 200, 400, .. texts: with 20 such
+#: tests the chance of a false alarm is 0.1 %.
+_DRIFT_ERRORS, _DRIFT_LEAST, _DRIFT_FROM = 4.0, 0.02, 100
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedOn:
+    """What a head was trained on."""
+
+    #: Texts, and those of them with a judged label.
+    texts: int
+    judged: int
+    #: The LLM, as ``provider/name``.
+    model: str
+    #: Day, as YYYY-MM-DD.
+    date: str
+    #: Where the labels came from, in plain words.
+    labels: str
+    #: Part of the texts that the head labels as it was taught, each predicted without its fold.
+    agreement: float
+    #: What trust is calibrated on: "judged texts", or "agreement with the labels".
+    calibrated_on: str
+
+
+@dataclass(slots=True)
+class TrustDrift:
+    """Compares the mean trust of new texts with that of the texts that a head was trained on.
+
+    Parameters
+    ----------
+    mean, spread : float
+        Mean and standard deviation of trust, out of fold.
+    texts : int
+    """
+
+    mean: float
+    spread: float
+    texts: int
+    seen: int = field(default=0, init=False)
+    _total: float = field(default=0.0, init=False)
+    _squares: float = field(default=0.0, init=False)
+    _next: int = field(default=_DRIFT_FROM, init=False)
+    _found: str | None = field(default=None, init=False)
+
+    def add(self, trust: NDArray[np.floating]) -> str | None:
+        """Count new texts; returns the drift in words, None where there is none."""
+        values = trust.astype(np.float64)
+        self.seen += len(values)
+        self._total += float(values.sum())
+        self._squares += float((values**2).sum())
+        if self.seen >= self._next:
+            while self._next <= self.seen:
+                self._next *= 2
+            self._found = self._compared()
+        return self._found
+
+    def _compared(self) -> str | None:
+        mean = self._total / self.seen
+        variance = max(self._squares / self.seen - mean**2, self.spread**2)
+        error = float(np.sqrt(variance / self.seen + self.spread**2 / self.texts))
+        if abs(mean - self.mean) <= max(_DRIFT_ERRORS * error, _DRIFT_LEAST):
+            return None
+        return (
+            f"the mean trust of {self.seen:,} new texts is {mean:.2f}; that of the texts that the "
+            f"head was trained on is {self.mean:.2f}: the new texts differ, and trust may "
+            "be wrong; label some of the new texts with the LLM, and distill again"
+        )
+
+
+class Head:
+    """A classifier of embeddings, from `TestNUC.distill`: labels and trust without an LLM.
+
+    Parameters
+    ----------
+    labels : sequence of str
+    weights : float32[dim + 1, C]
+        The last row is the bias.
+    curve : tuple of float
+        Intercept and slope of the log odds that a label is right, by those of the classifier.
+    embedder : str or Embedder
+        An object, or a name that testnuc can load.
+    trained_on : TrainedOn
+    drift : TrustDrift
+    certificate : Certificate, optional
+        The trust above which nine of ten labels are right, if judged texts prove it.
+
+    Examples
+    --------
+    ::
+
+        head = testnuc.Head.load("tickets.head")
+        results = head.predict(texts)
+    """
+
+    #: As a provider: a client that never asks an LLM takes a head in place of a model.
+    name = "head"
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        weights: NDArray[np.float32],
+        curve: tuple[float, float],
+        *,
+        embedder: str | Embedder,
+        trained_on: TrainedOn,
+        drift: TrustDrift,
+        certificate: Certificate | None = None,
+    ) -> None:
+        self.labels = tuple(labels)
+        self.weights = weights
+        self.curve = curve
+        self.trained_on = trained_on
+        self.drift = drift
+        self.certificate = certificate
+        self._embedder = None if isinstance(embedder, str) else embedder
+        #: The name of the embedder.
+        self.embedder = embedder if isinstance(embedder, str) else embedder_name(embedder)
+        self.model = self.identity = f"{trained_on.model} {trained_on.date}"
+        self._loadable = isinstance(embedder, str) or _is_own(embedder)
+
+    def __repr__(self) -> str:
+        on = self.trained_on
+        return f"<Head {len(self.labels)} labels, {on.texts:,} texts, {on.model}, {on.date}>"
+
+    def __str__(self) -> str:
+        on = self.trained_on
+        lines = [
+            f"A head for {len(self.labels)} labels on embeddings of {self.embedder}.",
+            f"Trained on {on.texts:,} texts ({on.judged:,} judged), {on.model}, {on.date}.",
+            f"The labels were {on.labels}.",
+            f"It labels {on.agreement:.1%} of them as it was taught, each predicted out of fold.",
+            f"Trust is calibrated on {on.calibrated_on}.",
+        ]
+        if self.certificate is not None:
+            lines.append(f"Certificate: {self.certificate}.")
+        return "\n".join(lines)
+
+    @property
+    def dim(self) -> int:
+        """Dimensions of the embeddings."""
+        return len(self.weights) - 1
+
+    @property
+    def default_trust(self) -> float:
+        """The trust from which a client lets the head label: the certificate's, else 0.9."""
+        made = self.certificate
+        return made.trust if made is not None and np.isfinite(made.trust) else _SURE
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one file: arrays and JSON, without pickle."""
+        header = {
+            "format": "testnuc head",
+            "version": _VERSION,
+            "labels": self.labels,
+            "embedder": self.embedder,
+            "loadable": self._loadable,
+            "curve": self.curve,
+            "trained_on": asdict(self.trained_on),
+            "trust": [self.drift.mean, self.drift.spread, self.drift.texts],
+            # JSON has no infinity: a certificate of nothing is not kept
+            "certificate": (
+                None
+                if self.certificate is None or not self.certificate.part
+                else asdict(self.certificate)
+            ),
+        }
+        buffer = io.BytesIO()
+        np.savez(
+            buffer,
+            weights=self.weights.astype("<f4"),
+            header=np.frombuffer(orjson.dumps(header), np.uint8),
+        )
+        write_whole(path, [buffer.getvalue()])
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], embedder: str | Embedder | None = None) -> Self:
+        """Read a file that `TestNUC.distill` or `save` wrote.
+
+        Parameters
+        ----------
+        path : str or path
+        embedder : str or Embedder, optional
+            Needed where the head was trained with an embedder object of your own.
+
+        Raises
+        ------
+        InvalidInputError
+            The file cannot be read, is damaged, or belongs to another embedder.
+        """
+        try:
+            with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
+                header: dict[str, Any] = orjson.loads(file["header"].tobytes())
+                weights = file["weights"].astype(np.float32)
+            if header["format"] != "testnuc head" or header["version"] != _VERSION:
+                raise InvalidInputError(
+                    f"{path} is not a head that this version of testnuc can read; upgrade testnuc, "
+                    "or distill again"
+                )
+            shape = (weights.ndim, weights.shape[-1])
+            if shape != (2, len(header["labels"])) or not np.isfinite(weights).all():
+                raise ValueError("the weights do not fit the labels")  # noqa: TRY301
+            given = header["certificate"]
+            made = cls(
+                header["labels"],
+                weights,
+                tuple(header["curve"]),
+                embedder=header["embedder"],
+                trained_on=TrainedOn(**header["trained_on"]),
+                drift=TrustDrift(*header["trust"]),
+                certificate=None if given is None else Certificate(**given),
+            )
+        except OSError as exc:
+            raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+        except (zipfile.BadZipFile, ValueError, KeyError, TypeError, EOFError) as exc:
+            raise InvalidInputError(
+                f"{path} is damaged, or is not a head from `distill`: {exc}"
+            ) from exc
+        made._loadable = bool(header["loadable"])
+        if embedder is not None:
+            made._embedder = made.checked_embedder(embedders.resolve(embedder))
+        return made
+
+    def checked_embedder(self, embedder: Embedder) -> Embedder:
+        """Return the embedder if it is the one that the head was trained with."""
+        name = embedder_name(embedder)
+        if name != self.embedder:
+            raise InvalidInputError(
+                f"the head was trained on embeddings of {self.embedder!r}, and the embedder is "
+                f"{name!r}; use {self.embedder!r}, or distill a head with {name!r}"
+            )
+        return embedder
+
+    def for_labels(self, labels: Sequence[str]) -> NDArray[np.int32]:
+        """Return the position of each of the head's labels in another order of the same labels.
+
+        Raises
+        ------
+        InvalidInputError
+            The label sets differ.
+        """
+        if set(labels) != set(self.labels):
+            ours, theirs = set(self.labels) - set(labels), set(labels) - set(self.labels)
+            only = [f"{sorted(ours)[:3]} only in the head"] if ours else []
+            only += [f"{sorted(theirs)[:3]} only in the client"] if theirs else []
+            raise InvalidInputError(
+                f"the head has another label set: {', '.join(only)}; distill one for these labels"
+            )
+        return np.array([labels.index(name) for name in self.labels], dtype=np.int32)
+
+    def predict_vectors(
+        self, vectors: NDArray[np.floating]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Label embeddings.
+
+        Parameters
+        ----------
+        vectors : float[n, dim]
+            Unit norm.
+
+        Returns
+        -------
+        int32[n], float32[n]
+            The position of each label in `labels`, and its trust.
+        """
+        if vectors.ndim != 2 or vectors.shape[1] != self.dim:
+            raise InvalidInputError(
+                f"the vectors have shape {vectors.shape}; the head takes [n, {self.dim}]"
+            )
+        found = np.empty(len(vectors), dtype=np.int32)
+        trust = np.empty(len(vectors), dtype=np.float32)
+        start, slope = map(np.float32, self.curve)
+        for at in range(0, len(vectors), _BLOCK):
+            rows = slice(at, at + _BLOCK)
+            z = vectors[rows].astype(np.float32) @ self.weights[:-1]
+            z += self.weights[-1]
+            label = z.argmax(axis=1)
+            z -= z[np.arange(len(z)), label][:, None]
+            np.exp(z, out=z)
+            chance = np.clip(1 / z.sum(axis=1), _TINY, 1 - _TINY)
+            odds = start + slope * np.log(chance / (1 - chance))
+            found[rows], trust[rows] = label, 1 / (1 + np.exp(-odds))
+        return found, trust
+
+    def predict(self, texts: Iterable[str]) -> Results:
+        """Label texts; makes no LLM call.
+
+        Parameters
+        ----------
+        texts : iterable of str
+
+        Returns
+        -------
+        Results
+            One `Classification` for each text, with `source` "head".
+
+        Raises
+        ------
+        InvalidInputError
+            A text is empty or not a string, or the embedder is not known.
+        """
+        given, started = list(texts), perf_counter()
+        for at, text in enumerate(given):
+            problem = valid_text(text)
+            if problem is not None:
+                raise InvalidInputError(f"text {at} {problem}")
+        found, trust = self.predict_vectors(self._embedded(given))
+        drift = self.drift.add(trust)
+        if drift is not None:
+            _log.warning("%s", drift)
+        rows = [
+            Classification(
+                index=at,
+                text=text,
+                label=self.labels[label],
+                share=0.0,
+                margin=0.0,
+                voters=0,
+                complete=True,
+                prediction=None,
+                trust=chance,
+                source="head",
+            )
+            for at, (text, label, chance) in enumerate(
+                zip(given, found.tolist(), trust.tolist(), strict=True)
+            )
+        ]
+        return Results(
+            rows,
+            Usage(),
+            perf_counter() - started,
+            model=f"head of {self.trained_on.model}",
+            choices=self.labels,
+            notes=() if drift is None else (drift,),
+        )
+
+    async def answer(self, request: Request) -> Reply:
+        """Label texts as a provider, with trust as the confidence."""
+        vectors = unit(await self._loaded().embed(list(request.texts)))
+        found, trust = self.predict_vectors(vectors)
+        return Reply(
+            tuple(
+                Answer(self.labels[label], chance)
+                for label, chance in zip(found.tolist(), trust.tolist(), strict=True)
+            )
+        )
+
+    def _loaded(self) -> Embedder:
+        if self._embedder is None:
+            if not self._loadable:
+                raise InvalidInputError(
+                    f"the head was trained with an embedder of your own, {self.embedder!r}; give "
+                    "it, as Head.load(path, embedder=..)"
+                )
+            self._embedder = embedders.resolve(self.embedder)
+        return self._embedder
+
+    def _embedded(self, texts: list[str]) -> NDArray[np.float16]:
+        embedder = self._loaded()
+        out = np.empty((len(texts), self.dim), dtype=np.float16)
+        # texts of like length together: less padding
+        order = np.argsort([len(text) for text in texts], kind="stable")
+
+        async def embed() -> None:
+            for at in range(0, len(order), _TURN):
+                part = order[at : at + _TURN]
+                made = unit(await embedder.embed([texts[i] for i in part.tolist()]))
+                if made.shape[1] != self.dim:
+                    raise InvalidInputError(
+                        f"the embedder {self.embedder!r} returns {made.shape[1]} dimensions; the "
+                        f"head takes {self.dim}"
+                    )
+                out[part] = made
+
+        background = Background()
+        try:
+            background.run(embed())
+        finally:
+            background.close()
+        return out
+
+
+def unit(vectors: NDArray[np.floating]) -> NDArray[np.float16]:
+    """Return vectors of unit norm, rounded as those of a client are."""
+    made = np.asarray(vectors, dtype=np.float32)
+    norm = np.linalg.norm(made, axis=1, keepdims=True)
+    result: NDArray[np.float16] = (made / np.maximum(norm, 1e-12)).astype(np.float16)
+    return result
+
+
+def _is_own(embedder: Embedder) -> bool:
+    return type(embedder).__module__.startswith("testnuc.embedders.")

@@ -1,0 +1,203 @@
+"""Which texts an LLM need not be asked about.
+
+A random part is asked about first. A head learns the answers, and predicts each text by the fit
+without its fold, so that the random part is predicted as the texts that were not asked about are:
+it audits them, and costs nothing that is not needed anyway. Texts are asked about where the head is
+least sure, in rounds, until the others are few enough, and agree often enough in the audit, that
+asking about them would change at most ``1 - stop`` of all labels, with 90 % confidence over all
+rounds.
+
+Sources: uncertainty sampling, Lewis and Gale 1994; fixed-sequence testing, Bauer 1991; exact
+binomial bounds, Clopper and Pearson 1934.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc._base.checks import checked_number
+from testnuc.errors import InvalidInputError
+from testnuc.trust.calibration import fit_trust
+from testnuc.trust.head import fit_folds, predict_folds
+from testnuc.trust.model import Texts, one_hot, vote_joined
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from testnuc.trust.head import Softmax
+
+__all__ = ["Sparing", "Unsure"]
+
+#: Of all texts: the random part, and one round.
+_FIRST, _ROUND = 0.1, 0.1
+#: The random part has at least so many texts, divided by what may change: with fewer nothing is
+#: proved even if the head agrees with the LLM on all of them.
+_LEAST = 5
+#: Of all bounds of a run together.
+_ERROR = 0.1
+#: Steps in which texts are taken as sure, as parts of those that were not asked about.
+_STEP = 0.05
+#: Where fewer of all texts than this can be spared after two rounds, all are asked about.
+_HOPELESS = 0.02
+_TINY = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Unsure:
+    """Ask the LLM only where a model of its answers is unsure.
+
+    Parameters
+    ----------
+    stop : float
+        Part of all labels that must be proved to be as if the LLM had been asked about every text,
+        before the remaining texts are left to the model. 1: ask about all.
+    most : float
+        Most of the texts to ask about, as a part of 1, whatever is proved by then.
+    """
+
+    stop: float = 0.99
+    most: float = 1.0
+
+    def __post_init__(self) -> None:
+        checked_number("stop", self.stop, 0, 1)
+        if not checked_number("most", self.most, 0, 1):
+            raise InvalidInputError(
+                "most is 0, so that nothing could be asked; give a part above 0"
+            )
+
+    @classmethod
+    def of(cls, ask: str | Unsure) -> Unsure | None:
+        """Return the rule for an argument; None: ask about all texts."""
+        if isinstance(ask, Unsure):
+            return ask
+        if ask not in {"all", "unsure"}:
+            raise InvalidInputError(
+                f"ask is {ask!r}; choose 'all', 'unsure', or testnuc.Unsure(stop=.., most=..)"
+            )
+        return cls() if ask == "unsure" else None
+
+    def first(self, texts: int) -> int:
+        """Return the size of the random part."""
+        most = texts if self.most >= 1 else max(1, int(self.most * texts))
+        if self.stop >= 1:
+            return most
+        return min(most, max(round(_FIRST * texts), round(_LEAST / (1 - self.stop))))
+
+
+class Sparing:
+    """Chooses the texts to ask about, round by round.
+
+    Parameters
+    ----------
+    texts : Texts
+        Of all texts; its `own` labels are not read.
+    hashes : sequence of bytes
+        The random part are the lowest: the same texts are asked about in the same order.
+    rule : Unsure
+    """
+
+    def __init__(self, texts: Texts, hashes: Sequence[bytes], rule: Unsure) -> None:
+        self._texts, self._rule = texts, rule
+        n = len(texts)
+        # other bytes than those of the folds
+        order = sorted(range(n), key=lambda row: hashes[row][::-1])
+        self.first: NDArray[np.int64] = np.array(order[: rule.first(n)], dtype=np.int64)
+        self.asked = np.zeros(n, dtype=np.bool_)
+        self.asked[self.first] = True
+        self._most = n if rule.most >= 1 else max(1, int(rule.most * n))
+        self._heads: tuple[Softmax, ...] | None = None
+        self._round = 0
+        #: Of each text that was not asked about, by the head.
+        self.labels = np.full(n, -1, dtype=np.int32)
+        self.trust = np.zeros(n)
+        #: Part of all labels that is proved to be as if the LLM had been asked about every text.
+        self.agreement = 0.0
+
+    def next(self, own: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return the texts to ask about next; none: the others need not be asked about.
+
+        Parameters
+        ----------
+        own : int32[n]
+            The LLM's labels of the texts that were asked about; -1 = none.
+        """
+        n = len(self.asked)
+        open_ = np.flatnonzero(~self.asked)
+        if not len(open_):
+            self.agreement = 1.0
+            return open_
+        self._round += 1
+        chance, labels = self._predicted(np.where(self.asked, own, -1).astype(np.int32))
+        audit = self.first[own[self.first] >= 0]
+        agrees = labels[audit] == own[audit]
+        order = open_[np.argsort(-chance[open_], kind="stable")]
+        error = _ERROR / (self._round * (self._round + 1))
+        sure, self.agreement = self._sure(chance, order, audit, agrees, error)
+        room = self._most - int(self.asked.sum())
+        rest = order[sure:][::-1]
+        if not len(rest) or room <= 0:
+            self.labels[open_] = labels[open_]
+            self.trust[open_] = _trust(chance, audit, agrees)[open_]
+            if room <= 0 and len(rest):
+                # those that are left are the surest
+                inside = chance[audit] >= chance[open_].min()
+                changed = _bound(int((inside & ~agrees).sum()), int(inside.sum()), error)
+                self.agreement = 1 - len(open_) / n * changed
+            return open_[:0]
+        hopeless = sure < _HOPELESS * n and self._round > 1 and self._most == n
+        size = len(rest) if hopeless else max(1, round(_ROUND * n))
+        chosen = rest[: min(size, room)]
+        self.asked[chosen] = True
+        return chosen
+
+    def _predicted(self, own: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+        """Return the probability of the likeliest label of each text, and the label."""
+        texts = self._texts
+        targets = one_hot(own, texts.n_classes)
+        weights = np.ones(len(own), dtype=np.float32)
+        self._heads = fit_folds(texts.vectors, targets, weights, texts.folds, self._heads)
+        head = predict_folds(self._heads, texts.vectors, texts.folds)
+        found = vote_joined(texts, head, own)
+        return found.max(axis=1).astype(np.float64), found.argmax(axis=1).astype(np.int32)
+
+    def _sure(
+        self,
+        chance: NDArray[np.float64],
+        order: NDArray[np.int64],
+        audit: NDArray[np.int64],
+        agrees: NDArray[np.bool_],
+        error: float,
+    ) -> tuple[int, float]:
+        """Return how many texts, surest first, need no call, and the proved agreement."""
+        n, sure, proved = len(chance), 0, 1.0
+        for step in range(1, round(1 / _STEP) + 1):
+            size = max(1, round(step * _STEP * len(order)))
+            inside = chance[audit] >= chance[order[size - 1]]
+            changed = size / n * _bound(int((inside & ~agrees).sum()), int(inside.sum()), error)
+            if changed > 1 - self._rule.stop:
+                break
+            sure, proved = size, 1 - changed
+        return sure, proved
+
+
+def _bound(wrong: int, tries: int, error: float) -> float:
+    """Return the upper bound of a rate (Clopper and Pearson)."""
+    from scipy.stats import beta
+
+    return 1.0 if wrong >= tries else float(beta.ppf(1 - error, wrong + 1, tries - wrong))
+
+
+def _trust(
+    chance: NDArray[np.float64], audit: NDArray[np.int64], agrees: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Return the chance that the LLM would give the same label, calibrated on the audit."""
+    given = np.clip(chance, _TINY, 1 - _TINY)
+    odds = np.log(given / (1 - given))[:, None]
+    one = np.full(len(audit), -1, dtype=np.int64)
+    curve = fit_trust(odds[audit], agrees, np.ones(len(audit)), one, n_folds=1)
+    return curve(odds, np.zeros(len(odds), dtype=np.int64))

@@ -1,0 +1,136 @@
+"""A referee judges and labels; what it costs is foreseen, and told apart from the labeler."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import testnuc
+from testnuc import Results
+from testnuc.testing import LoopbackLLM
+from tests._engine.test_learning import LABELS, Clustered, accuracy, gold, noisy, texts_of
+
+TEXTS = texts_of(400)
+
+
+@pytest.fixture
+def servers():
+    with LoopbackLLM(noisy) as small, LoopbackLLM(gold) as big:
+        yield small, big
+
+
+def client(servers, **more):
+    small, big = servers
+    referee = testnuc.OpenAI("gpt-4o", base_url=big.base_url, api_key="k")
+    given = {"api_key": "k", "embedder": Clustered(), "referee": referee, "escalate": 0.1, **more}
+    return testnuc.TestNUC(LABELS, "openai/gpt-4o-mini", base_url=small.base_url, **given)
+
+
+async def test_calls_are_foreseen_and_told_apart(servers, tmp_path):
+    small, big = servers
+    async with client(servers, store=tmp_path / "s.db") as nuc:
+        foreseen = await nuc.estimate(TEXTS)
+        assert (foreseen.calls, foreseen.referee_calls) == (400, 140)
+        assert "the referee: at most 140 calls, unknown" in str(foreseen)
+        results = await nuc.classify_many(TEXTS)
+        assert small.calls == results.usage.calls == nuc.usage.calls == 400
+        asked = big.calls
+        assert asked == results.referee_usage.calls == nuc.referee_usage.calls
+        assert 40 < asked <= 140
+        assert results.usage.input_tokens == small.input_tokens
+        assert results.referee_usage.input_tokens == big.input_tokens
+        assert f"The referee: {asked} calls" in results.summary()
+        assert "openai/gpt-4o labeled the 40 least trusted texts." in results.summary()
+        assert "differ from what the LLM said" in results.summary()
+        path = tmp_path / "r.jsonl"
+        results.to_jsonl(path)
+        again = Results.from_jsonl(path)
+        assert (again.usage, again.referee_usage) == (results.usage, results.referee_usage)
+        assert again.summary() == results.summary()
+        # judged once: only the least trusted texts are left
+        assert (await nuc.estimate(TEXTS)).calls == 0
+        assert (await nuc.estimate(TEXTS)).referee_calls == 40
+    async with client(servers, store=tmp_path / "s.db") as nuc:
+        repeated = await nuc.classify_many(TEXTS)
+        assert repeated.usage.calls == 0
+        assert (small.calls, big.calls) == (400, asked + repeated.referee_usage.calls)
+        assert repeated.referee_usage.calls == 0
+        assert repeated.labels == results.labels
+
+
+async def test_the_price_of_a_referee_is_foreseen():
+    dear = testnuc.OpenAI("gpt-4o", api_key="k")
+    given = {"api_key": "k", "embedder": Clustered(), "referee": dear}
+    async with testnuc.TestNUC(LABELS, "openai/gpt-4o-mini", **given) as nuc:
+        judging = await nuc.estimate(TEXTS)
+    async with testnuc.TestNUC(LABELS, "openai/gpt-4o-mini", **given, escalate=0.5) as nuc:
+        more = await nuc.estimate(TEXTS)
+    assert (judging.referee_calls, more.referee_calls) == (100, 300)
+    assert more.usd == judging.usd
+    assert more.referee_usd == pytest.approx(3 * judging.referee_usd, rel=0.1)
+    assert judging.referee_usd > judging.usd
+
+
+async def test_a_stream_escalates_window_by_window(servers):
+    small, big = servers
+    async with client(servers) as nuc:
+        rows = {row.index: row async for row in nuc.stream(TEXTS, window=100)}
+        by_window = [
+            sum(rows[i].source == "referee" for i in range(start, start + 100))
+            for start in range(0, 400, 100)
+        ]
+        assert small.calls == 400
+        assert all(number >= 10 for number in by_window)
+        assert sum(row.source == "referee" for row in rows.values()) <= big.calls
+        assert accuracy(rows.values()) > 0.9
+    with LoopbackLLM(noisy) as small, LoopbackLLM(gold) as big:
+        async with client((small, big)) as nuc:
+            many = await nuc.classify_many(TEXTS)
+        async with client((small, big)) as nuc:
+            streamed = {r.index: r.label async for r in nuc.stream(TEXTS, window=400)}
+            assert [streamed[i] for i in range(400)] == many.labels
+
+
+async def test_labels_are_not_lost_with_the_referee(servers, caplog):
+    small, _ = servers
+    with LoopbackLLM(gold, api_key="another") as big:
+        async with client((small, big)) as nuc:
+            results = await nuc.classify_many(TEXTS)
+            assert results.labels.count(None) == 0
+            assert results.escalated.startswith("the referee failed: AuthenticationError")
+            assert "The referee failed: AuthenticationError" in results.summary()
+            assert "the referee failed" in caplog.text
+            rows = [row async for row in nuc.stream(TEXTS)]
+            assert len(rows) == len(TEXTS)
+
+
+async def test_with_too_few_texts_nothing_is_asked(servers):
+    _, big = servers
+    async with client(servers) as nuc:
+        with pytest.warns(testnuc.SmallPoolWarning, match="8 predictions"):
+            results = await nuc.classify_many(TEXTS[:8])
+        assert results.escalated.startswith("nothing was escalated")
+        assert big.calls == 0
+
+
+async def test_texts_whose_call_failed_are_not_asked_again(servers):
+    _, big = servers
+    refused = set(TEXTS[5:10])
+    with LoopbackLLM(lambda text: None if text in refused else noisy(text)) as small:
+        async with client((small, big)) as nuc:
+            results = await nuc.classify_many(TEXTS)
+            assert {r.text for r in results.errors} == refused
+            requests = small.requests
+            async with client((small, big), referee=None, escalate=0.0) as plain:
+                await plain.classify_many(TEXTS)
+            # as many as without a referee
+            assert small.requests == 2 * requests
+
+
+async def test_concurrent_runs_judge_once(servers):
+    _, big = servers
+    async with client(servers, escalate=0.0) as nuc:
+        await asyncio.gather(*(nuc.classify_many(TEXTS) for _ in range(3)))
+        assert big.calls <= 100
+        assert "by a referee" in str(nuc.learned)

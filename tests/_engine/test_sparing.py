@@ -1,0 +1,172 @@
+"""The LLM is asked where a model of its answers is unsure; the audit bounds the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from testnuc import InvalidInputError, Unsure
+from testnuc.limits import Budget
+from testnuc.progress import Observer
+from testnuc.protocols import Answer, Reply
+from tests._engine.test_learning import LABELS, Says, client, gold, judge, noise, texts_of
+
+
+def sure(text):
+    """Return what a model says that is nearly always right where texts are easy."""
+    return gold(text)
+
+
+def arbitrary(text):
+    return LABELS[noise(text) % len(LABELS)]
+
+
+async def run(model, texts, **more):
+    async with client(model, **more) as nuc:
+        return await nuc.classify_many(texts)
+
+
+async def test_texts_that_a_model_predicts_need_no_call():
+    model, texts = Says(sure), texts_of(2_000)
+    results = await run(model, texts, ask="unsure")
+    assert len(model.asked) < 1_000
+    assert len(model.asked) == len(set(model.asked)) == results.usage.calls
+    asked = set(model.asked)
+    assert [row.source == "head" for row in results] == [text not in asked for text in texts]
+    assert np.mean([row.label == sure(row.text) for row in results]) >= 0.99
+    spared = [row for row in results if row.source == "head"]
+    assert all(row.prediction is None and 0 < row.trust <= 1 for row in spared)
+    assert f"asked about {len(asked):,} of 2,000 texts" in results.notes[0]
+    assert f"the other {len(spared):,}" in results.notes[0]
+
+
+async def test_all_texts_are_asked_about_where_the_model_is_no_match():
+    model, texts = Says(arbitrary), texts_of(1_500)
+    results = await run(model, texts, ask="unsure", k=0)
+    assert sorted(model.asked) == sorted(texts)
+    assert {row.source for row in results} == {"llm"}
+    assert results.labels == [arbitrary(text) for text in texts]
+    assert results.notes == ()
+
+
+async def test_a_second_run_is_free_and_the_same(tmp_path):
+    texts, store = texts_of(1_500), tmp_path / "answers.db"
+    first = await run(Says(sure), texts, ask="unsure", store=store)
+    model = Says(sure)
+    again = await run(model, texts, ask="unsure", store=store)
+    assert model.asked == []
+    assert again.labels == first.labels
+    assert [r.trust for r in again] == [r.trust for r in first]
+    assert [r.source for r in again] == [r.source for r in first]
+    assert again.notes == first.notes
+
+
+async def test_a_run_that_a_budget_stopped_is_resumed(tmp_path):
+    texts, store = texts_of(1_500), tmp_path / "answers.db"
+    whole = await run(Says(sure), texts, ask="unsure")
+    stopped = await run(Says(sure), texts, ask="unsure", store=store, budget=Budget(calls=200))
+    assert stopped.usage.calls == 200
+    assert stopped.labels.count(None) > 0
+    model = Says(sure)
+    resumed = await run(model, texts, ask="unsure", store=store)
+    assert resumed.usage.calls == whole.usage.calls - 200
+    assert resumed.labels == whole.labels
+
+
+async def test_at_most_a_part_is_asked_about():
+    model, texts = Says(), texts_of(2_000)
+    results = await run(model, texts, ask=Unsure(most=0.25), k=0)
+    assert len(model.asked) == 500
+    assert sum(row.source == "head" for row in results) == 1_500
+    # the model is wrong in three of ten texts, the head is not
+    spared = [row for row in results if row.source == "head"]
+    assert np.mean([row.label == gold(row.text) for row in spared]) > 0.8
+
+
+async def test_judgments_that_prove_a_learned_model_better_stop_earlier():
+    texts = texts_of(2_000)
+    model = Says()
+    async with client(model, policy="majority", k=0, ask="unsure") as nuc:
+        await nuc.classify_many(texts_of(600, 10_000))
+        review = await nuc.review(100)
+        judge(review)
+        learned = await nuc.learn(review)
+        assert learned.decides == "head"
+        model.asked.clear()
+        results = await nuc.classify_many(texts)
+        assert len(model.asked) <= 500
+        assert {row.source for row in results} == {"head"}
+        assert np.mean([row.label == gold(row.text) for row in results]) > 0.9
+        assert "judgments prove" in results.notes[0]
+
+
+async def test_progress_counts_every_text_once():
+    class Counts(Observer):
+        done = 0
+
+        def advance(self, texts=1):
+            self.done += texts
+
+        def stage(self, name):
+            pass
+
+        def close(self):
+            pass
+
+    seen = Counts()
+    async with client(Says(sure), ask="unsure") as nuc:
+        await nuc.classify_many(texts_of(1_000), progress=seen)
+    assert seen.done == 1_000
+
+
+async def test_the_estimate_gives_a_range():
+    async with client(Says(sure), ask="unsure") as nuc:
+        found = await nuc.estimate(texts_of(5_000))
+        assert (found.least_calls, found.calls) == (500, 5_000)
+        assert "from 500 to 5,000 calls" in str(found)
+
+
+async def test_a_stream_spares_texts_in_each_window():
+    model, texts = Says(sure), texts_of(2_000)
+    async with client(model, ask="unsure") as nuc:
+        results = [row async for row in nuc.stream(texts, window=1_000)]
+    assert sorted(row.index for row in results) == list(range(2_000))
+    assert 0 < sum(row.source == "head" for row in results) == 2_000 - len(model.asked)
+
+
+async def test_answers_outside_the_labels_and_errors_are_no_audit():
+    class Silent(Says):
+        async def answer(self, request):
+            self.asked += request.texts
+            return Reply(
+                tuple(
+                    Answer("something else" if noise(t) < 30 else sure(t), 0.9)
+                    for t in request.texts
+                )
+            )
+
+    model, texts = Silent(), texts_of(2_500)
+    results = await run(model, texts, ask="unsure")
+    assert len(results.outside) == sum(noise(text) < 30 for text in model.asked)
+    assert sum(row.source == "head" for row in results) == 2_500 - len(model.asked) > 0
+
+
+async def test_known_labels_are_kept():
+    texts = texts_of(1_000)
+    async with client(Says(sure), ask="unsure") as nuc:
+        await nuc.add(texts[:50], ["topic 5"] * 50)
+        results = await nuc.classify_many(texts)
+    assert all(row.own_label == "topic 5" for row in results[:50])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [("some", "choose 'all', 'unsure'"), (3, "choose 'all'")],
+)
+def test_wrong_arguments(wrong, message):
+    with pytest.raises(InvalidInputError, match=message):
+        client(Says(), ask=wrong)
+    with pytest.raises(InvalidInputError, match="stop"):
+        Unsure(stop=1.5)
+    with pytest.raises(InvalidInputError, match="most"):
+        Unsure(most=0)

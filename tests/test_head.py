@@ -1,0 +1,214 @@
+"""A head in a file: distilled from a client, loaded, refused, drifted, in front of an LLM."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from testnuc import Head, InvalidInputError, TestNUC
+from testnuc.head import TrainedOn, TrustDrift, unit
+from tests import naive
+from tests._engine.test_learning import (
+    LABELS,
+    Clustered,
+    Says,
+    accuracy,
+    client,
+    gold,
+    judge,
+    texts_of,
+)
+
+CLASSES, DIM = 5, 8
+ON = TrainedOn(100, 0, "some/model", "2026-01-01", "its own", 0.9, "agreement with the labels")
+
+
+def small(seed=0, **more):
+    random = np.random.default_rng(seed)
+    weights = random.normal(size=(DIM + 1, CLASSES)).astype(np.float32)
+    given = {"embedder": "clustered", "trained_on": ON, "drift": TrustDrift(0.8, 0.1, 100)}
+    return Head([f"l{c}" for c in range(CLASSES)], weights, (0.3, 0.8), **(given | more))
+
+
+async def distilled(path, *, judged=0):
+    model = Says()
+    async with client(model, policy="majority", k=0) as nuc:
+        await nuc.classify_many(texts_of(600))
+        if judged:
+            review = await nuc.review(judged, "certify")
+            judge(review)
+            await nuc.learn(review)
+        calls = len(model.asked)
+        made = await nuc.distill(path)
+        assert len(model.asked) == calls
+    return made
+
+
+def test_vectors_are_labeled_as_by_the_formula():
+    head = small()
+    vectors = np.random.default_rng(1).normal(size=(5_000, DIM)).astype(np.float16)
+    labels, trust = head.predict_vectors(vectors)
+    for row in (0, 1, 4_095, 4_096, 4_999):
+        label, chance = naive.head_of(vectors[row].tolist(), head.weights.tolist(), head.curve)
+        assert labels[row] == label
+        assert trust[row] == pytest.approx(chance, abs=1e-3)
+    assert head.predict_vectors(vectors[:0])[0].shape == (0,)
+    with pytest.raises(InvalidInputError, match=r"takes \[n, 8\]"):
+        head.predict_vectors(vectors[:, :3])
+
+
+async def test_a_distilled_head_labels_new_texts_without_an_llm(tmp_path):
+    path = tmp_path / "topics.head"
+    made = await distilled(path)
+    assert made.trained_on.texts == 600
+    assert made.certificate is None
+    assert "LLM's own" in str(made)
+    head = Head.load(path, Clustered())
+    new = texts_of(600, 5_000)
+    results = head.predict(new)
+    # the labels that it was trained on are right in seven of ten texts
+    assert accuracy(results) > 0.9
+    assert {row.source for row in results} == {"head"}
+    assert results.usage.calls == 0
+    assert results.labels == made.predict(new).labels
+    assert all(0 < row.trust < 1 for row in results)
+
+
+async def test_judged_texts_calibrate_trust_and_certify(tmp_path):
+    made = await distilled(tmp_path / "judged.head", judged=200)
+    read = Head.load(tmp_path / "judged.head", Clustered())
+    assert read.trained_on.calibrated_on == "judged texts"
+    assert read.trained_on.judged == 200
+    assert read.certificate == made.certificate
+    assert read.certificate.part > 0.5
+    assert read.default_trust == read.certificate.trust
+    results = read.predict(texts_of(600, 9_000))
+    assert np.mean([r.trust for r in results]) == pytest.approx(accuracy(results), abs=0.06)
+
+
+async def test_distill_needs_predictions(tmp_path):
+    async with client(Says()) as nuc:
+        with pytest.raises(InvalidInputError, match="label at least 50 first"):
+            await nuc.distill(tmp_path / "x.head")
+    assert not (tmp_path / "x.head").exists()
+
+
+def test_a_file_is_the_same_after_reading(tmp_path):
+    head = small(embedder=Clustered())
+    head.save(tmp_path / "a")
+    Head.load(tmp_path / "a").save(tmp_path / "b")
+    one, two = Head.load(tmp_path / "a"), Head.load(tmp_path / "b")
+    assert one.labels == two.labels == head.labels
+    assert (one.weights == head.weights).all()
+    assert (two.weights == head.weights).all()
+    assert one.trained_on == two.trained_on == ON
+    assert one.curve == two.curve == head.curve
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path):
+    path = tmp_path / "a.head"
+    small().save(path)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 13):
+        path.write_bytes(whole[:at])
+        with pytest.raises(InvalidInputError):
+            Head.load(path)
+    weights = whole.index(b"\x93NUMPY") + 150
+    path.write_bytes(whole[:weights] + bytes([whole[weights] ^ 255]) + whole[weights + 1 :])
+    with pytest.raises(InvalidInputError, match="damaged"):
+        Head.load(path)
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        Head.load(tmp_path / "missing.head")
+    np.savez(path.with_suffix(".npz"), other=np.zeros(3))
+    with pytest.raises(InvalidInputError, match="damaged, or is not a head"):
+        Head.load(path.with_suffix(".npz"))
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(InvalidInputError):
+        Head.load(tmp_path / "objects.npy")
+
+
+def test_another_embedder_or_label_set_is_refused(tmp_path):
+    path = tmp_path / "a.head"
+    small(embedder=Clustered()).save(path)
+
+    class Other(Clustered):
+        name = "other"
+
+    with pytest.raises(InvalidInputError, match="'clustered', and the embedder is 'other'"):
+        Head.load(path, Other())
+    with pytest.raises(InvalidInputError, match="embedder of your own"):
+        Head.load(path).predict(["c1 text"])
+    with pytest.raises(InvalidInputError, match="label set"):
+        TestNUC(["l0", "l1"], model=Says(), embedder=Clustered(), head=path)
+    labels = [f"l{c}" for c in range(CLASSES)]
+    with pytest.raises(InvalidInputError, match="'other'"):
+        TestNUC(labels, model=Says(), embedder=Other(), head=path)
+    with pytest.raises(InvalidInputError, match="head_trust"):
+        TestNUC(labels, model=Says(), embedder=Clustered(), head_trust=0.5)
+
+
+async def test_only_texts_below_a_trust_go_to_the_llm(tmp_path):
+    path = tmp_path / "topics.head"
+    made = await distilled(path)
+    new = texts_of(400, 7_000)
+    trust = [row.trust for row in made.predict(new)]
+    least = float(np.median(trust))
+    for labels in (LABELS, LABELS[::-1]):
+        model = Says(gold)
+        async with TestNUC(
+            labels, model=model, embedder=Clustered(), head=path, head_trust=least
+        ) as nuc:
+            estimate = await nuc.estimate(new)
+            assert (estimate.least_calls, estimate.calls) == (0, 400)
+            results = await nuc.classify_many(new)
+            assert sorted(model.asked) == sorted(
+                text for text, chance in zip(new, trust, strict=True) if chance < least
+            )
+            assert [r.source == "head" for r in results] == [chance >= least for chance in trust]
+            for row, expected in zip(results, made.predict(new), strict=True):
+                if row.source == "head":
+                    assert row.label == expected.label
+                    assert row.trust == pytest.approx(expected.trust)
+                    assert row.explain()
+            assert "the head labeled" in results.notes[0]
+            streamed = {r.index: r.label async for r in nuc.stream(new)}
+            assert [streamed[i] for i in range(400)] == results.labels
+            one = await nuc.classify(new[int(np.argmax(trust))])
+            assert one.source == "head"
+
+
+async def test_without_any_llm(tmp_path):
+    path = tmp_path / "topics.head"
+    made = await distilled(path)
+    head = Head.load(path, Clustered())
+    new = texts_of(50, 7_000)
+    async with TestNUC(
+        LABELS, model=head, embedder=Clustered(), head=head, head_trust=0, k=0, join_pool=False
+    ) as nuc:
+        results = await nuc.classify_many(new)
+        assert results.labels == made.predict(new).labels
+        assert results.usage.calls == 0
+
+
+def test_invalid_texts_are_refused(tmp_path):
+    head = small(embedder=Clustered())
+    for wrong in ([""], ["c1 fine", 3]):
+        with pytest.raises(InvalidInputError, match="text"):
+            head.predict(wrong)
+
+
+def test_drift_is_reported_where_new_texts_differ():
+    random = np.random.default_rng(0)
+    for seed in range(50):
+        same = TrustDrift(0.8, 0.1, 1_000)
+        drawn = np.random.default_rng(seed).normal(0.8, 0.1, 3_000)
+        assert not any(same.add(part) for part in np.split(drawn, 30))
+    other = TrustDrift(0.8, 0.1, 1_000)
+    assert other.add(random.normal(0.7, 0.1, 99)) is None
+    assert "differ" in other.add(random.normal(0.7, 0.1, 10))
+
+
+def test_vectors_have_unit_norm_as_in_a_client():
+    made = unit(np.array([[3.0, 4.0], [0.0, 0.0]]))
+    assert made.dtype == np.float16
+    assert made.tolist() == [[np.float16(0.6), np.float16(0.8)], [0.0, 0.0]]
