@@ -88,7 +88,7 @@ def content(answer: Mapping[str, Any]) -> tuple[str, str | None, list[Any]]:
         for part in parts:
             if isinstance(part, dict) and isinstance(part.get("text"), str):
                 said.append(part["text"])
-                tokens += part.get("logprobs") or []
+                tokens += part["logprobs"] if isinstance(part.get("logprobs"), list) else []
             elif isinstance(part, dict) and isinstance(part.get("refusal"), str):
                 refusals.append(part["refusal"])
     return "".join(said), "".join(refusals) or None, tokens
