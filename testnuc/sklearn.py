@@ -1,4 +1,4 @@
-"""A scikit-learn classifier: `TestNUCClassifier` (extra ``sklearn``).
+"""Scikit-learn classifiers: `TestNUCClassifier` and `HeadClassifier` (extra ``sklearn``).
 
 ``fit`` makes its texts the pool; ``predict`` asks the LLM about each text and lets its neighbors in
 that pool vote. A background thread runs the event loop, so that the classifier also works where a
@@ -24,6 +24,7 @@ from testnuc._engine.learning import LEAST_TEXTS
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.small_pool import few_predictions
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError, with_count
+from testnuc.head import Head
 from testnuc.index.memory_pool import Pool
 from testnuc.protocols import PoolText
 from testnuc.stores.memory import MemoryStore
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from testnuc.types import Classification, Usage
     from testnuc.voting import VotePolicy
 
-__all__ = ["TestNUCClassifier"]
+__all__ = ["HeadClassifier", "TestNUCClassifier"]
 
 #: Parameters that are not passed to `Components` by name.
 _OWN = frozenset({"labels", "store"})
@@ -303,6 +304,66 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "none of them; give none_label='other' for such texts"
             )
         return [str(known) for known in self.classes_.tolist()].index(label)
+
+
+class HeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Label texts by a head from `TestNUC.distill`, without an LLM.
+
+    Parameters
+    ----------
+    head : str or path
+        The file.
+    embedder : str or Embedder, optional
+        As for `Head.load`.
+
+    Attributes
+    ----------
+    classes_ : array
+        The labels, sorted.
+    """
+
+    __test__ = False
+
+    def __init__(
+        self, head: str | os.PathLike[str] = "labels.head", embedder: str | Embedder | None = None
+    ) -> None:
+        self.head = head
+        self.embedder = embedder
+
+    def fit(self, X: Any = None, y: Any = None) -> Self:  # noqa: ARG002, N803 - it is trained
+        """Read the file; the texts are not used.
+
+        Raises
+        ------
+        InvalidInputError
+            The file cannot be read, or belongs to another embedder.
+        """
+        self._head = Head.load(self.head, self.embedder)
+        self.classes_ = np.array(sorted(self._head.labels))
+        return self
+
+    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+        """Return the label of each text."""
+        predicted: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(axis=1)]
+        return predicted
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return float64[n, n_classes], the probability of each label in `classes_`."""
+        check_is_fitted(self)
+        order = np.argsort(np.array(self._head.labels))
+        found: NDArray[np.float64] = self._head.probabilities(_column(X))[:, order].astype(float)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())
+        # read again where it is unpickled
+        state.pop("_head", None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "classes_" in state:
+            self.fit()
 
 
 class _FittedEngine:
