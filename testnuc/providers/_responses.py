@@ -102,7 +102,7 @@ def usage(value: Any, tier: Any) -> TokenUsage | None:
     if sent is None or received is None:
         return None
     details = value.get("input_tokens_details")
-    cached = count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    return TokenUsage(
-        sent, received, min(cached or 0, sent), tier=tier if isinstance(tier, str) else ""
-    )
+    details = details if isinstance(details, dict) else {}
+    cached = min(count(details.get("cached_tokens")) or 0, sent)
+    written = min(count(details.get("cache_write_tokens")) or 0, sent - cached)
+    return TokenUsage(sent, received, cached, written, tier if isinstance(tier, str) else "")
