@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import re
 import sys
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from testnuc.protocols import TokenUsage
 
 _OK = 200
+#: When a chat completion was created.
+_CREATED = re.compile(r'"created":\s*(\d{10})\b')
 #: Characters of a provider's words that must be in the message.
 _QUOTED = 80
 #: Finish reasons of an answer that the output limit cut off.
@@ -156,6 +160,21 @@ def report(exchanges: list[Exchange], seen: list[Seen]) -> tuple[Report, list[st
     return table, listed
 
 
+def by_host(exchanges: list[Exchange]) -> Report:
+    """Return how many calls were recorded with each host, and when."""
+    table = Report("recorded", "Recorded calls of chat completions and messages")
+    hosts: dict[str, list[Exchange]] = {}
+    for exchange in exchanges:
+        if exchange.protocol:
+            hosts.setdefault(exchange.host, []).append(exchange)
+    for host, members in sorted(hosts.items()):
+        seconds = [int(found[1]) for e in members if (found := _CREATED.search(e.body))]
+        months = sorted(datetime.fromtimestamp(s, UTC).strftime("%Y-%m") for s in seconds)
+        first, last = (months[0], months[-1]) if months else (None, None)
+        table.row(host=host, calls=len(members), first=first, last=last)
+    return table
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Replay a file of exchanges; exit with 1 if there are differences."""
     parser = argparse.ArgumentParser(prog="python -m bench recorded", description=__doc__)
@@ -166,13 +185,22 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="FILE",
         help="JSON Lines: source, host, path, request, status, headers, body",
     )
+    parser.add_argument("--hosts", action="store_true", help="only count the calls by host")
     parser.add_argument("--json", metavar="FILE", help="write the table there, too")
     given = parser.parse_args(arguments)
     if not given.exchanges.is_file():
         sys.exit(f"bench recorded: {given.exchanges} does not exist; check --exchanges")
-    logging.getLogger("testnuc").setLevel(logging.ERROR)
     exchanges = list(read(given.exchanges))
-    table, listed = report(exchanges, asyncio.run(replay(exchanges)))
+    if given.hosts:
+        by_host(exchanges).show()
+        return
+    log = logging.getLogger("testnuc")
+    level = log.level
+    log.setLevel(logging.ERROR)  # each change of a format would be a warning
+    try:
+        table, listed = report(exchanges, asyncio.run(replay(exchanges)))
+    finally:
+        log.setLevel(level)
     table.note(f"\n{len(exchanges):,} exchanges, {len(listed):,} differences")
     table.show()
     for line in listed:

@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         Neighbor,
         PoolStats,
         Prediction,
+        Reason,
         Usage,
     )
     from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
@@ -160,6 +161,7 @@ _HOMES = {
         "Neighbor",
         "PoolStats",
         "Prediction",
+        "Reason",
         "Usage",
     ),
     "voting": ("VotePolicy", "VoteResult", "decided", "vote", "vote_curve", "vote_pool"),
@@ -201,6 +203,7 @@ __all__ = [
     "QuotaExceededError",
     "RateLimit",
     "RateLimitedError",
+    "Reason",
     "RefusalError",
     "ReplyError",
     "Results",

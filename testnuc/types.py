@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from testnuc.errors import TestNUCError
 
@@ -17,10 +17,34 @@ __all__ = [
     "Neighbor",
     "PoolStats",
     "Prediction",
+    "Reason",
     "Usage",
     "error_text",
     "row",
 ]
+
+
+class Reason(str):
+    """Why neighbors did not decide, or a label is withheld: a sentence, with a code to branch on.
+
+    Parameters
+    ----------
+    code : str
+        llm_kept, neighbors_disagree, none_of_the_labels or low_trust.
+    sentence : str
+    """
+
+    __slots__ = ("code",)
+    code: str
+
+    def __new__(cls, code: str, sentence: str) -> Self:
+        """Return a sentence with a code."""
+        made = super().__new__(cls, sentence)
+        made.code = code
+        return made
+
+    def __reduce__(self) -> tuple[type[Reason], tuple[str, str]]:
+        return Reason, (self.code, str(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,3 +244,8 @@ def head_of(vector, weights, curve):
     chance = min(max(chance, 1e-4), 1 - 1e-4)
     odds = curve[0] + curve[1] * math.log(chance / (1 - chance))
     return label, 1 / (1 + math.exp(-odds))
+
+
+def binomial_tail(most, tries, rate):
+    """Probability of at most `most` successes."""
+    return sum(math.comb(tries, k) * rate**k * (1 - rate) ** (tries - k) for k in range(most + 1))

@@ -18,7 +18,7 @@ from testnuc.trust import (
     diagnose,
     factors,
 )
-from testnuc.types import Prediction
+from testnuc.types import Prediction, Reason
 from testnuc.voting import VotePolicy, VoteResult, decided, vote_pool
 
 if TYPE_CHECKING:
@@ -323,19 +323,25 @@ class Neighborhoods:
         assert result.votes is not None
         return result.votes[0], int(result.voters[0])
 
-    def reason(self, place: int) -> str | None:
+    def reason(self, place: int) -> Reason | None:
         """Return why the neighbors of the own text at `place` do not decide; None: they do."""
         if place in self.judges:
             if self.applied is not None and self.applied.label[place] < 0:
-                return f"a {self.judges[place]} said that none of the labels is right"
+                return Reason(
+                    "none_of_the_labels",
+                    f"a {self.judges[place]} said that none of the labels is right",
+                )
             return None
         if self.decision is None or self.settings.head_decides or self.is_spared(place):
             return None
         if self.decision.policy is None:
-            return self.decision.reason
+            return Reason("llm_kept", self.decision.reason)
         if self._winners[place] in self.decision.kept:
             name = self.labels.names[self._winners[place]]
-            return f"near neighbors side against the vote on texts labeled {name!r}: they keep it"
+            return Reason(
+                "neighbors_disagree",
+                f"near neighbors side against the vote on texts labeled {name!r}: they keep it",
+            )
         return None
 
     def source(self, place: int, voters: int) -> str:

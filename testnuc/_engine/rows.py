@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from testnuc.types import Classification, Neighbor
+from testnuc.types import Classification, Neighbor, Reason
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -133,7 +133,8 @@ def classification(
     least = neighborhoods.settings.min_trust
     label = names[winner] if winner >= 0 else None
     if least is not None and trust is not None and trust < least and label is not None:
-        reason = f"trust {trust:.2f} is below {least:g}; it would be {label!r}"
+        withheld = f"trust {trust:.2f} is below {least:g}; it would be {label!r}"
+        reason = Reason("low_trust", withheld)
         label = None
     return Classification(
         index=index,

@@ -19,6 +19,7 @@ from testnuc.cli.options import (
     EMBEDDER,
     ENCODING,
     LABELS_OF_FILE,
+    LABELS_OF_HEAD,
     LABELS_OF_RUN,
     LIMIT,
     MODEL,
@@ -95,7 +96,7 @@ def demo() -> None:
 
 
 @app.command()
-@with_client()
+@with_client(labels=LABELS_OF_HEAD)
 def classify(
     client: dict[str, Any],
     file: str = typer.Argument(
@@ -208,7 +209,7 @@ add_judging(app)
 
 
 @app.command()
-@with_client()
+@with_client(labels=LABELS_OF_HEAD)
 def serve(
     client: dict[str, Any],
     host: str = typer.Option("127.0.0.1", help="Non-loopback addresses require a token."),
@@ -218,6 +219,13 @@ def serve(
     ),
     pool: str | None = typer.Option(None, help="A file of unlabeled texts: the pool of neighbors."),
     text_column: str = TEXT_COLUMN,
+    cors_origin: str | None = typer.Option(
+        None, help="Origins whose pages may send requests, separated by commas; *: all."
+    ),
+    access_log: bool = typer.Option(  # noqa: FBT001
+        True,  # noqa: FBT003
+        help="Log each request, without its texts, to stderr.",
+    ),
     max_texts: int = typer.Option(1_000, help="Most texts in a request.", rich_help_panel=_LIMITS),
     max_text_chars: int = typer.Option(
         32_000, help="Most characters in a text.", rich_help_panel=_LIMITS
@@ -251,6 +259,10 @@ def serve(
             client=client,
             settings={
                 "host": host,
+                "cors_origins": tuple(
+                    origin for part in (cors_origin or "").split(",") if (origin := part.strip())
+                ),
+                "access_log": access_log,
                 "port": port,
                 "max_texts": max_texts,
                 "max_text_chars": max_text_chars,

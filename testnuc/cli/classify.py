@@ -222,8 +222,8 @@ def end(
         if said:
             console.print(f"first answer outside the labels: {said[:100]!r}", markup=False)
     console.print(_summary(results, invalid, output), markup=False)
-    if results.escalated is not None:
-        console.print(results.escalated, markup=False)
+    for note in (*results.notes, results.escalated or ""):
+        console.print(note, markup=False, end="\n" if note else "")
     if results.referee_usage is not None:
         spent = results.referee_usage
         parts = ["the referee", f"{spent.calls:,} calls", cost(spent)]
@@ -290,7 +290,11 @@ def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) 
         "texts": f"{len(texts):,}",
         "distinct texts": f"{len(set(texts)):,}",
         "stored answers": f"{usage.store_hits:,}",
-        "calls": f"{usage.calls:,}",
+        "calls": (
+            f"{usage.calls:,}"
+            if usage.least_calls is None
+            else f"{usage.least_calls:,} to {usage.calls:,}"
+        ),
         "input tokens, about": _number(usage.input_tokens),
         "output tokens, about": _number(usage.output_tokens),
         "US dollars, about": "unknown" if usage.usd is None else f"{usage.usd:.4f}",

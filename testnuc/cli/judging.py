@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from testnuc.client import TestNUC
+    from testnuc.head import Head
     from testnuc.results import Results
     from testnuc.trust.learned import Learned
 
-__all__ = ["certify", "learn", "review", "unlearn"]
+__all__ = ["certify", "distill", "learn", "review", "unlearn"]
 
 
 def review(
@@ -204,6 +205,19 @@ def certify(
     kept = replace(table, rows=rows)
     write_results(output, kept, dict(enumerate(covered[at] for at in sorted(covered))), {})
     tell(f"{len(covered):,} of {len(results):,} texts are certified, written to {output}")
+
+
+def distill(source: str, *, output: str, text_column: str, client: dict[str, Any]) -> None:
+    """Train a head on the labels, write it, and print what it is."""
+    require_folder(output)
+    client = with_known_options(client, source)
+
+    async def make() -> Head:
+        async with opened(source, client, text_column) as (nuc, _):
+            return await nuc.distill(output)
+
+    print(run_to_end(make()))  # noqa: T201 - the command's output
+    tell(f"written to {output}; to use it: testnuc classify FILE --head {output}")
 
 
 def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:

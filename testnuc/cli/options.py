@@ -18,6 +18,7 @@ __all__ = [
     "EMBEDDER",
     "ENCODING",
     "LABELS_OF_FILE",
+    "LABELS_OF_HEAD",
     "LABELS_OF_RUN",
     "LIMIT",
     "MODEL",
@@ -30,7 +31,7 @@ __all__ = [
     "with_client",
 ]
 
-_VOTE, _LIMITS, _FILES = "Vote", "Limits", "Files"
+_VOTE, _LIMITS, _FILES, _FEWER = "Vote", "Limits", "Files", "Fewer calls"
 
 #: Given for one run only, never in the settings.
 _OF_ONE_RUN = frozenset(
@@ -56,11 +57,19 @@ OF_ASKING = (
     "max_concurrency",
     "requests_per_minute",
     "tokens_per_minute",
+    "ask",
+    "stop",
+    "most",
+    "head",
+    "head_trust",
 )
 
 DRY_RUN = typer.Option(default=False, help="Estimate the cost, and send nothing.")
 LABELS_OF_FILE = typer.Option(
     None, help="A file, or a,b,c; default: the labels in FILE.", show_default=False
+)
+LABELS_OF_HEAD = typer.Option(
+    None, help="A file, or a,b,c; default: the labels of --head.", show_default=False
 )
 LABELS_OF_RUN = typer.Option(
     None,
@@ -133,6 +142,9 @@ def _client(
     instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
     none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
     texts_per_call: int = typer.Option(1, help="Texts packed in one prompt."),
+    reasoning_effort: str = typer.Option(
+        "least", help="Of reasoning models: none, minimal, low, ..; least: what the model accepts."
+    ),
     k: int | None = typer.Option(
         None,
         help="Number of neighbors that vote; 0: no vote.",
@@ -163,6 +175,30 @@ def _client(
     ),
     tokens_per_minute: int | None = typer.Option(
         None, help="The provider's limit.", rich_help_panel=_LIMITS
+    ),
+    ask: str = typer.Option(
+        "all",
+        help="all; unsure: ask about a part, and leave the texts to a model that it is sure of.",
+        rich_help_panel=_FEWER,
+    ),
+    stop: float = typer.Option(
+        0.99,
+        help="With unsure: part of all labels to be proved to be as with all.",
+        rich_help_panel=_FEWER,
+    ),
+    most: float = typer.Option(
+        1.0, help="With unsure: most of the texts to ask about, 0 to 1.", rich_help_panel=_FEWER
+    ),
+    head: str | None = typer.Option(
+        None,
+        help="A file from `testnuc distill`: it labels, without an LLM.",
+        rich_help_panel=_FEWER,
+    ),
+    head_trust: float | None = typer.Option(
+        None,
+        help="Trust below which texts go to the LLM after all.",
+        show_default="none do",
+        rich_help_panel=_FEWER,
     ),
 ) -> None:
     """Only its signature is used."""

@@ -9,7 +9,14 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from testnuc.protocols import APIKey, WireProvider
 
-__all__ = ["resolve"]
+__all__ = ["KINDS", "resolve"]
+
+#: The part of a model's name before the first slash -> what it names.
+KINDS = {
+    "openai": "any server with chat completions or the Responses API",
+    "anthropic": "any server with the Messages API",
+    "local": "local/zero-shot, without an LLM",
+}
 
 
 def resolve(

@@ -44,6 +44,9 @@ _REFUSED = {
     "neighbors": "all texts of the dataset are asked about",
     "referee": "let a client of the same store learn from it; a job applies what was learned",
     "escalate": "let a client of the same store learn from a referee before",
+    "ask": "all texts of the dataset are asked about",
+    "head": "use testnuc.ray.LabelByHead, a stage without an LLM",
+    "head_trust": "use testnuc.ray.LabelByHead, a stage without an LLM",
 }
 #: CPUs reserved by an actor, if there are enough: waiting for a provider needs little.
 _CPUS = {"embed": 1.0, "predict": 0.25, "index": 0.1}

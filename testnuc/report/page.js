@@ -98,7 +98,8 @@
     if (next < 0) {
       explain();
       say(`${told}All texts in the list are judged.`);
-      if (!$("done").hidden) $("done").scrollIntoView({ block: "nearest" });
+      // the next Enter saves the file
+      if (!$("done").hidden) $("done").querySelector("button").focus();
       return;
     }
     select(next);
@@ -205,8 +206,9 @@
       const { value, low, high } = found.gains[found.leader];
       box.replaceChildren(el("strong", {}, counts), " ",
         found.best ? `Best: ${name}. ${percent} sure; expected gain ${points(value)} points over all texts (from ${points(low)} to ${points(high)}).`
-          : found.leader ? `Ahead: ${name}. ${percent} sure; ${100 * evidence.needed} % decides.`
-          : "The LLM's own labels are not beaten so far.");
+          : found.leader ? `Ahead: ${name}. ${sure > 0 ? `${percent} sure` : "Not sure yet"}; ${100 * evidence.needed} % decides.`
+          : "The LLM's own labels are not beaten so far.",
+        ...(found.taught ? [" ", el("code", {}, "learn"), " also tries models that your judgments teach."] : []));
       return;
     }
     const known = queue.filter((row) => markOf(row) && markOf(row).truth !== null);

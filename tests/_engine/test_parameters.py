@@ -40,7 +40,7 @@ def test_options_of_the_command_line_are_in_the_table():
     from testnuc.cli.options import client_options
 
     known = defaults(TestNUC.__init__) | grouped_defaults()
-    limits = {name for name, group in GROUPS.items() if group in {"rate_limit", "budget"}}
+    limits = {name for name, group in GROUPS.items() if group in {"rate_limit", "budget", "ask"}}
     for name, option in client_options().items():
         # an embedder that is not named is that of the store
         if name in {"labels", "embedder"}:

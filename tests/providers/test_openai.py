@@ -25,6 +25,12 @@ from tests.providers.chat_bodies import KEY, LABELS, LOCAL, refuse, request, sen
         ("http://localhost:8000/v1/", LOCAL + "/chat/completions", LOCAL),
         ("HTTP://LocalHost:8000/v1//", LOCAL + "/chat/completions", LOCAL),
         (LOCAL + "/chat/completions", LOCAL + "/chat/completions", LOCAL),
+        (LOCAL + "/responses", LOCAL + "/responses", LOCAL),
+        (
+            "https://api.perplexity.ai/chat/completions",
+            "https://api.perplexity.ai/chat/completions",
+            "https://api.perplexity.ai",
+        ),
         ("https://h.example:443/api/v1", "https://h.example/api/v1/chat/completions", None),
         ("http://[::1]:80/v1", "http://[::1]/v1/chat/completions", "http://[::1]/v1"),
         (
@@ -287,3 +293,14 @@ def test_prepared_bodies_are_bounded():
     for _ in range(200):
         provider.encode(request())
     assert len(provider._prepared) <= 64
+
+
+def test_prompt_caching_is_no_part_of_the_identity():
+    plain = OpenAI("m", base_url=LOCAL)
+    cached = OpenAI("m", base_url=LOCAL, prompt_cache_key="k", prompt_cache_retention="24h")
+    body = sent(cached)
+    assert (body["prompt_cache_key"], body["prompt_cache_retention"]) == ("k", "24h")
+    assert cached.identity == plain.identity
+    assert cached.adapt(refuse(cached, "Unknown parameter: 'prompt_cache_retention'."))
+    assert "prompt_cache_retention" not in sent(cached)
+    assert sent(cached)["prompt_cache_key"] == "k"

@@ -369,7 +369,7 @@ def test_a_service_shows_its_latest_results(browser, client_of):
             page.on("console", lambda said: faults.append(said.text))
             page.on("pageerror", lambda error: faults.append(str(error)))
             page.context.on("request", lambda request: requests.append(request.url))
-            page.goto(address)
+            page.goto(address + "results")
             assert page.title() == "testnuc: no text yet"
             body = json.dumps({"texts": texts})
             sent = page.context.request.post(
@@ -393,7 +393,7 @@ def test_a_service_shows_its_latest_results(browser, client_of):
             background.run(end())
             background.close()
     assert faults == []
-    assert set(requests) <= {address, f"{address}v1/classify"}
+    assert set(requests) <= {address + "results", f"{address}v1/classify"}
 
 
 @contextmanager
