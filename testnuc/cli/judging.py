@@ -78,6 +78,8 @@ def review(
         raise InvalidInputError(f"--goal is {goal!r}; choose from {', '.join(GOALS)}")
     _new_review(output)
 
+    # without what the source itself knows
+    then = _command("learn", source, output, client)
     client = with_known_options(client, source)
 
     async def draw() -> tuple[Review, Table | None]:
@@ -93,7 +95,6 @@ def review(
         )
     drawn.save(output)
     tell(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
-    then = _command("learn", source, output, client)
     if by_hand:
         answer(drawn, output, then=then)
         return
