@@ -24,7 +24,6 @@ from testnuc.cli.files import (
     tell,
     write_results,
 )
-from testnuc.cli.options import command_of
 from testnuc.cli.reading import holds_rows
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
@@ -77,6 +76,8 @@ def review(
         raise InvalidInputError(f"--goal is {goal!r}; choose from {', '.join(GOALS)}")
     _new_review(output)
 
+    # without what the source itself knows
+    then = command_of("learn", source, output, client)
     client = with_known_options(client, source)
 
     async def draw() -> tuple[Review, Table | None]:
@@ -92,7 +93,6 @@ def review(
         )
     drawn.save(output)
     tell(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
-    then = command_of("learn", source, output, client)
     if by_hand:
         answer(drawn, output, then=then)
         return

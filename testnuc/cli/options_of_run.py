@@ -70,7 +70,8 @@ def _with_options_of_file(client: Mapping[str, Any], source: str) -> dict[str, A
         found = (record.get("nuc_run") for record in records_of(path))
         run = next((run for run in found if isinstance(run, dict)), {})
     options = run.get("options")
-    facts = {**(options if isinstance(options, dict) else {}), "labels": run.get("labels")}
+    facts = {**(options if isinstance(options, dict) else {})}
+    facts |= {name: run[name] for name in ("labels", "descriptions") if run.get(name)}
     if run.get("model"):
         facts["model"] = run["model"]
     return _merged(client, facts)

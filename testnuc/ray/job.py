@@ -42,11 +42,11 @@ _BLOCKS_PER_CPU = 2
 _REFUSED = {
     "join_pool": "all texts of the dataset are each other's neighbors",
     "neighbors": "all texts of the dataset are asked about",
+    "referee": "let a client of the same store learn from it; a job applies what was learned",
+    "escalate": "let a client of the same store learn from a referee before",
     "ask": "all texts of the dataset are asked about",
     "head": "use testnuc.ray.LabelByHead, a stage without an LLM",
     "head_trust": "use testnuc.ray.LabelByHead, a stage without an LLM",
-    "referee": "let a client of the same store learn from it; a job applies what was learned",
-    "escalate": "let a client of the same store learn from a referee before",
 }
 #: CPUs reserved by an actor, if there are enough: waiting for a provider needs little.
 _CPUS = {"embed": 1.0, "predict": 0.25, "index": 0.1}

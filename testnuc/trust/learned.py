@@ -274,7 +274,8 @@ class Learned:
                 for name, array in arrays.items()
             ],
         }
-        head = orjson.dumps(header)
+        # a gain may be a scalar of numpy
+        head = orjson.dumps(header, option=orjson.OPT_SERIALIZE_NUMPY)
         body = b"".join(
             np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")).tobytes()
             for a in arrays.values()
