@@ -13,6 +13,7 @@ from testnuc.methods import Sampling
 from testnuc.progress import Observer
 from testnuc.protocols import WireProvider
 from testnuc.results import Results
+from testnuc.scoring import Evaluation, checked_gold, evaluated
 from testnuc.types import Classification, Estimate, PoolStats, Usage
 
 if TYPE_CHECKING:
@@ -382,6 +383,36 @@ class TestNUC:
             No call can succeed: a wrong key, an unknown model.
         """
         return await self._engine.classify_many(texts, progress=progress, lane=lane)
+
+    async def evaluate(
+        self,
+        texts: Iterable[str],
+        labels: Iterable[str],
+        *,
+        progress: bool | Observer = False,
+    ) -> Evaluation:
+        """Label texts whose labels are known, and return the accuracy with 95 % intervals.
+
+        The known labels only score: the client learns nothing from them.
+
+        Parameters
+        ----------
+        texts : iterable of str
+        labels : iterable of str
+            The known label of each text, in order.
+        progress : bool or Observer
+            As for `classify_many`.
+
+        Raises
+        ------
+        InvalidInputError
+            There is not one label for each text, or it is not in the label set; nothing was sent.
+        ProviderError
+            As for `classify_many`.
+        """
+        given = list(texts)
+        gold = checked_gold(given, list(labels), self.labels.names)
+        return evaluated(await self.classify_many(given, progress=progress), gold)
 
     def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 import orjson
 
+from testnuc._base.checks import checked_whole
 from testnuc._base.html import facts, grid
 from testnuc._base.jsonl import table, write_whole
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
@@ -434,6 +435,24 @@ class Results(Sequence[Classification]):
             pandas is not installed.
         """
         return pandas_frame(self)
+
+    def to_review(self, n: int | None = None) -> pd.DataFrame:
+        """Return a pandas data frame, the least trusted texts first, unknown trust on top.
+
+        Its index is the position of each text. (`nsmallest` and a filter drop unknown trust.)
+
+        Parameters
+        ----------
+        n : int, optional
+            Number of rows; default: all.
+
+        Raises
+        ------
+        MissingDependencyError
+            pandas is not installed.
+        """
+        frame = pandas_frame(self).sort_values("trust", na_position="first", kind="stable")
+        return frame if n is None else frame.head(checked_whole("n", n, least=0))
 
     def to_polars(self) -> pl.DataFrame:
         """Return a polars data frame with a row for each text, without neighbors and votes.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from testnuc._base.display import brief
 from testnuc.errors import TestNUCError
 
 __all__ = [
@@ -51,6 +52,8 @@ class Reason(str):
 class Prediction:
     """The LLM's answer for one text."""
 
+    __repr__ = brief
+
     #: The label that the answer matches; None: it matches no label and abstains.
     label: str | None
     #: The LLM's own confidence, 0..1; None if it gave none.
@@ -63,6 +66,8 @@ class Prediction:
 class Neighbor:
     """An unlabeled text near the classified one, and its prediction."""
 
+    __repr__ = brief
+
     text: str
     #: Cosine of the two embeddings, 1 = same direction.
     similarity: float
@@ -74,6 +79,8 @@ class Neighbor:
 @dataclass(frozen=True, slots=True)
 class Classification:
     """The label of one text, and how the vote came to it."""
+
+    __repr__ = brief
 
     #: Position of the text in the input.
     index: int
@@ -229,6 +236,8 @@ class Estimate(Usage):
 
     ``print`` shows it as a table.
     """
+
+    __repr__ = brief
 
     lanes: tuple[LaneEstimate, ...] = ()
     #: What may explain calls that were not expected; "" if nothing does.

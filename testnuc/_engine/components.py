@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from testnuc import embedders, methods, providers, stores
 from testnuc._base.checks import checked_choice, checked_number, checked_whole
@@ -177,6 +177,20 @@ class Components:
             head=self.head is not None,
         )
         self.budget, self.retry, self.instructions = budget, retry, instructions
+        # commands about this store need not repeat these options
+        self._facts = _known(
+            model=self.model,
+            labels=list(self.labels.names),
+            # a password may be part of an address
+            base_url=None if base_url is None or "@" in base_url else base_url,
+            embedder=embedder if isinstance(embedder, str) else None,
+            instructions=instructions,
+            none_label=none_label,
+            texts_per_call=per_call if per_call > 1 else None,
+            k=k,
+            policy=policy if isinstance(policy, str) else None,
+            descriptions=dict(self.labels.descriptions) or None,
+        )
         self.make_transport = transport
         self._address = (model, base_url, api_key)
         self.escalate = checked_number("escalate", escalate, 0, 1) or 0.0
@@ -258,10 +272,10 @@ class Components:
 
     async def _open_store(self) -> None:
         await self.store.open()
-        await self.store.describe(
-            self.predictor.scope, {"model": self.model, "labels": list(self.labels.names)}
-        )
         await self.pool.open()
+        # a wrong embedder has an empty pool: it must not be remembered
+        if len(self.pool) or not await self.store.count(self.predictor.scope):
+            await self.store.describe(self.predictor.scope, self._facts)
         if self.on_open is not None:
             await self.on_open()
 
@@ -313,3 +327,7 @@ def _checked_sampling(sampling: Sampling | None) -> Sampling:
             f"sampling is {sampling!r}; give testnuc.Sampling(temperature=0.0, ..)"
         )
     return sampling
+
+
+def _known(**facts: Any) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if value is not None}

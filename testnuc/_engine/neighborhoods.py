@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from testnuc.labels import LabelSet
     from testnuc.protocols import Matches
+    from testnuc.trust.model import HeadModel
 
 __all__ = ["Neighborhoods", "Snapshot", "build_neighborhoods", "distinct_ids", "load_kernels"]
 
@@ -94,6 +95,8 @@ class Neighborhoods:
         #: Labels and trust of own texts that a head labels instead of the LLM; -1 = the LLM does.
         self.spared: NDArray[np.int32] | None = None
         self.spared_trust: NDArray[np.float64] | None = None
+        #: The learned model, fitted again on this run.
+        self.refitted: HeadModel | None = None
         #: What was done about calls, in words.
         self.notes: list[str] = []
         self.entries = entries

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from testnuc._base.checks import hash_text
-from testnuc.cli.answered_texts import LabeledTable, embedder_known, labeled, opened
+from testnuc.cli.answered_texts import LabeledTable, labeled, opened, with_known_options
 from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import (
@@ -77,7 +77,7 @@ def review(
         raise InvalidInputError(f"--goal is {goal!r}; choose from {', '.join(GOALS)}")
     _new_review(output)
 
-    client = embedder_known(client, source)
+    client = with_known_options(client, source)
 
     async def draw() -> tuple[Review, Table | None]:
         async with opened(source, client, text_column) as (nuc, table):
@@ -114,7 +114,7 @@ def learn(
     """Learn from reviews, or from marks of the page, and print what was learned."""
     if output is not None:
         require_new(output, overwrite=overwrite)
-    client = embedder_known(client, source)
+    client = with_known_options(client, source)
     take = _lesson(files, at_random=at_random)
 
     async def run() -> tuple[Learned, LabeledTable | None]:
@@ -122,7 +122,7 @@ def learn(
             learned = await take(nuc)
             if output is None:
                 return learned, None
-            return learned, await labeled(nuc, given, source, output, client)
+            return learned, await labeled(nuc, given, source, output)
 
     learned, found = run_to_end(run())
     print(learned)  # noqa: T201 - the command's output
@@ -177,7 +177,7 @@ def certify(
     """Print the certificate; write the texts that it covers."""
     if output is not None:
         require_new(output, overwrite=overwrite)
-    client = embedder_known(client, source)
+    client = with_known_options(client, source)
 
     async def find() -> tuple[Any, LabeledTable]:
         async with opened(source, client, text_column) as (nuc, given):
@@ -188,7 +188,7 @@ def certify(
                     "testnuc learn"
                 )
             certificate = learned.certify(accuracy, confidence)
-            return certificate, await labeled(nuc, given, source, output, client)
+            return certificate, await labeled(nuc, given, source, output)
 
     certificate, found = run_to_end(find())
     results, table = found.results, found.table
@@ -209,7 +209,7 @@ def certify(
 def distill(source: str, *, output: str, text_column: str, client: dict[str, Any]) -> None:
     """Train a head on the labels, write it, and print what it is."""
     require_folder(output)
-    client = embedder_known(client, source)
+    client = with_known_options(client, source)
 
     async def make() -> Head:
         async with opened(source, client, text_column) as (nuc, _):
@@ -221,7 +221,7 @@ def distill(source: str, *, output: str, text_column: str, client: dict[str, Any
 
 def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:
     """Drop what was learned; answers and judged files stay."""
-    client = embedder_known(client, source)
+    client = with_known_options(client, source)
 
     async def drop() -> bool:
         async with opened(source, client, text_column) as (nuc, _):
@@ -231,11 +231,6 @@ def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:
         tell("what was learned is dropped; stored answers and review files are kept")
     else:
         tell("nothing was learned")
-
-
-def _run_of(output: str, results: Results) -> dict[str, Any] | None:
-    """Return the record of the run where the file can hold it."""
-    return run_record(results) if Path(output).suffix.lower() == ".jsonl" else None
 
 
 def _read_reviews(files: Sequence[str]) -> Review:

@@ -9,7 +9,7 @@ from testnuc._base.jsonl import table
 from testnuc.cli.files import existing, read_labels, read_table, require_folder, tell
 from testnuc.cli.options import command_of
 from testnuc.cli.reading import KINDS, holds_rows
-from testnuc.cli.stored import stored_results, with_embedder
+from testnuc.cli.stored import stored_results
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
 from testnuc.results import read_results
@@ -39,7 +39,7 @@ def run(
     if not holds_rows(file) and (kind not in KINDS or "://" in file):
         if "://" not in file:
             existing(file)
-        results = stored_results(file, with_embedder(client, file))
+        results = stored_results(file, client)
     elif kind == ".jsonl":
         # streamed, and with the record of the run, which `read_table` drops
         results = read_results(table(existing(file)), file, text_column)

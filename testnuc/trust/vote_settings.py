@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from testnuc._base.checks import checked_whole, restore_fields
+from testnuc._base.display import brief
 from testnuc.trust.auto_policy import MAX_NEIGHBORS
 from testnuc.trust.diagnosis import Decision
 from testnuc.trust.prior import target_shares
@@ -53,6 +54,8 @@ class VoteSettings:
     learned : Learned, optional
         What was learned from judged texts.
     """
+
+    __repr__ = brief
 
     policy: VotePolicy | None
     k: int

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 import numpy as np
 
 from testnuc._base.checks import restore_fields
+from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class VotePolicy:
         TestNUC(labels, policy=VotePolicy("similarity", min_confidence=0.7))
         TestNUC(labels, policy=VotePolicy.auto(min_trust=0.8))
     """
+
+    __repr__ = brief
 
     weight: Weight = "similarity"
     min_confidence: float | None = None

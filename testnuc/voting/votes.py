@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 from testnuc.voting.inputs import Ballots, whole
 from testnuc.voting.policy import VotePolicy
@@ -32,6 +33,8 @@ _MAX_THREADS = 8
 @dataclass(frozen=True, slots=True, eq=False)
 class VoteResult:
     """The outcome of B votes."""
+
+    __repr__ = brief
 
     #: int32[B], the winner; -1: no votes, and the text has no own prediction.
     label: NDArray[np.int32]
