@@ -238,7 +238,7 @@ def with_client(
     """
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
-        types = get_type_hints(command) | get_type_hints(_client)
+        types = get_type_hints(_client) | get_type_hints(command)
         own = [p for p in inspect.signature(command).parameters.values() if p.name != "client"]
         shared = [
             p.replace(default=instead.get(p.name, p.default))
