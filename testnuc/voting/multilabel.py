@@ -109,7 +109,7 @@ def vote_multilabel(
     *,
     n_classes: int,
     policy: str | VotePolicy = "weighted",
-    threshold: float = THRESHOLD,
+    threshold: float | None = None,
     threads: int | None = None,
     checked: bool = False,
 ) -> VotedLabels:
@@ -130,8 +130,9 @@ def vote_multilabel(
     policy : str or VotePolicy
         As for `testnuc.vote`. With confidences, a label counts as much as the text's confidence in
         it, out of the full weight of the text.
-    threshold : float
-        A label is given if its share is larger; or equal, and the text itself gave it.
+    threshold : float, optional
+        A label is given if its share is larger; or equal, and the text itself gave it. Default:
+        that of the policy, else 0.5.
     threads : int, optional
         As for `testnuc.vote`; the result is bit-identical.
     checked : bool
@@ -149,6 +150,9 @@ def vote_multilabel(
     ([0, 2], [0.7, 0.63], [True, True])
     """
     n_classes = whole(n_classes, "n_classes", 1, 2**31 - 1)
+    policy = VotePolicy.of(policy)
+    if threshold is None:
+        threshold = THRESHOLD if policy.threshold is None else policy.threshold
     if not isinstance(threshold, int | float | np.floating) or not 0 <= threshold <= 1:
         raise InvalidInputError(f"threshold is {threshold!r}; give a number from 0 to 1")
     ids = np.ascontiguousarray(neighbor_ids, dtype=np.int64)
@@ -164,9 +168,8 @@ def vote_multilabel(
     outside = own[(own < 0) | (own >= pool.voted.size)]
     if outside.size > 0:
         raise InvalidInputError(f"own_ids has {outside[0]}; the pool has {pool.voted.size} texts")
-    fields = VotePolicy.of(policy).fields
     arrays = (pool.offsets, pool.labels, pool.confidences, pool.voted)
-    rows = (ids, cosines, own, arrays, fields)
+    rows = (ids, cosines, own, arrays, policy.fields)
     n_rows, kernels = len(own), _kernels()
     counts = np.empty(n_rows, np.int64)
     count, vote = kernels.count_labels(), kernels.vote_labels()
