@@ -11,6 +11,7 @@ from testnuc._base.checks import checked_choice, checked_number, checked_whole
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
+from testnuc._engine.multilabel import checked_policy, neighborhoods_class
 from testnuc._engine.neighborhoods import load_kernels
 from testnuc._engine.pipeline import Pipeline
 from testnuc._engine.sparing import HeadRule
@@ -64,6 +65,7 @@ class Components:
         policy: str | VotePolicy = "auto",
         instructions: str | None = None,
         none_label: str | None = None,
+        multilabel: bool = False,
         method: Method | None = None,
         sampling: Sampling | None = None,
         neighbors: Literal["predict", "stored"] = "predict",
@@ -82,10 +84,22 @@ class Components:
         head: str | os.PathLike[str] | Head | None = None,
         head_trust: float | None = None,
     ) -> None:
-        self.labels = LabelSet(labels, none_label=none_label)
+        self.sampling = _checked_sampling(sampling)
+        policy = checked_policy(
+            multilabel,
+            policy,
+            model,
+            method,
+            self.sampling.confidence,
+            referee=(referee, None),
+            escalate=(escalate, 0.0),
+            ask=(ask, "all"),
+            head=(head, None),
+            head_trust=(head_trust, None),
+        )
+        self.labels = LabelSet(labels, none_label=none_label, multilabel=multilabel)
         #: As the user gave them; `pipeline.settings` may add what was learned.
         self.settings = settings = VoteSettings.of(policy, k, self.labels.names)
-        self.sampling = _checked_sampling(sampling)
         checked_whole("max_concurrency", max_concurrency, least=1)
         checked_choice("neighbors", neighbors, ("predict", "stored"))
         if instructions is not None and not isinstance(instructions, str):
@@ -267,7 +281,8 @@ class Components:
         if not self._kernels:
             await self._open_store()
             return
-        kernels = asyncio.to_thread(load_kernels, self.labels, self.pipeline.settings)
+        kind = neighborhoods_class(multilabel=self.labels.multilabel)
+        kernels = asyncio.to_thread(load_kernels, self.labels, self.pipeline.settings, kind)
         await asyncio.gather(kernels, self._open_store())
 
     async def _open_store(self) -> None:

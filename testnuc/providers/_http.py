@@ -351,7 +351,10 @@ class HTTPProvider(ABC):
 
     def _read(self, request: Request, message: Message) -> Reply:
         content = message.content
-        answers = parse_reply(content, len(request.texts)) if content.strip() else ()
+        several = request.task.multilabel
+        answers = (
+            parse_reply(content, len(request.texts), multilabel=several) if content.strip() else ()
+        )
         if len(answers) == 1 and isinstance(answers[0], UnreadableReplyError):
             answers = self._label_alone(request.task, message) or answers
         if message.refusal is None and any(isinstance(answer, Answer) for answer in answers):
@@ -386,7 +389,7 @@ class HTTPProvider(ABC):
             return ()
         if self._labels is None or self._labels[0] is not task:
             try:
-                self._labels = (task, LabelSet(task.labels))
+                self._labels = (task, LabelSet(task.labels, multilabel=task.multilabel))
             except InvalidInputError:
                 return ()
         labels = self._labels[1]
