@@ -117,8 +117,12 @@ class Components:
         provider = self.provider(model, base_url, api_key)
         self.model = f"{provider.name}/{provider.model}"
         url = getattr(provider, "url", None)
-        tier = self.sampling.request_options.get("service_tier")
-        price = Price.of(provider.name, provider.model, url, tier=tier)
+        price = Price.of(
+            provider.name,
+            provider.model,
+            url,
+            tier=self.sampling.request_options.get("service_tier"),
+        )
         require_price(budget, price, self.model)
         self.meter = Meter()
         self.telemetry = Telemetry.of(provider.name, provider.model, url)

@@ -24,6 +24,7 @@ from testnuc.cli.files import (
     tell,
     write_results,
 )
+from testnuc.cli.options import command_of
 from testnuc.cli.reading import holds_rows
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
