@@ -33,6 +33,8 @@ _KEY = "sk-replayed-0123456789"
 _SAID = '{"label":"delivery","confidence":0.9}'
 #: Replays at a time.
 _AT_ONCE = 16
+#: The names of the output limit.
+_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 #: Headers of the connection, not of the answer.
 _HOP = frozenset({"content-length", "content-encoding", "transfer-encoding", "connection"})
 
@@ -93,11 +95,16 @@ def _change(name: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     if old == new:
         return ""
     if name in {"messages", "input"}:
-        return "system text into the user message"
+        moved = isinstance(new, list) and isinstance(old, list) and len(new) < len(old)
+        return "system text into the user message" if moved else "another prompt"
     if name not in after:
         return f"without {name}"
+    if name in _LIMITS and name in before:
+        return ""  # follows from the other changes
     if isinstance(new, dict):
-        return f"{name}={new.get('type') or ','.join(new)}"
+        kind = new.get("type") or ",".join(new)
+        same = isinstance(old, dict) and old.get("type") == new.get("type")
+        return f"another {name}" if same else f"{name}={kind}"
     return f"{name}={new}"
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import re
 import sys
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from bench._facts import facts
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from testnuc.protocols import TokenUsage
 
 _OK = 200
+_LOOPBACK = re.compile(r" at 127\.0\.0\.1:\d+")
+#: When a chat completion was created.
+_CREATED = re.compile(r'"created":\s*(\d{10})\b')
 #: Characters of a provider's words that must be in the message.
 _QUOTED = 80
 #: Finish reasons of an answer that the output limit cut off.
@@ -149,11 +155,33 @@ def report(exchanges: list[Exchange], seen: list[Seen]) -> tuple[Report, list[st
             outcome=what,
             ids=ids,
             then=next(iter(steps), "")[:60],
-            message="" if first.error is None else str(first.error)[:90],
+            message=_LOOPBACK.sub("", "" if first.error is None else str(first.error))[:90],
         )
+    thought: dict[str, list[int]] = {}
+    for exchange, facts_ in zip(exchanges, said, strict=True):
+        if facts_.reasoning:
+            effort = str(exchange.request.get("reasoning_effort") or "not given")
+            thought.setdefault(effort, []).append(facts_.reasoning)
+    for effort, counts in sorted(thought.items()):
+        table.note(f"Reasoning tokens, effort {effort}: median {median(counts):g} of {len(counts)}")
     for why, n in aside.most_common():
         table.note(f"Counted apart, {why}: {n:,}")
     return table, listed
+
+
+def by_host(exchanges: list[Exchange]) -> Report:
+    """Return how many calls were recorded with each host, and when."""
+    table = Report("recorded", "Recorded calls of chat completions and messages")
+    hosts: dict[str, list[Exchange]] = {}
+    for exchange in exchanges:
+        if exchange.protocol:
+            hosts.setdefault(exchange.host, []).append(exchange)
+    for host, members in sorted(hosts.items()):
+        seconds = [int(found[1]) for e in members if (found := _CREATED.search(e.body))]
+        months = sorted(datetime.fromtimestamp(s, UTC).strftime("%Y-%m") for s in seconds)
+        first, last = (months[0], months[-1]) if months else (None, None)
+        table.row(host=host, calls=len(members), first=first, last=last)
+    return table
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -166,13 +194,22 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="FILE",
         help="JSON Lines: source, host, path, request, status, headers, body",
     )
+    parser.add_argument("--hosts", action="store_true", help="only count the calls by host")
     parser.add_argument("--json", metavar="FILE", help="write the table there, too")
     given = parser.parse_args(arguments)
     if not given.exchanges.is_file():
         sys.exit(f"bench recorded: {given.exchanges} does not exist; check --exchanges")
-    logging.getLogger("testnuc").setLevel(logging.ERROR)
     exchanges = list(read(given.exchanges))
-    table, listed = report(exchanges, asyncio.run(replay(exchanges)))
+    if given.hosts:
+        by_host(exchanges).show()
+        return
+    log = logging.getLogger("testnuc")
+    level = log.level
+    log.setLevel(logging.ERROR)  # each change of a format would be a warning
+    try:
+        table, listed = report(exchanges, asyncio.run(replay(exchanges)))
+    finally:
+        log.setLevel(level)
     table.note(f"\n{len(exchanges):,} exchanges, {len(listed):,} differences")
     table.show()
     for line in listed:

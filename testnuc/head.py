@@ -22,6 +22,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.protocols import Answer, Reply
 from testnuc.results import Results
 from testnuc.trust.certificates import Certificate
+from testnuc.trust.head import Softmax
 from testnuc.types import Classification, Usage
 
 if TYPE_CHECKING:
@@ -159,10 +160,12 @@ class Head:
         self.drift = drift
         self.certificate = certificate
         self._embedder = None if isinstance(embedder, str) else embedder
+        self._background: Background | None = None
         #: The name of the embedder.
         self.embedder = embedder if isinstance(embedder, str) else embedder_name(embedder)
         self.model = self.identity = f"{trained_on.model} {trained_on.date}"
-        self._loadable = isinstance(embedder, str) or _is_own(embedder)
+        #: Whether testnuc can load the embedder by its name.
+        self.loadable = isinstance(embedder, str) or _is_own(embedder)
 
     def __repr__(self) -> str:
         on = self.trained_on
@@ -199,7 +202,7 @@ class Head:
             "version": _VERSION,
             "labels": self.labels,
             "embedder": self.embedder,
-            "loadable": self._loadable,
+            "loadable": self.loadable,
             "curve": self.curve,
             "trained_on": asdict(self.trained_on),
             "trust": [self.drift.mean, self.drift.spread, self.drift.texts],
@@ -261,7 +264,7 @@ class Head:
             raise InvalidInputError(
                 f"{path} is damaged, or is not a head from `distill`: {exc}"
             ) from exc
-        made._loadable = bool(header["loadable"])
+        made.loadable = bool(header["loadable"])
         if embedder is not None:
             made._embedder = made.checked_embedder(embedders.resolve(embedder))
         return made
@@ -326,6 +329,10 @@ class Head:
             odds = start + slope * np.log(chance / (1 - chance))
             found[rows], trust[rows] = label, 1 / (1 + np.exp(-odds))
         return found, trust
+
+    def probabilities(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return float32[n, C], uncalibrated; rows sum to 1."""
+        return Softmax(self.weights).probabilities(self._embedded(list(texts)))
 
     def predict(self, texts: Iterable[str]) -> Results:
         """Label texts; makes no LLM call.
@@ -392,7 +399,7 @@ class Head:
 
     def _loaded(self) -> Embedder:
         if self._embedder is None:
-            if not self._loadable:
+            if not self.loadable:
                 raise InvalidInputError(
                     f"the head was trained with an embedder of your own, {self.embedder!r}; give "
                     "it, as Head.load(path, embedder=..)"
@@ -417,11 +424,10 @@ class Head:
                     )
                 out[part] = made
 
-        background = Background()
-        try:
-            background.run(embed())
-        finally:
-            background.close()
+        if self._background is None:
+            # one loop for all calls: an embedder may keep connections
+            self._background = Background()
+        self._background.run(embed())
         return out
 
 

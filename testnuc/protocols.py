@@ -65,6 +65,8 @@ class Task:
     options: Mapping[str, Any] = field(default_factory=dict)
     #: ``"least"``: the least that the model accepts; None: the provider's own.
     reasoning_effort: str | None = "least"
+    #: Whether a text can have several labels, or none.
+    multilabel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class Answer:
     label: str
     #: 0..1, or None if the model returned none.
     confidence: float | None = None
+    #: Of a text that can have several labels: each with its confidence, in the order of the answer.
+    labels: tuple[tuple[str, float | None], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A scikit-learn classifier: `TestNUCClassifier` (extra ``sklearn``).
+"""Scikit-learn classifiers: `TestNUCClassifier` and `HeadClassifier` (extra ``sklearn``).
 
 ``fit`` makes its texts the pool; ``predict`` asks the LLM about each text and lets its neighbors in
 that pool vote. A background thread runs the event loop, so that the classifier also works where a
@@ -24,6 +24,7 @@ from testnuc._engine.learning import LEAST_TEXTS
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.small_pool import few_predictions
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError, with_count
+from testnuc.head import Head
 from testnuc.index.memory_pool import Pool
 from testnuc.protocols import PoolText
 from testnuc.stores.memory import MemoryStore
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from testnuc.types import Classification, Usage
     from testnuc.voting import VotePolicy
 
-__all__ = ["TestNUCClassifier"]
+__all__ = ["HeadClassifier", "TestNUCClassifier"]
 
 #: Parameters that are not passed to `Components` by name.
 _OWN = frozenset({"labels", "store"})
@@ -66,7 +67,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     rate_limit, max_concurrency, retry, budget
         As for `TestNUC`. The key comes from the provider's environment variable, so that neither
         ``repr`` nor a pickle contains it.
-    temperature, top_p, confidence, texts_per_call, request_options
+    temperature, top_p, confidence, texts_per_call, request_options, reasoning_effort
         As for `Sampling`; flat, so that a search can vary them.
     store : str or path, optional
         Stores predictions and embeddings: with it, fits on the same texts (clones, folds of a
@@ -107,6 +108,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         temperature: float | None = 0.7,
         top_p: float | None = 1.0,
         confidence: Literal["verbalized", "logprobs"] = "verbalized",
+        reasoning_effort: str | None = "least",
         rate_limit: RateLimit | None = None,
         max_concurrency: int = 64,
         retry: RetryPolicy | None = None,
@@ -127,6 +129,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.temperature = temperature
         self.top_p = top_p
         self.confidence = confidence
+        self.reasoning_effort = reasoning_effort
         self.rate_limit = rate_limit
         self.max_concurrency = max_concurrency
         self.retry = retry
@@ -258,7 +261,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         learned = state.pop("_learned", None)
         # version 0.1.0 pickled the result of `tune`; its decision is among the settings
         state.pop("tuning_", None)
-        super().__setstate__(state)
+        super().__setstate__({"reasoning_effort": "least", **state})
         if learned is not None:
             self.__dict__.setdefault("learned_", None)
             fitted = _Fitted(self._client_arguments(learned["labels"]), self.store)
@@ -301,6 +304,66 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "none of them; give none_label='other' for such texts"
             )
         return [str(known) for known in self.classes_.tolist()].index(label)
+
+
+class HeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Label texts by a head from `TestNUC.distill`, without an LLM.
+
+    Parameters
+    ----------
+    head : str or path
+        The file.
+    embedder : str or Embedder, optional
+        As for `Head.load`.
+
+    Attributes
+    ----------
+    classes_ : array
+        The labels, sorted.
+    """
+
+    __test__ = False
+
+    def __init__(
+        self, head: str | os.PathLike[str] = "labels.head", embedder: str | Embedder | None = None
+    ) -> None:
+        self.head = head
+        self.embedder = embedder
+
+    def fit(self, X: Any = None, y: Any = None) -> Self:  # noqa: ARG002, N803 - it is trained
+        """Read the file; the texts are not used.
+
+        Raises
+        ------
+        InvalidInputError
+            The file cannot be read, or belongs to another embedder.
+        """
+        self._head = Head.load(self.head, self.embedder)
+        self.classes_ = np.array(sorted(self._head.labels))
+        return self
+
+    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+        """Return the label of each text."""
+        predicted: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(axis=1)]
+        return predicted
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return float64[n, n_classes], the probability of each label in `classes_`."""
+        check_is_fitted(self)
+        order = np.argsort(np.array(self._head.labels))
+        found: NDArray[np.float64] = self._head.probabilities(_column(X))[:, order].astype(float)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())
+        # read again where it is unpickled
+        state.pop("_head", None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "classes_" in state:
+            self.fit()
 
 
 class _FittedEngine:

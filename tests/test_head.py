@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import pickle
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from testnuc import Head, InvalidInputError, TestNUC
 from testnuc.head import TrainedOn, TrustDrift, unit
+from testnuc.testing import LoopbackLLM
 from tests import naive
 from tests._engine.test_learning import (
     LABELS,
@@ -18,9 +23,19 @@ from tests._engine.test_learning import (
     judge,
     texts_of,
 )
+from tests.cli.in_process import run_here
 
 CLASSES, DIM = 5, 8
 ON = TrainedOn(100, 0, "some/model", "2026-01-01", "its own", 0.9, "agreement with the labels")
+
+
+class Wide(Clustered):
+    """Has as many dimensions as a small head."""
+
+    name = "wide"
+
+    async def embed(self, texts):
+        return (await super().embed(texts))[:, :DIM]
 
 
 def small(seed=0, **more):
@@ -212,3 +227,69 @@ def test_vectors_have_unit_norm_as_in_a_client():
     made = unit(np.array([[3.0, 4.0], [0.0, 0.0]]))
     assert made.dtype == np.float16
     assert made.tolist() == [[np.float16(0.6), np.float16(0.8)], [0.0, 0.0]]
+
+
+def test_a_stage_of_ray_adds_label_and_trust(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    pytest.importorskip("ray")
+    from testnuc.ray import LabelByHead
+
+    head = small(embedder=Wide())
+    head.save(tmp_path / "a.head")
+    texts = texts_of(20)
+    stage = LabelByHead(str(tmp_path / "a.head"), column="body", embedder=Wide())
+    table = stage(pa.table({"id": list(range(20)), "body": texts}))
+    assert table.column_names == ["id", "body", "nuc_label", "nuc_trust"]
+    expected = head.predict(texts)
+    assert table["nuc_label"].to_pylist() == expected.labels
+    assert table["nuc_trust"].to_pylist() == [row.trust for row in expected]
+
+
+def test_a_classifier_of_scikit_learn(tmp_path):
+    pytest.importorskip("sklearn")
+    from sklearn.base import clone
+
+    from testnuc.sklearn import HeadClassifier
+
+    head = small(embedder=Wide())
+    head.save(tmp_path / "a.head")
+    texts = texts_of(20)
+    made = clone(HeadClassifier(tmp_path / "a.head", Wide())).fit()
+    assert made.predict(texts).tolist() == head.predict(texts).labels
+    assert made.predict_proba(texts).sum(axis=1) == pytest.approx(np.ones(20), abs=1e-5)
+    again = pickle.loads(pickle.dumps(made))
+    assert again.predict(texts).tolist() == made.predict(texts).tolist()
+
+
+def test_a_file_is_used_from_the_shell(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = [f"{word} number {i}" for i in range(60) for word in ("refund money", "parcel late")]
+    Path("in.txt").write_text("\n".join(texts))
+    with LoopbackLLM(lambda text: ("refund" if "refund" in text else "delivery", 0.9)) as llm:
+        given = ["--labels", "refund,delivery", "--model", "openai/test"]
+        given += ["--base-url", llm.base_url]
+        code, _, err = run_here("classify", "in.txt", *given, "--store", "a.db", "-o", "out.csv")
+        assert code == 0, err
+        calls = llm.calls
+        code, out, err = run_here("distill", "a.db", *given, "-o", "x.head")
+        assert code == 0, err
+        assert "Trained on 120 texts" in out
+        code, _, err = run_here("classify", "in.txt", "--head", "x.head", "-o", "b.csv", key=None)
+        assert code == 0, err
+        assert "the head labeled 120 of 120 texts" in err
+        with Path("b.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert [row["nuc_label"] for row in rows] == ["refund", "delivery"] * 60
+        assert {row["nuc_source"] for row in rows} == {"head"}
+        code, out, _ = run_here(
+            "classify", "in.txt", "--head", "x.head", "--head-trust", "0.9", *given, "--dry-run"
+        )
+        assert code == 0
+        assert "0 to 120" in out
+        assert llm.calls == calls
+        code, _, err = run_here("classify", "in.txt")
+        assert (code, "--labels" in err) == (2, True)
+        code, out, _ = run_here("classify", "in.txt", *given, "--ask", "unsure", "--dry-run")
+        assert (code, "120 to 120" in out) == (0, True)
+        code, _, err = run_here("classify", "in.txt", *given, "--ask", "some", "--dry-run")
+        assert (code, "'unsure'" in err) == (2, True)

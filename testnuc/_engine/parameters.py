@@ -15,6 +15,7 @@ from typing import Any, ParamSpec
 from testnuc.errors import InvalidInputError
 from testnuc.limits import Budget, RateLimit
 from testnuc.methods import Sampling
+from testnuc.trust import Unsure
 from testnuc.voting import VotePolicy
 
 __all__ = ["GROUPS", "client_arguments", "refuse_flat_names"]
@@ -26,8 +27,10 @@ GROUPS = {
     **{field.name: "sampling" for field in fields(Sampling)},
     **dict.fromkeys(("prior", "prior_power", "min_trust"), "policy"),
     **dict.fromkeys(("headers", "organization", "project", "trust_env"), "model"),
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "responses"), "model"),
     **dict.fromkeys(("requests_per_minute", "tokens_per_minute"), "rate_limit"),
     **dict.fromkeys(("budget_usd",), "budget"),
+    **dict.fromkeys(("stop", "most"), "ask"),
 }
 
 #: How to write each group in code, with a gap for the field name.
@@ -37,6 +40,7 @@ _WRITTEN = {
     "model": "model=testnuc.OpenAI('..', {}=..)",
     "rate_limit": "rate_limit=testnuc.RateLimit({}=..)",
     "budget": "budget=testnuc.Budget({}=..)",
+    "ask": "ask=testnuc.Unsure({}=..)",
 }
 
 
@@ -104,9 +108,16 @@ def _budget(values: Mapping[str, Any], _: Any) -> Budget | None:
     return None if usd is None else Budget(usd=usd)
 
 
+def _ask(values: Mapping[str, Any], ask: Any) -> Unsure | None:
+    """Return the rule with the given fields; None: unchanged."""
+    rule = Unsure.of("all" if ask is None else ask)
+    return None if rule is None else replace(rule, **values)
+
+
 _MAKERS: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
     "sampling": _sampling,
     "policy": _policy,
     "rate_limit": _rate_limit,
     "budget": _budget,
+    "ask": _ask,
 }

@@ -130,7 +130,7 @@ class BatchAPI(Protocol):
         """
 
     async def discard(self, uploads: Sequence[str]) -> None:
-        """Delete uploaded files; never raises `ProviderError`."""
+        """Delete uploaded files; never raises `TestNUCError`."""
 
     async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
         """Pass each result to `take`; in any order, possibly more than once."""

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import orjson
 
 from testnuc.batch.base import BatchResultLine, QueueFullError, RemoteBatch, json_object, poll_after
-from testnuc.errors import InvalidInputError, ProviderError
+from testnuc.errors import InvalidInputError, ProviderError, TestNUCError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -142,7 +142,7 @@ class OpenAIBatches:
         for file in uploads:
             try:
                 await self._send("DELETE", f"/files/{quote(file, safe='')}", again=False)
-            except ProviderError as error:
+            except TestNUCError as error:  # the client may be closing
                 _log.info("the uploaded file %s was not deleted: %s", file, error)
 
     async def _send(

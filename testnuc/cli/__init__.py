@@ -19,6 +19,7 @@ from testnuc.cli.options import (
     EMBEDDER,
     ENCODING,
     LABELS_OF_FILE,
+    LABELS_OF_HEAD,
     LABELS_OF_RUN,
     LIMIT,
     MODEL,
@@ -95,7 +96,7 @@ def demo() -> None:
 
 
 @app.command()
-@with_client()
+@with_client(labels=LABELS_OF_HEAD)
 def classify(
     client: dict[str, Any],
     file: str = typer.Argument(
@@ -208,7 +209,7 @@ add_judging(app)
 
 
 @app.command()
-@with_client()
+@with_client(labels=LABELS_OF_HEAD)
 def serve(
     client: dict[str, Any],
     host: str = typer.Option("127.0.0.1", help="Non-loopback addresses require a token."),
@@ -329,7 +330,7 @@ def report(
     title: str | None = typer.Option(None, help="Default: the name of the file."),
     most: int = typer.Option(20_000, help="Most texts to list; of more, those to review first."),
 ) -> None:
-    """Write an HTML page for browsing and marking results."""
+    """Write an HTML page for judging and browsing results."""
     with interruptible():
         from testnuc.cli.report import run
 

@@ -25,6 +25,7 @@ from testnuc.cli.files import (
 )
 from testnuc.cli.long_texts import about_embedder, about_model
 from testnuc.cli.next_steps import next_step
+from testnuc.cli.options_of_run import remembered
 from testnuc.cli.progress import RunProgress
 from testnuc.cli.stored import with_embedder
 from testnuc.client import TestNUC
@@ -76,7 +77,7 @@ def run(
     results, caught = label_all(texts, client, store, lane=lane, batches=policy)
     labeled = dict(zip(valid, results, strict=True))
     try:
-        write_results(output, table, labeled, problems, run=run_record(results) if full else None)
+        write_results(output, table, labeled, problems, run=_record(results, client, full=full))
     except InvalidInputError as exc:
         if store.where is None:
             raise
@@ -87,6 +88,14 @@ def run(
     if not results.errors and results.learned is None and reading.get("limit") is None:
         store.remove()
     end(console, results, store, invalid=len(problems), output=output, client=client)
+
+
+def _record(results: Results, client: dict[str, Any], *, full: bool) -> dict[str, Any] | None:
+    """Return the record of a run with its options, for commands that read the file."""
+    if not full:
+        return None
+    ((name, run),) = run_record(results).items()
+    return {name: {**run, "options": remembered(client)}}
 
 
 @dataclass(slots=True)
@@ -202,8 +211,8 @@ def end(
     errors = results.errors
     _print_failures(console, results, store)
     console.print(_summary(results, invalid, output), markup=False)
-    if results.escalated is not None:
-        console.print(results.escalated, markup=False)
+    for note in (*results.notes, results.escalated or ""):
+        console.print(note, markup=False, end="\n" if note else "")
     if results.referee_usage is not None:
         spent = results.referee_usage
         parts = ["the referee", f"{spent.calls:,} calls", cost(spent)]
@@ -297,7 +306,11 @@ def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) 
         "texts": f"{len(texts):,}",
         "distinct texts": f"{len(set(texts)):,}",
         "stored answers": f"{usage.store_hits:,}",
-        "calls": f"{usage.calls:,}",
+        "calls": (
+            f"{usage.calls:,}"
+            if usage.least_calls is None
+            else f"{usage.least_calls:,} to {usage.calls:,}"
+        ),
         "input tokens, about": _number(usage.input_tokens),
         "output tokens, about": _number(usage.output_tokens),
         "US dollars, about": "unknown" if usage.usd is None else f"{usage.usd:.4f}",

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc._engine.parameters import client_arguments
 from testnuc.cli.files import read_labels
+from testnuc.cli.options import EMBEDDER
 from testnuc.client import TestNUC
+from testnuc.errors import InvalidInputError
+from testnuc.head import Head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from testnuc._engine.components import Components
 
-__all__ = ["client_of", "parts_of"]
+__all__ = ["client_of", "embedder_of", "parts_of"]
 
 
 def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
@@ -28,7 +31,31 @@ def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
     """
     given = client_arguments({**options, **instead})
     labels = given.pop("labels")
+    if given.get("head") is not None:
+        head = _head_of(given)
+        labels = head.labels if labels is None else labels
+    if labels is None:
+        raise InvalidInputError("there are no labels; give --labels, a file or a,b,c")
     return TestNUC(read_labels(labels) if isinstance(labels, str) else labels, **given)
+
+
+def embedder_of(options: Mapping[str, Any]) -> str:
+    """Return the name of the embedder: the option's, or the head's where none was named."""
+    name: str = options["embedder"]
+    if options.get("head") is None or name != EMBEDDER.default:
+        return name
+    head = Head.load(options["head"])
+    return head.embedder if head.loadable else name
+
+
+def _head_of(given: dict[str, Any]) -> Head:
+    """Return the head of a client, and complete the client's arguments by it."""
+    given["embedder"] = embedder_of(given)
+    given["head"] = head = Head.load(given["head"], given["embedder"])
+    if given.get("head_trust") is None:
+        # nothing is left to an LLM, so neither a key nor neighbors are needed
+        given.update(model=head, head_trust=0.0, k=0, join_pool=False, base_url=None)
+    return head
 
 
 def parts_of(nuc: TestNUC) -> Components:

@@ -60,7 +60,7 @@ def decoded(raw: bytes, name: str, encoding: str | None = None) -> tuple[str, st
     except UnicodeDecodeError as exc:
         line = raw.count(b"\n", 0, exc.start) + 1
         raise InvalidInputError(
-            f"{name} is not text in {encoding}: see the byte 0x{raw[exc.start]:02x} in line {line}; "
+            f"{name} is not text in {encoding}: the byte 0x{raw[exc.start]:02x} in line {line}; "
             "name its --encoding, or save it as UTF-8"
         ) from exc
 

@@ -1,4 +1,4 @@
-"""Commands about evidence: review, learn, certify, unlearn and compare."""
+"""Commands about evidence: review, learn, certify, distill, unlearn and compare."""
 
 from __future__ import annotations
 
@@ -122,6 +122,20 @@ def certify(
         )
 
 
+@with_client(*OF_ASKING, "min_trust", labels=LABELS_OF_RUN)
+def distill(
+    client: dict[str, Any],
+    source: str = _RESULTS_OR_STORE,
+    output: str = typer.Option("labels.head", "--output", "-o", help="The file of the head."),
+    text_column: str = TEXT_COLUMN,
+) -> None:
+    """Train a classifier of embeddings on the labels: a file that needs no LLM; makes no call."""
+    with interruptible():
+        from testnuc.cli.judging import distill
+
+        distill(source, output=output, text_column=text_column, client=client)
+
+
 @with_client(*OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
 def unlearn(
     client: dict[str, Any], source: str = _RESULTS_OR_STORE, text_column: str = TEXT_COLUMN
@@ -157,5 +171,5 @@ def compare(
 
 def add_judging(app: typer.Typer) -> None:
     """Add these commands to the command line."""
-    for command in (review, learn, certify, unlearn, compare):
+    for command in (review, learn, certify, distill, unlearn, compare):
         app.command()(command)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
+from urllib.parse import urlsplit
 
 import typer
 from typer.models import OptionInfo
@@ -18,6 +20,7 @@ __all__ = [
     "EMBEDDER",
     "ENCODING",
     "LABELS_OF_FILE",
+    "LABELS_OF_HEAD",
     "LABELS_OF_RUN",
     "LIMIT",
     "MODEL",
@@ -25,12 +28,13 @@ __all__ = [
     "OVERWRITE",
     "TEXT_COLUMN",
     "client_options",
+    "command_of",
     "options_of",
     "share_of",
     "with_client",
 ]
 
-_VOTE, _LIMITS, _FILES = "Vote", "Limits", "Files"
+_VOTE, _LIMITS, _FILES, _FEWER = "Vote", "Limits", "Files", "Fewer calls"
 
 #: Given for one run only, never in the settings.
 _OF_ONE_RUN = frozenset(
@@ -56,11 +60,19 @@ OF_ASKING = (
     "max_concurrency",
     "requests_per_minute",
     "tokens_per_minute",
+    "ask",
+    "stop",
+    "most",
+    "head",
+    "head_trust",
 )
 
 DRY_RUN = typer.Option(default=False, help="Estimate the cost, and send nothing.")
 LABELS_OF_FILE = typer.Option(
     None, help="A file, or a,b,c; default: the labels in FILE.", show_default=False
+)
+LABELS_OF_HEAD = typer.Option(
+    None, help="A file, or a,b,c; default: the labels of --head.", show_default=False
 )
 LABELS_OF_RUN = typer.Option(
     None,
@@ -133,6 +145,9 @@ def _client(
     instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
     none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
     texts_per_call: int = typer.Option(1, help="Texts packed in one prompt."),
+    reasoning_effort: str = typer.Option(
+        "least", help="Of reasoning models: none, minimal, low, ..; least: what the model accepts."
+    ),
     k: int | None = typer.Option(
         None,
         help="Number of neighbors that vote; 0: no vote.",
@@ -164,6 +179,30 @@ def _client(
     tokens_per_minute: int | None = typer.Option(
         None, help="The provider's limit.", rich_help_panel=_LIMITS
     ),
+    ask: str = typer.Option(
+        "all",
+        help="all; unsure: ask about a part, and leave the texts to a model that it is sure of.",
+        rich_help_panel=_FEWER,
+    ),
+    stop: float = typer.Option(
+        0.99,
+        help="With unsure: part of all labels to be proved to be as with all.",
+        rich_help_panel=_FEWER,
+    ),
+    most: float = typer.Option(
+        1.0, help="With unsure: most of the texts to ask about, 0 to 1.", rich_help_panel=_FEWER
+    ),
+    head: str | None = typer.Option(
+        None,
+        help="A file from `testnuc distill`: it labels, without an LLM.",
+        rich_help_panel=_FEWER,
+    ),
+    head_trust: float | None = typer.Option(
+        None,
+        help="Trust below which texts go to the LLM after all.",
+        show_default="none do",
+        rich_help_panel=_FEWER,
+    ),
 ) -> None:
     """Only its signature is used."""
 
@@ -171,6 +210,18 @@ def _client(
 def client_options() -> dict[str, Any]:
     """Return the default of each option of a client, by its flat name."""
     return {name: p.default.default for name, p in inspect.signature(_client).parameters.items()}
+
+
+def command_of(name: str, source: str, file: str, client: dict[str, Any]) -> str:
+    """Return a command with the options that were given to this one, without passwords."""
+    words = ["testnuc", name, source, file]
+    usual = client_options()
+    for option, value in client.items():
+        if value is not None and value != usual[option]:
+            words += [f"--{option.replace('_', '-')}", str(value)]
+    return shlex.join(
+        "STORE" if "://" in word and urlsplit(word).password else word for word in words
+    )
 
 
 def with_client(
@@ -187,7 +238,7 @@ def with_client(
     """
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
-        types = get_type_hints(command) | get_type_hints(_client)
+        types = get_type_hints(_client) | get_type_hints(command)
         own = [p for p in inspect.signature(command).parameters.values() if p.name != "client"]
         shared = [
             p.replace(default=instead.get(p.name, p.default))

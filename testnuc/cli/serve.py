@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc import embedders
 from testnuc._base.checks import valid_text
-from testnuc.cli.client_factory import client_of
+from testnuc.cli.client_factory import client_of, embedder_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import read_table
 from testnuc.cli.stored import with_embedder
@@ -39,12 +39,13 @@ def run(
     texts = [] if pool is None else _texts(pool, text_column)
     client = with_embedder(client, client["store"])
     logging.captureWarnings(capture=True)
-    embedder = embedders.resolve(client["embedder"])
+    name = embedder_of(client)
+    embedder = embedders.resolve(name)
     nuc = client_of(client, embedder=embedder)
     service = Service(nuc, limits, page=page_of(nuc))
 
     async def prepare() -> None:
-        if not client["embedder"].startswith("openai/"):
+        if not name.startswith("openai/"):
             # otherwise the first request would wait for the model to load
             await embedder.embed(["ready"])
         if texts:

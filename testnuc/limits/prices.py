@@ -24,7 +24,10 @@ _PROTOCOLS = frozenset({"anthropic", "openai"})
 #: The price list's variant for batch APIs.
 _BATCH = {"processing": "batch"}
 #: Service tiers at the listed price. "auto" in a request is the account's setting, mostly standard.
-_STANDARD = frozenset({"", "auto", "default", "on_demand", "standard", "standard_only"})
+#: OpenRouter answers in "provisioned" whatever is asked for, at the listed price.
+_STANDARD = frozenset(
+    {"", "auto", "default", "on_demand", "provisioned", "standard", "standard_only"}
+)
 #: Providers that run on this machine.
 _FREE = frozenset({"local"})
 

@@ -26,7 +26,8 @@ __all__ = [
 LIMITS = ("max_completion_tokens", "max_tokens")
 #: Refusals of an output limit that is more than the model or its context window has.
 LIMIT_TOO_LARGE = re.compile(
-    r"max_(completion_|output_|new_)?tokens.{0,80}(too large|less than|at most|exceed|must be <=)",
+    r"max_(completion_|output_|new_)?tokens.{0,80}(too large|less than|at most|exceed|must be <=)"
+    r"|\b[1-9]\d* in the completion|requested \d+ output tokens",
     re.IGNORECASE,
 )
 
@@ -40,7 +41,7 @@ _LIMIT = re.compile(rf"\b({'|'.join(LIMITS)})\b")
 _USE_LIMIT = re.compile(rf"use\W+({'|'.join(LIMITS)})\b")
 _SYSTEM = re.compile(r"system\W+(role|message|prompt|instruction)|\brole\b[^.;]{0,40}\bsystem\b")
 _STRUCTURE = re.compile(
-    r"response_?format|schema|structured[_ ]?output|output[_ ](config|format)|json_object"
+    r"response[_ ]?format|schema|structured[_ ]?output|output[_ ](config|format)|json_object"
     r"|json[_ ]mode|guided|grammar|\benum\b|text\.format"
 )
 #: Parameters whose names are in other messages, too.

@@ -11,9 +11,11 @@ import orjson
 
 from testnuc.errors import ConfigurationError, EmptyReplyError
 from testnuc.protocols import APIKey, Task, TokenUsage
+from testnuc.providers import _reasoning
 from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
-from testnuc.providers._http import Body, HTTPProvider, Message
+from testnuc.providers._http import HTTPProvider
+from testnuc.providers._messages import Body, Message
 from testnuc.transport.endpoint import Endpoint, missing_key
 from testnuc.transport.keys import key_of
 
@@ -134,20 +136,21 @@ class Anthropic(HTTPProvider):
                 parameters["temperature"] = task.temperature
             if task.top_p is not None and task.top_p != 1.0:
                 parameters["top_p"] = task.top_p
+        effort = task.reasoning_effort
+        # Claude does not reason unless it is asked to, so the least is to say nothing
+        effort = effort if effort not in (_reasoning.LEAST, "none", None) else None
         limit = options.pop("max_tokens", None)
         if limit is None:
             limit = output_limit(task, n, dialect.structure)
-            if thinks:
-                assert isinstance(thinking, dict)
-                limit += count(thinking.get("budget_tokens")) or _REASONING_TOKENS
-            elif not dialect.tight:
-                limit += _REASONING_TOKENS
+            limit += _room(thinking if thinks else None, loose=bool(effort) or not dialect.tight)
         parameters["max_tokens"] = limit
         config = options.pop("output_config", None)
         config = dict(config) if isinstance(config, dict) else {}
         if dialect.structure <= Structure.SCHEMA:
             schema = answer_schema(task, n, dialect.structure)
             config = {"format": {"type": "json_schema", "schema": schema}, **config}
+        if effort:
+            config = {"effort": effort, **config}
         if config:
             parameters["output_config"] = config
         parameters |= options
@@ -194,6 +197,13 @@ class Anthropic(HTTPProvider):
             "" if reason == "refusal" else None,
             truncated=reason in ("max_tokens", "model_context_window_exceeded"),
         )
+
+
+def _room(thinking: dict[str, Any] | None, *, loose: bool) -> int:
+    """Return the output tokens to leave for reasoning."""
+    if thinking is not None:
+        return count(thinking.get("budget_tokens")) or _REASONING_TOKENS
+    return _REASONING_TOKENS if loose else 0
 
 
 def _usage(value: Any) -> TokenUsage | None:

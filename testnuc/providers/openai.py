@@ -22,8 +22,9 @@ from testnuc.protocols import APIKey, Reply, Request, Task, TokenUsage
 from testnuc.providers import _reasoning, _responses
 from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
-from testnuc.providers._http import Body, HTTPProvider, Message
+from testnuc.providers._http import HTTPProvider
 from testnuc.providers._logprobs import with_logprobs
+from testnuc.providers._messages import Body, Message
 from testnuc.transport.endpoint import Endpoint, checked_headers, missing_key
 from testnuc.transport.keys import key_of
 
@@ -51,8 +52,9 @@ class OpenAI(HTTPProvider):
     model : str
         The model's name; on Azure, the deployment's name.
     base_url : str, optional
-        Such as ``http://localhost:8000/v1``. Default: ``OPENAI_BASE_URL``, or OpenAI's own. A URL
-        without a path gets ``/v1``; Azure's query (``?api-version=..``) is kept.
+        Such as ``http://localhost:8000/v1``, or the whole URL of chat completions. Default:
+        ``OPENAI_BASE_URL``, or OpenAI's own. A URL without a path gets ``/v1``; Azure's query
+        (``?api-version=..``) is kept.
     api_key : str or callable, optional
         A function or coroutine function that returns the key is called before the first request,
         and again when the server rejects its key (Entra ID, Vertex). Default: ``OPENAI_API_KEY``;
@@ -287,7 +289,8 @@ def _finish(choice: dict[str, Any]) -> Any:
 def _base_path(endpoint: Endpoint, *, azure: bool, source: str) -> str:
     """Return the base path of all calls."""
     path = endpoint.path.removesuffix("/chat/completions").removesuffix("/responses").rstrip("/")
-    if not path:
+    # the whole URL of a server without /v1, such as Perplexity's
+    if not path and not endpoint.path:
         path = "/openai/v1" if azure else "/v1"
     if azure and "/deployments/" in path and "api-version=" not in endpoint.query:
         raise InvalidInputError(

@@ -78,10 +78,10 @@ const evidence = (() => {
     });
     let best = 0;
     gains.forEach((gain, c) => { if (gain.low > gains[best].low) best = c; });
+    const count = (c) => judged.filter((j) => j.known && j.right[c]).length;
     let leader = best;
     // not proved yet: the one that is ahead
-    if (!best) gains.forEach((gain, c) => { if (gain.value > gains[leader].value) leader = c; });
-    const count = (c) => judged.filter((j) => j.known && j.right[c]).length;
+    if (!best) gains.forEach(({ value }, c) => { if (value > gains[leader].value && count(c) > count(0)) leader = c; });
     return { gains, best, leader, taught, before: count(0), after: count(leader) };
   }
 

@@ -77,9 +77,11 @@ _TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 _TOO_LONG_CODES = {"context_length_exceeded", "too_many_prompt_tokens", "string_above_max_length"}
+#: llama.cpp's words about an answer that it could not parse.
+_MALFORMED = re.compile(r"output that does not match the expected \S* ?format", re.IGNORECASE)
 #: Some servers fail with a 500 on a format of the answer that they do not know.
 _FORMAT = re.compile(
-    r"response_?format|json[_ ](object|schema)|structured[_ ]?output|output[_ ](config|format)"
+    r"response[_ ]?format|json[_ ](object|schema)|structured[_ ]?output|output[_ ](config|format)"
     r"|grammar|guided[_ ](json|decoding)|outlines",
     re.IGNORECASE,
 )
@@ -143,9 +145,10 @@ def _parse(body: bytes, *, nested: bool) -> tuple[str, frozenset[str]]:
 
 def _first(message: Any) -> Any:
     """Return the first error of a list; that of a validator stays whole: it names the fields."""
-    if isinstance(message, list) and message and "loc" not in (message[0] or ()):
-        return message[0]
-    return message
+    if not isinstance(message, list) or not message:
+        return message
+    first = message[0]
+    return message if isinstance(first, dict) and "loc" in first else first
 
 
 def _quoted(response: Any) -> tuple[str, frozenset[str]]:
@@ -220,13 +223,14 @@ def _kind(  # noqa: PLR0911 - one return for each kind
     lowered = {code.lower() for code in codes}
     if status == 402 or lowered & _QUOTA_CODES or _QUOTA.search(text):
         return QuotaExceededError, "Check the account's plan and billing.", False
-    if "json_validate_failed" in lowered:
-        # the model's answer did not have the form; it is in "failed_generation"
+    if "json_validate_failed" in lowered or _MALFORMED.search(text):
+        # the model's answer did not have the form; Groq quotes it in "failed_generation"
         return UnreadableReplyError, "", True
     if status in {400, 403, 422} and (lowered & _FILTERED_CODES or _FILTERED.search(text)):
         return ContentRefusedError, "", True
     if status in {401, 403}:
-        return AuthenticationError, "", False
+        # OpenAI forbids log-probabilities of some models: no matter of the key
+        return BadRequestError if "logprobs" in text else AuthenticationError, "", False
     if status == 404:
         return _missing(text)
     if (

@@ -187,7 +187,7 @@ class Review(Sequence[ReviewItem]):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Review:
-        """Read a review that `save` wrote, or the page.
+        """Read a review that `save` wrote, or the page; answers may be added by hand.
 
         Raises
         ------
@@ -217,7 +217,10 @@ class Review(Sequence[ReviewItem]):
             raise InvalidInputError(f"{path} is not a review: {exc!r}") from exc
         for item in items:
             if item.source is not None:
-                found.answer(item.index, item.answer, item.source)  # type: ignore[arg-type]
+                try:
+                    found.answer(item.index, item.answer, item.source)  # type: ignore[arg-type]
+                except InvalidInputError as exc:
+                    raise InvalidInputError(f"{path}, item {item.index + 1}: {exc}") from exc
         return found
 
     def __len__(self) -> int:
@@ -333,6 +336,7 @@ def _item(index: int, given: dict[str, Any]) -> ReviewItem:
         probability=given["probability"],
         floor=given["floor"],
         answer=given["answer"],
-        source=given["source"],
+        # who writes an answer into the file need not say that a person gave it
+        source=given["source"] or (None if given["answer"] is None else "person"),
         said=tuple((str(name), label) for name, label in given.get("said", ())),
     )

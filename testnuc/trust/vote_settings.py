@@ -103,7 +103,9 @@ class VoteSettings:
 
     @property
     def voters(self) -> int:
-        """Maximum number of neighbors that vote on a text."""
+        """Most neighbors whose predictions a label needs."""
+        if self.head_decides:
+            return 0
         if self.policy is not None or self.decision is None:
             return self.k
         return 0 if self.decision.policy is None else self.decision.k

@@ -170,7 +170,7 @@ def _vote(
         )
         return found
 
-    bad = _in_blocks(run, n_rows, n_rows * (k + 1), threads)
+    bad = in_blocks(run, n_rows, n_rows * (k + 1), threads)
     if bad >= 0:
         raise ballots.refuse(bad)
     return VoteResult(
@@ -219,7 +219,7 @@ def _kernels() -> tuple[ModuleType, ModuleType]:
     return plain, fast
 
 
-def _in_blocks(
+def in_blocks(
     run: Callable[[int, int], int], n_rows: int, n_votes: int, threads: int | None
 ) -> int:
     """Run a kernel over blocks of rows; each writes only its own. Returns the first bad row."""

@@ -25,6 +25,12 @@ from tests.providers.chat_bodies import KEY, LABELS, LOCAL, refuse, request, sen
         ("http://localhost:8000/v1/", LOCAL + "/chat/completions", LOCAL),
         ("HTTP://LocalHost:8000/v1//", LOCAL + "/chat/completions", LOCAL),
         (LOCAL + "/chat/completions", LOCAL + "/chat/completions", LOCAL),
+        (LOCAL + "/responses", LOCAL + "/responses", LOCAL),
+        (
+            "https://api.perplexity.ai/chat/completions",
+            "https://api.perplexity.ai/chat/completions",
+            "https://api.perplexity.ai",
+        ),
         ("https://h.example:443/api/v1", "https://h.example/api/v1/chat/completions", None),
         ("http://[::1]:80/v1", "http://[::1]/v1/chat/completions", "http://[::1]/v1"),
         (
@@ -54,7 +60,7 @@ def test_is_a_wire_provider():
     assert (provider.name, provider.model) == ("openai", "org/model")
 
 
-@pytest.mark.parametrize("model", ["gpt-4o-mini", "openai/", "mistral/x", "", None, "openai/ "])
+@pytest.mark.parametrize("model", ["gpt-4o-mini", "openai/", "nobody/x", "", None, "openai/ "])
 def test_unknown_providers_are_told_the_choices(model):
     with pytest.raises(InvalidInputError, match=r"openai/.*anthropic/.*local/zero-shot"):
         resolve(model)
@@ -223,11 +229,23 @@ def test_an_effort_of_the_users_own():
     assert provider.reasoning(task(reasoning_effort="high")) > provider.reasoning(task()) == 0
 
 
-@pytest.mark.parametrize("model", ["gpt-4o", "gpt-4.1-mini", "gpt-5-chat-latest", "olmo-2", "o-x"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "gpt-4o",
+        "gpt-4.1-mini",
+        "gpt-35-turbo",
+        "gpt-5-chat-latest",
+        "olmo-2",
+        "o-x",
+        "gemini-2.0-flash",
+    ],
+)
 def test_other_models_get_both(model):
-    assert {"temperature", "top_p", "max_completion_tokens"} <= sent(
-        OpenAI(model, api_key=KEY)
-    ).keys()
+    body = sent(OpenAI(model, api_key=KEY))
+    assert {"temperature", "top_p", "max_completion_tokens"} <= body.keys()
+    assert "reasoning_effort" not in body
+    assert body["max_completion_tokens"] < 400
 
 
 def test_reasoning_that_is_switched_off():
@@ -287,3 +305,14 @@ def test_prepared_bodies_are_bounded():
     for _ in range(200):
         provider.encode(request())
     assert len(provider._prepared) <= 64
+
+
+def test_prompt_caching_is_no_part_of_the_identity():
+    plain = OpenAI("m", base_url=LOCAL)
+    cached = OpenAI("m", base_url=LOCAL, prompt_cache_key="k", prompt_cache_retention="24h")
+    body = sent(cached)
+    assert (body["prompt_cache_key"], body["prompt_cache_retention"]) == ("k", "24h")
+    assert cached.identity == plain.identity
+    assert cached.adapt(refuse(cached, "Unknown parameter: 'prompt_cache_retention'."))
+    assert "prompt_cache_retention" not in sent(cached)
+    assert sent(cached)["prompt_cache_key"] == "k"

