@@ -26,7 +26,7 @@ def answer(
     review: Review,
     path: str,
     *,
-    then: str = "testnuc learn STORE",
+    then: str | None = "testnuc learn STORE",
     read: Callable[[str], str] | None = None,
 ) -> None:
     """Ask for the label of each open item, in order; saves after each answer.
@@ -37,7 +37,7 @@ def answer(
     path : str
         The file to save it in.
     then : str
-        The command that comes next.
+        The command that comes next; None: nothing is told about the file.
     read : callable, optional
         Returns a line for a prompt; raises `EOFError` at the end. Default: `input`.
     """
@@ -68,6 +68,8 @@ def answer(
         tell(f"{'none of these' if label is None else label}")
         at += 1
     judged = len(review.judged)
+    if then is None:
+        return
     tell(f"{judged:,} of {len(review):,} texts are judged, saved in {path}")
     if judged:
         tell(f"next: {then if path in then else f'{then} {path}'}")

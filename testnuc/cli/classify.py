@@ -24,6 +24,7 @@ from testnuc.cli.files import (
     write_results,
 )
 from testnuc.cli.long_texts import about_embedder, about_model
+from testnuc.cli.next_steps import next_step
 from testnuc.cli.options_of_run import remembered
 from testnuc.cli.progress import RunProgress
 from testnuc.cli.stored import with_embedder
@@ -86,7 +87,7 @@ def run(
     # after a trial of the first texts, the run of all resumes
     if not results.errors and results.learned is None and reading.get("limit") is None:
         store.remove()
-    end(console, results, store, invalid=len(problems), output=output)
+    end(console, results, store, invalid=len(problems), output=output, client=client)
 
 
 def _record(results: Results, client: dict[str, Any], *, full: bool) -> dict[str, Any] | None:
@@ -201,11 +202,34 @@ def end(
     *,
     invalid: int = 0,
     output: str | None = None,
+    client: dict[str, Any] | None = None,
 ) -> None:
-    """Print what failed, a summary, and what evidence would bring; exit with a status that tells.
+    """Print what failed, a summary, and what comes next; exit with a status that tells.
 
     1: no text has a label, because of errors. 3: some have none, because of errors.
     """
+    errors = results.errors
+    _print_failures(console, results, store)
+    console.print(_summary(results, invalid, output), markup=False)
+    for note in (*results.notes, results.escalated or ""):
+        console.print(note, markup=False, end="\n" if note else "")
+    if results.referee_usage is not None:
+        spent = results.referee_usage
+        parts = ["the referee", f"{spent.calls:,} calls", cost(spent)]
+        console.print(", ".join(part for part in parts if part), markup=False)
+    source = _source(store, output)
+    steps = [_advice(results, source)]
+    if client is not None:
+        steps.append(next_step(results, source, client))
+    for step in steps:
+        if step is not None:
+            console.print(step, markup=False)
+    if any(result.label is None for result in errors):
+        sys.exit(3 if any(label is not None for label in results.labels) else 1)
+
+
+def _print_failures(console: Console, results: Results, store: AnswerStore) -> None:
+    """Print the first error, how to retry, and the first answer outside the labels."""
     stopped = results.stopped
     errors, outside = results.errors, results.outside
     if stopped is not None:
@@ -221,31 +245,23 @@ def end(
         said = row.prediction.said if row.prediction is not None else None
         if said:
             console.print(f"first answer outside the labels: {said[:100]!r}", markup=False)
-    console.print(_summary(results, invalid, output), markup=False)
-    for note in (*results.notes, results.escalated or ""):
-        console.print(note, markup=False, end="\n" if note else "")
-    if results.referee_usage is not None:
-        spent = results.referee_usage
-        parts = ["the referee", f"{spent.calls:,} calls", cost(spent)]
-        console.print(", ".join(part for part in parts if part), markup=False)
-    advice = _advice(results, store, output)
-    if advice is not None:
-        console.print(advice, markup=False)
-    if any(result.label is None for result in errors):
-        sys.exit(3 if any(label is not None for label in results.labels) else 1)
 
 
-def _advice(results: Results, store: AnswerStore, output: str | None) -> str | None:
+def _advice(results: Results, source: str | None) -> str | None:
     """Return what was decided without evidence, and what judgments would bring."""
     if results.learned is not None:
         return str(results.learned)
     if results.diagnosis is None or results.stopped is not None:
         return None
+    # a run without a file is judged in another one
+    return results.diagnosis.sentence(f"testnuc review {source or 'RESULTS'} -n 50")
+
+
+def _source(store: AnswerStore, output: str | None) -> str | None:
+    """Return the file or store that later commands read."""
     source = output if store.folder is not None or store.where is None else store.where
     # a .txt output holds no texts
-    if source is None or source.endswith(".txt"):
-        source = "RESULTS"
-    return results.diagnosis.sentence(f"testnuc review {source} -n 50")
+    return None if source is None or source.endswith(".txt") else source
 
 
 def _interrupted(nuc: TestNUC, progress: RunProgress, store: AnswerStore, *, lane: str) -> NoReturn:

@@ -57,9 +57,11 @@ def decoded(raw: bytes, name: str, encoding: str | None = None) -> tuple[str, st
             encoding = "utf-8-sig"
     try:
         return raw.decode(encoding), encoding
-    except (UnicodeDecodeError, LookupError) as exc:
+    except UnicodeDecodeError as exc:
+        line = raw.count(b"\n", 0, exc.start) + 1
         raise InvalidInputError(
-            f"{name} is not text in {encoding}: {exc}; name its --encoding, or save it as UTF-8"
+            f"{name} is not text in {encoding}: the byte 0x{raw[exc.start]:02x} in line {line}; "
+            "name its --encoding, or save it as UTF-8"
         ) from exc
 
 

@@ -1,8 +1,12 @@
-"""``testnuc demo``: label real messages on this machine alone."""
+"""``testnuc demo``: label real messages on this machine alone, then judge ten of them."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import orjson
@@ -10,24 +14,28 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.client import TestNUC
 from testnuc.embedders.sentence_transformers import WHEEL_MODEL
+from testnuc.errors import SmallPoolWarning
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from testnuc.results import Results
-    from testnuc.trust import Learned
+    from testnuc.trust import Learned, Review
     from testnuc.types import Classification
 
 __all__ = ["run"]
 
-_JUDGED = 50
-_SHOWN = 4
-_NEIGHBORS_SHOWN = 5
+#: Messages that are shown, most and least trusted; those that a person judges; those that decide.
+_SHOWN, _JUDGED, _ENOUGH = 3, 10, 50
+_BAR = 10
 
 
 def run() -> None:
-    """Label the included messages, judge fifty of them by their gold labels, and label again."""
+    """Label the included messages as by default, judge some, and learn from that."""
     data = files("testnuc") / "data"
     labels: dict[str, str] = orjson.loads((data / "support_labels.json").read_bytes())
     lines = (data / "support_messages.jsonl").read_text(encoding="utf-8").splitlines()
@@ -35,61 +43,120 @@ def run() -> None:
     gold = {message["text"]: message["label"] for message in messages}
     console = Console(highlight=False)
     console.print(
-        f"{len(gold)} support messages, {len(labels)} intents; labeler: local/zero-shot (embedder "
-        f"{WHEEL_MODEL}), no key, no network. Gold labels stand for a person who judges {_JUDGED} "
-        "messages, and score the others."
+        f"{len(gold):,} messages to a web shop, {len(labels)} labels. A small model on this "
+        f"machine ({WHEEL_MODEL}) labels them: no key, no network. The defaults decide the rest; "
+        "the correct labels, which are included, only score."
     )
-    before, after, learned = run_to_end(_label(labels, gold))
-    _report(console, before, after, learned, gold)
+    with TemporaryDirectory(prefix="testnuc-demo-") as folder:
+        demo = _Demo(labels, gold, Path(folder))
+        results, review = run_to_end(demo.label())
+        _report(console, results, gold)
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            _judge(console, review, demo.folder / "review.json")
+        by_hand = len(review.judged)
+        learned, after = run_to_end(demo.learn(review))
+        _report_learned(console, learned, results, after, gold, by_hand)
 
 
-async def _label(labels: dict[str, str], gold: dict[str, str]) -> tuple[Results, Results, Learned]:
-    async with TestNUC(labels, model="local/zero-shot", embedder=WHEEL_MODEL) as nuc:
-        before = await nuc.classify_many(gold, progress=True)
-        review = await nuc.review(_JUDGED)
-        for item in review:
-            review.answer(item.index, gold[item.text])
-        learned = await nuc.learn(review)
-        return before, await nuc.classify_many(gold), learned
+class _Demo:
+    """The client of the demo, opened once to label and once to learn."""
+
+    def __init__(self, labels: dict[str, str], gold: Mapping[str, str], folder: Path) -> None:
+        self._labels = labels
+        self._gold = gold
+        self.folder = folder
+
+    def _client(self) -> TestNUC:
+        store = self.folder / "answers.db"
+        return TestNUC(self._labels, "local/zero-shot", embedder=WHEEL_MODEL, store=store)
+
+    async def label(self) -> tuple[Results, Review]:
+        async with self._client() as nuc:
+            results = await nuc.classify_many(self._gold, progress=True)
+            return results, await nuc.review(_JUDGED)
+
+    async def learn(self, review: Review) -> tuple[Learned, Results]:
+        """Learn from a review, and from further texts that the correct labels judge."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SmallPoolWarning)
+            async with self._client() as nuc:
+                if review.judged:
+                    await nuc.learn(review)
+                more = await nuc.review(_ENOUGH - len(review.judged))
+                for item in more:
+                    more.answer(item.index, self._gold[item.text])
+                learned = await nuc.learn(more)
+                return learned, await nuc.classify_many(self._gold)
 
 
-def _report(
-    console: Console, before: Results, after: Results, learned: Learned, gold: dict[str, str]
-) -> None:
-    pairs = [
-        (old, new)
-        for old, new in zip(before, after, strict=True)
-        # a judged message is right by itself
-        if new.source != "person"
-    ]
-    corrected = [(old, new) for old, new in pairs if old.label != gold[old.text] == new.label]
-    spoiled = sum(old.label == gold[old.text] != new.label for old, new in pairs)
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, results in (
-        ("accuracy without judgments", [old for old, _ in pairs]),
-        ("accuracy after fifty judgments", [new for _, new in pairs]),
-    ):
-        right = sum(result.label == gold[result.text] for result in results)
-        table.add_row(name, f"{right / len(pairs):.3f}")
-    table.add_row("messages that were not judged", str(len(pairs)))
-    table.add_row("labels corrected", str(len(corrected)))
-    table.add_row("labels spoiled", str(spoiled))
-    table.add_row("labeler calls", f"{before.usage.calls} (one for each distinct text)")
-    table.add_row("time", f"{before.seconds + after.seconds:.1f} s")
+def _report(console: Console, results: Results, gold: Mapping[str, str]) -> None:
+    rows = sorted(results, key=lambda row: -(row.trust or 0.0))
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
+    for heading, width in (("trust", _BAR + 5), ("label", 18), ("", 5)):
+        table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=width)
+    table.add_column("message", no_wrap=True, overflow="ellipsis")
+    for row in [*rows[:_SHOWN], *rows[-_SHOWN:]]:
+        right = row.label == gold[row.text]
+        table.add_row(
+            _bar(row.trust), str(row.label),
+            "[green]right[/]" if right else "[red]wrong[/]", escape(row.text),
+        )  # fmt: skip
+    console.print()
     console.print(table)
-    console.print(f"\n{escape(str(learned))}")
-    # the most trusted first
-    for old, new in sorted(corrected, key=lambda p: -(p[1].trust or 0))[:_SHOWN]:
-        console.print(f"\n[bold]{escape(new.text)}[/bold]")
-        trust = "" if new.trust is None else f" (trust {new.trust:.2f})"
-        console.print(f"  before: [red]{old.label}[/red]  after: [green]{new.label}[/green]{trust}")
-        _neighbors(console, new)
+    third = len(rows) // 3
+    parts = (rows[:third], rows[third : 2 * third], rows[2 * third :])
+    shares = [f"{_accuracy(part, gold):.0%}" for part in parts]
+    console.print(
+        f"\n{len(rows):,} labels in {results.seconds:.1f} s; {_accuracy(rows, gold):.1%} right: "
+        f"{shares[0]} in the third of most trust, then {shares[1]}, then {shares[2]}."
+    )
+    if results.diagnosis is not None:
+        console.print(f"{results.diagnosis.sentence('see below')}.", markup=False)
 
 
-def _neighbors(console: Console, result: Classification) -> None:
-    for neighbor in result.neighbors[:_NEIGHBORS_SHOWN]:
-        console.print(
-            f"    {neighbor.similarity:.2f}  {neighbor.label!s:<24} {escape(neighbor.text)}",
-            overflow="ellipsis",
-            no_wrap=True,
-        )
+def _judge(console: Console, review: Review, place: Path) -> None:
+    console.print(
+        f"\n[bold]Your turn: judge {len(review)} messages[/], where ways to label disagree. "
+        "q goes on without."
+    )
+    answer(review, str(place), then=None)
+
+
+def _report_learned(
+    console: Console,
+    learned: Learned,
+    before: Results,
+    after: Results,
+    gold: Mapping[str, str],
+    by_hand: int,
+) -> None:
+    others = _ENOUGH - by_hand
+    judged = f"{by_hand} by you, {others} by" if by_hand else f"{others} by"
+    console.print(f"\nJudged: {judged} the included correct labels, as a person would.")
+    console.print(str(learned), markup=False)
+    moved = [(a, b) for a, b in zip(before, after, strict=True) if a.label != b.label and b.label]
+    console.print(
+        f"\nRight before: {_accuracy(before, gold):.1%}. Right now: "
+        f"[bold]{_accuracy(after, gold):.1%}[/]; {len(moved):,} labels changed, for example:"
+    )
+    better = [(a, b) for a, b in moved if b.label == gold[b.text]]
+    for a, b in sorted(better, key=lambda pair: -(pair[1].trust or 0.0))[:_SHOWN]:
+        change = f"[red]{escape(str(a.label))}[/] -> [green]{escape(str(b.label))}[/]"
+        console.print(f"  {change}: {escape(b.text)}", no_wrap=True, overflow="ellipsis")
+    console.print(
+        "\nThe same with your texts and a better model, from one command to the next:\n"
+        "  testnuc classify FILE --labels LABELS --model openai/gpt-4o-mini -o labeled.csv",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _accuracy(rows: Results | list[Classification], gold: Mapping[str, str]) -> float:
+    return sum(row.label == gold[row.text] for row in rows) / len(rows)
+
+
+def _bar(trust: float | None) -> str:
+    if trust is None:
+        return "unknown"
+    filled = round(_BAR * trust)
+    return f"{'█' * filled}{'░' * (_BAR - filled)} {trust:.2f}"

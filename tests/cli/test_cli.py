@@ -161,23 +161,48 @@ def test_a_wrong_key_ends_with_exit_code_1_and_is_not_shown(tmp_path):
     assert len(err.strip().splitlines()[-1]) < 400
 
 
-def test_demo_prints_what_a_newcomer_wants_to_see():
+def test_the_demo_shows_the_default_and_what_judging_brings():
     code, out, err = run("demo", key=None)
     assert code == 0, err
-    for part in (
-        "labels corrected",
-        "labels spoiled",
-        "labeler calls",
-        "time",
-        "50 of 702 texts are judged: 50 by a person",
-    ):
-        assert part in out
-    alone, judged = (
-        float(re.search(rf"accuracy {when} +([\d.]+)", out)[1])
-        for when in ("without judgments", "after fifty judgments")
+    for part in ("702 messages", "The LLM's own labels are kept", "third of most trust",
+                 "Judged: 50 by the included correct labels", "Right before: ", "Right now: ",
+                 "testnuc classify FILE"):  # fmt: skip
+        assert part in " ".join(out.split())
+    # nobody is asked without a terminal
+    assert "Your turn" not in out
+    before, now = (
+        float(re.search(rf"Right {when}: +([\d.]+)%", out)[1]) for when in ("before", "now")
     )
-    assert judged >= alone
-    assert "702" in out
+    assert now > before + 3
+
+
+def test_the_demo_asks_a_person_at_a_terminal(tmp_path):
+    pty = pytest.importorskip("pty", reason="platform: no terminals")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "testnuc", "demo"], stdin=theirs, stdout=theirs, stderr=theirs,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"},
+    )  # fmt: skip
+    os.close(theirs)
+    said = b""
+    answered = 0
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:
+            break
+        if not part:
+            break
+        said += part
+        if said.count(b"label> ") > answered:
+            # two answers, then on without the others
+            os.write(ours, b"1\n" if answered < 2 else b"q\n")
+            answered += 1
+    os.close(ours)
+    assert process.wait() == 0, said.decode()[-2000:]
+    text = " ".join(said.decode().split())
+    assert "Your turn: judge 10 messages" in text
+    assert "Judged: 2 by you, 48 by the included correct labels" in text
 
 
 def test_help_names_the_commands():

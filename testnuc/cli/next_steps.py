@@ -1,0 +1,71 @@
+"""The last line of a run: the command that comes next, with the options of the run."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from testnuc.cli.options import client_options
+from testnuc.cli.stored import EMBEDDER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from testnuc.results import Results
+
+__all__ = ["command", "next_step"]
+
+#: Options by which stored answers are found.
+_OF_ANSWERS = (
+    "labels",
+    "model",
+    "base_url",
+    "embedder",
+    "instructions",
+    "none_label",
+    "texts_per_call",
+)
+
+
+def command(name: str, source: str, client: Mapping[str, Any], *more: str) -> str:
+    """Return a command on the results of a run, as it is typed in a shell.
+
+    Parameters
+    ----------
+    name, source : str
+        The command, and the file or store.
+    client : mapping
+        Options of the run; those that are not the default are repeated.
+    *more : str
+        Further arguments.
+    """
+    usual = client_options()
+    parts = ["testnuc", name, source, *more]
+    for option in _OF_ANSWERS:
+        value = client.get(option)
+        # a table in the settings file is found there again
+        if value is None or value in (usual[option], EMBEDDER) or str(value).startswith(("{", "[")):
+            continue
+        parts += [f"--{option.replace('_', '-')}", str(value)]
+    return shlex.join(parts)
+
+
+def next_step(results: Results, source: str | None, client: Mapping[str, Any]) -> str | None:
+    """Say what to do with results; None: there are none.
+
+    Parameters
+    ----------
+    results : Results
+    source : str, optional
+        The file or store that holds them; None: neither does.
+    client : mapping
+        Options of the run.
+    """
+    if results.errors or not any(label is not None for label in results.labels):
+        return None
+    if source is None:
+        return "next: name an output with -o (.csv, .xlsx, .jsonl) to judge some texts and learn"
+    if results.learned is not None:
+        return "next, prove how many labels are right: " + command("certify", source, client)
+    judging = command("review", source, client, "-n", "50")
+    return f"next, judge fifty texts (about three minutes): {judging}"

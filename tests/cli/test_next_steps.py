@@ -1,0 +1,43 @@
+"""The last line of a run: a command that works as it stands."""
+
+from __future__ import annotations
+
+import shlex
+
+from testnuc.cli.next_steps import command
+from testnuc.testing import LoopbackLLM
+from tests.cli.in_process import run_here
+from tests.conftest import LABELS, confident, messages
+
+
+def test_the_command_that_a_run_ends_with_works_as_it_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my texts.txt").write_text("\n".join(messages(40)))
+    (tmp_path / "labels.txt").write_text("\n".join(LABELS))
+    with LoopbackLLM(confident) as llm:
+        given = ["--labels", "labels.txt", "--model", "openai/test", "--base-url", llm.base_url]
+        given += ["--instructions", "what the writer wants; it's said", "-o", "my labels.csv"]
+        code, _, err = run_here("classify", "my texts.txt", *given)
+        assert code == 0, err
+        line = err.splitlines()[-1]
+        assert line.startswith("next, judge fifty texts (about three minutes): testnuc review ")
+        typed = shlex.split(line.partition(": ")[2])
+        assert typed[:5] == ["testnuc", "review", "my labels.csv", "-n", "50"]
+        code, _, err = run_here(*typed[1:], "--goal", "certify", key=None)
+        assert code == 0, err
+        assert llm.calls == 40
+    assert (tmp_path / "review.json").exists()
+
+
+def test_results_that_are_nowhere_have_no_command(tmp_path):
+    (tmp_path / "in.txt").write_text("\n".join(messages(8)))
+    with LoopbackLLM(confident) as llm:
+        given = ["--labels", ",".join(LABELS), "--model", "openai/test", "--base-url", llm.base_url]
+        _, _, err = run_here("classify", tmp_path / "in.txt", *given)
+    assert err.splitlines()[-1].startswith("next: name an output with -o")
+
+
+def test_defaults_and_tables_of_the_settings_are_left_out():
+    client = {"labels": '{"a": "b"}', "model": "openai/gpt-4o-mini", "texts_per_call": 4}
+    made = command("certify", "out.csv", client, "--accuracy", "0.9")
+    assert made == "testnuc certify out.csv --accuracy 0.9 --texts-per-call 4"
