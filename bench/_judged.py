@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc.trust.calibration import fit_trust
+from testnuc._engine.judgments import default_model
 from testnuc.trust.candidates import candidates_of, choose, differing
 from testnuc.trust.certificates import certify
+from testnuc.trust.chances import chances, fit_trust
 from testnuc.trust.evidence import Draws
-from testnuc.trust.head import FOLDS
 from testnuc.trust.model import HeadModel
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from bench._recorded import Recorded
     from testnuc.trust.candidates import LabelCandidate, Verdict
     from testnuc.trust.certificates import Certificate
+    from testnuc.trust.model import Ground
 
-__all__ = ["Judge", "Learned", "Outcomes"]
+__all__ = ["Judge", "Learned", "Outcomes", "chance_of"]
 
 #: Of the default review: the part that is drawn from the texts that candidates label differently.
 _DECIDE = 0.8
@@ -61,8 +62,6 @@ class Judge:
     def __init__(self, data: Recorded, judgments: NDArray[np.int32] | None = None) -> None:
         self.data = data
         self.judgments = data.gold if judgments is None else judgments
-        #: Probabilities of candidates that were not taught, by name.
-        self.found: dict[str, NDArray[np.float32]] = {}
 
     @cached_property
     def candidates(self) -> list[LabelCandidate]:
@@ -94,10 +93,18 @@ class Judge:
         )
         return model.probabilities(self.data.texts)
 
+    @cached_property
+    def grounds(self) -> list[Ground | None]:
+        """What models give without judgments, so that a draw computes only what changes."""
+        return [
+            c.model.ground(self.data.texts) if isinstance(c.model, HeadModel) else None
+            for c in self.candidates
+        ]
+
     def sharing(self, other: NDArray[np.int32]) -> Judge:
         """Return another judge of the same candidates."""
         made = Judge(self.data, other)
-        for name in ("candidates", "differ", "shares", "plain", "found"):
+        for name in ("candidates", "differ", "shares", "plain", "grounds"):
             made.__dict__[name] = getattr(self, name)
         return made
 
@@ -141,7 +148,7 @@ class Judge:
         return np.array(rows, dtype=np.int64), draws
 
     def verdict(
-        self, rows: NDArray[np.int64], draws: Draws, *, taught: bool, everywhere: bool = False
+        self, rows: NDArray[np.int64], draws: Draws, *, everywhere: bool = False
     ) -> Verdict:
         """Choose by the judgments of these texts."""
         support = np.ones_like(self.differ) if everywhere else self.differ
@@ -152,7 +159,7 @@ class Judge:
             self.judgments[rows],
             draws,
             support,
-            taught=taught,
+            grounds=self.grounds,
         )
 
     def gains(
@@ -161,28 +168,22 @@ class Judge:
         m: int,
         seeds: Sequence[int],
         *,
-        taught: bool,
         everywhere: bool = False,
     ) -> Outcomes:
         """Repeat draws of m judgments, and the choice by them."""
         found = Outcomes()
         for seed in seeds:
             rows, draws = drawn(seed, m)
-            verdict = self.verdict(rows, draws, taught=taught, everywhere=everywhere)
+            verdict = self.verdict(rows, draws, everywhere=everywhere)
             found.true.append(self.gain(verdict.chosen.labels))
             found.expected.append(verdict.gain.value)
         return found
 
     def learned(
-        self,
-        rows: NDArray[np.int64],
-        draws: Draws,
-        *,
-        taught: bool,
-        everywhere: bool = False,
+        self, rows: NDArray[np.int64], draws: Draws, *, everywhere: bool = False
     ) -> Learned:
         """Choose by these judgments, and calibrate trust on them."""
-        verdict = self.verdict(rows, draws, taught=taught, everywhere=everywhere)
+        verdict = self.verdict(rows, draws, everywhere=everywhere)
         labels = verdict.chosen.labels
         return Learned(verdict, labels, self.trust(verdict.chosen, labels, rows, draws))
 
@@ -193,29 +194,22 @@ class Judge:
         rows: NDArray[np.int64],
         draws: Draws,
     ) -> NDArray[np.float64]:
-        """Return the calibrated trust of labels, by the chosen candidate."""
-        features = self._features(chosen, labels, rows)
-        right = labels[rows] == self.judgments[rows]
-        folds = self.data.texts.folds
-        weights = 1 / draws.probability
-        curve = fit_trust(features[rows], right, weights, folds[rows], n_folds=FOLDS)
-        return curve(features, folds)
-
-    def _features(
-        self, chosen: LabelCandidate, labels: NDArray[np.int32], rows: NDArray[np.int64]
-    ) -> NDArray[np.floating]:
-        """Return the log odds of labels by the model, and by the vote."""
-        probabilities = self.plain
-        if isinstance(chosen.model, HeadModel):
-            known = rows[self.judgments[rows] >= 0]
-            if any(chosen is candidate for candidate in self.candidates):
-                if chosen.name not in self.found:
-                    self.found[chosen.name] = chosen.model.probabilities(self.data.texts)
-                probabilities = self.found[chosen.name]
-            else:
-                texts = self.data.texts.with_judged(known, self.judgments[known])
-                probabilities = chosen.model.probabilities(texts)
-        return np.column_stack([log_odds(probabilities, labels), log_odds(self.shares, labels)])
+        """Return the calibrated trust of labels, by the model of the chosen candidate."""
+        texts, said = self.data.texts, self.judgments[rows]
+        model = chosen.model
+        if not isinstance(model, HeadModel):
+            model = default_model(self.candidates)
+        elif model.moves is not None:
+            texts = texts.with_judged(rows[said >= 0], said[said >= 0])
+        place = next(
+            i
+            for i, c in enumerate(self.candidates)
+            if isinstance(c.model, HeadModel) and c.model.heads is model.heads
+        )
+        found = model.probabilities(texts, self.grounds[place])
+        right = labels[rows] == said
+        made = fit_trust(texts, found, labels, rows, right, draws.probability)
+        return np.nan_to_num(chances(texts, found, labels, made))
 
     def certificate(
         self, learned: Learned, rows: NDArray[np.int64], draws: Draws
@@ -227,9 +221,7 @@ class Judge:
         return made, bool(inside.any() and right[inside].mean() < made.accuracy)
 
 
-def log_odds(table: NDArray[np.floating], labels: NDArray[np.int32]) -> NDArray[np.floating]:
-    """Return the log odds of each text's label; those of 1 % where there is no label."""
+def chance_of(table: NDArray[np.floating], labels: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Return what a table gives the label of each text; 0 where there is no label."""
     chance = table[np.arange(len(labels)), np.maximum(labels, 0)].astype(np.float64)
-    chance = np.clip(np.where(labels >= 0, chance, 0.01), 0.01, 0.99)
-    odds: NDArray[np.floating] = np.log(chance / (1 - chance))
-    return odds
+    return np.where(labels >= 0, chance, 0.0)

@@ -43,7 +43,8 @@ class Recorded:
     def part(self, rows: NDArray[np.int64]) -> Recorded:
         """Return a set of some of the texts, with neighbors among them alone."""
         t = self.texts
-        made = _texts(t.vectors[rows], t.own[rows], t.folds[rows], t.n_classes)
+        near = _neighbors(t.vectors[rows])
+        made = Texts(t.vectors[rows], t.own[rows], *near, t.folds[rows], t.n_classes)
         return Recorded(self.name, self.key, made, self.gold[rows])
 
 
@@ -54,7 +55,7 @@ def read_recorded(path: Path, cache: Path, model: str) -> Recorded:
     ----------
     path : Path
     cache : Path
-        Folder for embeddings.
+        Folder for embeddings and neighbors.
     model : str
         Embedder.
     """
@@ -78,21 +79,21 @@ def read_recorded(path: Path, cache: Path, model: str) -> Recorded:
         np.save(file, vectors)
     own = np.array([number.get(row["prediction"], -1) for row in rows.values()], np.int32)
     gold = np.array([number[row["gold"]] for row in rows.values()], np.int32)
-    texts = _texts(vectors, own, folds_of(hashes), len(names))
+    near = file.with_suffix(".neighbors.npz")
+    if not near.is_file():
+        ids, similarities = _neighbors(vectors)
+        np.savez(near, ids=ids, similarities=similarities)
+    with np.load(near, allow_pickle=False) as found:
+        ids, similarities = found["ids"], found["similarities"]
+    texts = Texts(vectors, own, ids, similarities, folds_of(hashes), len(names))
     return Recorded(path.stem, f"{digest} {names}", texts, gold)
 
 
-def _texts(
-    vectors: NDArray[np.float16],
-    own: NDArray[np.int32],
-    folds: NDArray[np.int64],
-    n_classes: int,
-) -> Texts:
+def _neighbors(vectors: NDArray[np.float16]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     n = len(vectors)
     index = NearestVectors(vectors.shape[1], exact_below=n + 1)
     index.add(vectors, np.arange(n, dtype=np.uint64))
-    ids, similarities = index.search(vectors, _NEIGHBORS, exclude=np.arange(n, dtype=np.int64))
-    return Texts(vectors, own, ids, similarities, folds, n_classes)
+    return index.search(vectors, _NEIGHBORS, exclude=np.arange(n, dtype=np.int64))
 
 
 async def _embed(texts: list[str], model: str) -> NDArray[np.float16]:

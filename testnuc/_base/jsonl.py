@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,10 @@ def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
         part.replace(whole)
     except OSError as exc:
         raise InvalidInputError(f"{whole} cannot be written: {exc.strerror or exc}") from exc
+    finally:
+        # on a full disk: an incomplete file must not pass for a result
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def table(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:

@@ -112,6 +112,8 @@ class Estimator:
             if label is None or known.index(label) is None
         ]
         asks_neighbors = self.neighbors and self.ask is None and not self.head
+        # a learned model labels the neighbors: they need no call
+        asks_neighbors = asks_neighbors and not settings.head_decides
         most = settings.voters * len(entries) if asks_neighbors else 0
         # with the auto policy, neighbors are predicted after the texts themselves: another stage
         later = settings.policy is None
@@ -238,7 +240,7 @@ class Estimator:
         return 60 * max(minutes) if minutes else None
 
     def _answer(self, part: Sequence[str]) -> int:
-        """Return the tokens of a typical answer: a label of median length and a confidence."""
+        """Return the tokens of a typical answer: reasoning, a median label and a confidence."""
         task = self.predictor.task
         label = sorted(task.labels, key=len)[len(task.labels) // 2]
         said: dict[str, object] = {"label": label}
@@ -247,4 +249,6 @@ class Estimator:
         whole: object = said
         if len(part) > 1:
             whole = {"answers": [{"id": i, **said} for i in range(1, len(part) + 1)]}
-        return int(len(orjson.dumps(whole)) / _BYTES_PER_TOKEN) + 1
+        reasoning = getattr(self.predictor.provider, "reasoning", None)
+        thought = reasoning(task) if callable(reasoning) else 0
+        return int(len(orjson.dumps(whole)) / _BYTES_PER_TOKEN) + 1 + thought

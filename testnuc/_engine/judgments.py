@@ -6,20 +6,23 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from testnuc.trust.candidates import differing
 from testnuc.trust.evidence import Draws
 from testnuc.trust.learned import chosen_parts, rounded
 from testnuc.trust.model import HeadModel, teach
+from testnuc.trust.review_context import EarlierJudgment, ReviewContext
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from testnuc.labels import LabelSet
     from testnuc.trust.candidates import LabelCandidate, Verdict
     from testnuc.trust.learned import Judgment
     from testnuc.trust.model import Texts
 
-__all__ = ["class_of", "default_model", "dissent_of", "draws_of", "parts_of"]
+__all__ = ["class_of", "context_of", "default_model", "dissent_of", "draws_of", "parts_of"]
 
 
 def class_of(judgment: Judgment, names: dict[str, int], none: str | None) -> int:
@@ -50,6 +53,50 @@ def dissent_of(
     for candidate in candidates[1:]:
         backed |= candidate.labels[rows] == gold
     return int((against & backed).sum()), int((against & ~backed).sum())
+
+
+def context_of(
+    candidates: Sequence[LabelCandidate],
+    judged: Sequence[Judgment],
+    rows: Mapping[bytes, int],
+    labels: LabelSet,
+    instructions: str | None,
+) -> ReviewContext:
+    """Return what the page of a review shows.
+
+    Parameters
+    ----------
+    candidates : sequence of LabelCandidate
+    judged : sequence of Judgment
+        Before this review.
+    rows : mapping
+        Position of each text of the pool, by hash.
+    labels : LabelSet
+    instructions : str, optional
+    """
+    names = {name: i for i, name in enumerate(labels.names)}
+    drawn = [j for j in judged if j.hash in rows and j.probability is not None]
+    draws = draws_of(drawn, len(rows))
+    earlier = []
+    for place, judgment in enumerate(drawn):
+        label, row = class_of(judgment, names, labels.none_label), rows[judgment.hash]
+        right = tuple(label >= 0 and int(c.labels[row]) == label for c in candidates)
+        earlier.append(
+            EarlierJudgment(
+                float(draws.probability[place]), float(draws.floor[place]), label >= 0, right
+            )
+        )
+    open_ = np.ones(len(rows), dtype=np.bool_)
+    open_[[rows[j.hash] for j in judged if j.hash in rows]] = False
+    return ReviewContext(
+        candidates=tuple((c.name, c.share, c.teachable) for c in candidates),
+        earlier=tuple(earlier),
+        differing=int((differing(candidates) & open_).sum()),
+        unlabeled=int(((candidates[0].labels < 0) & open_).sum()),
+        descriptions=labels.descriptions,
+        instructions=instructions,
+        none_label=labels.none_label,
+    )
 
 
 def default_model(candidates: Sequence[LabelCandidate]) -> HeadModel:

@@ -13,7 +13,14 @@ import numpy as np
 from testnuc._base.checks import checked_whole
 from testnuc._engine.applying import judged_labels
 from testnuc._engine.inputs import checked_texts, distinct, values
-from testnuc._engine.judgments import class_of, default_model, dissent_of, draws_of, parts_of
+from testnuc._engine.judgments import (
+    class_of,
+    context_of,
+    default_model,
+    dissent_of,
+    draws_of,
+    parts_of,
+)
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
@@ -99,7 +106,15 @@ class Learning:
             self._item(fitted, index, found, float(trust[found[0]]), int(kept[found[0]]))
             for index, found in enumerate(drawn)
         ]
-        return Review(items, self._parts.labels.names, len(fitted.texts), self._parts.model)
+        parts, before = self._parts, self.learned
+        context = context_of(
+            fitted.candidates,
+            () if before is None else before.judged,
+            fitted.rows,
+            parts.labels,
+            parts.instructions,
+        )
+        return Review(items, parts.labels.names, len(fitted.texts), parts.model, context)
 
     def _item(
         self, fitted: _PoolFit, index: int, drawn: Drawn, trust: float, kept: int
@@ -187,13 +202,13 @@ class Learning:
                     f"{of_place[place]!r}; give each text one label"
                 )
         await parts.ready()
+        neighborhoods = await parts.pipeline.prepare(entries, together=True)
+        await parts.pipeline.predict_own(neighborhoods)
         vectors = await parts.embedding.vectors(
             [e.text for e in entries], [e.hash for e in entries]
         )
         # also where classified texts do not join the pool: candidates are fitted on the pool
         await parts.pool.add(entries, vectors)
-        neighborhoods = await parts.pipeline.prepare(entries, together=True)
-        await parts.pipeline.predict_own(neighborhoods)
         size = max(len(parts.pool), len(entries))
         before = self.learned
         left = size - (len(before.judged) if before is not None else 0)

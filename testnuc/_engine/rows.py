@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from testnuc.types import Classification, Neighbor
+from testnuc._engine.multilabel import MultilabelNeighborhoods, multilabel_classification
+from testnuc.types import Classification, Neighbor, Reason
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,12 +104,46 @@ def classification(
     neighborhoods: Neighborhoods, place: int, result: VoteResult, row: int, index: int, text: str
 ) -> Classification:
     """Return the classification of the own text at `place`; its vote is row `row` of `result`."""
+    neighbors = _neighbors(neighborhoods, place)
+    if isinstance(neighborhoods, MultilabelNeighborhoods):
+        return multilabel_classification(neighborhoods, place, index, text, neighbors)
     names = neighborhoods.labels.names
     winner = int(result.label[row])
     single = neighborhoods.vote(np.array([place]), votes=True)
     assert single.votes is not None
     weights = single.votes[0]
     heaviest = sorted(np.flatnonzero(weights).tolist(), key=lambda c: (-weights[c], c != winner))
+    trust = neighborhoods.trust(place, winner, float(result.share[row]), int(result.voters[row]))
+    second = neighborhoods.alternative(place, winner)
+    reason = neighborhoods.reason(place)
+    source = neighborhoods.source(place, int(result.voters[row]))
+    least = neighborhoods.settings.min_trust
+    label = names[winner] if winner >= 0 else None
+    if least is not None and trust is not None and trust < least and label is not None:
+        withheld = f"trust {trust:.2f} is below {least:g}; it would be {label!r}"
+        reason = Reason("low_trust", withheld)
+        label = None
+    return Classification(
+        index=index,
+        text=text,
+        label=label,
+        share=float(result.share[row]),
+        margin=float(result.margin[row]),
+        voters=int(result.voters[row]),
+        complete=bool(neighborhoods.complete[place]),
+        prediction=neighborhoods.predictions[place],
+        neighbors=neighbors,
+        votes={names[c]: float(weights[c]) for c in heaviest},
+        error=neighborhoods.errors.get(place),
+        trust=trust,
+        reason=reason,
+        source=None if label is None and place not in neighborhoods.judges else source,
+        alternative=None if second is None else names[second[0]],
+        trust_of_alternative=None if second is None else second[1],
+    )
+
+
+def _neighbors(neighborhoods: Neighborhoods, place: int) -> tuple[Neighbor, ...]:
     neighbors = []
     shown = max(neighborhoods.settings.k, _SHOWN)
     for other, similarity in zip(
@@ -126,30 +161,4 @@ def classification(
                     prediction.confidence if prediction is not None else None,
                 )
             )
-    trust = neighborhoods.trust(place, winner, float(result.share[row]), int(result.voters[row]))
-    second = neighborhoods.alternative(place, winner)
-    reason = neighborhoods.reason(place)
-    source = neighborhoods.source(place, int(result.voters[row]))
-    least = neighborhoods.settings.min_trust
-    label = names[winner] if winner >= 0 else None
-    if least is not None and trust is not None and trust < least and label is not None:
-        reason = f"trust {trust:.2f} is below {least:g}; it would be {label!r}"
-        label = None
-    return Classification(
-        index=index,
-        text=text,
-        label=label,
-        share=float(result.share[row]),
-        margin=float(result.margin[row]),
-        voters=int(result.voters[row]),
-        complete=bool(neighborhoods.complete[place]),
-        prediction=neighborhoods.predictions[place],
-        neighbors=tuple(neighbors),
-        votes={names[c]: float(weights[c]) for c in heaviest},
-        error=neighborhoods.errors.get(place),
-        trust=trust,
-        reason=reason,
-        source=None if label is None and place not in neighborhoods.judges else source,
-        alternative=None if second is None else names[second[0]],
-        trust_of_alternative=None if second is None else second[1],
-    )
+    return tuple(neighbors)

@@ -127,7 +127,7 @@ def _fitted_again(
 
     None: it has learned from judged texts, and the run has too few of them.
     """
-    taught = model.offsets is not None
+    taught = model.moves is not None
     judged = texts.judged
     if heads is None or (taught and (judged is None or (judged >= 0).sum() < _TAUGHT)):
         return None

@@ -133,6 +133,9 @@ class AnthropicBatches:
                 raise
         return prefix in seen
 
+    async def discard(self, uploads: Sequence[str]) -> None:
+        """Do nothing: requests are not uploaded as files."""
+
     async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
         """Download the results."""
 

@@ -58,6 +58,8 @@ class RemoteBatch:
     done: int
     #: Locations of the results, once it has ended.
     results: tuple[str, ...] = ()
+    #: Uploaded files, which are deleted once the results are stored.
+    uploads: tuple[str, ...] = ()
     #: Set if the batch failed as a whole.
     error: ProviderError | None = None
     #: Polling interval in seconds, if the provider states it.
@@ -126,6 +128,9 @@ class BatchAPI(Protocol):
         wait : callable
             Waits until the next poll.
         """
+
+    async def discard(self, uploads: Sequence[str]) -> None:
+        """Delete uploaded files; never raises `TestNUCError`."""
 
     async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
         """Pass each result to `take`; in any order, possibly more than once."""

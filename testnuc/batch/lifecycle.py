@@ -242,12 +242,15 @@ class BatchLifecycle:
             meter.add(usage)
         standing: Outcomes = {}
         first = True
+        uploads: tuple[str, ...] = ()
         try:
             standing = await self._keep(joined.stored(batch.scope))
             first = await self._store.end_batch(batch.id, remote.status, meter.usage())
+            uploads = remote.uploads if first else ()
         except Exception as error:  # noqa: BLE001 - of any store
             # the run gets the answers, and its scheduler stores them again
             _log.warning("batch %s stays open, its results were not stored: %s", remote.id, error)
+        await self.api.discard(uploads)
         outcomes: Outcomes = {}
         for item, found in joined.outcomes():
             for wanted, outcome in zip(item, found, strict=True):

@@ -6,6 +6,7 @@ account; the error of a refused batch states it. A batch is found again by its m
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from urllib.parse import quote, urlencode
 import orjson
 
 from testnuc.batch.base import BatchResultLine, QueueFullError, RemoteBatch, json_object, poll_after
-from testnuc.errors import InvalidInputError, ProviderError
+from testnuc.errors import InvalidInputError, ProviderError, TestNUCError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenAIBatches"]
 
-_ENDPOINT = "/v1/chat/completions"
+_log = logging.getLogger("testnuc.batch")
+
+_CHAT, _RESPONSES = "/v1/chat/completions", "/v1/responses"
 #: Key in a batch's metadata; the value is our id.
 _TAG = "testnuc"
 _ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
@@ -57,11 +60,13 @@ class OpenAIBatches:
             )
         self._provider = provider
         self._exchanges = exchanges
+        path = provider.url.partition("?")[0]
+        self._endpoint = _RESPONSES if path.endswith("/responses") else _CHAT
 
     def line(self, custom_id: str, body: bytes) -> bytes:
         """Write one request of a batch."""
         return b'{"custom_id":"%s","method":"POST","url":"%s","body":%s}\n' % (
-            custom_id.encode(), _ENDPOINT.encode(), body,
+            custom_id.encode(), self._endpoint.encode(), body,
         )  # fmt: skip
 
     async def prepare(self, name: str, lines: Sequence[bytes]) -> bytes:
@@ -85,7 +90,7 @@ class OpenAIBatches:
         """Create the batch of a file."""
         body = {
             "input_file_id": prepared.decode(),
-            "endpoint": _ENDPOINT,
+            "endpoint": self._endpoint,
             "completion_window": "24h",
             "metadata": {_TAG: name},
         }
@@ -132,6 +137,14 @@ class OpenAIBatches:
             url = self._provider.at(f"/files/{quote(file, safe='')}/content")
             await self._exchanges.read_lines(self._provider, url, each)
 
+    async def discard(self, uploads: Sequence[str]) -> None:
+        """Delete uploaded files, which hold texts and count against the account's storage."""
+        for file in uploads:
+            try:
+                await self._send("DELETE", f"/files/{quote(file, safe='')}", again=False)
+            except TestNUCError as error:  # the client may be closing
+                _log.info("the uploaded file %s was not deleted: %s", file, error)
+
     async def _send(
         self,
         method: str,
@@ -158,6 +171,7 @@ class OpenAIBatches:
             total=counts.get("total") or 0,
             done=(counts.get("completed") or 0) + (counts.get("failed") or 0),
             results=tuple(str(file) for file in files if file),
+            uploads=tuple(str(file) for file in (found.get("input_file_id"),) if file),
             error=self._error(found) if status == "failed" else None,
             poll_after=poll_after(answer.headers),
         )

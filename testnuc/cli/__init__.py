@@ -8,17 +8,23 @@ from typing import Any
 
 import typer
 
+from testnuc._version import __version__
 from testnuc.cli.batch_commands import LANE, REST, batch
 from testnuc.cli.interrupting import interruptible
 from testnuc.cli.judging_commands import add_judging
 from testnuc.cli.options import (
     BASE_URL,
+    DELIMITER,
     DRY_RUN,
     EMBEDDER,
+    ENCODING,
     LABELS_OF_FILE,
     LABELS_OF_HEAD,
+    LABELS_OF_RUN,
+    LIMIT,
     MODEL,
     OF_ASKING,
+    OVERWRITE,
     TEXT_COLUMN,
     options_of,
     share_of,
@@ -34,6 +40,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 store = typer.Typer(help="Export, import or inspect a store.", no_args_is_help=True)
@@ -47,6 +54,13 @@ _LIMITS, _REFEREE = "Request limits", "Referee"
 _FILE = typer.Argument(help="A .jsonl or .parquet file.", metavar="FILE", show_default=False)
 
 
+def _version(asked: bool) -> None:  # noqa: FBT001 - what typer calls
+    if asked:
+        python = ".".join(map(str, sys.version_info[:3]))
+        print(f"testnuc {__version__} (Python {python})")  # noqa: T201 - the command's output
+        raise typer.Exit
+
+
 @app.callback()
 def settings(
     context: typer.Context,
@@ -55,6 +69,13 @@ def settings(
         help="A settings file; default: testnuc.toml in the current folder, if there is one.",
         envvar="TESTNUC_CONFIG",
         show_envvar=False,
+    ),
+    version: bool = typer.Option(  # noqa: FBT001, ARG001
+        False,  # noqa: FBT003
+        "--version",
+        help="Print the version.",
+        callback=_version,
+        is_eager=True,
     ),
 ) -> None:
     """Read defaults of options from the environment and the settings file."""
@@ -79,7 +100,7 @@ def demo() -> None:
 def classify(
     client: dict[str, Any],
     file: str = typer.Argument(
-        help="Texts: .txt (one per line), .csv, .jsonl or .parquet.",
+        help="Texts: .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .txt (one a line), or - (stdin).",
         metavar="FILE",
         show_default=False,
     ),
@@ -88,7 +109,7 @@ def classify(
         None,
         "--output",
         "-o",
-        help="A .csv, .jsonl, .parquet or .txt file; default: JSON Lines to stdout.",
+        help="A file of one of these kinds; default, and -: JSON Lines to stdout.",
     ),
     lane: str = LANE,
     rest: str = REST,
@@ -105,6 +126,10 @@ def classify(
     ),
     full: bool = typer.Option(False, "--full", help="Also write neighbors, votes and usage."),  # noqa: FBT001, FBT003
     dry_run: bool = DRY_RUN,  # noqa: FBT001
+    limit: int | None = LIMIT,
+    encoding: str | None = ENCODING,
+    delimiter: str | None = DELIMITER,
+    overwrite: bool = OVERWRITE,  # noqa: FBT001
 ) -> None:
     """Label the texts of a file; they vote on each other."""
     with interruptible():
@@ -119,6 +144,8 @@ def classify(
             output=output,
             full=full,
             dry_run=dry_run,
+            reading={"encoding": encoding, "delimiter": delimiter, "limit": limit},
+            overwrite=overwrite,
             client=client,
             lane=lane,
             rest=rest,
@@ -130,7 +157,7 @@ def classify(
 def evaluate(
     client: dict[str, Any],
     file: str = typer.Argument(
-        help="Labeled texts: .csv, .jsonl or .parquet; or results with a column of correct labels.",
+        help="Labeled texts, as for classify; or results with a column of correct labels.",
         metavar="FILE",
         show_default=False,
     ),
@@ -138,6 +165,10 @@ def evaluate(
     label_column: str = typer.Option("label", help="Column or field with the correct label."),
     output: str | None = typer.Option(None, "--output", "-o", help="A .json file for all scores."),
     dry_run: bool = DRY_RUN,  # noqa: FBT001
+    limit: int | None = LIMIT,
+    encoding: str | None = ENCODING,
+    delimiter: str | None = DELIMITER,
+    overwrite: bool = OVERWRITE,  # noqa: FBT001
 ) -> None:
     """Measure accuracy with and without the vote, on texts with known labels."""
     with interruptible():
@@ -149,6 +180,8 @@ def evaluate(
             label_column=label_column,
             output=output,
             dry_run=dry_run,
+            reading={"encoding": encoding, "delimiter": delimiter, "limit": limit},
+            overwrite=overwrite,
             client=client,
         )
 
@@ -186,6 +219,13 @@ def serve(
     ),
     pool: str | None = typer.Option(None, help="A file of unlabeled texts: the pool of neighbors."),
     text_column: str = TEXT_COLUMN,
+    cors_origin: str | None = typer.Option(
+        None, help="Origins whose pages may send requests, separated by commas; *: all."
+    ),
+    access_log: bool = typer.Option(  # noqa: FBT001
+        True,  # noqa: FBT003
+        help="Log each request, without its texts, to stderr.",
+    ),
     max_texts: int = typer.Option(1_000, help="Most texts in a request.", rich_help_panel=_LIMITS),
     max_text_chars: int = typer.Option(
         32_000, help="Most characters in a text.", rich_help_panel=_LIMITS
@@ -219,6 +259,10 @@ def serve(
             client=client,
             settings={
                 "host": host,
+                "cors_origins": tuple(
+                    origin for part in (cors_origin or "").split(",") if (origin := part.strip())
+                ),
+                "access_log": access_log,
                 "port": port,
                 "max_texts": max_texts,
                 "max_text_chars": max_text_chars,
@@ -249,7 +293,7 @@ def study(
     limit: int | None = typer.Option(None, help="Number of texts to sample; default: all."),
     model: str = MODEL,
     base_url: str | None = BASE_URL,
-    embedder: str = EMBEDDER,
+    embedder: str | None = EMBEDDER,
     store: str | None = typer.Option(None, help="Path of the store for answers."),
     output: str | None = typer.Option(
         None, "--output", "-o", help="A .csv or .png file; both are written."
@@ -272,10 +316,13 @@ def study(
 
 
 @app.command()
+@with_client(*OF_ASKING, "store", labels=LABELS_OF_RUN)
 def report(
+    client: dict[str, Any],
     file: str = typer.Argument(
-        help="A file written by `classify -o`; a .jsonl with --full holds all details.",
-        metavar="RESULTS",
+        help="A file written by `classify -o` (a .jsonl with --full holds all details), or a "
+        "store, with the options of its run.",
+        metavar="RESULTS|STORE",
         show_default=False,
     ),
     output: str = typer.Option("report.html", "--output", "-o", help="A .html file."),
@@ -283,11 +330,11 @@ def report(
     title: str | None = typer.Option(None, help="Default: the name of the file."),
     most: int = typer.Option(20_000, help="Most texts to list; of more, those to review first."),
 ) -> None:
-    """Write an HTML page for browsing and marking results."""
+    """Write an HTML page for judging and browsing results."""
     with interruptible():
         from testnuc.cli.report import run
 
-        run(file, output=output, text_column=text_column, title=title, most=most)
+        run(file, output=output, text_column=text_column, title=title, most=most, client=client)
 
 
 @store.command("export")
@@ -320,9 +367,10 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app()
-    except (InvalidInputError, ConfigurationError, StoreError) as exc:
-        print(f"testnuc: {exc}", file=sys.stderr)  # noqa: T201 - this is the command's output
-        sys.exit(2)
     except TestNUCError as exc:
-        print(f"testnuc: {exc}", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
+        from testnuc.cli.wording import in_shell_words
+
+        known = {name for of in options_of(app).values() for name in of}
+        print(f"testnuc: {in_shell_words(str(exc), known)}", file=sys.stderr)  # noqa: T201
+        mistake = isinstance(exc, InvalidInputError | ConfigurationError | StoreError)
+        sys.exit(2 if mistake else 1)

@@ -11,10 +11,22 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
+from testnuc._base.checks import checked_choice
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import check_output, read_table, usable, write_results
+from testnuc.cli.files import (
+    STANDARD,
+    check_output,
+    may_replace,
+    read_table,
+    tell,
+    usable,
+    write_results,
+)
+from testnuc.cli.long_texts import about_embedder, about_model
+from testnuc.cli.options_of_run import remembered
 from testnuc.cli.progress import RunProgress
+from testnuc.cli.stored import with_embedder
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.limits import BatchPolicy
@@ -35,6 +47,8 @@ def run(
     output: str | None,
     full: bool,
     dry_run: bool,
+    reading: dict[str, Any],
+    overwrite: bool,
     client: dict[str, Any],
     lane: Any = "live",
     rest: Any = "batch",
@@ -46,27 +60,41 @@ def run(
             "process finds them if this one ends"
         )
     policy = BatchPolicy(rest=rest)
-    table = read_table(file, text_column)
-    check_output(output, file, table, full=full)
+    checked_choice("lane", lane, ("live", "batch"))
+    output = None if output == STANDARD else output
+    table = read_table(file, text_column, **reading)
+    store = AnswerStore.of(client, output)
+    client = with_embedder(client, store.where)
+    # nothing is lost if a resumed run replaces what an earlier one wrote: the answers are stored
+    replaces = overwrite or dry_run or (store.keeps and output and may_replace(output, table))
+    check_output(output, file, table, full=full, overwrite=bool(replaces))
     problems, valid = usable(table, file)
     texts = [table.texts[at] for at in valid]
-    store = AnswerStore.of(client, output)
     if dry_run:
         show_estimate(texts, client, store)
         return
     results, caught = label_all(texts, client, store, lane=lane, batches=policy)
     labeled = dict(zip(valid, results, strict=True))
     try:
-        write_results(output, table, labeled, problems, run=run_record(results) if full else None)
+        write_results(output, table, labeled, problems, run=_record(results, client, full=full))
     except InvalidInputError as exc:
         if store.where is None:
             raise
         raise InvalidInputError(f"{exc}; the answers are stored in {store.where}") from exc
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     notes(console, caught)
-    if not results.errors and results.learned is None:
+    # after a trial of the first texts, the run of all resumes
+    if not results.errors and results.learned is None and reading.get("limit") is None:
         store.remove()
     end(console, results, store, invalid=len(problems), output=output)
+
+
+def _record(results: Results, client: dict[str, Any], *, full: bool) -> dict[str, Any] | None:
+    """Return the record of a run with its options, for commands that read the file."""
+    if not full:
+        return None
+    ((name, run),) = run_record(results).items()
+    return {name: {**run, "options": remembered(client)}}
 
 
 @dataclass(slots=True)
@@ -79,6 +107,11 @@ class AnswerStore:
     folder: Path | None = None
     #: Whether this run creates the folder.
     new: bool = False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it may hold answers of an earlier run."""
+        return self.where is not None and not self.new
 
     @classmethod
     def beside(cls, output: str) -> str:
@@ -143,6 +176,9 @@ def label_all(
     async def label() -> Results:
         store.create()
         async with nuc:
+            for note in (about_model(nuc, texts), await about_embedder(nuc, texts)):
+                if note is not None:
+                    tell(f"note: {note}")
             return await nuc.classify_many(texts, progress=progress, lane=lane)
 
     with warnings.catch_warnings(record=True) as caught:
@@ -272,6 +308,8 @@ def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) 
         print(f"  {name:<24}{value:>14}")  # noqa: T201
     if len(usage.lanes) > 1:
         print(f"\n{usage}")  # noqa: T201
+    if (note := about_model(nuc, texts)) is not None:
+        tell(f"note: {note}")
 
 
 def _number(value: int | None) -> str:

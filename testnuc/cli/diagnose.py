@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from testnuc import stores
 from testnuc._base.checks import valid_text
+from testnuc.cli.classify import AnswerStore
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import read_table, usable
+from testnuc.cli.options_of_run import held_scopes, with_options_of_store
+from testnuc.cli.reading import holds_rows
+from testnuc.cli.stored import with_embedder
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.results import read_results
@@ -18,25 +21,25 @@ from testnuc.results import read_results
 if TYPE_CHECKING:
     from testnuc.protocols import Request
     from testnuc.results import Results
-    from testnuc.stores.export import Movable
     from testnuc.trust import Diagnosis
 
-__all__ = ["held_scopes", "run"]
-
-_TABLES = {".csv", ".jsonl", ".parquet"}
+__all__ = ["run"]
 
 
 def run(source: str, *, text_column: str, plot: str | None, client: dict[str, Any]) -> None:
     """Print the diagnosis of the predictions in a file of results or a store."""
     if plot is not None and Path(plot).suffix.lower() not in {".png", ".svg", ".pdf"}:
         raise InvalidInputError(f"the plot is {plot!r}; name a .png, .svg or .pdf file")
-    if "://" not in source and Path(source).suffix.lower() in _TABLES:
+    rows = holds_rows(source)
+    if rows:
+        client = with_embedder(client, AnswerStore.beside(source))
         found = run_to_end(_of_file(source, text_column, client))
     else:
         if "://" not in source and not Path(source).is_file():
             raise InvalidInputError(f"there is no file or store {source}; check the path")
+        client = with_embedder(run_to_end(with_options_of_store(client, source)), source)
         found = run_to_end(_of_store(source, client))
-    print(found)  # noqa: T201 - the command's output
+    print(found.told(f"testnuc review {source} -n 50"))  # noqa: T201 - the command's output
     if plot is not None:
         found.plot().savefig(plot, dpi=110)
 
@@ -77,10 +80,7 @@ async def _of_file(file: str, text_column: str, client: dict[str, Any]) -> Diagn
 
 
 async def _of_store(store: str, client: dict[str, Any]) -> Diagnosis:
-    if client["labels"] is None:
-        raise InvalidInputError(f"{await held_scopes(store)}; name the labels with --labels")
-    given = {"api_key": "not-needed"}
-    nuc = client_of({**client, "store": store}, **given)
+    nuc = client_of({**client, "store": store}, api_key="not-needed")
     async with nuc:
         if not (await nuc.stats()).predicted:
             raise InvalidInputError(
@@ -88,18 +88,3 @@ async def _of_store(store: str, client: dict[str, Any]) -> Diagnosis:
                 f"{await held_scopes(store)}; give the options of the run that filled it"
             )
         return await nuc.diagnose()
-
-
-async def held_scopes(store: str) -> str:
-    """Describe the models and labels of the predictions in a store."""
-    opened = stores.resolve(store)
-    await opened.open()
-    try:
-        held = [
-            f"{facts.get('model', 'an unknown model')} with the labels "
-            f"{', '.join(map(repr, facts.get('labels', ())[:6]))}"
-            for _, facts in await cast("Movable", opened).scopes()
-        ]
-    finally:
-        await opened.close()
-    return f"{store} holds predictions of {'; of '.join(held)}" if held else f"{store} is empty"

@@ -11,8 +11,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from testnuc._base.jsonl import write_whole
 from testnuc.cli.classify import AnswerStore, end, label_all, notes, show_estimate
-from testnuc.cli.files import read_labels, read_table, require_column, require_folder, usable
+from testnuc.cli.files import (
+    read_labels,
+    read_table,
+    require_column,
+    require_folder,
+    require_new,
+    usable,
+)
+from testnuc.cli.stored import with_embedder
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.scores import Scores, score
 from testnuc.results import read_results
@@ -36,14 +45,20 @@ def run(
     label_column: str,
     output: str | None,
     dry_run: bool,
+    reading: dict[str, Any],
+    overwrite: bool,
     client: dict[str, Any],
 ) -> None:
     """Score the results in a file; if it holds none, label its texts first."""
-    table = read_table(file, text_column)
+    table = read_table(file, text_column, **reading)
     require_column(
-        file, table.columns, label_column, "name the column of correct labels with --label-column"
+        file,
+        table.columns,
+        label_column,
+        "name the column of correct labels with --label-column",
+        option="--label-column",
     )
-    _check_output(output)
+    _check_output(output, overwrite=overwrite)
     gold = {at: str(v).strip() for at, row in enumerate(table.rows) if (v := row.get(label_column))}
     if not gold:
         raise InvalidInputError(f"{file} has no label in column {label_column!r}")
@@ -58,6 +73,7 @@ def run(
         _, valid = usable(table, file)
         where = [at for at in valid if at in gold]
         _take_labels(client, gold, label_column, file)
+        client = with_embedder(client, client["store"])
         texts, kept = [table.texts[at] for at in where], AnswerStore.of(client, None)
         if dry_run:
             show_estimate(texts, client, kept)
@@ -72,17 +88,18 @@ def run(
     _show(Console(highlight=False), alone, voted)
     if output is not None:
         content = {"alone": asdict(alone), "voted": asdict(voted)}
-        Path(output).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_whole(output, [(json.dumps(content, indent=2) + "\n").encode()])
     if labeled is not None:
         end(err, labeled, kept)
 
 
-def _check_output(output: str | None) -> None:
+def _check_output(output: str | None, *, overwrite: bool) -> None:
     if output is None:
         return
     if Path(output).suffix.lower() != ".json":
         raise InvalidInputError(f"the output is {output!r}; name a .json file")
     require_folder(output)
+    require_new(output, overwrite=overwrite)
 
 
 def _take_labels(

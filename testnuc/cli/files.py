@@ -1,20 +1,30 @@
-"""Files of texts, labels and results: .txt, .csv, .jsonl and .parquet."""
+"""Outputs of commands: what may be written, and rows in each format."""
 
 from __future__ import annotations
 
 import csv
 import io
+import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from testnuc._base.checks import valid_text
-from testnuc._base.jsonl import json_object, write_whole
+from testnuc._base.jsonl import write_whole
+from testnuc.cli.label_files import read_labels
+from testnuc.cli.reading import (
+    STANDARD,
+    Table,
+    existing,
+    kind_of,
+    read_table,
+    require_column,
+    tell,
+    usable,
+)
 from testnuc.errors import InvalidInputError
-from testnuc.results import file_row
+from testnuc.results import PREFIX, file_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,20 +32,21 @@ if TYPE_CHECKING:
     from testnuc.types import Classification
 
 __all__ = [
+    "STANDARD",
     "Table",
     "check_output",
     "existing",
+    "may_replace",
     "read_labels",
     "read_table",
     "require_column",
     "require_folder",
+    "require_new",
     "require_store",
     "tell",
     "usable",
     "write_results",
 ]
-
-_KINDS = (".csv", ".jsonl", ".parquet", ".txt")
 
 #: Columns added to those of the input, with Arrow types.
 _TYPES = {
@@ -52,70 +63,6 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The rows of a file of texts."""
-
-    rows: list[dict[str, Any]]
-    columns: list[str]
-    text_column: str
-    #: The schema of a Parquet file.
-    schema: Any = None
-
-    @property
-    def texts(self) -> list[Any]:
-        """The text of each row."""
-        return [row.get(self.text_column) for row in self.rows]
-
-
-def read_table(file: str, text_column: str) -> Table:
-    """Read a file of texts.
-
-    Raises
-    ------
-    InvalidInputError
-        It is missing, empty, of an unknown format, or lacks the column.
-    """
-    path = existing(file)
-    kind = _kind(file)
-    rows: list[dict[str, Any]]
-    schema = None
-    content = "" if kind == ".parquet" else _content(path)
-    if kind == ".parquet":
-        from testnuc.cli import parquet
-
-        rows, schema = parquet.read_rows(path)
-        columns = list(schema.names)
-    elif kind == ".txt":
-        lines = [line.strip() for line in content.splitlines()]
-        rows = [{"text": line} for line in lines if line]
-        columns, text_column = ["text"], "text"
-    elif kind == ".csv":
-        columns, rows = _csv_rows(file, content)
-    else:
-        # the record of a run, written by `classify --full`, is not a text
-        rows = [row for row in _json_lines(file, content) if "nuc_run" not in row]
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-    if not rows:
-        raise InvalidInputError(f"{file} has no texts; give a file with at least two")
-    require_column(file, columns, text_column, "name the text column with --text-column")
-    return Table(rows, columns, text_column, schema)
-
-
-def require_column(file: str, columns: Sequence[str], name: str, remedy: str) -> None:
-    """Check that a file has a column.
-
-    Raises
-    ------
-    InvalidInputError
-        It does not; the message lists its columns.
-    """
-    if name not in columns:
-        raise InvalidInputError(
-            f"{file} has no column {name!r}; it has {', '.join(map(repr, columns))}: {remedy}"
-        )
-
-
 def require_folder(output: str) -> None:
     """Check that the folder of an output file exists."""
     folder = Path(output).absolute().parent
@@ -125,80 +72,71 @@ def require_folder(output: str) -> None:
         )
 
 
-def tell(line: str) -> None:
-    """Print a line to stderr."""
-    print(line, file=sys.stderr)  # noqa: T201 - the command's output
-
-
 def require_store(place: str) -> None:
     """Check that a store exists, if it is a path."""
     if "://" not in place and not Path(place).is_file():
         raise InvalidInputError(f"there is no store {place}; check the path")
 
 
-def usable(table: Table, file: str) -> tuple[dict[int, str], list[int]]:
-    """Return the problem of each invalid text, and the rows with a valid text.
+def require_new(output: str, *, overwrite: bool) -> None:
+    """Check that no file is overwritten by mistake.
 
     Raises
     ------
     InvalidInputError
-        No text is valid.
+        The output exists.
     """
-    problems = {at: p for at, text in enumerate(table.texts) if (p := valid_text(text))}
-    valid = [at for at in range(len(table.rows)) if at not in problems]
-    if not valid:
-        at, problem = next(iter(problems.items()))
-        raise InvalidInputError(f"{file} has no usable text: row {at + 1} {problem}")
-    return problems, valid
+    if not overwrite and Path(output).exists():
+        raise InvalidInputError(
+            f"{output} exists; add --overwrite to replace it, or name another -o"
+        )
 
 
-def read_labels(given: str) -> list[str] | dict[str, str]:
-    """Read labels from a file, or from a list separated by commas.
+def may_replace(output: str, table: Table) -> bool:
+    """Return whether an output holds what an earlier run on these texts wrote, and no more.
 
-    Raises
-    ------
-    InvalidInputError
-        The file is missing, or holds no labels.
+    Columns that were added since, such as correct labels, must not be lost.
     """
-    if given.lstrip()[:1] in {"[", "{"}:
-        # from a settings file or the environment
-        return _labels_in_json("labels", given)
-    path = Path(given)
-    if path.suffix not in (".txt", ".json") and not path.is_file():
-        return [label for part in given.split(",") if (label := part.strip())]
-    content = _content(existing(given))
-    if path.suffix != ".json":
-        return [label for line in content.splitlines() if (label := line.strip())]
-    return _labels_in_json(given, content)
-
-
-def _labels_in_json(name: str, content: str) -> list[str] | dict[str, str]:
+    if Path(output).suffix.lower() == ".txt":
+        return True
     try:
-        value = orjson.loads(content)
-    except orjson.JSONDecodeError as exc:
-        raise InvalidInputError(f"{name} is not JSON: {exc}") from exc
-    if isinstance(value, dict | list):
-        return value
-    raise InvalidInputError(f"{name} holds {type(value).__name__}; give a list or an object")
+        held = read_table(output, table.text_column, quiet=True)
+    except InvalidInputError:
+        return False
+    added = {name for name in held.columns if not name.startswith(PREFIX)} - set(table.columns)
+    texts = list(map(str, table.texts[: len(held.rows)]))
+    return not added and list(map(str, held.texts)) == texts
 
 
-def check_output(output: str | None, file: str, table: Table, *, full: bool = False) -> None:
+def check_output(
+    output: str | None,
+    file: str,
+    table: Table,
+    *,
+    full: bool = False,
+    overwrite: bool = True,
+) -> None:
     """Check that the output can be written, before any call."""
-    if output is None:
+    if output is None or output == STANDARD:
         return
     if full and Path(output).suffix.lower() != ".jsonl":
         raise InvalidInputError(f"{output} cannot hold neighbors and votes (--full); name a .jsonl")
-    _kind(output)
+    kind = kind_of(output)
     path = Path(output)
     require_folder(output)
     if path.is_dir():
         raise InvalidInputError(f"{output} is a folder; name a file in it")
-    if path.exists() and path.samefile(file):
+    if path.exists() and Path(file).exists() and path.samefile(file):
         raise InvalidInputError(f"{output} is the input itself; name another file")
-    if path.suffix.lower() == ".parquet":
+    require_new(output, overwrite=overwrite)
+    if kind == ".parquet":
         from testnuc.cli import parquet
 
         parquet.schema_of(table.rows, table.schema, {})
+    if kind == ".xlsx":
+        from testnuc.cli import xlsx
+
+        xlsx.require()
 
 
 def write_results(
@@ -219,22 +157,56 @@ def write_results(
     ]
     if run is not None:
         rows.append(dict(run))
-    kind = ".jsonl" if output is None else _kind(output)
-    if output is not None and kind == ".parquet":
+    if output is None or output == STANDARD:
+        _write_out("".join(map(_json_line, rows)))
+        return
+    kind = kind_of(output)
+    columns = [*(c for c in table.columns if c not in _TYPES), *_TYPES]
+    if kind == ".parquet":
         from testnuc.cli import parquet
 
         parquet.write_rows(Path(output), rows, table.schema, _TYPES)
         return
+    if kind == ".xlsx":
+        from testnuc.cli import xlsx
+
+        xlsx.write_rows(Path(output), columns, rows)
+        return
+    encoding = "utf-8"
     if kind == ".txt":
         text = "".join(f"{row['nuc_label'] or ''}\n" for row in rows)
-    elif kind == ".csv":
-        text = _as_csv([*(c for c in table.columns if c not in _TYPES), *_TYPES], rows)
+    elif kind in {".csv", ".tsv"}:
+        text = _as_csv(columns, rows, "\t" if kind == ".tsv" else table.delimiter)
+        # a spreadsheet reads UTF-8 as another encoding unless a mark says so
+        encoding = "utf-8" if table.encoding == "utf-8" else "utf-8-sig"
+    elif kind == ".json":
+        text = "[\n" + ",\n".join(_json_line(row).rstrip() for row in rows) + "\n]\n"
     else:
-        text = "".join(orjson.dumps(row, default=str).decode() + "\n" for row in rows)
-    if output is None:
+        text = "".join(map(_json_line, rows))
+    write_whole(output, [text.encode(encoding, "replace")])
+
+
+def _json_line(row: Mapping[str, Any]) -> str:
+    return orjson.dumps(row, default=str).decode() + "\n"
+
+
+def _write_out(text: str) -> None:
+    """Write to stdout.
+
+    Raises
+    ------
+    InvalidInputError
+        It is a file on a full disk.
+    """
+    try:
         sys.stdout.write(text)
-    else:
-        write_whole(output, [text.encode("utf-8", "replace")])
+        sys.stdout.flush()
+    except OSError as exc:
+        # else Python writes the rest at exit, and reports the same again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(exc, BrokenPipeError):
+            return  # the reader has enough
+        raise InvalidInputError(f"stdout cannot be written: {exc.strerror or exc}") from exc
 
 
 def _cells(result: Classification | None, problem: str | None, *, full: bool) -> dict[str, Any]:
@@ -244,63 +216,9 @@ def _cells(result: Classification | None, problem: str | None, *, full: bool) ->
     return fields if full else {name: fields[name] for name in _TYPES}
 
 
-def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter: str) -> str:
     out = io.StringIO(newline="")
-    writer = csv.DictWriter(out, columns, extrasaction="ignore")
+    writer = csv.DictWriter(out, columns, extrasaction="ignore", delimiter=delimiter)
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
-
-
-def _csv_rows(file: str, content: str) -> tuple[list[str], list[dict[str, Any]]]:
-    # a text may exceed the default field limit of 128 kB; the content is in memory anyway
-    before = csv.field_size_limit(max(len(content), 1))
-    try:
-        reader = csv.DictReader(io.StringIO(content, newline=""), restkey="(more)")
-        return list(reader.fieldnames or []), list(reader)
-    except csv.Error as exc:
-        raise InvalidInputError(f"{file} cannot be read as CSV: {exc}") from exc
-    finally:
-        csv.field_size_limit(before)
-
-
-def existing(file: str) -> Path:
-    """Return the path of a file that exists.
-
-    Raises
-    ------
-    InvalidInputError
-        It does not, or is a folder.
-    """
-    path = Path(file)
-    if not path.exists():
-        raise InvalidInputError(f"there is no file {file}; check the path")
-    if path.is_dir():
-        raise InvalidInputError(f"{file} is a folder; name a file in it")
-    return path
-
-
-def _kind(file: str) -> str:
-    kind = Path(file).suffix.lower()
-    if kind not in _KINDS:
-        raise InvalidInputError(f"{file} is neither {', '.join(_KINDS[:-1])} nor {_KINDS[-1]}")
-    return kind
-
-
-def _content(path: Path) -> str:
-    try:
-        # utf-8-sig: spreadsheets write a byte order mark before the first column's name
-        content = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as exc:
-        raise InvalidInputError(f"{path} is not UTF-8: {exc}; save it as UTF-8") from exc
-    except OSError as exc:
-        raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
-    if not content.strip():
-        raise InvalidInputError(f"{path} is empty")
-    return content
-
-
-def _json_lines(file: str, content: str) -> list[dict[str, Any]]:
-    # not splitlines, which also splits at characters that JSON may hold, such as U+2028
-    lines = enumerate(content.split("\n"), 1)
-    return [json_object(line, file, number) for number, line in lines if line.strip()]

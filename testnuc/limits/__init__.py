@@ -21,7 +21,7 @@ from testnuc.limits.budget import BudgetAccount, Reservation
 from testnuc.limits.headers import retry_after
 from testnuc.limits.meter import Mark, Meter
 from testnuc.limits.policies import BatchPolicy, Budget, RateLimit, RetryPolicy
-from testnuc.limits.prices import PICO, Price, require_price
+from testnuc.limits.prices import PICO, Price, context_window, require_price
 from testnuc.limits.protocols import AdmissionControl, BudgetControl
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "RateLimit",
     "Reservation",
     "RetryPolicy",
+    "context_window",
     "require_price",
     "retry_after",
 ]

@@ -24,7 +24,10 @@ _PROTOCOLS = frozenset({"anthropic", "openai"})
 #: The price list's variant for batch APIs.
 _BATCH = {"processing": "batch"}
 #: Service tiers at the listed price. "auto" in a request is the account's setting, mostly standard.
-_STANDARD = frozenset({"", "auto", "default", "on_demand", "standard", "standard_only"})
+#: OpenRouter answers in "provisioned" whatever is asked for, at the listed price.
+_STANDARD = frozenset(
+    {"", "auto", "default", "on_demand", "provisioned", "standard", "standard_only"}
+)
 #: Providers that run on this machine.
 _FREE = frozenset({"local"})
 
@@ -135,20 +138,8 @@ class Price:
         """
         if provider in _FREE:
             return cls.per_million(0, 0)
-        # takes 0.3 s to import
-        from genai_prices.data_snapshot import get_snapshot
-
-        snapshot = get_snapshot()
-        found = None
-        if url is not None:
-            try:
-                found = snapshot.find_provider(None, None, url).id
-            except LookupError:
-                if provider in _PROTOCOLS:
-                    return None
-        try:
-            _, info = snapshot.find_provider_model(model, None, found or provider, None)
-        except LookupError:
+        info = _listed(provider, model, url)
+        if info is None:
             return None
         now = datetime.now(UTC)
         variants = [v.when for v in getattr(info, "price_variants", None) or ()]
@@ -280,6 +271,39 @@ def require_price(budget: Budget | None, price: Price | None, model: str) -> Non
             f"the price of {model!r} is unknown, so a budget in usd cannot be enforced; "
             f"use Budget(tokens=..) or Budget(calls=..)"
         )
+
+
+def context_window(provider: str, model: str, url: str | None = None) -> int | None:
+    """Return the tokens that a model reads and writes in one call; None if unknown.
+
+    Parameters
+    ----------
+    provider, model : str
+    url : str, optional
+        As for `Price.of`.
+    """
+    info = None if provider in _FREE else _listed(provider, model, url)
+    window = getattr(info, "context_window", None)
+    return None if window is None else int(window)
+
+
+def _listed(provider: str, model: str, url: str | None) -> Any:
+    """Return the model's record in the price list; None if it has none."""
+    # takes 0.3 s to import
+    from genai_prices.data_snapshot import get_snapshot
+
+    snapshot = get_snapshot()
+    found = None
+    if url is not None:
+        try:
+            found = snapshot.find_provider(None, None, url).id
+        except LookupError:
+            if provider in _PROTOCOLS:
+                return None
+    try:
+        return snapshot.find_provider_model(model, None, found or provider, None)[1]
+    except LookupError:
+        return None
 
 
 def _pico(usd_per_million: float) -> int:

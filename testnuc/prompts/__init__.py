@@ -9,6 +9,7 @@ from testnuc._base.checks import valid_text
 from testnuc.prompts._reading import label_spans, parse_reply, without_thinking
 from testnuc.prompts._writing import (
     PROMPT_VERSION,
+    VERBALIZED,
     Demonstration,
     samples_in,
     system_prompt,
@@ -19,6 +20,7 @@ from testnuc.prompts._writing import (
 
 __all__ = [
     "PROMPT_VERSION",
+    "VERBALIZED",
     "Demonstration",
     "label_spans",
     "parse_reply",

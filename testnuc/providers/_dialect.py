@@ -5,15 +5,31 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from testnuc.providers._reasoning import least_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
-__all__ = ["LIMITS", "Dialect", "Structure", "after_refusal", "less_structure", "stepped"]
+__all__ = [
+    "LIMITS",
+    "LIMIT_TOO_LARGE",
+    "Dialect",
+    "Structure",
+    "after_refusal",
+    "less_structure",
+    "stepped",
+]
 
 #: The two names of the output limit.
 LIMITS = ("max_completion_tokens", "max_tokens")
+#: Refusals of an output limit that is more than the model or its context window has.
+LIMIT_TOO_LARGE = re.compile(
+    r"max_(completion_|output_|new_)?tokens.{0,80}(too large|less than|at most|exceed|must be <=)"
+    r"|\b[1-9]\d* in the completion|requested \d+ output tokens",
+    re.IGNORECASE,
+)
 
 _REFUSED = re.compile(
     r"unsupported|not support|n't support|unrecogni[sz]ed|unknown|unexpected|extra (inputs|fields)"
@@ -25,12 +41,23 @@ _LIMIT = re.compile(rf"\b({'|'.join(LIMITS)})\b")
 _USE_LIMIT = re.compile(rf"use\W+({'|'.join(LIMITS)})\b")
 _SYSTEM = re.compile(r"system\W+(role|message|prompt|instruction)|\brole\b[^.;]{0,40}\bsystem\b")
 _STRUCTURE = re.compile(
-    r"response_?format|schema|structured[_ ]?output|output_config|output_format|json_object"
-    r"|json[_ ]mode|guided|grammar|\benum\b"
+    r"response[_ ]?format|schema|structured[_ ]?output|output[_ ](config|format)|json_object"
+    r"|json[_ ]mode|guided|grammar|\benum\b|text\.format"
 )
+#: Parameters whose names are in other messages, too.
+_ANY_WORD = frozenset({"include", "reasoning", "stream", "text"})
 _SCHEMA = re.compile(r"schema|grammar|guided|\benum\b|structured[_ ]?output")
 #: The schema is refused for its content, not as such.
 _ENUM = re.compile(r"\benum|too (complex|large|many|long|big)|complexity|timed? ?out")
+_EFFORT = re.compile(r"reasoning[_ .]?effort|\beffort\b")
+_LOGPROBS = re.compile(r"logprobs?\b")
+_THINKING = re.compile(r"enable_?[ ]?thinking")
+_STREAM = re.compile(
+    r"only supports? (the )?stream|stream(ing)?\W* (mode|must|is required|to be|parameter to)"
+    r"|must (be )?(set )?\W*stream|stream\W*true|non-?stream\w* \w* ?not support"
+)
+#: OpenRouter's answer to parameters that no provider of the model has.
+_NO_ENDPOINT = re.compile(r"no endpoints found that can handle the requested parameters")
 
 
 class Structure(IntEnum):
@@ -55,10 +82,22 @@ class Dialect:
     tight: bool = True
     #: Whether system messages are accepted; else their text precedes the user's.
     system_role: bool = True
+    #: Whether responses are streamed: the server has nothing else.
+    stream: bool = False
+    #: The least reasoning effort that the server named; "" if it takes none, None if it was silent.
+    effort: str | None = None
+    #: Parameters that the server asks for, with their values.
+    added: tuple[tuple[str, object], ...] = ()
+    #: Whether calls go to the Responses API.
+    responses: bool = False
 
 
-def after_refusal(  # noqa: PLR0911 - one return for each thing refused
-    dialect: Dialect, message: str, known: Collection[Structure], users: Collection[str]
+def after_refusal(
+    dialect: Dialect,
+    message: str,
+    known: Collection[Structure],
+    users: Collection[str],
+    sent: Mapping[str, Any],
 ) -> Dialect | None:
     """Return the dialect without what a server refused.
 
@@ -72,6 +111,8 @@ def after_refusal(  # noqa: PLR0911 - one return for each thing refused
         The structures of the protocol.
     users : Collection[str]
         Options set by the user; they override structure.
+    sent : mapping
+        The parameters of the body.
 
     Returns
     -------
@@ -80,23 +121,74 @@ def after_refusal(  # noqa: PLR0911 - one return for each thing refused
         dialect changed. None if the refusal cannot be avoided.
     """
     message = message.lower()
-    if _REFUSED.search(message):
-        if named := _LIMIT.search(message):
-            use = _USE_LIMIT.search(message)
-            return replace(dialect, limit=use[1] if use else _other(named[1]))
-        if "cannot both" in message and "top_p" in message:
-            return replace(dialect, dropped=dialect.dropped | {"top_p"})
-        if _SAMPLING.search(message):
-            return replace(dialect, dropped=dialect.dropped | {"temperature", "top_p"})
-        if "cache_control" in message:
-            return replace(dialect, dropped=dialect.dropped | {"cache_control"})
-        if _SYSTEM.search(message):
-            return replace(dialect, system_role=False)
+    if _NO_ENDPOINT.search(message):
+        return _with_less(dialect, known, users, sent)
+    after = _streamed(dialect, message) or _other_value(dialect, message, users, sent)
+    if after is not None:
+        return after
+    refused = _REFUSED.search(message) is not None
+    if refused and (after := _without(dialect, message)) is not None:
+        return after
     if _STRUCTURE.search(message) and "response_format" not in users:
         if dialect.structure >= Structure.OBJECT and _SCHEMA.search(message):
             return dialect
         return less_structure(dialect, known, labels_only=_ENUM.search(message) is not None)
+    ours = {name for name in sent if refused and re.search(rf"\b{re.escape(name)}\b", message)}
+    ours -= {*users, *_ANY_WORD}
+    return replace(dialect, dropped=dialect.dropped | ours) if ours else None
+
+
+def _without(dialect: Dialect, message: str) -> Dialect | None:
+    """Return the dialect without a limit's name, sampling, cache or system role that is refused."""
+    if named := _LIMIT.search(message):
+        use = _USE_LIMIT.search(message)
+        return replace(dialect, limit=use[1] if use else _other(named[1]))
+    if "cannot both" in message and "top_p" in message:
+        return replace(dialect, dropped=dialect.dropped | {"top_p"})
+    if _SAMPLING.search(message):
+        return replace(dialect, dropped=dialect.dropped | {"temperature", "top_p"})
+    if "cache_control" in message:
+        return replace(dialect, dropped=dialect.dropped | {"cache_control"})
+    if _SYSTEM.search(message):
+        return replace(dialect, system_role=False)
     return None
+
+
+def _streamed(dialect: Dialect, message: str) -> Dialect | None:
+    """Return the dialect of a server that only streams, or that reasons only in streams."""
+    if _THINKING.search(message):
+        if "restricted to true" in message:
+            return replace(dialect, stream=True, added=())
+        return replace(dialect, added=(("enable_thinking", False),))
+    return replace(dialect, stream=True) if _STREAM.search(message) else None
+
+
+def _other_value(
+    dialect: Dialect, message: str, users: Collection[str], sent: Mapping[str, Any]
+) -> Dialect | None:
+    """Return the dialect with another reasoning effort, or without log-probabilities."""
+    if _LOGPROBS.search(message) and "logprobs" not in users:
+        asked = "logprobs" in sent or "logprobs" in dialect.dropped
+        return replace(dialect, dropped=dialect.dropped | {"logprobs"}) if asked else None
+    if _EFFORT.search(message) and "reasoning_effort" not in users:
+        effort = sent.get("reasoning_effort") or (sent.get("reasoning") or {}).get("effort")
+        if effort:
+            return replace(dialect, effort=least_of(message, effort))
+        return None if dialect.effort is None else dialect
+    return None
+
+
+def _with_less(
+    dialect: Dialect, known: Collection[Structure], users: Collection[str], sent: Mapping[str, Any]
+) -> Dialect | None:
+    """Return the dialect without the next of the parameters that few servers have."""
+    for name in ("logprobs", "reasoning_effort"):
+        if name in sent and name not in users:
+            return replace(dialect, dropped=dialect.dropped | {name})
+    if "response_format" in sent and "response_format" not in users:
+        return less_structure(dialect, known)
+    ours = {"temperature", "top_p"}.intersection(sent).difference(users)
+    return replace(dialect, dropped=dialect.dropped | ours) if ours else None
 
 
 def less_structure(

@@ -27,8 +27,9 @@ from testnuc.errors import (
 )
 from testnuc.labels import LabelSet
 from testnuc.prompts import parse_reply, without_thinking
-from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
+from testnuc.protocols import Answer, Reply, Request, Task
 from testnuc.providers._dialect import (
+    LIMIT_TOO_LARGE,
     LIMITS,
     Dialect,
     Structure,
@@ -36,15 +37,19 @@ from testnuc.providers._dialect import (
     less_structure,
     stepped,
 )
+from testnuc.providers._messages import Body, Message
+from testnuc.providers._reasoning import LEAST
+from testnuc.providers._streams import joined
 from testnuc.transport.api_errors import as_error
 from testnuc.transport.endpoint import checked_headers
+from testnuc.transport.keys import KeySource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from testnuc.transport.endpoint import Endpoint
 
-__all__ = ["Body", "HTTPProvider", "Message"]
+__all__ = ["HTTPProvider"]
 
 _log = logging.getLogger("testnuc.providers")
 
@@ -59,32 +64,6 @@ UNLIMITED_OUTPUT = 16_384
 _PREPARED = 64
 #: Most retries of outdated bodies; more would be a loop.
 _STALE = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """The parts of a body."""
-
-    #: JSON up to and with the opening quote of the user message.
-    opening: bytes
-    #: JSON from its closing quote up to the end of the messages.
-    closing: bytes
-    #: After the messages.
-    parameters: dict[str, Any]
-    #: Output limit; None if none is sent.
-    output_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """The content of a 200 response, in any protocol."""
-
-    content: str
-    usage: TokenUsage | None
-    request_id: str | None
-    #: The model's refusal, "" if it has no text; None if it did not refuse.
-    refusal: str | None = None
-    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +82,8 @@ class HTTPProvider(ABC):
     batch_format: ClassVar[str | None] = None
     #: The structures of the protocol.
     structures: ClassVar[tuple[Structure, ...]] = tuple(Structure)
+    #: Whether requests without an output limit are refused.
+    needs_limit: ClassVar[bool] = False
     #: Options that users must not set: they would change the meaning of the response.
     reserved: ClassVar[frozenset[str]] = frozenset({"messages", "model", "n", "stream", "system"})
 
@@ -114,7 +95,7 @@ class HTTPProvider(ABC):
         base_path: str,
         call_path: str,
         headers: Mapping[str, str],
-        key: str | None,
+        key: str | KeySource | None,
         hint: str,
         dialect: Dialect,
         extra_headers: Mapping[str, str] | None = None,
@@ -127,26 +108,35 @@ class HTTPProvider(ABC):
         self.url = endpoint.at(base_path + call_path)
         self._endpoint = endpoint
         self._base_path = base_path
+        #: Asks for a key that can expire; None if it is fixed.
+        self.keys = key if isinstance(key, KeySource) else None
         own = checked_headers(extra_headers or {})
         taken = {name.lower() for name in own}
         # the user's own win, in whatever case they are written
-        kept = {n: v for n, v in headers.items() if n.lower() not in taken}
+        fixed = self.key_headers(key) if isinstance(key, str) else {}
+        kept = {n: v for n, v in {**headers, **fixed}.items() if n.lower() not in taken}
         self.headers: Mapping[str, str] = {"Content-Type": "application/json", **kept, **own}
         #: Whether connections use the proxies of the environment.
         self.trust_env = trust_env
         self.dialect = dialect
         self._where = f"{model} at {endpoint.netloc}"
-        self._key = key
+        self._key = key if isinstance(key, str) else None
         self._hint = hint
         self._prepared: dict[tuple[Task, int, int], _Prepared] = {}
         #: The labels of the last task, to recognize a reply that is one of them.
         self._labels: tuple[Task, LabelSet] | None = None
         self._users: set[str] = set()
+        #: Parameters of the last body that was prepared.
+        self._sent: Mapping[str, Any] = {}
         self._readable = False
         self._stale = 0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model!r}, base_url={self.identity!r})"
+
+    def key_headers(self, key: str) -> dict[str, str]:
+        """Return the headers that carry a key."""
+        return {"Authorization": f"Bearer {key}"}
 
     def at(self, path: str, query: str = "") -> str:
         """Return the URL of another path of this API.
@@ -181,7 +171,7 @@ class HTTPProvider(ABC):
     def reserve(self, request: Request) -> tuple[int, int]:
         """Return the estimated input tokens and the most output tokens of a call.
 
-        Without an output limit (reasoning models), the latter are 16,384.
+        Without an output limit, the latter are 16,384.
 
         Parameters
         ----------
@@ -232,8 +222,13 @@ class HTTPProvider(ABC):
         task, n = request.task, len(request.texts)
         self.validate(task)
         self._users.update(task.options)
+        if task.reasoning_effort not in (LEAST, None):
+            self._users.add("reasoning_effort")
         body = self.body(task, n, stepped(self.dialect, self.structures, request.step))
-        sent = {k: v for k, v in body.parameters.items() if k not in self.dialect.dropped}
+        given = {**dict(self.dialect.added), **body.parameters}
+        if self.dialect.stream:
+            given["stream"] = True
+        self._sent = sent = {k: v for k, v in given.items() if k not in self.dialect.dropped}
         suffix = body.closing + (b"," + orjson.dumps(sent)[1:] if sent else b"}")
         prepared = _Prepared(
             body.opening,
@@ -245,6 +240,16 @@ class HTTPProvider(ABC):
             self._prepared.clear()
         self._prepared[task, n, request.step] = prepared
         return prepared
+
+    def reasoning(self, task: Task) -> int:  # noqa: ARG002
+        """Return the tokens of reasoning about a text that a task typically takes.
+
+        Parameters
+        ----------
+        task : Task
+            The common part of the calls.
+        """
+        return 0
 
     # --- adapting -----------------------------------------------------------------------------
 
@@ -271,8 +276,8 @@ class HTTPProvider(ABC):
         elif isinstance(error, UnreadableReplyError):
             if error.content and not self._readable and "response_format" not in self._users:
                 after = less_structure(before, self.structures)
-        elif isinstance(error, BadRequestError) and error.fatal:
-            after = after_refusal(before, str(error), self.structures, self._users)
+        elif isinstance(error, BadRequestError):
+            after = self._after_refusal(error)
         if after is None or isinstance(error, ContentRefusedError):
             return False
         if after == before:
@@ -280,13 +285,26 @@ class HTTPProvider(ABC):
             return self._stale <= _STALE
         if after.dropped != before.dropped:
             lost = ", ".join(sorted(after.dropped - before.dropped))
-            _log.warning("%s does not accept %s; omitted from now on", self._where, lost)
+            then = "; confidence will be verbalized" if "logprobs" in lost else ""
+            _log.warning("%s does not accept %s; omitted from now on%s", self._where, lost, then)
         else:
             _log.info("%s: request format changed to %s", self._where, after)
         self.dialect = after
         self._readable = False
         self._prepared.clear()
         return True
+
+    def _after_refusal(self, error: BadRequestError) -> Dialect | None:
+        if (
+            self.dialect.tight
+            and not self.needs_limit
+            and self._users.isdisjoint(LIMITS)
+            and LIMIT_TOO_LARGE.search(str(error))
+        ):
+            return replace(self.dialect, tight=False)
+        if not error.fatal:
+            return None
+        return after_refusal(self.dialect, str(error), self.structures, self._users, self._sent)
 
     # --- decoding -----------------------------------------------------------------------------
 
@@ -317,21 +335,26 @@ class HTTPProvider(ABC):
         try:
             answer = orjson.loads(body)
         except ValueError as problem:
-            raise UnreadableReplyError(
-                f"{self._where}: the response is not valid JSON ({problem})",
-                status_code=200,
-            ) from problem
+            answer = joined(body)
+            if answer is None:
+                raise UnreadableReplyError(
+                    f"{self._where}: the response is not valid JSON ({problem})",
+                    status_code=200,
+                ) from problem
         if not isinstance(answer, dict):
             raise UnreadableReplyError(
                 f"{self._where}: the response is not a JSON object", status_code=200
             )
         if answer.get("error"):
-            raise self.error(200, {}, body)
+            raise self.error(200, {}, orjson.dumps(answer))
         return self.parse(answer)
 
     def _read(self, request: Request, message: Message) -> Reply:
         content = message.content
-        answers = parse_reply(content, len(request.texts)) if content.strip() else ()
+        several = request.task.multilabel
+        answers = (
+            parse_reply(content, len(request.texts), multilabel=several) if content.strip() else ()
+        )
         if len(answers) == 1 and isinstance(answers[0], UnreadableReplyError):
             answers = self._label_alone(request.task, message) or answers
         if message.refusal is None and any(isinstance(answer, Answer) for answer in answers):
@@ -366,7 +389,7 @@ class HTTPProvider(ABC):
             return ()
         if self._labels is None or self._labels[0] is not task:
             try:
-                self._labels = (task, LabelSet(task.labels))
+                self._labels = (task, LabelSet(task.labels, multilabel=task.multilabel))
             except InvalidInputError:
                 return ()
         labels = self._labels[1]
@@ -402,4 +425,5 @@ class HTTPProvider(ABC):
         body : bytes
             Of the response.
         """
-        return as_error(status, headers, body, where=self._where, key=self._key, hint=self._hint)
+        key = self._key if self.keys is None else self.keys.key
+        return as_error(status, headers, body, where=self._where, key=key, hint=self._hint)

@@ -10,11 +10,14 @@ from typing import Any, ClassVar
 import orjson
 
 from testnuc.errors import ConfigurationError, EmptyReplyError
-from testnuc.protocols import Task, TokenUsage
+from testnuc.protocols import APIKey, Task, TokenUsage
+from testnuc.providers import _reasoning
 from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
-from testnuc.providers._http import Body, HTTPProvider, Message
-from testnuc.transport.endpoint import Endpoint, checked_key, missing_key
+from testnuc.providers._http import HTTPProvider
+from testnuc.providers._messages import Body, Message
+from testnuc.transport.endpoint import Endpoint, missing_key
+from testnuc.transport.keys import key_of
 
 __all__ = ["Anthropic"]
 
@@ -42,8 +45,10 @@ class Anthropic(HTTPProvider):
         Such as ``claude-haiku-4-5``.
     base_url : str, optional
         Default: ``ANTHROPIC_BASE_URL``, or Anthropic's own. With or without ``/v1``.
-    api_key : str, optional
-        Default: ``ANTHROPIC_API_KEY``. Only Anthropic's own host needs one.
+    api_key : str or callable, optional
+        A function or coroutine function is asked for the key, and again when the server rejects
+        it; its key is sent as a bearer token. Default: ``ANTHROPIC_API_KEY``. Only Anthropic's own
+        host needs one.
     headers : mapping of str to str, optional
         Sent with every request; one of the same name replaces the provider's own.
     trust_env : bool
@@ -59,6 +64,7 @@ class Anthropic(HTTPProvider):
 
     name = "anthropic"
     batch_format = "anthropic"
+    needs_limit: ClassVar[bool] = True
     structures: ClassVar[tuple[Structure, ...]] = (
         Structure.ENUM,
         Structure.SCHEMA,
@@ -70,7 +76,7 @@ class Anthropic(HTTPProvider):
         model: str,
         *,
         base_url: str | None = None,
-        api_key: str | None = None,
+        api_key: APIKey | None = None,
         headers: Mapping[str, str] | None = None,
         trust_env: bool = False,
     ) -> None:
@@ -78,17 +84,16 @@ class Anthropic(HTTPProvider):
         if base_url is None and os.environ.get("ANTHROPIC_BASE_URL"):
             base_url, source = os.environ["ANTHROPIC_BASE_URL"], "ANTHROPIC_BASE_URL"
         endpoint = Endpoint.parse(_DEFAULT if base_url is None else base_url, source=source)
-        key = checked_key(api_key, ("ANTHROPIC_API_KEY",))
+        key = key_of(api_key, ("ANTHROPIC_API_KEY",))
         if key is None and endpoint.host == "api.anthropic.com":
             raise missing_key(endpoint.host, "ANTHROPIC_API_KEY")
         path = endpoint.path.removesuffix("/messages").rstrip("/")
-        own_headers = {"anthropic-version": _VERSION}
         super().__init__(
             model,
             endpoint=endpoint,
             base_path=path if path.endswith("/v1") else f"{path}/v1",
             call_path="/messages",
-            headers=own_headers if key is None else own_headers | {"x-api-key": key},
+            headers={"anthropic-version": _VERSION},
             extra_headers=headers,
             trust_env=trust_env,
             key=key,
@@ -97,6 +102,10 @@ class Anthropic(HTTPProvider):
         )
         version = _MODEL.search(model)
         self._samples = version is None or ((int(version[1]), int(version[2] or 0)) < _NO_SAMPLING)
+
+    def key_headers(self, key: str) -> dict[str, str]:
+        """Return the headers that carry a key; one that is asked for is a token of a gateway."""
+        return {"x-api-key": key} if self.keys is None else {"Authorization": f"Bearer {key}"}
 
     def validate(self, task: Task) -> None:
         """Check that this provider supports a task; see `HTTPProvider.validate`."""
@@ -127,20 +136,21 @@ class Anthropic(HTTPProvider):
                 parameters["temperature"] = task.temperature
             if task.top_p is not None and task.top_p != 1.0:
                 parameters["top_p"] = task.top_p
+        effort = task.reasoning_effort
+        # Claude does not reason unless it is asked to, so the least is to say nothing
+        effort = effort if effort not in (_reasoning.LEAST, "none", None) else None
         limit = options.pop("max_tokens", None)
         if limit is None:
             limit = output_limit(task, n, dialect.structure)
-            if thinks:
-                assert isinstance(thinking, dict)
-                limit += count(thinking.get("budget_tokens")) or _REASONING_TOKENS
-            elif not dialect.tight:
-                limit += _REASONING_TOKENS
+            limit += _room(thinking if thinks else None, loose=bool(effort) or not dialect.tight)
         parameters["max_tokens"] = limit
         config = options.pop("output_config", None)
         config = dict(config) if isinstance(config, dict) else {}
         if dialect.structure <= Structure.SCHEMA:
             schema = answer_schema(task, n, dialect.structure)
             config = {"format": {"type": "json_schema", "schema": schema}, **config}
+        if effort:
+            config = {"effort": effort, **config}
         if config:
             parameters["output_config"] = config
         parameters |= options
@@ -187,6 +197,13 @@ class Anthropic(HTTPProvider):
             "" if reason == "refusal" else None,
             truncated=reason in ("max_tokens", "model_context_window_exceeded"),
         )
+
+
+def _room(thinking: dict[str, Any] | None, *, loose: bool) -> int:
+    """Return the output tokens to leave for reasoning."""
+    if thinking is not None:
+        return count(thinking.get("budget_tokens")) or _REASONING_TOKENS
+    return _REASONING_TOKENS if loose else 0
 
 
 def _usage(value: Any) -> TokenUsage | None:

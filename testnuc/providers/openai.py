@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -10,15 +11,26 @@ from typing import Any
 
 import orjson
 
-from testnuc.errors import EmptyReplyError, InvalidInputError
-from testnuc.protocols import Reply, Request, Task, TokenUsage
+from testnuc.errors import (
+    BadRequestError,
+    EmptyReplyError,
+    InvalidInputError,
+    UnknownModelError,
+)
+from testnuc.prompts import VERBALIZED
+from testnuc.protocols import APIKey, Reply, Request, Task, TokenUsage
+from testnuc.providers import _reasoning, _responses
 from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
-from testnuc.providers._http import Body, HTTPProvider, Message
+from testnuc.providers._http import HTTPProvider
 from testnuc.providers._logprobs import with_logprobs
-from testnuc.transport.endpoint import Endpoint, checked_headers, checked_key, missing_key
+from testnuc.providers._messages import Body, Message
+from testnuc.transport.endpoint import Endpoint, checked_headers, missing_key
+from testnuc.transport.keys import key_of
 
 __all__ = ["OpenAI"]
+
+_log = logging.getLogger("testnuc.providers")
 
 _DEFAULT = "https://api.openai.com/v1"
 _AZURE = (
@@ -30,27 +42,33 @@ _AZURE = (
 
 #: Reasoning models without a temperature; Azure's gpt-35-turbo is GPT-3.5.
 _REASONING = re.compile(r"(o\d|gpt-(?!35)([5-9]|\d\d)|codex)(?!.*-chat)", re.IGNORECASE)
-#: Reasoning models with a temperature.
-_THINKING = re.compile(r"gpt-oss|deepseek-?r\d|reason|think|qwq|magistral", re.IGNORECASE)
 
 
 class OpenAI(HTTPProvider):
-    """A model behind a chat completions endpoint.
+    """A model behind a chat completions endpoint, or behind the Responses API.
 
     Parameters
     ----------
     model : str
         The model's name; on Azure, the deployment's name.
     base_url : str, optional
-        Such as ``http://localhost:8000/v1``. Default: ``OPENAI_BASE_URL``, or OpenAI's own. A URL
-        without a path gets ``/v1``; Azure's query (``?api-version=..``) is kept.
-    api_key : str, optional
-        Default: ``OPENAI_API_KEY``; on Azure's hosts ``AZURE_OPENAI_API_KEY`` before it. Only
-        OpenAI's and Azure's own hosts need one.
+        Such as ``http://localhost:8000/v1``, or the whole URL of chat completions. Default:
+        ``OPENAI_BASE_URL``, or OpenAI's own. A URL without a path gets ``/v1``; Azure's query
+        (``?api-version=..``) is kept.
+    api_key : str or callable, optional
+        A function or coroutine function that returns the key is called before the first request,
+        and again when the server rejects its key (Entra ID, Vertex). Default: ``OPENAI_API_KEY``;
+        on Azure's hosts ``AZURE_OPENAI_API_KEY`` before it. Only OpenAI's and Azure's own hosts
+        need one.
     organization, project : str, optional
         Of the account that is billed.
     headers : mapping of str to str, optional
         Sent with every request; one of the same name replaces the provider's own.
+    prompt_cache_key, prompt_cache_retention : str, optional
+        Of OpenAI's prompt cache: routes calls with the same key alike, and keeps the cache longer
+        (``"24h"``). They change no answer, so they are in no key of a store.
+    responses : bool, optional
+        Whether calls go to the Responses API. None: if the model's name or the server says so.
     trust_env : bool
         Use the proxies named in the environment; makes each call slower.
 
@@ -70,10 +88,13 @@ class OpenAI(HTTPProvider):
         model: str,
         *,
         base_url: str | None = None,
-        api_key: str | None = None,
+        api_key: APIKey | None = None,
         organization: str | None = None,
         project: str | None = None,
         headers: Mapping[str, str] | None = None,
+        prompt_cache_key: str | None = None,
+        prompt_cache_retention: str | None = None,
+        responses: bool | None = None,
         trust_env: bool = False,
     ) -> None:
         source = "base_url"
@@ -83,12 +104,11 @@ class OpenAI(HTTPProvider):
         azure = endpoint.host.endswith(_AZURE)
         own = azure or endpoint.host == "api.openai.com"
         variable = "AZURE_OPENAI_API_KEY" if azure else "OPENAI_API_KEY"
-        key = checked_key(api_key, (variable, "OPENAI_API_KEY"))
+        key = key_of(api_key, (variable, "OPENAI_API_KEY"))
         if key is None and own:
             raise missing_key(endpoint.host, variable)
-        own_headers = {}
-        if key is not None:
-            own_headers = {"api-key": key} if azure else {"Authorization": f"Bearer {key}"}
+        # Entra ID's tokens are no API keys
+        self._azure_key = azure and isinstance(key, str)
         account = {"OpenAI-Organization": organization, "OpenAI-Project": project}
         given = {name: value for name, value in account.items() if value is not None}
         super().__init__(
@@ -96,7 +116,7 @@ class OpenAI(HTTPProvider):
             endpoint=endpoint,
             base_path=_base_path(endpoint, azure=azure, source=source),
             call_path="/chat/completions",
-            headers=own_headers,
+            headers={},
             extra_headers=given | checked_headers(headers or {}),
             trust_env=trust_env,
             key=key,
@@ -105,7 +125,51 @@ class OpenAI(HTTPProvider):
         )
         short = model.rpartition("/")[2]
         self._reasons = _REASONING.match(short) is not None
-        self._thinks = self._reasons or _THINKING.search(short) is not None
+        self._thinks = self._reasons or _reasoning.thinks(short)
+        self._least = _reasoning.least(short, endpoint.host)
+        cache = {
+            "prompt_cache_key": prompt_cache_key,
+            "prompt_cache_retention": prompt_cache_retention,
+        }
+        self._cache = {name: value for name, value in cache.items() if value is not None}
+        #: Whether the server may tell us to use the Responses API.
+        self._may_switch = responses is None
+        named = endpoint.path.endswith(_responses.PATH) or (own and _responses.needs(short))
+        if responses or (responses is None and named):
+            self._use_responses()
+
+    def key_headers(self, key: str) -> dict[str, str]:
+        """Return the headers that carry a key."""
+        return {"api-key": key} if self._azure_key else {"Authorization": f"Bearer {key}"}
+
+    def _use_responses(self) -> None:
+        self.dialect = replace(self.dialect, responses=True)
+        self.url = self.at(_responses.PATH)
+
+    def adapt(self, error: Exception) -> bool:
+        """Change how requests are encoded because of `error`; see `HTTPProvider.adapt`."""
+        refused = isinstance(error, (BadRequestError, UnknownModelError))
+        if refused and self._may_switch and _responses.NEEDED.search(str(error)):
+            if self.dialect.responses:
+                return False
+            _log.info("%s: calls go to the Responses API from now on", self._where)
+            self._use_responses()
+            self._prepared.clear()
+            return True
+        return super().adapt(error)
+
+    def _effort(self, task: Task, dialect: Dialect) -> str:
+        """Return the reasoning effort to send, the user's option included; "": none."""
+        given = task.options.get("reasoning_effort", task.reasoning_effort)
+        if given != _reasoning.LEAST:
+            return given if isinstance(given, str) else ""
+        if "reasoning_effort" in dialect.dropped or "reasoning" in task.options:
+            return ""
+        return self._least if dialect.effort is None else dialect.effort
+
+    def reasoning(self, task: Task) -> int:
+        """Return the tokens of reasoning that a label typically takes."""
+        return _reasoning.typical(self._effort(task, self.dialect), thinking=self._thinks)
 
     def body(self, task: Task, n: int, dialect: Dialect) -> Body:
         """Return the parts of the body for `n` texts.
@@ -119,41 +183,54 @@ class OpenAI(HTTPProvider):
         dialect : Dialect
             The request format.
         """
+        effort = self._effort(task, dialect)
         options = dict(task.options)
-        thinks = options.get("reasoning_effort") != "none"
-        parameters: dict[str, Any] = {}
-        if not (self._reasons and thinks):
-            if task.temperature is not None:
-                parameters["temperature"] = task.temperature
-            if task.top_p is not None:
-                parameters["top_p"] = task.top_p
-        if task.confidence == "logprobs":
-            parameters["logprobs"] = True
-        form = _response_format(task, n, dialect.structure)
-        if form is not None:
-            parameters["response_format"] = form
         old, new = options.pop("max_tokens", None), options.pop("max_completion_tokens", None)
         limit = old if new is None else new
-        if limit is None and dialect.tight and not (self._thinks and thinks):
-            limit = output_limit(task, n, dialect.structure)
+        if limit is None and dialect.tight:
+            room = _reasoning.room(effort, thinking=self._thinks)
+            limit = output_limit(task, n, dialect.structure) + room
+        parameters = self._parameters(task, n, dialect, effort) | options
+        system = task.system
+        if _verbalized_instead(task, dialect):
+            system += f"\n\n{VERBALIZED}"
+        known = limit if type(limit) is int else None
+        if dialect.responses:
+            sent = _responses.parameters(parameters, limit)
+            return Body(_responses.opening(self.model, system), b'"}]', sent, known)
         if limit is not None:
             parameters[dialect.limit] = limit
-        parameters |= options
         opening = b'{"model":' + orjson.dumps(self.model) + b',"messages":[{"role":'
-        system = orjson.dumps(task.system)
+        quoted = orjson.dumps(system)
         if dialect.system_role:
-            opening += b'"system","content":' + system + b'},{"role":"user","content":"'
+            opening += b'"system","content":' + quoted + b'},{"role":"user","content":"'
         else:
-            opening += b'"user","content":' + system[:-1] + rb"\n\n"
-        return Body(opening, b'"}]', parameters, limit if type(limit) is int else None)
+            opening += b'"user","content":' + quoted[:-1] + rb"\n\n"
+        return Body(opening, b'"}]', parameters, known)
+
+    def _parameters(self, task: Task, n: int, dialect: Dialect, effort: str) -> dict[str, Any]:
+        """Return the parameters of a chat completion, without the output limit and options."""
+        parameters: dict[str, Any] = dict(self._cache)
+        sampling = {"temperature": task.temperature, "top_p": task.top_p}
+        if not self._reasons or effort == "none":
+            parameters |= {name: value for name, value in sampling.items() if value is not None}
+        if effort:
+            parameters["reasoning_effort"] = effort
+        if task.confidence == "logprobs":
+            parameters["logprobs"] = True
+        form = _response_format(task, n, dialect)
+        if form is not None:
+            parameters["response_format"] = form
+        if dialect.stream and not dialect.responses:
+            parameters["stream_options"] = {"include_usage": True}
+        return parameters
 
     def decode(self, request: Request, body: bytes) -> Reply:
         """Decode a 200 response; see `HTTPProvider.decode`."""
-        reply = super().decode(request, body)
-        if request.task.confidence == "logprobs":
-            choice = orjson.loads(body)["choices"][0]
-            content = _text(choice["message"].get("content"))
-            answers = with_logprobs(reply.answers, content, choice.get("logprobs"))
+        message = self._parse(body)
+        reply = self._read(request, message)
+        if request.task.confidence == "logprobs" and "logprobs" not in self.dialect.dropped:
+            answers = with_logprobs(reply.answers, message.content, message.logprobs)
             return replace(reply, answers=answers)
         return reply
 
@@ -165,11 +242,16 @@ class OpenAI(HTTPProvider):
         answer : dict
             A chat completion.
         """
-        usage = _usage(answer.get("usage"), answer.get("service_tier"))
         request_id = answer["id"] if isinstance(answer.get("id"), str) else None
+        if isinstance(answer.get("output"), list):
+            return self._parse_response(answer, request_id)
+        usage = _usage(answer.get("usage"), answer.get("service_tier"))
         choices = answer.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         message = choice.get("message") if isinstance(choice, dict) else None
+        finish = _finish(choice) if isinstance(choice, dict) else None
+        if finish == "content_filter":
+            message = message or {}  # Azure sends none
         if not isinstance(choice, dict) or not isinstance(message, dict):
             raise EmptyReplyError(
                 f"{self._where}: the response has no choices",
@@ -177,17 +259,38 @@ class OpenAI(HTTPProvider):
                 request_id=request_id,
                 status_code=200,
             )
-        finish, refusal = choice.get("finish_reason"), message.get("refusal")
+        refusal = message.get("refusal")
         if not isinstance(refusal, str) or not refusal:
             refusal = "" if finish == "content_filter" else None
         content = _text(message.get("content"))
-        return Message(content, usage, request_id, refusal, truncated=finish == "length")
+        truncated = finish in ("length", "max_tokens")
+        return Message(content, usage, request_id, refusal, truncated, choice.get("logprobs"))
+
+    def _parse_response(self, answer: dict[str, Any], request_id: str | None) -> Message:
+        """Return the content of the Responses API's answer."""
+        usage = _responses.usage(answer.get("usage"), answer.get("service_tier"))
+        content, refusal, tokens = _responses.content(answer)
+        details = answer.get("incomplete_details")
+        reason = details.get("reason") if isinstance(details, dict) else None
+        if reason == "content_filter":
+            refusal = refusal or ""
+        truncated = reason == "max_output_tokens"
+        return Message(content, usage, request_id, refusal, truncated, {"content": tokens})
+
+
+def _finish(choice: dict[str, Any]) -> Any:
+    """Return the finish reason; OpenAI's first models with images have it in another field."""
+    details = choice.get("finish_details")
+    return choice.get("finish_reason") or (
+        details.get("type") if isinstance(details, dict) else None
+    )
 
 
 def _base_path(endpoint: Endpoint, *, azure: bool, source: str) -> str:
     """Return the base path of all calls."""
-    path = endpoint.path.removesuffix("/chat/completions").rstrip("/")
-    if not path:
+    path = endpoint.path.removesuffix("/chat/completions").removesuffix("/responses").rstrip("/")
+    # the whole URL of a server without /v1, such as Perplexity's
+    if not path and not endpoint.path:
         path = "/openai/v1" if azure else "/v1"
     if azure and "/deployments/" in path and "api-version=" not in endpoint.query:
         raise InvalidInputError(
@@ -197,11 +300,19 @@ def _base_path(endpoint: Endpoint, *, azure: bool, source: str) -> str:
     return path
 
 
-def _response_format(task: Task, n: int, structure: Structure) -> dict[str, Any] | None:
+def _verbalized_instead(task: Task, dialect: Dialect) -> bool:
+    """Whether the confidence is verbalized as the server returns no log-probabilities."""
+    return task.confidence == "logprobs" and "logprobs" in dialect.dropped
+
+
+def _response_format(task: Task, n: int, dialect: Dialect) -> dict[str, Any] | None:
+    structure = dialect.structure
     if structure is Structure.NONE:
         return None
     if structure is Structure.OBJECT:
         return {"type": "json_object"}
+    if _verbalized_instead(task, dialect):
+        task = replace(task, confidence="verbalized")
     schema = answer_schema(task, n, structure)
     return {
         "type": "json_schema",
@@ -215,34 +326,31 @@ def _usage(value: Any, tier: Any) -> TokenUsage | None:
     sent, received = count(value.get("prompt_tokens")), count(value.get("completion_tokens"))
     if sent is None or received is None:
         return None
-    cached = _detail(value, "prompt_tokens_details", "cached_tokens")
-    received += _reasoning_outside(value, sent, received)
+    details = value.get("prompt_tokens_details")
+    details = details if isinstance(details, dict) else {}
+    # DeepSeek, Mistral, and servers that count it beside the others
+    names = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")
+    counts = [count(details.get("cached_tokens")), *(count(value.get(name)) for name in names)]
+    cached = min(next(filter(None, counts), 0), sent)
+    written = min(count(details.get("cache_write_tokens")) or 0, sent - cached)
+    received += _outside(value, sent, received, count(details.get("audio_tokens")) or 0)
     tier = tier or value.get("service_tier")
-    return TokenUsage(
-        sent, received, min(cached or 0, sent), tier=tier if isinstance(tier, str) else ""
-    )
+    return TokenUsage(sent, received, cached, written, tier if isinstance(tier, str) else "")
 
 
-def _detail(usage: dict[str, Any], kind: str, name: str) -> int | None:
-    details = usage.get(kind)
-    return count(details.get(name)) if isinstance(details, dict) else None
+def _outside(usage: dict[str, Any], sent: int, received: int, audio: int) -> int:
+    """Return the billed tokens of reasoning that ``completion_tokens`` does not include.
 
-
-def _reasoning_outside(usage: dict[str, Any], sent: int, received: int) -> int:
-    """Return the billed reasoning tokens that ``completion_tokens`` does not include.
-
-    xAI and Gemini leave them out, OpenAI includes them; the total tells which.
+    xAI, Azure and Gemini leave them out, OpenAI includes them; the total shows which. Not all
+    servers say what the rest of the total is; Mistral counts audio of the prompt apart.
     """
-    reasoning = _detail(usage, "completion_tokens_details", "reasoning_tokens")
     total = count(usage.get("total_tokens"))
-    if total is None:
-        # a part cannot exceed the whole
-        return reasoning if reasoning is not None and reasoning > received else 0
-    rest = max(0, total - sent - received)
-    if reasoning is not None:
-        return min(reasoning, rest)
-    # Gemini does not say what the rest is; Mistral counts audio of the prompt apart
-    return max(0, rest - (_detail(usage, "prompt_tokens_details", "audio_tokens") or 0))
+    if total is not None:
+        return max(0, total - sent - received - audio)
+    details = usage.get("completion_tokens_details")
+    reasoning = count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
+    # a part cannot exceed the whole
+    return reasoning if reasoning is not None and reasoning > received else 0
 
 
 def _text(content: Any) -> str:

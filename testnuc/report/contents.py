@@ -11,8 +11,9 @@ from testnuc.trust import review_queue
 from testnuc.types import row
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from testnuc.trust.review import Review
     from testnuc.types import Classification, Usage
 
 __all__ = ["contents"]
@@ -53,14 +54,22 @@ def contents(
     seconds: float | None,
     model: str | None,
     choices: Sequence[str],
+    descriptions: Mapping[str, str],
+    instructions: str | None,
+    calibrated: bool,
+    review: Review | None,
+    only: bool,
+    then: str | None,
     most: int,
 ) -> dict[str, Any]:
     """Return the data that the page's script reads.
 
     Of more than `most` results, those to review first are listed; counts are over all results.
+    With `only` the results are the texts of the review.
     """
     rows = list(results)
     texts, labels = _Numbers(), _Numbers()
+    drawn = set() if review is None else {item.text for item in review}
     for label in choices:
         labels.of(label)
     reviews = review_queue(rows, len(rows))
@@ -70,14 +79,15 @@ def contents(
     why = {id(review.result): review for review in reviews}
     listed = rows
     if len(rows) > most:
-        first = [review.result for review in reviews[:most]]
-        rest = (result for result in rows if id(result) not in why)
+        first = [row for row in rows if row.text in drawn]
+        first += [r.result for r in reviews if r.result.text not in drawn][: most - len(first)]
+        rest = (row for row in rows if id(row) not in why and row.text not in drawn)
         first.extend(result for result, _ in zip(rest, range(most - len(first)), strict=False))
         chosen = {id(result) for result in first}
         listed = [result for result in rows if id(result) in chosen]
     records = []
     for result in listed:
-        fields, review = row(result, full=True), why.get(id(result))
+        fields, reason = row(result, full=True), why.get(id(result))
         records.append(
             {
                 "i": result.index,
@@ -88,9 +98,9 @@ def contents(
                 "a": result.prediction is not None,
                 **{short: _number(fields[name]) for short, name in _NUMBERS.items()},
                 **{short: fields[name] for short, name in _PLAIN.items()},
-                "u": 0 if review is None else _number(review.urgency),
+                "u": 0 if reason is None else _number(reason.urgency),
                 "q": id(result) in queue,
-                "w": [] if review is None else review.why,
+                "w": [] if reason is None else reason.why,
                 # the text's own vote alone says nothing about its label
                 "v": [[labels.of(label), _number(w)] for label, w in fields["votes"].items()]
                 if result.voters > 1 and result.source not in _JUDGES
@@ -114,6 +124,12 @@ def contents(
         "seconds": _number(seconds),
         "usage": None if usage is None else asdict(usage),
         "choices": len(choices),
+        "descriptions": [descriptions.get(label) for label in choices],
+        "instructions": instructions,
+        "calibrated": calibrated,
+        "review": None if review is None else review.record(),
+        "only": only,
+        "then": then,
         "total": len(rows),
         "summary": {**summary, "review": len(queue)},
         "labels": list(labels.known),
@@ -127,13 +143,14 @@ def _summary(rows: Sequence[Classification], labels: _Numbers) -> dict[str, Any]
     of_label: Counter[int | None] = Counter()
     pairs: Counter[tuple[int | None, int | None]] = Counter()
     bins = [0] * _BINS
-    unknown = errors = 0
+    unknown = errors = disputed = 0
     for result in rows:
         label = labels.of(result.label)
         of_label[label] += 1
         if result.changed:
             pairs[labels.of(result.own_label), label] += 1
         errors += result.error is not None
+        disputed += _disputed(result)
         if result.trust is None or not math.isfinite(result.trust):
             unknown += 1
         else:
@@ -143,10 +160,18 @@ def _summary(rows: Sequence[Classification], labels: _Numbers) -> dict[str, Any]
         "trust": bins,
         "unknown": unknown,
         "errors": errors,
+        "disputed": disputed,
         "changed": pairs.total(),
         "pairs": [[*pair, count] for pair, count in pairs.most_common(_PAIRS)],
         "otherPairs": max(len(pairs) - _PAIRS, 0),
     }
+
+
+def _disputed(result: Classification) -> bool:
+    """Return whether most of the vote is for another label than the LLM's own."""
+    votes, own = result.votes, result.own_label
+    heaviest = max(votes.values(), default=0.0)
+    return result.voters > 1 and own is not None and votes.get(own, 0.0) < heaviest
 
 
 def _number(value: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Marks downloaded from the page, as texts and labels."""
+"""Judgments saved by the page, as texts and labels."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _GUARDED = ("'=", "'+", "'-", "'@", "'\t", "'\r", "''")
 
 
 def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
-    """Return the texts with a correct label in a file of marks, and these labels.
+    """Return the texts with a correct label in a file of judgments, and these labels.
 
     ``testnuc learn RESULTS marks.json`` learns from them.
 
-    Texts that were marked as wrong without a correct label are omitted.
+    Texts for which no label is right are omitted. `Review.load` reads all of a .json file.
 
     Parameters
     ----------
     path : str or path
-        A .json or .csv file that the page of `Results.to_html` or ``testnuc report`` downloaded.
+        A .json or .csv file that the page of `Results.to_html` or ``testnuc report`` saved.
 
     Raises
     ------
@@ -46,8 +46,8 @@ def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
     for number, mark in enumerate(marks, 1):
         if not isinstance(mark, dict) or not {"text", "right_label"} <= mark.keys():
             raise InvalidInputError(
-                f"{path}, mark {number} has no text and right_label; give a file that the page "
-                "downloaded"
+                f"{path}, mark {number} has no text and right_label; give a review (.json) or "
+                "marks that the page saved"
             )
         text, label = mark["text"], mark["right_label"]
         if label is None or label == "":
@@ -69,6 +69,8 @@ def _from_json(path: str | os.PathLike[str]) -> list[Any]:
         marks = orjson.loads(_content(path))
     except orjson.JSONDecodeError as exc:
         raise InvalidInputError(f"{path} is not JSON: {exc}") from exc
+    if isinstance(marks, dict) and isinstance(marks.get("items"), list):
+        return [{**item, "right_label": item.get("answer")} for item in marks["items"]]
     if not isinstance(marks, list):
         raise InvalidInputError(f"{path} does not hold a list of marks")
     return marks

@@ -1,133 +1,219 @@
-"use strict";
-// Texts and labels may be hostile. They reach the page as text nodes and option values alone:
-// nothing here makes markup of a string.
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const { labels, texts, rows, summary } = data;
+  const data = JSON.parse($("data").textContent);
+  const { labels, texts, rows, summary, review } = data;
   const choices = data.choices ? labels.slice(0, data.choices) : [...labels].sort();
   const ITEM = 60; // pixels, as in the style
-  const SHOWN = 3000; // characters of a text, until all of it is asked for
-  const LOW = 0.5;
-  const SOURCES = new Map([
-    ["llm", "the LLM"], ["vote", "the vote"], ["head", "neighbors and a model of your texts"],
-    ["person", "a person"], ["referee", "the referee"],
-  ]);
-
-  const $ = (id) => document.getElementById(id);
-  const whole = (n) => n.toLocaleString("en");
-  const two = (n) => (n === null ? "–" : n.toFixed(2));
-  const many = (n, one, more = `${one}s`) => `${whole(n)} ${n === 1 ? one : more}`;
+  const BATCH = 50; // texts to judge at a time, where none were drawn
+  const PACE = 4; // seconds for a text, until it is measured
   const nameOf = (label) => (label === null ? "no label" : labels[label]);
-
-  /** Make an element; strings become text nodes. */
-  function el(tag, props = {}, ...children) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(props)) {
-      if (value === null || value === undefined || value === false) continue;
-      if (name === "class") made.className = value;
-      else if (name === "onclick") made.addEventListener("click", value);
-      else made.setAttribute(name, value === true ? "" : value);
-    }
-    made.append(...children.filter((child) => child !== null));
-    return made;
-  }
-
-  /** What someone else wrote, in its own direction. */
-  const foreign = (tag, text, props = {}) => el(tag, { dir: "auto", ...props }, text);
-
-  function cut(text, length) {
-    if (text.length <= length) return text;
-    const last = text.charCodeAt(length - 1);
-    return text.slice(0, last >= 0xd800 && last < 0xdc00 ? length - 1 : length);
-  }
-
+  const stringOf = (label) => (label === null ? null : labels[label]);
+  const described = (label) => data.descriptions[choices.indexOf(label)] ?? null;
   const changed = (row) => row.o !== null && row.l !== null && row.o !== row.l;
+  const say = (what) => { $("said").textContent = what; };
 
-  // --- marks: what is true of a text -------------------------------------------------------------
-  // text -> {label: what it was labeled, truth: what is right, or null where that was not said}
+  // --- what is to be judged ----------------------------------------------------------------------
 
-  const KEY = `testnuc-marks-${document.body.dataset.key}`;
-  const marks = new Map();
-  let kept = true;
-  let downloaded = true;
-  try {
-    for (const [text, mark] of JSON.parse(localStorage.getItem(KEY) || "[]")) marks.set(text, mark);
-  } catch {
-    kept = false; // no storage for this page: marks live as long as it does
+  const items = new Map((review?.items ?? []).map((item, place) => [item.text, { ...item, place }]));
+  const rowOf = new Map();
+  rows.forEach((row) => { if (!rowOf.has(row.x)) rowOf.set(row.x, row); });
+  const itemOf = (row) => items.get(texts[row.x]);
+  const byUrgency = rows.filter((row) => row.q && rowOf.get(row.x) === row).sort((a, b) => b.u - a.u);
+  let queue = [];
+  const placeOf = new Map();
+  function enqueue(size) {
+    queue = review ? rows.filter((row) => itemOf(row) && rowOf.get(row.x) === row).sort((a, b) => itemOf(a).place - itemOf(b).place)
+      : byUrgency.slice(0, size);
+    queue.forEach((row, place) => placeOf.set(row, place));
   }
+  enqueue(BATCH);
 
-  /** "right", "wrong" or "" for a row. */
-  function markOf(row) {
-    const mark = marks.get(texts[row.x]);
-    if (!mark) return "";
-    const label = row.l === null ? null : labels[row.l];
-    if (mark.truth !== null) return mark.truth === label ? "right" : "wrong";
-    return mark.label === label ? "wrong" : "";
-  }
+  // --- judgments ---------------------------------------------------------------------------------
 
-  function keep() {
-    downloaded = marks.size === 0;
-    try {
-      localStorage.setItem(KEY, JSON.stringify([...marks]));
-      kept = true;
-    } catch {
-      kept = false;
+  const marks = marksOf(choices, data.choices > 0);
+  const others = new Map(); // text -> [name, label] of other people who judge it differently
+  const chosen = new Map(); // text -> a label that is chosen and not saved
+  const undoable = [];
+  const pace = [];
+  let last = 0;
+  for (const item of items.values()) {
+    const mark = marks.all.get(item.text);
+    if (item.said?.length) {
+      others.set(item.text, item.said);
+      // what this browser knew was one of the opinions
+      if (mark && !mark.settled) marks.all.delete(item.text);
     }
-    const lost = !kept && marks.size > 0;
+    if (item.source === "person" && !marks.all.has(item.text)) {
+      marks.all.set(item.text, { truth: item.answer, label: item.own_label });
+    }
+  }
+  const markOf = (row) => marks.all.get(texts[row.x]);
+  const judged = () => queue.filter((row) => markOf(row)).length;
+  const labelOf = (row) => (chosen.has(texts[row.x]) ? chosen.get(texts[row.x]) : markOf(row)?.truth);
+
+  function choose(row, label) {
+    if (markOf(row)?.truth === label) chosen.delete(texts[row.x]);
+    else chosen.set(texts[row.x], label);
+    say(`${label === null ? "None of the labels" : label} is chosen. Enter saves.`);
+    showChoice(row);
+  }
+
+  function put(row, mark) {
+    const text = texts[row.x];
+    if (mark) marks.set(text, mark);
+    else marks.remove(text);
+    const lost = !marks.kept && marks.all.size > 0;
     $("warning").hidden = !lost;
-    $("warning").textContent = lost
-      ? "The browser does not keep marks for this page: download them before you close it."
-      : "";
-    tellMarks();
+    $("warning").textContent = lost ? "This browser does not keep judgments for this page: save them before you close it." : "";
+    draw(true);
+    showProgress();
   }
 
-  function tellMarks() {
-    $("marked").textContent = `${many(marks.size, "text")} marked`;
-    $("save-json").disabled = $("save-csv").disabled = marks.size === 0;
+  /** Save what is chosen and go to the next text that is not judged; `skip`: go there in any case. */
+  function save(skip = false) {
+    const row = shown[at];
+    if (!row) return;
+    const text = texts[row.x];
+    let told = "";
+    if (chosen.has(text)) {
+      const truth = chosen.get(text);
+      chosen.delete(text);
+      undoable.push({ row, before: markOf(row) });
+      put(row, { truth, label: stringOf(row.l), ...(others.has(text) ? { settled: true } : {}) });
+      const now = performance.now();
+      if (last) pace.push((now - last) / 1000);
+      last = now;
+      told = `Saved: ${truth === null ? "none of the labels" : truth}. `;
+    } else if (!skip && !markOf(row)) {
+      say("Choose a label first. N skips this text.");
+      return;
+    }
+    advance(told);
   }
 
-  /** Mark the chosen row; `truth` is a label, or null where only the wrong is known. */
-  function mark(row, truth) {
-    const label = row.l === null ? null : labels[row.l];
-    marks.set(texts[row.x], { label, truth });
-    keep();
-    const as = truth === label ? "right" : "wrong";
-    say(`Marked ${as}${as === "wrong" && truth !== null ? `, right is ${truth}` : ""}. ${many(marks.size, "text")} marked.`);
-    refresh();
+  function advance(told) {
+    const open = (row) => !markOf(row);
+    let next = shown.findIndex((row, place) => place > at && open(row));
+    if (next < 0) next = shown.findIndex((row, place) => place !== at && open(row));
+    if (next < 0) {
+      explain();
+      say(`${told}All texts in the list are judged.`);
+      // the next Enter saves the file
+      if (!$("done").hidden) $("done").querySelector("button").focus();
+      return;
+    }
+    select(next);
+    if (detail.getBoundingClientRect().top < 0) detail.scrollIntoView({ block: "start" });
+    say(`${told}${whole(judged())} of ${whole(queue.length)} judged. Next text: ${cut(texts[shown[at].x], 200)}`);
+  }
+
+  function undo() {
+    const done = undoable.pop();
+    if (!done) {
+      say("There is nothing to undo.");
+      return;
+    }
+    last = 0;
+    put(done.row, done.before);
+    goTo(done.row);
+    say("Undone.");
   }
 
   function unmark(row) {
-    if (!marks.delete(texts[row.x])) return;
-    keep();
-    say("Mark taken back.");
-    refresh();
+    const text = texts[row.x];
+    chosen.delete(text);
+    if (markOf(row)) {
+      undoable.push({ row, before: markOf(row) });
+      put(row, undefined);
+      say("Judgment removed.");
+    }
+    explain();
   }
 
-  function refresh() {
-    draw(true);
-    tellMark(shown[at]);
+  // --- the task ----------------------------------------------------------------------------------
+
+  const duration = (seconds) => (seconds < 50 ? "less than a minute" : `about ${many(Math.round(seconds / 60), "minute")}`);
+
+  function task() {
+    const context = review?.context ?? { unlabeled: summary.labels.find(([label]) => label === null)?.[1] ?? 0, differing: summary.disputed };
+    const parts = [
+      context.unlabeled ? `${many(context.unlabeled, "text has", "texts have")} no label` : "",
+      context.differing ? (review ? `on ${whole(context.differing)} the ways to label differ` : `on ${whole(context.differing)} the neighbors contradict the LLM`) : "",
+    ].filter(Boolean);
+    const total = review ? review.texts : data.total;
+    const state = !total ? "There is no text yet" : parts.join("; ") || "Every text has a label";
+    const what = review ? `Judge ${many(queue.length, "text")}` : `Judge the ${whole(queue.length)} that look wrong`;
+    $("todo").replaceChildren(el("span", {}, `${state[0].toUpperCase()}${state.slice(1)}. `),
+      ...(queue.length ? [el("strong", {}, `${what}, ${duration(queue.length * PACE)}.`)] : []));
+    const about = [data.model && `model ${data.model}`, choices.length && many(choices.length, "label"), total && many(total, "text")];
+    if (rows.length < data.total) about.push(`${whole(rows.length)} are listed`);
+    $("about").textContent = about.filter(Boolean).join(" · ");
   }
 
-  function told() {
-    // half a character, of a text that was refused, has no place in a file
-    const whole = (text) => text.replace(/\p{Surrogate}/gu, "\ufffd");
-    return [...marks].map(([text, mark]) => ({
-      text: whole(text),
-      label: mark.label,
-      right: mark.truth === null ? false : mark.truth === mark.label,
-      right_label: mark.truth,
-    }));
+  function showProgress() {
+    const done = judged();
+    const left = queue.length - done;
+    $("progress").hidden = !queue.length;
+    $("bar").max = Math.max(queue.length, 1);
+    $("bar").value = done;
+    const sorted = [...pace].sort((a, b) => a - b);
+    const each = sorted.length < 5 ? PACE : sorted[sorted.length >> 1];
+    $("far").textContent = `${whole(done)} of ${whole(queue.length)} judged${done && left ? `, ${duration(left * each)} left` : ""}`;
+    $("undo").disabled = !undoable.length;
+    showLearned();
+    finished(queue.length > 0 && left === 0);
+    const mine = marksHere().length;
+    $("marked").textContent = `${many(mine, "text")} judged`;
+    const there = review ? 0 : marks.all.size - mine;
+    $("elsewhere").hidden = !there;
+    $("elsewhere").querySelector("span").textContent = `and ${many(there, "text")} judged on other pages with these labels`;
+    const nothing = !exported().length;
+    $("save").textContent = `Save ${fileName}`;
+    for (const button of [$("save"), ...document.querySelectorAll("[data-format]")]) button.disabled = nothing;
   }
 
-  function asCsv() {
-    // a spreadsheet runs what begins like a formula; read_marks takes the ' away again
-    const cell = (value) => {
-      const text = value === null ? "" : String(value);
-      return `"${(/^[=+\-@\t\r']/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
-    };
-    const names = ["text", "label", "right", "right_label"];
-    const lines = told().map((mark) => names.map((name) => cell(mark[name])).join(","));
-    return `${[names.join(","), ...lines].join("\r\n")}\r\n`;
+  function showLearned() {
+    const box = $("learned");
+    if (review?.context?.candidates.length && review.items.some((item) => item.probability !== null)) {
+      const told = learnedOf(review, marks.all);
+      box.hidden = !told;
+      box.replaceChildren(...(told ?? []));
+      return;
+    }
+    const known = queue.filter((row) => markOf(row) && markOf(row).truth !== null);
+    const right = (label) => known.filter((row) => stringOf(label(row)) === markOf(row).truth).length;
+    const [before, after] = [right((row) => row.o), right((row) => row.l)];
+    box.hidden = !known.length;
+    box.replaceChildren(el("strong", {}, before === after && !summary.changed ? `${whole(after)} right` : `After: ${whole(after)} right, before: ${whole(before)}`,
+      `, of ${many(known.length, "judged text")}.`), review ? "" : " They were chosen because they look wrong, so this says little about the others.");
+  }
+
+  function finished(is) {
+    const box = $("done");
+    if (box.hidden === !is) return;
+    box.hidden = !is;
+    if (!is) return;
+    const command = data.then ?? (review ? `learned = await nuc.learn(testnuc.Review.load("${fileName}"))` : null);
+    box.replaceChildren(
+      el("p", {}, el("strong", {}, `All ${many(queue.length, "text")} are judged.`), " Save them, then learn from them:"),
+      el("p", { class: "row" },
+        el("button", { type: "button", class: "act", onclick: saveFile }, `Save ${fileName}`),
+        command && el("code", {}, command),
+        !review && queue.length < byUrgency.length && el("button", { type: "button", onclick: () => { enqueue(queue.length + BATCH); filter(); showProgress(); } }, `${BATCH} more`)));
+  }
+
+  // --- files -------------------------------------------------------------------------------------
+
+  const fileName = review ? "review.json" : "marks.json";
+  const marksHere = () => (review ? [...items.keys()] : [...new Set(rows.map((row) => texts[row.x]))]).filter((text) => marks.all.has(text));
+  const numberOf = new Map(texts.map((text, number) => [text, number]));
+
+  function exported() {
+    const here = new Set(marksHere());
+    const all = $("with-elsewhere").checked && !review;
+    return [...marks.all].filter(([text]) => all || here.has(text)).map(([text, mark]) => {
+      const row = rowOf.get(numberOf.get(text));
+      return { text, truth: mark.truth, label: row ? stringOf(row.l) : mark.label, own: row ? stringOf(row.o) : null, trust: row ? row.t : null };
+    });
   }
 
   function download(name, type, content) {
@@ -137,77 +223,56 @@
     link.click();
     link.remove();
     setTimeout(() => URL.revokeObjectURL(url), 10_000);
-    downloaded = true;
-    say(`${name} downloaded.`);
+    marks.saved = true;
+    say(`${name} saved.`);
   }
 
-  const say = (what) => { $("said").textContent = what; };
-
-  // --- at a glance -------------------------------------------------------------------------------
-
-  function bar(name, number, part, act, hint) {
-    const fill = el("span", { class: "fill", "aria-hidden": "true" });
-    fill.style.width = `${Math.max(part * 100, 0.5)}%`;
-    const face = typeof name === "string" ? foreign("span", name, { class: "name" }) : name;
-    const props = { type: "button", onclick: act, title: hint };
-    return el("li", {}, el("button", props, fill, face, el("span", { class: "number" }, whole(number))));
+  function saveFile() {
+    const content = review
+      ? formats.json({ ...review, items: review.items.map((item) => {
+        const mark = marks.all.get(item.text);
+        return mark ? { ...item, answer: mark.truth, source: "person" } : item.source === "person" ? { ...item, answer: null, source: null } : item;
+      }) })
+      : formats.review(exported(), { labels: choices, model: data.model, texts: data.total });
+    download(fileName, "application/json", content);
   }
 
-  function glance() {
-    const about = [data.model && `model ${data.model}`, choices.length && many(choices.length, "label")];
-    if (rows.length < data.total) {
-      about.push(`${whole(rows.length)} of ${whole(data.total)} texts are listed, those to review first; all are counted`);
+  async function importFiles(files) {
+    let [taken, contrary, foreign_, broken] = [0, 0, 0, 0];
+    for (const file of files) {
+      let pairs;
+      try {
+        pairs = formats.read(await file.text());
+      } catch {
+        pairs = undefined;
+      }
+      if (pairs === undefined) broken++;
+      for (const [text, label] of pairs ?? []) {
+        if (label !== null && !choices.includes(label)) {
+          foreign_++;
+          continue;
+        }
+        const mark = marks.all.get(text);
+        if (mark && mark.truth !== label) {
+          contrary++;
+          others.set(text, [...(others.get(text) ?? []), [file.name, label]]);
+        } else if (!mark) {
+          taken++;
+          marks.set(text, { truth: label, label: null });
+        }
+      }
     }
-    $("about").textContent = about.filter(Boolean).join(" · ");
-    const low = summary.trust.slice(0, LOW * 10).reduce((sum, n) => sum + n, 0);
-    const share = (n) => (data.total ? el("small", {}, ` ${((100 * n) / data.total).toFixed(1)} %`) : null);
-    const cards = [
-      ["texts", whole(data.total)],
-      ["changed by the vote", whole(summary.changed), share(summary.changed)],
-      ["to review first", whole(summary.review)],
-      ["trust below 0.5", whole(low), share(low)],
-    ];
-    if (summary.errors) cards.push(["with an error", whole(summary.errors)]);
-    if (data.usage) {
-      const { calls, input_tokens: sent, output_tokens: got, usd, store_hits: hits, retries } = data.usage;
-      cards.push(["calls", whole(calls)]);
-      if (hits) cards.push(["answers reused", whole(hits)]);
-      if (retries) cards.push(["retries", whole(retries)]);
-      const tokens = sent === null || got === null ? null : sent + got;
-      if (tokens !== 0) cards.push(["tokens", tokens === null ? "unknown" : whole(tokens)]);
-      if (tokens !== 0 || usd) cards.push(["US dollars", usd === null ? "unknown" : usd.toFixed(4)]);
-    }
-    if (data.seconds) cards.push(["seconds", data.seconds.toFixed(1)]);
-    $("cards").append(...cards.map(([name, value, part = null]) =>
-      el("div", {}, el("dt", {}, name), el("dd", {}, value, part))));
-
-    const most = Math.max(1, ...summary.labels.map(([, n]) => n));
-    $("labels").append(...summary.labels.map(([label, n]) =>
-      bar(nameOf(label), n, n / most, () => narrow({ label: String(label) }), nameOf(label))));
-
-    const highest = Math.max(1, ...summary.trust);
-    $("trust").append(...summary.trust.map((n, at) => {
-      const [from, to] = [(at / 10).toFixed(1), ((at + 1) / 10).toFixed(1)];
-      const fill = el("span", { class: at < LOW * 10 ? "fill low" : "fill", "aria-hidden": "true" });
-      fill.style.height = `${(n / highest) * 80}%`;
-      return el("li", {}, el("button",
-        { type: "button", "aria-label": `${many(n, "text")} with trust from ${from} to ${to}`, onclick: () => narrow({ level: String(at) }) },
-        el("span", { class: "number" }, n ? whole(n) : ""), fill, el("span", { class: "name" }, from)));
-    }));
-    $("trust-note").textContent = summary.unknown
-      ? `${many(summary.unknown, "text has", "texts have")} no trust: too few neighbors to tell.`
-      : "";
-
-    const widest = summary.pairs.length ? summary.pairs[0][2] : 1;
-    $("pairs").append(...summary.pairs.map(([own, label, n]) => bar(
-      el("span", { class: "name pair" }, foreign("bdi", nameOf(own)), " → ", foreign("bdi", nameOf(label))),
-      n, n / widest, () => narrow({ show: "changed", label: String(label) }), `${nameOf(own)} → ${nameOf(label)}`)));
-    $("pairs-note").textContent = !data.total ? "" : !summary.changed
-      ? "Nothing: each text keeps the label that the LLM gave it."
-      : summary.otherPairs ? `and ${many(summary.otherPairs, "more pair")} of labels` : "";
+    const parts = [`${many(taken, "judgment")} imported`, contrary && `${whole(contrary)} contradict yours, which stay`,
+      foreign_ && `${whole(foreign_)} have a label that is not in the set`, broken && `${many(broken, "file")} held no judgments`];
+    const told = `${parts.filter(Boolean).join("; ")}.`;
+    $("warning").hidden = !(contrary || foreign_ || broken);
+    $("warning").textContent = told;
+    say(told);
+    filter(shown[at]);
+    showProgress();
   }
 
-  // --- the list: only the rows in sight are in the document -------------------------------------
+  // --- the list: only the rows in sight are in the document --------------------------------------
 
   const list = $("list");
   const sized = $("sized");
@@ -219,21 +284,23 @@
   const folded = (text) => (lower[text] ??= texts[text].toLowerCase());
 
   const tests = {
+    queue: (row) => placeOf.has(row),
     all: () => true,
-    review: (row) => row.q,
     changed,
     none: (row) => row.l === null,
     error: (row) => row.e !== null,
-    unmarked: (row) => markOf(row) === "",
-    right: (row) => markOf(row) === "right",
-    wrong: (row) => markOf(row) === "wrong",
+    open: (row) => !markOf(row),
+    judged: (row) => Boolean(markOf(row)),
+    corrected: (row) => markOf(row) !== undefined && markOf(row).truth !== stringOf(row.l),
+    differ: (row) => others.has(texts[row.x]),
   };
   const bin = (trust) => (trust === null ? "unknown" : String(Math.min(Math.floor(trust * 10), 9)));
   // what is not known comes last
   const up = (key) => (a, b) => (a[key] ?? Infinity) - (b[key] ?? Infinity);
   const words = new Intl.Collator(undefined, { numeric: true }).compare;
+  const place = (row) => placeOf.get(row) ?? Infinity;
   const orders = {
-    review: (a, b) => b.u - a.u,
+    queue: (a, b) => (place(a) === place(b) ? b.u - a.u : place(a) - place(b)),
     input: () => 0,
     trust: up("t"),
     "-trust": (a, b) => (b.t ?? -1) - (a.t ?? -1),
@@ -242,7 +309,7 @@
     text: (a, b) => words(cut(texts[a.x], 200), cut(texts[b.x], 200)),
   };
 
-  function select(choose = null) {
+  function filter(choose_ = null) {
     clearTimeout(pending);
     pending = 0;
     const parts = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -256,7 +323,7 @@
       && parts.every((part) => folded(row.x).includes(part)));
     // sorting is stable, so equals stay in the order of the input
     if ($("sort").value !== "input") shown.sort(orders[$("sort").value]);
-    at = Math.max(0, choose === null ? 0 : shown.indexOf(choose));
+    at = Math.max(0, choose_ === null ? 0 : shown.indexOf(choose_));
     sized.style.height = `${Math.max(shown.length * ITEM, 1)}px`;
     list.scrollTop = 0;
     $("count").textContent = `${whole(shown.length)} of ${many(rows.length, "text")}`;
@@ -266,13 +333,14 @@
   }
 
   function item(row, position) {
-    const state = markOf(row);
+    const mark = markOf(row);
     const facts = el("span", { class: "facts" },
       foreign("span", nameOf(row.l), { class: row.l === null ? "error" : "chip" }),
-      el("span", {}, row.t === null ? "trust unknown" : `trust ${two(row.t)}`),
-      changed(row) ? el("span", { class: "changed" }, "changed") : null,
-      row.e !== null ? el("span", { class: "error" }, "error") : null,
-      state ? el("span", { class: state }, state === "right" ? "✓ right" : "✗ wrong") : null);
+      row.t !== null && el("span", {}, `trust ${two(row.t)}`),
+      changed(row) && el("span", { class: "changed" }, "changed"),
+      row.e !== null && el("span", { class: "error" }, "error"),
+      mark && (mark.truth === stringOf(row.l) ? el("span", { class: "right" }, "✓ right")
+        : foreign("span", mark.truth === null ? "✗ no label is right" : `→ ${mark.truth}`, { class: "wrong" })));
     const made = el("div", {
       class: "item", role: "option", id: `item-${position}`,
       "aria-selected": String(position === at), "aria-posinset": position + 1, "aria-setsize": shown.length,
@@ -302,7 +370,7 @@
     else if (top + ITEM > list.scrollTop + list.clientHeight) list.scrollTop = top + ITEM - list.clientHeight;
   }
 
-  function choose(position) {
+  function select(position) {
     if (!shown.length) return;
     at = Math.min(Math.max(position, 0), shown.length - 1);
     reveal();
@@ -314,227 +382,223 @@
   function narrow(filters) {
     $("search").value = "";
     for (const [id, value] of Object.entries({ show: "all", label: "", level: "", ...filters })) $(id).value = value;
-    select();
-    $("texts-title").scrollIntoView({ block: "start" });
+    filter();
+    $("texts").scrollIntoView({ block: "start" });
     list.focus({ preventScroll: true });
-  }
-
-  // --- the explanation of one text ---------------------------------------------------------------
-
-  const detail = $("detail");
-  const firstRowOf = new Map();
-  rows.forEach((row) => { if (!firstRowOf.has(row.x)) firstRowOf.set(row.x, row); });
-
-  function wholeText(text) {
-    const box = foreign("div", cut(text, SHOWN), { class: "text" });
-    if (text.length <= SHOWN) return [box];
-    const all = el("button", {
-      type: "button", "aria-expanded": "false",
-      onclick: () => { box.textContent = text; all.remove(); detail.focus({ preventScroll: true }); },
-    }, `Show all ${whole(text.length)} characters`);
-    return [box, all];
-  }
-
-  function marking(row) {
-    const truth = el("select", { id: "truth" }, el("option", { value: "" }, "not said"),
-      ...choices.filter((label) => row.l === null || label !== labels[row.l])
-        .map((label) => el("option", { value: `=${label}` }, label)));
-    truth.addEventListener("change", () => mark(row, truth.value === "" ? null : truth.value.slice(1)));
-    const button = (id, key, act, name, disabled) => el("button",
-      { type: "button", id, "aria-keyshortcuts": key, disabled, onclick: () => act(row) }, name);
-    return el("div", { class: "marking", role: "group", "aria-label": "Mark" },
-      button("right", "r", right, "✓ Right", row.l === null),
-      button("wrong", "w", wrong, "✗ Wrong"),
-      el("label", { class: "quiet", for: "truth" }, "right label"), truth,
-      button("unmark", "u", unmark, "Unmark"));
-  }
-
-  /** Show how the chosen text is marked; nothing is made anew, so that what has the focus keeps it. */
-  function tellMark(row) {
-    const state = markOf(row);
-    $("right").setAttribute("aria-pressed", String(state === "right"));
-    $("wrong").setAttribute("aria-pressed", String(state === "wrong"));
-    const known = marks.get(texts[row.x]);
-    $("truth").value = state === "wrong" && known.truth !== null ? `=${known.truth}` : "";
-    if (!state && document.activeElement === $("unmark")) $("wrong").focus();
-    $("unmark").hidden = !state;
-  }
-
-  function right(row) {
-    if (row.l !== null) mark(row, labels[row.l]);
-  }
-
-  /** Mark as wrong; where to say what is right is the next thing asked for. */
-  function wrong(row) {
-    if (markOf(row) !== "wrong") mark(row, null);
-    $("truth").focus();
-  }
-
-  function votes(row) {
-    const total = row.v.reduce((sum, [, weight]) => sum + weight, 0) || 1;
-    const cells = row.v.flatMap(([label, weight]) => {
-      const fill = el("div", { class: label === row.l ? "fill winner" : "fill" });
-      fill.style.width = `${(100 * weight) / total}%`;
-      return [
-        foreign("span", nameOf(label), { class: "name" }),
-        el("span", { class: "track", "aria-hidden": "true" }, fill),
-        el("span", {}, `${weight.toFixed(2)} (${((100 * weight) / total).toFixed(0)} %)`),
-      ];
-    });
-    return el("div", { class: "votes" }, ...cells);
-  }
-
-  function neighbors(row) {
-    const head = ["similarity", "label", "confidence", "text"]
-      .map((name) => el("th", { scope: "col", role: "columnheader" }, name));
-    const body = row.k.map(([text, similarity, label, confidence]) => {
-      const other = firstRowOf.get(text);
-      const told = cut(texts[text], 300) + (texts[text].length > 300 ? " …" : "");
-      const cell = other
-        ? el("button", { type: "button", dir: "auto", title: "go to this text", onclick: () => goTo(other) }, told)
-        : foreign("span", told);
-      return el("tr", { role: "row" }, el("td", { role: "cell", class: "figure" }, two(similarity)),
-        foreign("td", label === null ? "–" : labels[label], { role: "cell" }),
-        el("td", { role: "cell", class: "figure" }, two(confidence)), el("td", { role: "cell" }, cell));
-    });
-    // the roles are said, as a narrow screen shows the rows as something else than a table's
-    return el("table", { role: "table" }, el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, ...head)),
-      el("tbody", { role: "rowgroup" }, ...body));
   }
 
   function goTo(row) {
     if (!shown.includes(row)) {
       $("controls").reset();
       $("show").value = "all";
-      select(row);
+      filter(row);
     } else {
-      choose(shown.indexOf(row));
+      select(shown.indexOf(row));
     }
     detail.focus({ preventScroll: true });
-    detail.scrollTop = 0;
+    detail.scrollIntoView({ block: "nearest" });
+  }
+
+  // --- one text ----------------------------------------------------------------------------------
+
+  const detail = $("detail");
+  let chooser = null;
+  const { wholeText, guide, votes, neighbors, factsOf } = explanationOf({
+    data, choices, described, nameOf, rowOf, goTo, leave: () => detail.focus({ preventScroll: true }),
+  });
+
+  /** The labels that a text may have, with those who give them: candidates, then neighbors. */
+  function candidatesOf(row) {
+    const given = new Map();
+    const add = (label, by) => { if (label !== null && choices.includes(label)) given.set(label, [...(given.get(label) ?? []), by]); };
+    const found = itemOf(row);
+    if (found) for (const [label, names] of found.candidates) names.forEach((name) => add(label, name));
+    else {
+      add(stringOf(row.o), "the LLM");
+      if (row.l !== row.o) add(stringOf(row.l), "the label shown");
+      if (row.b !== null) add(stringOf(row.b), "the second choice");
+    }
+    if (found?.source === "referee") add(found.answer, "the referee");
+    for (const [name, label] of others.get(texts[row.x]) ?? []) add(label, name);
+    const most = Math.max(given.size, 4);
+    for (const [label] of row.v) if (given.size < most) add(stringOf(label), "neighbors");
+    for (const [, , label] of row.k) if (given.size < most || given.has(stringOf(label))) add(stringOf(label), "neighbors");
+    return given;
+  }
+
+  function showChoice(row) {
+    chooser.show(labelOf(row));
+    const open = chosen.has(texts[row.x]);
+    const mark = markOf(row);
+    $("state").replaceChildren(...(open ? ["chosen, not saved yet"]
+      : mark ? ["saved: ", foreign("strong", mark.truth ?? "none of the labels")] : []));
+    $("unmark").hidden = !mark && !open;
+    $("next").classList.toggle("ready", open);
+  }
+
+  function judging(row) {
+    const given = candidatesOf(row);
+    chooser = chooserOf({
+      options: optionsOf([...given.keys()].slice(0, 9), choices),
+      labels: choices,
+      described,
+      names: (label) => byOf(given.get(label) ?? []),
+      choose: (label) => choose(row, label),
+      save,
+      leave: () => detail.focus({ preventScroll: true }),
+    });
+    const button = (id, key, act, name, more = {}) => el("button",
+      { type: "button", id, "aria-keyshortcuts": key, onclick: act, ...more }, name, " ", el("kbd", {}, key));
+    return [...chooser.parts, el("div", { class: "acts", role: "group", "aria-label": "Save" },
+      button("next", "Enter", () => act(() => save()), "Save and next", { class: "act" }),
+      button("skip", "n", () => act(() => save(true)), "Skip"),
+      button("unmark", "u", () => act(() => unmark(row)), "Remove"),
+      el("span", { id: "state", class: "quiet" }))];
   }
 
   function explain() {
     const row = shown[at];
     if (!row) {
-      detail.replaceChildren(el("p", { class: "quiet" }, "Choose a text to see how its label came about."));
+      chooser = null;
+      detail.replaceChildren(el("p", { class: "quiet" }, rows.length ? "Choose a text in the list." : "Texts appear here once they are labeled."));
       return;
     }
-    const own = !row.a ? "nothing: it was not asked, or its call failed"
-      : row.o !== null ? `${labels[row.o]}${row.f === null ? "" : ` (confidence ${two(row.f)})`}`
-      : `nothing usable${row.d ? `: ${cut(row.d, 300)}` : ""}`;
-    const facts = [
-      ["label", nameOf(row.l)],
-      ["trust", row.t === null ? "unknown" : `${two(row.t)} that this label is right${row.bt === null || row.b === null ? "" : `, ${two(row.bt)} that ${cut(labels[row.b], 100)} is`}`],
-      ["the LLM said", own],
-      ["given by", SOURCES.get(row.g) ?? null],
-      ["share, margin", row.n && row.g !== "person" && row.g !== "referee" ? `${two(row.s)}, ${two(row.m)} of ${many(row.n, "voter")}` : null],
-      ["asked", row.c ? null : "until the winner was certain; the other neighbors were not asked"],
-      ["reason", row.r],
-      ["error", row.e],
-    ].filter(([, value]) => value !== null);
+    const position = placeOf.has(row) ? `${whole(placeOf.get(row) + 1)} of ${whole(queue.length)} to judge` : `Text ${whole(row.i + 1)}`;
     detail.replaceChildren(
-      el("h3", {}, `Text ${whole(row.i + 1)}`),
+      el("h3", { class: "quiet" }, position),
       ...wholeText(texts[row.x]),
-      marking(row),
-      el("dl", { class: "told" }, ...facts.flatMap(([name, value]) => [el("dt", {}, name), foreign("dd", value)])),
-      ...(row.w.length ? [el("h3", {}, "Why to review it"), el("ul", {}, ...row.w.map((why) => foreign("li", why)))] : []),
+      ...judging(row),
+      ...[guide()].filter(Boolean),
+      ...(row.w.length && !review ? [el("h3", {}, "Why to judge it"), el("ul", {}, ...row.w.map((why) => foreign("li", why)))] : []),
+      ...(row.k.length ? [el("h3", {}, "Nearest texts"), neighbors(row)] : []),
       ...(row.v.length ? [el("h3", {}, "Votes"), votes(row)] : []),
-      el("h3", {}, "Nearest texts"),
-      row.k.length ? neighbors(row) : el("p", { class: "quiet" }, "None are known for this text."),
+      el("h3", {}, "How the label came about"),
+      el("dl", { class: "told" }, ...factsOf(row).flatMap(([name, value]) => [el("dt", {}, name), foreign("dd", value)])),
     );
-    tellMark(row);
+    showChoice(row);
     detail.scrollTop = 0;
   }
 
   // --- keyboard and mouse ------------------------------------------------------------------------
 
+  const page = () => Math.max(1, Math.floor(list.clientHeight / ITEM) - 1);
   const steps = {
-    ArrowDown: () => choose(at + 1), ArrowUp: () => choose(at - 1),
-    PageDown: () => choose(at + Math.max(1, Math.floor(list.clientHeight / ITEM) - 1)),
-    PageUp: () => choose(at - Math.max(1, Math.floor(list.clientHeight / ITEM) - 1)),
-    Home: () => choose(0), End: () => choose(shown.length - 1),
-    Enter: () => { if (shown[at]) { detail.focus(); detail.scrollIntoView({ block: "nearest" }); } },
+    ArrowDown: () => select(at + 1), ArrowUp: () => select(at - 1),
+    PageDown: () => select(at + page()), PageUp: () => select(at - page()),
+    Home: () => select(0), End: () => select(shown.length - 1),
   };
-  // letters act where a text is looked at, so that nobody marks one by speaking or typing elsewhere
-  const letters = {
-    j: () => choose(at + 1), k: () => choose(at - 1),
-    r: (row) => right(row), w: (row) => wrong(row), u: (row) => unmark(row),
-    n: () => {
-      const next = shown.findIndex((row, position) => position > at && markOf(row) === "");
-      if (next >= 0) choose(next);
-      else say("No text without a mark follows.");
-    },
-  };
-
   list.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !(event.key in steps)) return;
     event.preventDefault();
     steps[event.key]();
   });
 
+  const into = (field) => { field.focus(); field.select(); };
+  const single = {
+    j: () => select(at + 1), k: () => select(at - 1), n: () => save(true), u: (row) => unmark(row),
+    "/": () => { if (chooser?.find) into(chooser.find); }, s: () => into($("search")), "?": () => $("help").showModal(),
+  };
+
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || $("help").open) return;
-    const typing = event.target.closest("input, select, textarea") !== null;
-    const searching = event.target === $("search");
-    if (searching && ["Enter", "ArrowDown", "Escape"].includes(event.key)) {
+    if (event.isComposing || event.altKey || $("help").open) return;
+    const { key, target } = event;
+    const field = target.closest("input:not([type=checkbox]), textarea");
+    if ((event.ctrlKey || event.metaKey) && key.toLowerCase() === "z" && !event.shiftKey) {
+      if (field?.value) return; // a field undoes its own typing
+      event.preventDefault();
+      undo();
+    } else if (event.ctrlKey || event.metaKey) {
+      return;
+    } else if (target === $("search") && ["Enter", "ArrowDown", "Escape"].includes(key)) {
       event.preventDefault();
       search();
       list.focus();
-    } else if (event.key === "Escape" && detail.contains(event.target)) {
-      event.preventDefault();
-      list.focus();
-    } else if (typing || !$("single").checked) {
+    } else if (field || target.closest("select")) {
       return;
-    } else if (event.key === "/") {
+    } else if (key === "Enter") {
+      // a label that has the focus is chosen by the space bar
+      if (target.closest("button:not(.option), summary, a, label")) return;
       event.preventDefault();
-      $("search").focus();
-      $("search").select();
-    } else if (event.key === "?") {
+      act(() => save());
+    } else if (!$("single").checked && !detail.contains(target) && target !== list) {
+      return;
+    } else if (chooser?.keys.has(key)) {
       event.preventDefault();
-      $("help").showModal();
-    } else if (event.key in letters && shown[at] && (event.target === list || detail.contains(event.target))) {
+      choose(shown[at], chooser.keys.get(key));
+      // the Enter that follows saves, and does not press what has the focus
+      if (target.closest("button:not(.option), summary, a")) detail.focus({ preventScroll: true });
+    } else if (key in single && Object.hasOwn(single, key)) {
       event.preventDefault();
-      const inside = detail.contains(event.target);
-      letters[event.key](shown[at]);
-      // another text is explained: what had the focus in there is gone
-      if (inside && !detail.contains(document.activeElement)) detail.focus({ preventScroll: true });
+      act(() => single[key](shown[at]));
     }
   });
 
+  /** Do what may make the panel anew: what had the focus in there is gone. */
+  function act(what) {
+    const inside = detail.contains(document.activeElement);
+    what();
+    if (inside && document.activeElement === document.body) detail.focus({ preventScroll: true });
+  }
+
   sized.addEventListener("click", (event) => {
     const found = event.target.closest(".item");
-    if (found) choose(Number(found.id.slice("item-".length)));
+    if (!found) return;
+    select(Number(found.id.slice("item-".length)));
+    if (detail.getBoundingClientRect().bottom < 0) detail.scrollIntoView({ block: "start" });
   });
   list.addEventListener("scroll", () => requestAnimationFrame(() => draw()), { passive: true });
   new ResizeObserver(() => draw(true)).observe(list);
 
   // many texts are searched when the typing pauses, or when what is found is asked for
   function search() {
-    if (pending) select();
+    if (pending) filter();
   }
   $("search").addEventListener("input", () => {
     clearTimeout(pending);
     pending = setTimeout(search, rows.length > 2_000 ? 120 : 0);
   });
-  for (const id of ["show", "label", "level", "sort"]) $(id).addEventListener("change", () => select());
+  let pointed = false;
+  for (const id of ["show", "label", "level", "sort"]) {
+    $(id).addEventListener("pointerdown", () => { pointed = true; });
+    $(id).addEventListener("keydown", () => { pointed = false; });
+    $(id).addEventListener("change", () => {
+      filter();
+      // a list of choices takes keys for itself: who uses a mouse is done with it
+      if (pointed) list.focus({ preventScroll: true });
+    });
+  }
   $("controls").addEventListener("submit", (event) => event.preventDefault());
-  $("controls").addEventListener("reset", () => setTimeout(() => { $("show").value = "all"; select(); }));
-  $("save-json").addEventListener("click", () => download("marks.json", "application/json", `${JSON.stringify(told(), null, 1)}\n`));
-  $("save-csv").addEventListener("click", () => download("marks.csv", "text/csv;charset=utf-8", asCsv()));
+  $("controls").addEventListener("reset", () => setTimeout(() => { $("show").value = "all"; filter(); }));
+  $("undo").addEventListener("click", undo);
+  $("save").addEventListener("click", saveFile);
+  for (const button of document.querySelectorAll("[data-format]")) {
+    const { name, type, make } = formats.all[button.dataset.format];
+    button.addEventListener("click", () => download(name, type, make(exported(), { model: data.model })));
+  }
+  $("with-elsewhere").addEventListener("change", showProgress);
+  $("import-open").addEventListener("click", () => $("import").click());
+  $("import").addEventListener("change", async (event) => {
+    await importFiles([...event.target.files]);
+    event.target.value = "";
+  });
   $("help-open").addEventListener("click", () => $("help").showModal());
-  addEventListener("beforeunload", (event) => { if (!kept && !downloaded) event.preventDefault(); });
+  addEventListener("beforeunload", (event) => { if (!marks.kept && !marks.saved) event.preventDefault(); });
 
   // --- begin -------------------------------------------------------------------------------------
 
   const counted = new Map(summary.labels);
   $("label").append(el("option", { value: "" }, "any"), ...summary.labels.map(([label]) =>
     el("option", { value: String(label) }, `${cut(nameOf(label), 60)} (${whole(counted.get(label))})`)));
-  $("level").append(el("option", { value: "" }, "any"), el("option", { value: "low" }, "below 0.5"),
-    ...summary.trust.map((_, place) => el("option", { value: String(place) }, `${(place / 10).toFixed(1)} to ${((place + 1) / 10).toFixed(1)}`)),
+  $("level").append(el("option", { value: "" }, "any"), el("option", { value: "low" }, `below ${LOW}`),
+    ...summary.trust.map((_, bin_) => el("option", { value: String(bin_) }, `${(bin_ / 10).toFixed(1)} to ${((bin_ + 1) / 10).toFixed(1)}`)),
     el("option", { value: "unknown" }, "unknown"));
-  $("show").value = rows.some(tests.review) ? "review" : "all";
-  glance();
-  tellMarks();
-  select();
+  $("show").value = queue.length ? "queue" : "all";
+  $("glance").append(...overviewOf({ data, nameOf, narrow }));
+  $("glance").hidden = !$("glance").childElementCount;
+  $("texts").hidden = $("files").hidden = !rows.length;
+  task();
+  filter();
+  const first = shown.findIndex((row) => !markOf(row));
+  if (first > 0) select(first);
+  showProgress();
 })();

@@ -6,7 +6,7 @@ import json
 import re
 from base64 import b64encode
 from functools import cache
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from testnuc._base.checks import checked_whole
 from testnuc._base.jsonl import write_whole
 from testnuc.report.contents import contents
-from testnuc.types import UNKNOWN
+from testnuc.types import UNKNOWN, Classification, Prediction
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from testnuc.types import Classification, Usage
+    from testnuc.trust.review import Review
+    from testnuc.types import Usage
 
 __all__ = ["MOST_LISTED", "render", "write"]
 
@@ -30,6 +31,16 @@ MOST_LISTED = 20_000
 #: UTF-8 cannot encode.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
+_SCRIPTS = (
+    "evidence.js",
+    "marks.js",
+    "elements.js",
+    "learned.js",
+    "chooser.js",
+    "explanation.js",
+    "overview.js",
+    "page.js",
+)
 
 
 @runtime_checkable
@@ -40,37 +51,67 @@ class _Run(Protocol):
     seconds: float
     model: str | None
     choices: tuple[str, ...]
+    descriptions: Mapping[str, str]
+    instructions: str | None
+    learned: str | None
+
+
+def _results_of(review: Review) -> list[Classification]:
+    """Return the texts of a review as results that have the LLM's own labels."""
+    return [
+        Classification(
+            index=item.index,
+            text=item.text,
+            label=item.own_label,
+            share=0.0,
+            margin=0.0,
+            voters=0,
+            complete=True,
+            prediction=Prediction(item.own_label, None),
+            neighbors=item.neighbors,
+            trust=item.trust,
+        )
+        for item in review
+    ]
 
 
 def render(
-    results: Sequence[Classification],
+    results: Sequence[Classification] | None,
     *,
     usage: Usage | None = None,
     seconds: float | None = None,
     model: str | None = None,
     choices: Sequence[str] = (),
+    descriptions: Mapping[str, str] | None = None,
+    instructions: str | None = None,
+    review: Review | None = None,
+    then: str | None = None,
     title: str | None = None,
-    key: str | None = None,
     most: int = MOST_LISTED,
 ) -> str:
-    """Return an HTML page for browsing results.
+    """Return an HTML page for judging and browsing results.
 
     The page is self-contained, and its content security policy allows no network request. Texts and
     labels may be hostile: they are always rendered as text.
 
     Parameters
     ----------
-    results : sequence of Classification
-        `Results` provide the following four.
+    results : sequence of Classification, or None
+        `Results` provide the following six. None: the texts of the review.
     usage, seconds : Usage, float, optional
         Usage and duration; not shown if unknown.
     model : str, optional
     choices : sequence of str, optional
         The label set; default: the labels that occur.
+    descriptions : mapping of str to str, optional
+        Label -> description.
+    instructions : str, optional
+        For those who judge.
+    review : Review, optional
+        The texts to be judged; default: those that look wrong.
+    then : str, optional
+        The command that learns from the judgments.
     title : str, optional
-    key : str, optional
-        Key of the page's marks in the browser's storage; default: a hash of its contents. Give one
-        if the page is rendered again with other results, as a service does.
     most : int
         Most results to list; of more, those to review first. Counts are over all results.
 
@@ -80,15 +121,38 @@ def render(
         `most` is not an integer of at least 1.
     """
     checked_whole("most", most, least=1)
-    if isinstance(results, _Run):
-        usage = (None if results.usage == UNKNOWN else results.usage) if usage is None else usage
-        seconds = results.seconds if seconds is None else seconds
-        model = results.model if model is None else model
-        choices = choices or results.choices
-    shown = contents(results, usage=usage, seconds=seconds, model=model, choices=choices, most=most)
+    listed: Sequence[Classification] = ()
+    if results is not None:
+        listed = results
+    elif review is not None:
+        listed = _results_of(review)
+    if isinstance(listed, _Run):
+        usage = (None if listed.usage == UNKNOWN else listed.usage) if usage is None else usage
+        seconds = listed.seconds if seconds is None else seconds
+        model = listed.model if model is None else model
+        choices = choices or listed.choices
+        descriptions = descriptions or listed.descriptions
+        instructions = instructions or listed.instructions
+    if review is not None:
+        choices, model = review.labels, model or review.model
+        descriptions = descriptions or review.context.descriptions
+        instructions = instructions or review.context.instructions
+    shown = contents(
+        listed,
+        usage=usage,
+        seconds=seconds,
+        model=model,
+        choices=choices,
+        descriptions=descriptions or {},
+        instructions=instructions,
+        calibrated=isinstance(listed, _Run) and listed.learned is not None,
+        review=review,
+        only=results is None,
+        then=then,
+        most=most,
+    )
     data = _json(shown)
-    shown_key = key or blake2b(data.encode(), digest_size=12).hexdigest()
-    style, script = _asset("page.css"), _asset("page.js")
+    style, script = _asset("page.css"), "".join(map(_asset, _SCRIPTS))
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -98,7 +162,6 @@ def render(
         "policy": escape(policy),
         "style": style,
         "script": script,
-        "key": escape(shown_key),
         "data": data,
     }
     # one pass: inserted contents are not substituted again
@@ -106,9 +169,11 @@ def render(
 
 
 def write(
-    results: Sequence[Classification],
+    results: Sequence[Classification] | None,
     path: str | os.PathLike[str],
     *,
+    review: Review | None = None,
+    then: str | None = None,
     title: str | None = None,
     most: int = MOST_LISTED,
 ) -> None:
@@ -119,7 +184,8 @@ def write(
     InvalidInputError
         It cannot be written.
     """
-    write_whole(path, [render(results, title=title, most=most).encode("utf-8", "replace")])
+    page = render(results, review=review, then=then, title=title, most=most)
+    write_whole(path, [page.encode("utf-8", "replace")])
 
 
 def _json(value: Any) -> str:

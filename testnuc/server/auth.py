@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["require_caller"]
 
-#: For load balancers and client generators; these responses contain no texts.
-_OPEN = frozenset({"/healthz", "/readyz", "/openapi.json"})
+#: For load balancers, client generators and pages; these responses contain no texts.
+_OPEN = frozenset({"/", "/docs", "/healthz", "/readyz", "/openapi.json"})
+#: The page that a browser opens with a password.
+_PAGE = "/results"
 
 
 def require_caller(request: web.Request, route: str, settings: ServerSettings) -> None:
@@ -45,7 +47,7 @@ def require_caller(request: web.Request, route: str, settings: ServerSettings) -
         return
     given = request.headers.get("Authorization", "")
     scheme, _, value = given.partition(" ")
-    page = route == "/"
+    page = route == _PAGE
     if page and scheme.lower() == "basic":
         # a browser prompts for it: any name, the token as password
         scheme, value = "bearer", _password(value)

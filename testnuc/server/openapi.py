@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["document"]
 
+_CODES = ["none_of_the_labels", "low_trust"]
 _SHARE = {"type": "number", "minimum": 0, "maximum": 1}
 _MAYBE_SHARE = {"type": ["number", "null"], "minimum": 0, "maximum": 1}
 _ERRORS = {
@@ -29,6 +30,7 @@ _ERRORS = {
     "503": "Not ready, shutting down, out of budget, or rate-limited by the provider.",
     "504": "Timeout.",
 }
+_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 
 
 def document(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
@@ -43,6 +45,10 @@ def document(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
         },
         "paths": {
             "/v1/classify": {"post": _classify()},
+            "/v1/labels": {
+                "get": _lookup("labels", "The labels and their descriptions.", "Labels")
+            },
+            "/v1/info": {"get": _lookup("info", "Model, pool, limits and version.", "Info")},
             "/healthz": {"get": _probe("Liveness.", {"200": "The process is alive."})},
             "/readyz": {
                 "get": _probe(
@@ -63,24 +69,34 @@ def document(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
                 }
             },
         },
-        "components": {"schemas": _schemas(labels, settings)},
+        "components": {
+            "schemas": _schemas(labels, settings),
+            # also of a service without a token: clients are generated once
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "The token of the service (TESTNUC_TOKEN, --token-file).",
+                }
+            },
+        },
     }
     if settings.token is not None:
-        made["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        for path in ("/v1/classify", "/metrics"):
+        for path in ("/v1/classify", "/v1/labels", "/v1/info", "/metrics"):
             for operation in made["paths"][path].values():
                 operation["security"] = [{"token": []}]
     return made
 
 
 def _classify() -> dict[str, Any]:
-    error_content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {
         "operationId": "classify",
         "summary": "Label one text, or many texts that vote on each other.",
         "description": "With `stream`, or `Accept: application/x-ndjson`, the results of `texts` "
         "are JSON lines in order of completion, each a `Result` with its `index`. If the remaining "
-        "texts fail as a whole, the last line is an `Error`.",
+        "texts fail as a whole, the last line is an `Error`. An invalid text in `texts` fails "
+        "alone: its result has an `error`. Each response has the header `X-Request-ID`, that of "
+        "the request if it has one.",
         "requestBody": {
             "required": True,
             "content": {
@@ -110,9 +126,22 @@ def _classify() -> dict[str, Any]:
                 },
             },
             **{
-                status: {"description": description, "content": error_content}
+                status: {"description": description, "content": _ERROR}
                 for status, description in _ERRORS.items()
             },
+        },
+    }
+
+
+def _lookup(name: str, summary: str, schema: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    return {
+        "operationId": name,
+        "summary": summary,
+        "responses": {
+            "200": {"description": summary, "content": content},
+            "401": {"description": _ERRORS["401"], "content": _ERROR},
+            "421": {"description": _ERRORS["421"], "content": _ERROR},
         },
     }
 
@@ -131,6 +160,7 @@ def _probe(summary: str, answers: dict[str, str]) -> dict[str, Any]:
 def _schemas(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
     label = {"enum": [*labels, None]}
     text = {"type": "string", "minLength": 1, "maxLength": settings.max_text_chars}
+    id_ = {"type": ["string", "integer"]}
     explain = {
         "type": "boolean",
         "default": False,
@@ -158,7 +188,16 @@ def _schemas(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
             "description": "The LLM's own prediction of this text.",
             "oneOf": [_object(label=label, confidence=_MAYBE_SHARE), {"type": "null"}],
         },
-        reason={"type": ["string", "null"]},
+        reason={
+            "description": "Why neighbors did not decide, or the label is withheld.",
+            "oneOf": [
+                _object(
+                    code={"enum": ["llm_kept", "neighbors_disagree", *_CODES, "other"]},
+                    message={"type": "string"},
+                ),
+                {"type": "null"},
+            ],
+        },
         source={
             "type": ["string", "null"],
             "description": "What gave the label: llm, vote, head, referee or person.",
@@ -170,19 +209,37 @@ def _schemas(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
     )
     result["properties"] |= {
         "index": {"type": "integer", "minimum": 0, "description": "Index in `texts`."},
+        "id": {**id_, "description": "The id given with the text."},
+        "text": {"type": ["string", "null"], "description": "The text, as given."},
         "votes": {"type": "object", "additionalProperties": {"type": "number"}},
         "neighbors": {"type": "array", "items": neighbor},
     }
-    many = {"type": "array", "items": text, "minItems": 1, "maxItems": settings.max_texts}
+    # an invalid text fails alone
+    many = {
+        "type": "array",
+        "items": {"type": "string"},
+        "minItems": 1,
+        "maxItems": settings.max_texts,
+    }
     return {
         "OneText": {
             **_object(text=text),
-            "properties": {"text": text, "explain": explain, "stream": {"const": False}},
+            "properties": {
+                "text": text,
+                "id": {**id_, "description": "Returned with the result."},
+                "explain": explain,
+                "stream": {"const": False},
+            },
         },
         "ManyTexts": {
             **_object(texts=many),
             "properties": {
                 "texts": many,
+                "ids": {
+                    "type": "array",
+                    "items": id_,
+                    "description": "Of each text; returned with the results.",
+                },
                 "explain": explain,
                 "stream": {"type": "boolean", "default": False},
             },
@@ -195,6 +252,26 @@ def _schemas(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
             error=_object(
                 status={"type": "integer"}, type={"type": "string"}, message={"type": "string"}
             )
+        ),
+        "Labels": _object(
+            labels={
+                "type": "array",
+                "items": _object(
+                    label={"type": "string"}, description={"type": ["string", "null"]}
+                ),
+            }
+        ),
+        "Info": _object(
+            version={"type": "string"},
+            status={"enum": ["starting", "ready", "draining"]},
+            model={"type": "string"},
+            labels={"type": "integer"},
+            pool={"type": "integer", "description": "Texts that neighbors come from."},
+            decision={
+                "type": ["string", "null"],
+                "description": "Why the LLM's own labels were kept when they were last.",
+            },
+            limits={"type": "object", "additionalProperties": {"type": "integer"}},
         ),
         "Status": _object(status={"enum": ["alive", "starting", "ready", "draining"]}),
     }

@@ -36,7 +36,7 @@ def page_of(nuc: TestNUC) -> Callable[[Sequence[Classification]], Awaitable[str]
             title=f"testnuc: the latest {len(results):,} texts"
             if results
             else "testnuc: no text yet",
-            key=f"service {nuc.model}",
+            descriptions=nuc.labels.descriptions,
         )
 
     one = asyncio.Lock()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import orjson
 
 from testnuc._base.checks import valid_text
 from testnuc.server.errors import RequestError, error_fields
-from testnuc.types import row
+from testnuc.types import Reason, row
 
 if TYPE_CHECKING:
     from testnuc.server.settings import ServerSettings
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ClassifyRequest", "read", "record"]
 
-_FIELDS = ("text", "texts", "stream", "explain")
+_FIELDS = ("text", "texts", "id", "ids", "stream", "explain")
+#: Said once, in ``/v1/info``; the reason of a batch would be a paragraph in each result.
+_BRIEF = {"llm_kept": "the LLM's own label is kept; `decision` of /v1/info says why"}
+_LONGEST_ID = 200
 #: Fields of a result that are answered as they are.
 _PLAIN = ("label", "trust", "share", "margin", "voters", "complete")
 
@@ -27,6 +30,7 @@ _PLAIN = ("label", "trust", "share", "margin", "voters", "complete")
 class ClassifyRequest:
     """A valid request."""
 
+    #: The valid texts.
     texts: list[str]
     #: Whether the body has `texts`, not `text`.
     many: bool
@@ -34,6 +38,33 @@ class ClassifyRequest:
     stream: bool
     #: Whether to include neighbors and votes.
     explain: bool
+    #: Positions in the request of the valid texts.
+    places: list[int]
+    #: The errors of the other texts, by position.
+    refused: dict[int, str]
+    #: What the caller calls each text, by position; None: nothing.
+    ids: list[str | int] | None = None
+    #: Texts of the request, as given.
+    given: list[Any] = field(default_factory=list)
+
+    def echo(self, place: int) -> dict[str, Any]:
+        """Return the fields of a result that say what it answers."""
+        fields: dict[str, Any] = {"index": place} if self.many else {}
+        if self.ids is not None:
+            fields["id"] = self.ids[place]
+        text = self.given[place]
+        return fields | {"text": text if isinstance(text, str) else None}
+
+    def failed(self) -> list[dict[str, Any]]:
+        """Return the results of the texts that cannot be labeled."""
+        return [
+            self.echo(place)
+            | {"label": None, "trust": None, "share": 0.0, "margin": 0.0, "voters": 0}
+            | {"complete": True, "own": None, "reason": None, "source": None}
+            | {"error": {"type": "invalid_input", "message": problem}}
+            | ({"votes": {}, "neighbors": []} if self.explain else {})
+            for place, problem in self.refused.items()
+        ]
 
 
 def read(body: bytes, settings: ServerSettings) -> ClassifyRequest:
@@ -50,30 +81,49 @@ def read(body: bytes, settings: ServerSettings) -> ClassifyRequest:
         if not isinstance(value, bool):
             raise _invalid(f"{name} is {_kind(value)}; give true or false")
     if "texts" in given:
-        _check_texts(given["texts"], settings)
-        return ClassifyRequest(given["texts"], many=True, **flags)
+        texts = _checked_texts(given, settings)
+        problems = {at: _problem(f"texts[{at}]", text, settings) for at, text in enumerate(texts)}
+        refused = {at: problem for at, problem in problems.items() if problem is not None}
+        places = [at for at in range(len(texts)) if at not in refused]
+        valid = [texts[at] for at in places]
+        ids = _checked_ids(given["ids"], len(texts)) if "ids" in given else None
+        return ClassifyRequest(
+            valid, many=True, places=places, refused=refused, ids=ids, given=texts, **flags
+        )
     if flags["stream"]:
         raise _invalid('"stream" requires "texts"')
-    _check_text("text", given["text"], settings)
-    return ClassifyRequest([given["text"]], many=False, **flags)
+    problem = _problem("text", given["text"], settings)
+    if problem is not None:
+        raise _invalid(problem)
+    texts = [given["text"]]
+    ids = _checked_ids([given["id"]], 1) if "id" in given else None
+    return ClassifyRequest(texts, many=False, places=[0], refused={}, ids=ids, given=texts, **flags)
 
 
-def record(result: Classification, *, explain: bool, index: bool) -> dict[str, Any]:
+def record(result: Classification, asked: ClassifyRequest) -> dict[str, Any]:
     """Return the JSON form of a result.
 
-    Only with `explain` does it contain texts: neighbors are texts of other requests.
+    Only with `explain` does it contain texts of other requests, which neighbors are.
     """
-    fields = row(result, full=explain)
+    fields = row(result, full=asked.explain)
     own = result.prediction
-    made: dict[str, Any] = {"index": result.index} if index else {}
+    made = asked.echo(asked.places[result.index])
     made |= {name: fields[name] for name in _PLAIN}
     made["own"] = None if own is None else {"label": own.label, "confidence": own.confidence}
-    made["reason"] = result.reason
+    made["reason"] = _reason(result.reason)
     made["source"] = result.source
     made["error"] = None if result.error is None else error_fields(result.error)
-    if explain:
+    if asked.explain:
         made |= {name: fields[name] for name in ("votes", "neighbors")}
     return made
+
+
+def _reason(reason: str | None) -> dict[str, str] | None:
+    """Return a code to branch on, and a sentence."""
+    if reason is None:
+        return None
+    code = reason.code if isinstance(reason, Reason) else "other"
+    return {"code": code, "message": _BRIEF.get(code, str(reason))}
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -91,10 +141,14 @@ def _object(body: bytes) -> dict[str, Any]:
             raise _invalid(f"unknown field {name[:60]!r}; {hint}")
     if ("text" in given) == ("texts" in given):
         raise _invalid('give either "text" or "texts"')
+    for name, of in (("id", "text"), ("ids", "texts")):
+        if name in given and of not in given:
+            raise _invalid(f'"{name}" belongs to "{of}"')
     return given
 
 
-def _check_texts(texts: Any, settings: ServerSettings) -> None:
+def _checked_texts(given: dict[str, Any], settings: ServerSettings) -> list[Any]:
+    texts = given["texts"]
     if not isinstance(texts, list):
         raise _invalid(f"texts is {_kind(texts)}; give a list of strings")
     if not texts:
@@ -104,19 +158,35 @@ def _check_texts(texts: Any, settings: ServerSettings) -> None:
             f"texts has {len(texts)} texts; at most {settings.max_texts} are allowed in a request; "
             "send several requests"
         )
-    for at, text in enumerate(texts):
-        _check_text(f"texts[{at}]", text, settings)
+    return texts
 
 
-def _check_text(name: str, text: Any, settings: ServerSettings) -> None:
+def _checked_ids(ids: Any, texts: int) -> list[str | int]:
+    if not isinstance(ids, list) or len(ids) != texts:
+        raise _invalid(f'"ids" must be a list with an id for each of the {texts} texts')
+    for one in ids:
+        plain = isinstance(one, str | int) and not isinstance(one, bool)
+        if not plain or len(str(one)) > _LONGEST_ID:
+            raise _invalid(
+                f"an id is {str(one)[:60]!r}; give strings or integers of at most {_LONGEST_ID} "
+                "characters"
+            )
+    return ids
+
+
+def _problem(name: str, text: Any, settings: ServerSettings) -> str | None:
+    """Return what is wrong with a text, or None."""
+    if not isinstance(text, str):
+        return f"{name} is {_kind(text)}; give a string"
     problem = valid_text(text)
     if problem is not None:
-        raise _invalid(f"{name} {problem}")
+        return f"{name} {problem}"
     if len(text) > settings.max_text_chars:
-        raise _invalid(
+        return (
             f"{name} has {len(text):,} characters; at most {settings.max_text_chars:,} are "
             "allowed; shorten it, or label its parts"
         )
+    return None
 
 
 def _invalid(message: str) -> RequestError:

@@ -8,12 +8,15 @@ import logging
 import time
 from collections import deque
 from contextlib import aclosing
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 from aiohttp import web
 
+from testnuc._version import __version__
 from testnuc.errors import TestNUCError
+from testnuc.server.access import REQUEST_ID, cors_headers, log_request, preflight, request_id
 from testnuc.server.auth import require_caller
 from testnuc.server.errors import RequestError, request_error
 from testnuc.server.metrics import Metrics, ServiceState
@@ -21,6 +24,7 @@ from testnuc.server.openapi import document
 from testnuc.server.queue import Place, Queue
 from testnuc.server.schemas import ClassifyRequest, read, record
 from testnuc.server.settings import ServerSettings
+from testnuc.types import Reason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from testnuc.client import TestNUC
     from testnuc.types import Classification
 
-    #: Renders the HTML at ``/`` from the latest results.
+    #: Renders the HTML at ``/results`` from the latest results.
     Page: TypeAlias = "Callable[[Sequence[Classification]], str | Awaitable[str]]"
 
 __all__ = ["Service"]
@@ -43,7 +47,8 @@ _NDJSON = "application/x-ndjson"
 _PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "img-src data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -60,8 +65,8 @@ class Service:
         opens and closes it.
     settings : ServerSettings, optional
     page : callable, optional
-        Renders the HTML at ``/`` from the latest results, newest last; may be a coroutine
-        function. Default: ``/`` lists the routes.
+        Renders the HTML at ``/results`` from the latest results, newest last; may be a coroutine
+        function. Default: they are not shown.
 
     Attributes
     ----------
@@ -89,13 +94,25 @@ class Service:
         self._metrics = Metrics(self._metrics_state)
         self._page = page
         self._document = orjson.dumps(document(nuc.labels.names, self.settings))
+        folder = files("testnuc.server")
+        self._static_pages = {
+            path: (folder / name).read_text(encoding="utf-8")
+            for path, name in (("/", "try.html"), ("/docs", "docs.html"))
+        }
+        #: Why the LLM's own labels were kept when they were last.
+        self._decision: str | None = None
         self.app = web.Application(
             middlewares=[self._guard], client_max_size=self.settings.max_body
         )
+        self.app.on_response_prepare.append(self._add_headers)
         self.app.add_routes(
             [
-                web.get("/", self._root),
+                web.get("/", self._static),
+                web.get("/docs", self._static),
+                web.get("/results", self._results_page),
                 web.post("/v1/classify", self._classify),
+                web.get("/v1/labels", self._labels),
+                web.get("/v1/info", self._info),
                 web.get("/healthz", self._healthz),
                 web.get("/readyz", self._readyz),
                 web.get("/metrics", self._metrics_page),
@@ -115,8 +132,10 @@ class Service:
         asked = read(await self._body(request), self.settings)
         # shutdown may have begun while the body arrived; it waits for admitted requests only
         self._refuse_if_closing()
+        if not asked.texts:
+            return self._only_failed(request, asked)
         with self.queue.admit(len(asked.texts)) as place:
-            if asked.many and (asked.stream or _NDJSON in request.headers.get("Accept", "")):
+            if _wants_lines(request, asked):
                 return await self._stream(request, asked, place)
             try:
                 async with asyncio.timeout(self.settings.request_timeout):
@@ -139,15 +158,23 @@ class Service:
         if not asked.many:
             result = await self.nuc.classify(asked.texts[0])
             self._note(result)
-            return _json(record(result, explain=asked.explain, index=False))
-        results = []
+            return _json(record(result, asked))
+        results = asked.failed()
         for result in await self.nuc.classify_many(asked.texts):
             self._note(result)
-            results.append(record(result, explain=asked.explain, index=True))
+            results.append(record(result, asked))
             if len(results) % 64 == 0:
                 # a record takes a fraction of a millisecond: yield to other requests
                 await asyncio.sleep(0)
+        results.sort(key=lambda found: found["index"])
         return _json({"results": results})
+
+    def _only_failed(self, request: web.Request, asked: ClassifyRequest) -> web.Response:
+        """Return the results of a request without a valid text."""
+        failed = asked.failed()
+        if not _wants_lines(request, asked):
+            return _json({"results": failed})
+        return web.Response(body=b"".join(map(_line, failed)), content_type=_NDJSON)
 
     async def _stream(
         self, request: web.Request, asked: ClassifyRequest, place: Place
@@ -172,13 +199,13 @@ class Service:
     async def _lines(self, asked: ClassifyRequest, place: Place) -> AsyncGenerator[bytes, None]:
         first = True
         # a fatal error of one text may be that of all, which is sent once, as HTTP status
-        held: list[bytes] = []
+        held = [_line(failed) for failed in asked.failed()]
         try:
             async with aclosing(self._results(asked)) as results:
                 async for result in results:
                     self._note(result)
                     place.leave()
-                    held.append(_line(record(result, explain=asked.explain, index=True)))
+                    held.append(_line(record(result, asked)))
                     if result.label is None and getattr(result.error, "fatal", False):
                         continue
                     for line in held:
@@ -220,9 +247,32 @@ class Service:
                 request.transport.abort()
             raise ConnectionResetError("the client does not read its response") from exc
 
-    async def _root(self, _: web.Request) -> web.Response:
+    async def _static(self, request: web.Request) -> web.Response:
+        html = self._static_pages[request.path]
+        return web.Response(text=html, content_type="text/html", headers=_PAGE_HEADERS)
+
+    async def _labels(self, _: web.Request) -> web.Response:
+        described = self.nuc.labels.descriptions
+        names = self.nuc.labels.names
+        return _json({"labels": [{"label": n, "description": described.get(n)} for n in names]})
+
+    async def _info(self, _: web.Request) -> web.Response:
+        nuc = self.nuc
+        return _json(
+            {
+                "version": __version__,
+                "status": self.state,
+                "model": nuc.model,
+                "labels": len(nuc.labels.names),
+                "pool": len(nuc),
+                "decision": self._decision,
+                "limits": self.settings.limits(),
+            }
+        )
+
+    async def _results_page(self, _: web.Request) -> web.Response:
         if self._page is None:
-            return _json({"service": "testnuc", "routes": sorted(self.routes())})
+            raise RequestError(404, "no_such_route", "this service shows no results")
         page = self._page(list(self.recent))
         html = await page if inspect.isawaitable(page) else page
         return web.Response(text=html, content_type="text/html", headers=_PAGE_HEADERS)
@@ -261,6 +311,11 @@ class Service:
         for task in self._in_flight:
             task.cancel()
 
+    async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        # also of a stream, whose headers are sent before its handler returns
+        response.headers[REQUEST_ID] = request_id(request)
+        response.headers.update(cors_headers(request, self.settings.cors_origins))
+
     @web.middleware
     async def _guard(
         self,
@@ -280,7 +335,10 @@ class Service:
             status = response.status
         finally:
             # 499: the client has disconnected
-            self._metrics.request(route, status, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._metrics.request(route, status, seconds)
+            if self.settings.access_log:
+                log_request(request, route, status, seconds)
             self.used[request.protocol] = time.monotonic()
             self._in_flight.discard(task)
         return response
@@ -291,6 +349,9 @@ class Service:
         route: str,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
+        allowed_page = preflight(request, self.settings.cors_origins)
+        if allowed_page is not None:
+            return allowed_page
         try:
             require_caller(request, route, self.settings)
             return await handler(request)
@@ -303,13 +364,13 @@ class Service:
             refused = RequestError(exc.status, "no_such_route", message, headers=allowed)
         except TestNUCError as exc:
             refused = request_error(exc)
-            _log.warning("%s returned %d: %s", route, refused.status, exc)
+            _log.warning("%s %s: %d, %s", request_id(request), route, refused.status, exc)
         except ConnectionError:
             _log.debug("%s: the client has disconnected", route)
             raise
         except Exception as exc:  # noqa: BLE001 - logged, and returned as 500
             refused = request_error(exc)
-            _log.exception("%s failed", route)
+            _log.exception("%s %s failed", request_id(request), route)
         response = _json(refused.body(), refused.status, refused.headers)
         if refused.close:
             response.force_close()
@@ -357,6 +418,12 @@ class Service:
     def _note(self, result: Classification) -> None:
         self._metrics.text(result)
         self.recent.append(result)
+        if isinstance(result.reason, Reason) and result.reason.code == "llm_kept":
+            self._decision = str(result.reason)
+
+
+def _wants_lines(request: web.Request, asked: ClassifyRequest) -> bool:
+    return asked.many and (asked.stream or _NDJSON in request.headers.get("Accept", ""))
 
 
 def _json(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 
@@ -11,6 +12,7 @@ from testnuc.errors import ConfigurationError, InvalidInputError
 __all__ = ["ServerSettings", "is_loopback"]
 
 _LEAST_TOKEN = 16
+_ORIGIN = re.compile(r"https?://[^/\s,]+")
 _COUNTS = ("max_body", "max_texts", "max_text_chars", "max_pending")
 _SECONDS = ("body_timeout", "idle_timeout", "request_timeout", "drain_timeout")
 
@@ -46,6 +48,10 @@ class ServerSettings:
         that a load balancer can stop routing to this process.
     drain_timeout : float
         Seconds for requests in progress to finish after that.
+    cors_origins : tuple of str
+        Origins whose pages may send requests, such as ``"https://desk.example"``; ``"*"``: all.
+    access_log : bool
+        Whether to log each request, without its texts, to the logger ``testnuc.access``.
     """
 
     host: str = "127.0.0.1"
@@ -60,6 +66,8 @@ class ServerSettings:
     request_timeout: float = 300.0
     grace: float = 0.0
     drain_timeout: float = 30.0
+    cors_origins: tuple[str, ...] = ()
+    access_log: bool = True
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -75,6 +83,7 @@ class ServerSettings:
                 "accepted at a time: a full request would always be rejected; raise max_pending "
                 "or lower max_texts"
             )
+        self._check_origins()
         if self.token is not None:
             self._check_token(self.token)
         elif not is_loopback(self.host):
@@ -82,6 +91,20 @@ class ServerSettings:
                 f"host {self.host} is reachable from other machines, and every caller spends your "
                 "money: set a token (TESTNUC_TOKEN or --token-file), or listen on 127.0.0.1"
             )
+
+    def _check_origins(self) -> None:
+        for origin in self.cors_origins:
+            if origin == "*":
+                if self.token is None:
+                    raise ConfigurationError(
+                        "cors_origin is '*' without a token: every page that is open in a browser "
+                        "here could spend your money; set a token, or name the origins"
+                    )
+            elif not _ORIGIN.fullmatch(origin):
+                raise InvalidInputError(
+                    f"cors_origin is {origin!r}; give a scheme and a host, such as "
+                    "https://desk.example, or *"
+                )
 
     @staticmethod
     def _check_token(token: str) -> None:

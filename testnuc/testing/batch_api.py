@@ -72,6 +72,7 @@ class BatchServer:
         #: Create requests received.
         self.creations = 0
         self.downloads = 0
+        self._uploads = 0
         self._refused = 0
         self._random = random.Random(7)  # noqa: S311 - not a secret
 
@@ -95,7 +96,9 @@ class BatchServer:
 
     # -- OpenAI ----------------------------------------------------------------------------------
 
-    def _openai(self, call: HTTPRequest, kind: str, name: str | None, verb: str | None) -> Response:
+    def _openai(  # noqa: PLR0911 - one return for each kind of request
+        self, call: HTTPRequest, kind: str, name: str | None, verb: str | None
+    ) -> Response:
         match call.method, kind, verb:
             case "POST", "files", None if name is None:
                 return self._upload(call)
@@ -103,6 +106,8 @@ class BatchServer:
                 assert name is not None
                 body = self.files.get(name)
                 return self._download(body if body is not None else self._output(name) or b"")
+            case "DELETE", "files", None if self.files.pop(name or "", None) is not None:
+                return json_response({"id": name, "object": "file", "deleted": True})
             case "POST", "batches", None if name is None:
                 return self._create_openai(call)
             case "GET", "batches", None if name is None:
@@ -120,7 +125,8 @@ class BatchServer:
         parts = parse_form(call)
         if parts.get("purpose") != b"batch":
             raise ErrorResponse(400, "Invalid value for 'purpose'", param="purpose")
-        name = f"file-{len(self.files)}"
+        self._uploads += 1
+        name = f"file-{self._uploads - 1}"
         self.files[name] = parts["file"]
         return json_response(
             {

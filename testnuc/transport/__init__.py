@@ -11,6 +11,7 @@
     failures     network failures as testnuc's exceptions
     api_errors   error responses of providers as testnuc's exceptions
     endpoint     base URLs and keys
+    keys         keys that expire
     telemetry    OpenTelemetry traces and metrics
 """
 

@@ -16,6 +16,7 @@ from testnuc.errors import (
     ReplyError,
 )
 from testnuc.limits import retry_after
+from testnuc.transport.api_errors import request_id
 from testnuc.transport.failures import is_retryable, translate
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ class CallAccounting:
             try:
                 reply = wire.decode(call.request, answer.data)
             except BaseException as error:
+                if isinstance(error, ProviderError) and error.request_id is None:
+                    error.request_id = request_id(answer.headers)
                 if isinstance(error, ProviderError) and not isinstance(error, ReplyError):
                     self._refused(permit, error)  # proxies send errors with status 200
                 else:
@@ -115,6 +118,8 @@ class CallAccounting:
         seconds = retry_after(answer.headers, self._wall())
         try:
             failure = wire.error(answer.status, answer.headers, answer.data)
+            if seconds is None and isinstance(failure, ProviderError):
+                seconds = failure.retry_after
         finally:
             # an exhausted quota is a 429 too, but waiting does not help against it
             if answer.status in _BUSY and (failure is None or is_retryable(failure)):

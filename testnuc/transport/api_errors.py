@@ -23,10 +23,14 @@ from testnuc.transport.endpoint import redacted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["as_error", "parse_error"]
+__all__ = ["as_error", "parse_error", "request_id"]
 
 #: Most characters of a provider's message that are quoted.
 _QUOTED = 300
+
+#: Fields of an error with its message, and with its codes. Cloudflare has a list of ``errors``.
+_MESSAGES = ("error", "errors", "message", "detail", "msg")
+_CODES = ("type", "code", "param", "status")
 
 _REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid")
 
@@ -69,13 +73,24 @@ _FILTERED_CODES = {"content_filter", "invalid_prompt", "responsibleaipolicyviola
 _TOO_LONG = re.compile(
     r"context.{0,10}(length|window|size)|prompt is too long|input is too long|too many tokens"
     r"|request too large|maximum (prompt|input) length|exceed.{0,30}context"
-    r"|token count.{0,40}exceed|max_new_tokens`? must be",
+    r"|token count.{0,40}exceed|max_new_tokens`? must be|messages is too long",
     re.IGNORECASE,
 )
+_TOO_LONG_CODES = {"context_length_exceeded", "too_many_prompt_tokens", "string_above_max_length"}
+#: llama.cpp's words about an answer that it could not parse.
+_MALFORMED = re.compile(r"output that does not match the expected \S* ?format", re.IGNORECASE)
 #: Some servers fail with a 500 on a format of the answer that they do not know.
 _FORMAT = re.compile(
-    r"response_?format|json_(object|schema)|structured[_ ]?output|output_(config|format)|grammar",
+    r"response[_ ]?format|json[_ ](object|schema)|structured[_ ]?output|output[_ ](config|format)"
+    r"|grammar|guided[_ ](json|decoding)|outlines",
     re.IGNORECASE,
+)
+#: ``"retryDelay": "34s"``, also quoted by a gateway.
+_RETRY_DELAY = re.compile(rb'retryDelay\\*"\s*:\s*\\*"(\d{1,6}(?:\.\d{1,9})?)s')
+#: OpenRouter has no provider that takes all parameters, or that the account allows: no matter of
+#: the model's name.
+_NO_ENDPOINT = re.compile(
+    r"no endpoints (found (that|matching)|available)|no allowed providers", re.IGNORECASE
 )
 #: Statuses of a server that is unavailable, whatever its message names.
 _UNAVAILABLE = {503, 504, 529}
@@ -100,33 +115,50 @@ def _parse(body: bytes, *, nested: bool) -> tuple[str, frozenset[str]]:
     except ValueError:
         text = body[:2000].decode("utf-8", "replace")
         return " ".join(re.sub(r"<[^>]*>", " ", text).split()), frozenset()
-    if isinstance(value, list) and value:
-        value = value[0]
     codes: set[str] = set()
     behind = ""
     message: Any = value
-    for _ in range(3):
+    for _ in range(4):
+        message = _first(message)
         if not isinstance(message, dict):
             break
         inner = message.get("innererror") or message.get("metadata")
         if isinstance(inner, dict):
             codes.update(str(inner[key]) for key in ("code", "reasons") if inner.get(key))
-            raw = inner.get("raw")
-            if raw and nested:
-                raw = raw if isinstance(raw, str) else orjson.dumps(raw).decode()
-                behind, more = _parse(raw.encode("utf-8", "replace"), nested=False)
+            if inner.get("raw") and nested:
+                behind, more = _quoted(inner["raw"])
                 codes |= more
-        codes.update(str(message[key]) for key in ("type", "code", "param") if message.get(key))
-        message = next(
-            (message[key] for key in ("error", "message", "detail", "msg") if message.get(key)), ""
-        )
+        codes.update(str(message[key]) for key in _CODES if _is_code(message.get(key)))
+        message = next((message[key] for key in _MESSAGES if message.get(key)), "")
     if message is None:
         message = ""
     elif not isinstance(message, str):
         message = orjson.dumps(message).decode()
+    elif nested and message.lstrip()[:1] in ("{", "["):
+        # gateways quote the whole response of the server behind them
+        told, more = _quoted(message)
+        message, codes = told or message, codes | more
     if behind:
         message = f"{message}: {behind}" if message else behind
     return " ".join(message.split()), frozenset(codes - {"error"})
+
+
+def _first(message: Any) -> Any:
+    """Return the first error of a list; that of a validator stays whole: it names the fields."""
+    if not isinstance(message, list) or not message:
+        return message
+    first = message[0]
+    return message if isinstance(first, dict) and "loc" in first else first
+
+
+def _quoted(response: Any) -> tuple[str, frozenset[str]]:
+    """Parse an error that another one quotes."""
+    text = response if isinstance(response, str) else orjson.dumps(response).decode()
+    return _parse(text.encode("utf-8", "replace"), nested=False)
+
+
+def _is_code(value: Any) -> bool:
+    return bool(value) and isinstance(value, str | int) and value is not True
 
 
 def as_error(
@@ -174,7 +206,8 @@ def as_error(
         + (f" [{facts}]" if facts else "")
         + (f" {remedy}" if remedy else ""),
         status_code=status,
-        request_id=_request_id(headers),
+        request_id=request_id(headers) or _named_in(body),
+        retry_after=_delay(body) if status in {429, 503} else None,
     )
     if alone:
         error.fatal = False
@@ -190,18 +223,19 @@ def _kind(  # noqa: PLR0911 - one return for each kind
     lowered = {code.lower() for code in codes}
     if status == 402 or lowered & _QUOTA_CODES or _QUOTA.search(text):
         return QuotaExceededError, "Check the account's plan and billing.", False
-    if "json_validate_failed" in lowered:
-        # the model's answer did not have the form; it is in "failed_generation"
+    if "json_validate_failed" in lowered or _MALFORMED.search(text):
+        # the model's answer did not have the form; Groq quotes it in "failed_generation"
         return UnreadableReplyError, "", True
     if status in {400, 403, 422} and (lowered & _FILTERED_CODES or _FILTERED.search(text)):
         return ContentRefusedError, "", True
     if status in {401, 403}:
-        return AuthenticationError, "", False
+        # OpenAI forbids log-probabilities of some models: no matter of the key
+        return BadRequestError if "logprobs" in text else AuthenticationError, "", False
     if status == 404:
-        return UnknownModelError, "Check the model's name and the base_url.", False
+        return _missing(text)
     if (
         status == 413
-        or "context_length_exceeded" in lowered
+        or lowered & _TOO_LONG_CODES
         or (status in {400, 422, 429} and _TOO_LONG.search(text))
     ):
         remedy = "The text is too long for the model: shorten it, or lower texts_per_call."
@@ -215,6 +249,14 @@ def _kind(  # noqa: PLR0911 - one return for each kind
     return BadRequestError, "", False
 
 
+def _missing(text: str) -> tuple[type[ProviderError], str, bool]:
+    """Return what `_kind` returns for a 404."""
+    if not _NO_ENDPOINT.search(text):
+        return UnknownModelError, "Check the model's name and the base_url.", False
+    remedy = "" if "parameters" in text else "Check the account's privacy and routing settings."
+    return BadRequestError, remedy, False
+
+
 def _failed_generation(body: bytes) -> str:
     """Return what the model said, from a refusal of its answer by the server."""
     try:
@@ -224,6 +266,22 @@ def _failed_generation(body: bytes) -> str:
     return said if isinstance(said, str) else ""
 
 
-def _request_id(headers: Mapping[str, str]) -> str | None:
+def _named_in(body: bytes) -> str | None:
+    """Return the request id in the body of an error: Anthropic's, also behind gateways."""
+    try:
+        found = orjson.loads(body)["request_id"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return found if isinstance(found, str) and found else None
+
+
+def _delay(body: bytes) -> float | None:
+    """Return the wait in the body of an error: Google has no header for it."""
+    found = _RETRY_DELAY.search(body[:20_000])
+    return float(found[1]) if found else None
+
+
+def request_id(headers: Mapping[str, str]) -> str | None:
+    """Return the request id in the headers of a response."""
     lowered = {name.lower(): value for name, value in headers.items()}
     return next((lowered[name] for name in _REQUEST_IDS if lowered.get(name)), None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception
 
-from testnuc.errors import CallTimeoutError, ProviderError
+from testnuc.errors import AuthenticationError, CallTimeoutError, ProviderError
 from testnuc.limits import retry_after
 from testnuc.transport.failures import host, is_retryable, safe_cause, translate
 from testnuc.transport.retries import backoff
@@ -119,7 +119,16 @@ class AuxiliaryRequests:
             self._check(provider, answer.status, answer.headers, answer.data)
             return answer
 
-        return await (self._retried(attempt) if again else attempt())
+        keys = getattr(provider, "keys", None)
+        key = None if keys is None else await keys.current()
+        try:
+            return await (self._retried(attempt) if again else attempt())
+        except AuthenticationError:
+            # rejected before it was executed, so it may be sent again in any case
+            if keys is None:
+                raise
+            await keys.replace(key)
+            return await (self._retried(attempt) if again else attempt())
 
     async def read_lines(
         self, provider: WireProvider, url: str, take: Callable[[bytes], None]

@@ -46,8 +46,10 @@ class Call:
         "again",
         "body",
         "error",
+        "key",
         "other",
         "refusals",
+        "renewed",
         "request",
         "reservation",
         "sends",
@@ -79,6 +81,9 @@ class Call:
         #: Whether the last attempt was one of these.
         self.unsent = False
         self.adaptations = 0
+        #: The key that was sent, if it can expire, and whether another one was asked for.
+        self.key: str | None = None
+        self.renewed = False
         #: Replies from which no label could be read, those of a larger packed call included; they
         #: are billed.
         self.unreadable = request.step

@@ -31,6 +31,15 @@ class HTTPAnswer(NamedTuple):
     data: bytes
 
 
+async def _own(provider: WireProvider) -> Mapping[str, str] | None:
+    """Return the headers of one request: a key that is asked for; None if it does not change."""
+    keys = getattr(provider, "keys", None)
+    if keys is None:
+        return None
+    headers: Mapping[str, str] = provider.key_headers(await keys.current())  # type: ignore[attr-defined]
+    return headers
+
+
 class _Session(NamedTuple):
     #: Referenced so that its id is not reused.
     provider: WireProvider
@@ -58,7 +67,12 @@ class Connections:
         self._closed = False
 
     async def post(
-        self, provider: WireProvider, body: bytes, *, reached: bool = True
+        self,
+        provider: WireProvider,
+        body: bytes,
+        *,
+        reached: bool = True,
+        headers: Mapping[str, str] | None = None,
     ) -> HTTPAnswer:
         """Send a call, and read the complete response.
 
@@ -70,6 +84,8 @@ class Connections:
             The request body.
         reached : bool
             Whether the server has ever responded; if not, connecting has a timeout.
+        headers : mapping, optional
+            Of this request alone.
 
         Returns
         -------
@@ -81,6 +97,7 @@ class Connections:
         response = await session.http.post(
             provider.url,
             data=body,
+            headers=headers,
             allow_redirects=False,
             timeout=_NO_TIMEOUT if reached else _FIRST_CONNECT,
         )
@@ -116,7 +133,7 @@ class Connections:
             method,
             url,
             data=data,
-            headers={"Content-Type": content_type},
+            headers={"Content-Type": content_type, **(await _own(provider) or {})},
             allow_redirects=False,
         )
         return HTTPAnswer(response.status, response.headers, await response.read())
@@ -134,7 +151,8 @@ class Connections:
         url : str
         """
         http = self._session(provider).http
-        async with http.get(url, allow_redirects=False) as response:
+        own = await _own(provider)
+        async with http.get(url, headers=own, allow_redirects=False) as response:
             yield response
 
     async def aclose(self) -> None:

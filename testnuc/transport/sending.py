@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tenacity import AsyncRetrying, retry_if_exception
 
-from testnuc.errors import CallTimeoutError, ProviderError
+from testnuc.errors import AuthenticationError, CallTimeoutError, ProviderError
 from testnuc.limits import (
     Admission,
     Budget,
@@ -38,7 +38,7 @@ from testnuc.transport.failures import host, safe_cause
 from testnuc.transport.retries import Outage, adapts, gives_up, may_help, wait
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from tenacity import RetryCallState
 
@@ -303,7 +303,7 @@ class Transport:
                 _log.debug("call failed: %s: %s", type(error).__name__, error)
                 if self.on_failure is not None:
                     self.on_failure(error)
-                if not adapts(call, error):
+                if not (adapts(call, error) or await _renewed(call, error)):
                     error.attempts = call.sends
                     call.error = error
                     raise
@@ -328,8 +328,9 @@ class Transport:
         timer = Timer(max(0.0, min(self._retry.timeout, left)))
         try:
             if call.wire is not None:
+                own = await _key_headers(call)
                 answer = await self._connections.post(
-                    call.wire, call.body, reached=accounting.reached
+                    call.wire, call.body, reached=accounting.reached, headers=own
                 )
             else:
                 assert call.other is not None
@@ -383,3 +384,23 @@ class Transport:
             f"({self._retry.deadline:g} s in total); raise RetryPolicy(timeout=.., deadline=..) if "
             f"the model is slow"
         )
+
+
+async def _key_headers(call: Call) -> Mapping[str, str] | None:
+    """Return the headers of a key that can expire; None if it is fixed."""
+    keys = getattr(call.wire, "keys", None)
+    if keys is None:
+        return None
+    call.key = await keys.current()
+    headers: Mapping[str, str] = call.wire.key_headers(call.key)  # type: ignore[union-attr]
+    return headers
+
+
+async def _renewed(call: Call, error: ProviderError) -> bool:
+    """Ask for another key if the server rejected one that can expire; once for each call."""
+    keys = getattr(call.wire, "keys", None)
+    if keys is None or call.renewed or not isinstance(error, AuthenticationError):
+        return False
+    call.renewed = True
+    await keys.replace(call.key)
+    return True

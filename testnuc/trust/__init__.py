@@ -10,6 +10,7 @@ from __future__ import annotations
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
+from testnuc.trust.joining import JoinedReview, join_reviews
 from testnuc.trust.learned import Applied, Judgment, Learned
 from testnuc.trust.near_copies import Interval
 from testnuc.trust.prior import correct, factors
@@ -27,6 +28,7 @@ __all__ = [
     "Decision",
     "Diagnosis",
     "Interval",
+    "JoinedReview",
     "Judgment",
     "Learned",
     "Review",
@@ -38,5 +40,6 @@ __all__ = [
     "correct",
     "diagnose",
     "factors",
+    "join_reviews",
     "review_queue",
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.display import brief
 from testnuc.trust.evidence import Gain, gain_of
 from testnuc.trust.head import fit_folds
 from testnuc.trust.model import HeadModel, Texts, VoteModel, fit_model, one_hot, teach
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.trust.evidence import Draws
+    from testnuc.trust.model import Ground
 
 __all__ = ["LabelCandidate", "Verdict", "candidates_of", "choose", "differing"]
 
@@ -46,10 +48,17 @@ class LabelCandidate:
         -1 = none.
     """
 
+    __repr__ = brief
+
     name: str
     share: float
     model: VoteModel | HeadModel
     labels: NDArray[np.int32]
+
+    @property
+    def teachable(self) -> bool:
+        """Whether a model that learns from the judged texts is made of it."""
+        return isinstance(self.model, HeadModel) and self.share > 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +73,8 @@ class Verdict:
     gains : tuple of Gain
         Of each candidate.
     """
+
+    __repr__ = brief
 
     chosen: LabelCandidate
     gain: Gain
@@ -111,6 +122,7 @@ def choose(
     support: NDArray[np.bool_],
     *,
     taught: bool = True,
+    grounds: Sequence[Ground | None] | None = None,
 ) -> Verdict:
     """Take the candidate whose gain over all texts has the highest lower bound above 0.
 
@@ -130,28 +142,39 @@ def choose(
     support : bool[n]
         Texts that could be drawn with at least the probability `draws.floor`.
     taught : bool
-        Whether models that learn from the judged texts are candidates, too.
+        Whether a model that learns from the judged texts is a candidate, too.
+    grounds : sequence, optional
+        Of the candidates' models, if the choice is repeated.
     """
-    every = list(candidates)
     known = labels >= 0
-    if taught and known.sum() >= _TEACHABLE:
-        judged = texts.with_judged(rows[known], labels[known])
-        for base in candidates:
-            if isinstance(base.model, HeadModel) and base.share > 1:
-                model = teach(base.model, judged)
-                # where no text could be drawn nothing is known: the base's labels stay
-                made = np.where(support, model.label(judged), base.labels)
-                name = f"{base.name}, taught by the judged texts"
-                every.append(LabelCandidate(name, base.share, model, made))
-    total = sum(candidate.share for candidate in every)
-    own = every[0].labels[rows]
-    gains = []
-    for candidate in every:
+    teachable = [place for place, candidate in enumerate(candidates) if candidate.teachable]
+    if not taught or known.sum() < _TEACHABLE:
+        teachable = []
+    # Any of them may be taught, so that all share the error, though only the best one is.
+    total = sum(candidate.share for candidate in candidates)
+    total += sum(candidates[place].share for place in teachable)
+    own = candidates[0].labels[rows]
+
+    def gained(candidate: LabelCandidate) -> Gain:
         if not candidate.share:
-            gains.append(Gain(0.0, 0.0, 0.0))
-            continue
+            return Gain(0.0, 0.0, 0.0)
         given = candidate.labels[rows]
         values = ((given == labels) & known).astype(np.float64) - ((own == labels) & known)
-        gains.append(gain_of(values, draws, _ALPHA * candidate.share / total))
+        return gain_of(values, draws, _ALPHA * candidate.share / total)
+
+    every = list(candidates)
+    gains = [gained(candidate) for candidate in candidates]
+    if teachable:
+        place = max(teachable, key=lambda i: gains[i].value)
+        base, judged = candidates[place], texts.with_judged(rows[known], labels[known])
+        assert isinstance(base.model, HeadModel)
+        ground = None if grounds is None else grounds[place]
+        model = teach(base.model, judged, ground)
+        found = model.label_of(model.probabilities(judged, ground), judged)
+        # where no text could be drawn nothing is known: the base's labels stay
+        made = np.where(support, found, base.labels)
+        name = f"{base.name}, taught by the judged texts"
+        every.append(LabelCandidate(name, base.share, model, made))
+        gains.append(gained(every[-1]))
     best = max(range(len(every)), key=lambda i: gains[i].low)
     return Verdict(every[best], gains[best], tuple(gains))

@@ -16,7 +16,7 @@ __all__ = ["Certificate", "certify"]
 
 #: Parts of the texts are tested in growing order until one fails, from each of these starts;
 #: with the part of the error that a start may use.
-_STARTS = ((0.3, 0.8), (0.1, 0.2))
+_STARTS = ((0.4, 0.8), (0.1, 0.2))
 _STEP = 0.025
 
 
@@ -70,6 +70,10 @@ def certify(
     Fixed-sequence testing (Bauer 1991): parts are tested in an order that does not depend on the
     judgments, and the first failure ends it. A part is tested by the exact binomial test where all
     texts were equally likely to be drawn, else by betting (`testnuc.trust.evidence`).
+
+    The bound holds for finite samples where trust and labels do not depend on the judgments. Here
+    each text's are made by the judgments of the other folds; `bench evidence` counts how often the
+    certificates that result are wrong.
 
     Parameters
     ----------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from testnuc._base.display import brief
 from testnuc.errors import MissingDependencyError
 from testnuc.trust.near_copies import Interval
 
@@ -35,6 +36,8 @@ class Candidate:
 class Decision:
     """The selected vote."""
 
+    __repr__ = brief
+
     #: None: no vote; the LLM's own labels are kept.
     policy: VotePolicy | None
     #: Neighbors that vote; 0 without a vote.
@@ -49,6 +52,8 @@ class Decision:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """Agreement statistics of predictions, and the vote selected from them."""
+
+    __repr__ = brief
 
     #: Number of predictions in the diagnosis.
     predictions: int
@@ -102,6 +107,16 @@ class Diagnosis:
         )
 
     def __str__(self) -> str:
+        return self.told()
+
+    def told(self, judging: str = "`await nuc.review(50)`") -> str:
+        """Return all that was found, in lines.
+
+        Parameters
+        ----------
+        judging : str
+            How to draw texts to be judged.
+        """
         lines = [f"{self.predictions} predictions"]
         if self.kappa:
             ranks = [r for r in (1, 5, 10, 20, 30) if r <= len(self.kappa)]
@@ -110,7 +125,7 @@ class Diagnosis:
         lines.append("vote: " + self.decision.reason)
         lines.extend("warning: " + warning for warning in self.warnings)
         if self.why:
-            lines.append(self.sentence())
+            lines.append(self.sentence(judging))
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

@@ -5,6 +5,8 @@ a bet on the judgment cannot be expected to win, so a capital that grows to 1/al
 an error of at most alpha **whenever one stops** (Ville's inequality). Several candidates share
 alpha by weights. Texts are drawn without replacement, with unequal probabilities.
 
+An estimate of a gain is shrunk toward 0 as far as it is uncertain (positive-part James-Stein).
+
 Sources: Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by betting"
 (JRSS B); Shekhar, Xu, Lipton, Liang and Ramdas 2023, "Risk-limiting financial audits via weighted
 sampling without replacement" (UAI).
@@ -17,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.display import brief
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -26,7 +30,8 @@ __all__ = ["Draws", "Gain", "capital", "gain_of"]
 _BETS = np.array([0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9])
 #: Gains that a bound is searched on, as parts of all texts.
 _GRID = np.concatenate([[0.0], np.linspace(0.0025, 0.6, 96)])
-#: Judgments with a gain of 0 that an estimate is shrunk by: the best of several looks too good.
+#: An estimate is shrunk by so many of its variances: what is chosen since it looks good looks too
+#: good.
 _SHRINK = 2
 
 
@@ -43,6 +48,8 @@ class Draws:
     floor : float64[m]
         The lowest probability, at that draw, of any text that a candidate may change.
     """
+
+    __repr__ = brief
 
     texts: int
     probability: NDArray[np.float64]
@@ -136,8 +143,10 @@ def gain_of(values: NDArray[np.float64], draws: Draws, alpha: float) -> Gain:
     if not m:
         return Gain(0.0, -1.0, 1.0)
     known = np.concatenate([[0.0], np.cumsum(values)[:-1]]) / draws.texts
-    mean = float((values / draws.probability / draws.texts + known).mean())
-    value = float(np.clip(mean * m / (m + _SHRINK), max(low, -1.0), min(high, 1.0)))
+    seen = values / draws.probability / draws.texts + known
+    mean, variance = float(seen.mean()), float(seen.var()) / m
+    part = max(0.0, 1 - _SHRINK * variance / mean**2) if mean else 0.0
+    value = float(np.clip(mean * part, max(low, -1.0), min(high, 1.0)))
     return Gain(value, low, high)
 
 

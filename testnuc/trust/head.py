@@ -15,12 +15,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.display import brief
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["FOLDS", "Softmax", "class_scale", "fit_folds", "fit_head", "folds_of", "predict_folds"]
+__all__ = [
+    "FOLDS",
+    "Softmax",
+    "class_scale",
+    "fit_folds",
+    "fit_head",
+    "fit_move",
+    "folds_of",
+    "predict_folds",
+]
 
 #: Parts of the texts; each is predicted by a head that was fitted on the others.
 FOLDS = 5
@@ -45,6 +56,8 @@ class Softmax:
     weights : float32[dim + 1, C]
         The last row is the bias.
     """
+
+    __repr__ = brief
 
     weights: NDArray[np.float32]
 
@@ -191,6 +204,54 @@ def fit_folds(
             )
         )
     return tuple(heads)
+
+
+def fit_move(
+    z: NDArray[np.float32], x: NDArray[np.float32], labels: NDArray[np.int32]
+) -> NDArray[np.float32]:
+    """Fit what is added to given log probabilities, linearly, so that labels get more likely.
+
+    Parameters
+    ----------
+    z : float32[m, C]
+        Log probabilities.
+    x : float32[m, d]
+    labels : int32[m]
+
+    Returns
+    -------
+    float32[d, C]
+        Of independent normal priors with a standard deviation of 1.
+    """
+    from scipy.linalg import solve_triangular
+    from scipy.optimize import minimize
+
+    m, n_classes = z.shape
+    at, inner, basis = np.arange(m), x, None
+    if m < x.shape[1]:
+        # what is orthogonal to all x stays 0: m coordinates suffice
+        gram = x.astype(np.float64) @ x.T
+        root = np.linalg.cholesky(gram + 1e-6 * np.trace(gram) / m * np.eye(m))
+        inner, basis = root.astype(np.float32), solve_triangular(root, x, lower=True).T
+
+    def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        v = flat.reshape(-1, n_classes).astype(np.float32)
+        moved = z + inner @ v
+        moved -= moved.max(axis=1, keepdims=True)
+        fit = float(moved[at, labels].sum(dtype=np.float64))
+        np.exp(moved, out=moved)
+        norm = moved.sum(axis=1, keepdims=True)
+        fit -= float(np.log(norm).sum(dtype=np.float64))
+        moved /= norm
+        moved[at, labels] -= 1
+        slope = (inner.T @ moved + v).ravel().astype(np.float64)
+        return 0.5 * float((v * v).sum()) - fit, slope
+
+    start = np.zeros(inner.shape[1] * n_classes)
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _FIRST})
+    v = found.x.reshape(-1, n_classes)
+    move: NDArray[np.float32] = (v if basis is None else basis @ v).astype(np.float32)
+    return move
 
 
 def predict_folds(

@@ -3,9 +3,7 @@
 `apply` labels texts; it works for new ones. Without a proof that a candidate is better than the
 LLM's own labels, labels stay as the vote settings make them, and only trust is learned.
 
-Trust is a logistic regression of "the kept label is right" on the log odds that the model gives it
-and on its share of the neighbors' votes (Platt 1999), weighted by 1 / probability of drawing, and
-shrunk toward the model's own probability. It is fitted without the fold of each text.
+Trust comes from `testnuc.trust.chances`.
 """
 
 from __future__ import annotations
@@ -17,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import orjson
 
+from testnuc._base.display import brief
 from testnuc.errors import StoreError
 from testnuc.trust.candidates import LabelCandidate, differing
 from testnuc.trust.certificates import certify
+from testnuc.trust.chances import chances, fit_trust
 from testnuc.trust.evidence import Draws, Gain
-from testnuc.trust.head import FOLDS, Softmax
+from testnuc.trust.head import Softmax
 from testnuc.trust.model import HeadModel, VoteModel
 
 if TYPE_CHECKING:
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 __all__ = ["Applied", "Judgment", "Learned", "chosen_parts", "fit_trust", "rounded"]
 
 _VERSION = 1
-#: Judgments that count as much as the prior in each coefficient of trust.
-_PRIOR = np.array([0.25, 2.0, 2.0])
-_HEAVIEST = 5.0
-_TINY = 1e-4
-_NEIGHBORS = 30
+#: Judgments that prove a gain worth having where there is one.
+_ENOUGH = 200
 #: Smaller shares of a label are not shown.
 _LEAST_SHARE = 0.01
+_TINY = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Judgment:
     """What was said of a text, and how the text was drawn."""
+
+    __repr__ = brief
 
     text: str
     hash: bytes
@@ -78,6 +78,8 @@ class Applied:
         Its part of what speaks for all labels except `label`.
     """
 
+    __repr__ = brief
+
     label: NDArray[np.int32]
     trust: NDArray[np.float64]
     shares: NDArray[np.float32] | None = None
@@ -101,6 +103,8 @@ class Applied:
 @dataclass(frozen=True, slots=True, eq=False)
 class Learned:
     """How texts are labeled since `TestNUC.learn`, and why. ``print`` it."""
+
+    __repr__ = brief
 
     #: The label set.
     labels: tuple[str, ...]
@@ -194,9 +198,7 @@ class Learned:
         self, texts: Texts, found: NDArray[np.float32], label: NDArray[np.int32]
     ) -> NDArray[np.float64]:
         """Return the chance that each label is right, float64[b]; NaN for texts without one."""
-        z = _features(texts, found, label)
-        odds = (z * self.coefficients[texts.folds[: len(texts)]]).sum(axis=1)
-        return np.where(label >= 0, 1 / (1 + np.exp(-odds)), np.nan)
+        return chances(texts, found, label, self.coefficients)
 
     def __str__(self) -> str:
         people = sum(j.source == "person" for j in self.judged)
@@ -223,11 +225,13 @@ class Learned:
             else "Trust is the model's own probability: no judged text was drawn at random."
         )
         if proving < 50:
-            more = f"{50 - proving} more judgments (`review`) would help most"
+            more = f"{50 - proving} more judgments of a review would help most"
+        elif self.decides == "settings" and proving < _ENOUGH:
+            more = "another 50 judgments would help most: they may prove a gain"
         elif wide > 0.1:
             more = "another 50 judgments would help most: the gain is not known well yet"
         else:
-            more = "judging the least trusted texts (`review(goal='correct')`) would help most"
+            more = "judging the least trusted texts (a review with goal 'correct') would help most"
         lines.append(more[0].upper() + more[1:] + ".")
         return "\n".join(lines)
 
@@ -248,8 +252,8 @@ class Learned:
             heads = np.stack([head.weights for head in model.heads]).astype(np.float16)
             arrays[f"heads{number}"] = heads
             arrays[f"scale{number}"] = model.scale
-            if model.offsets is not None:
-                arrays[f"offsets{number}"] = model.offsets
+            if model.moves is not None:
+                arrays[f"moves{number}"] = model.moves.astype(np.float16)
             models.append([model.care, model.power])
         header = {
             "version": _VERSION,
@@ -270,7 +274,8 @@ class Learned:
                 for name, array in arrays.items()
             ],
         }
-        head = orjson.dumps(header)
+        # a gain may be a scalar of numpy
+        head = orjson.dumps(header, option=orjson.OPT_SERIALIZE_NUMPY)
         body = b"".join(
             np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")).tobytes()
             for a in arrays.values()
@@ -308,7 +313,7 @@ class Learned:
                     arrays[f"scale{number}"],
                     care,
                     power,
-                    arrays.get(f"offsets{number}"),
+                    _float32(arrays.get(f"moves{number}")),
                 )
                 for number, (care, power) in enumerate(header["models"])
             ]
@@ -343,74 +348,12 @@ def rounded(model: HeadModel) -> HeadModel:
     heads = tuple(
         Softmax(head.weights.astype(np.float16).astype(np.float32)) for head in model.heads
     )
-    return replace(model, heads=heads)
+    moves = None if model.moves is None else _float32(model.moves.astype(np.float16))
+    return replace(model, heads=heads, moves=moves)
 
 
-def fit_trust(
-    texts: Texts,
-    found: NDArray[np.float32],
-    label: NDArray[np.int32],
-    rows: NDArray[np.int64],
-    right: NDArray[np.bool_],
-    probability: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Fit the coefficients of trust for each fold, on the judged texts of the others.
-
-    Parameters
-    ----------
-    texts : Texts
-    found : float32[n, C]
-        Probabilities of a model.
-    label : int32[n]
-        The kept labels.
-    rows : int64[m]
-        Texts that were drawn by chance.
-    right : bool[m]
-    probability : float64[m]
-        Of drawing each.
-    """
-    from scipy.optimize import minimize
-
-    start = np.array([0.0, 1.0, 0.0])
-    made = np.tile(start, (FOLDS, 1))
-    if not len(rows):
-        return made
-    z = _features(texts, found, label)[rows]
-    weights = 1 / probability
-    weights = np.minimum(weights / weights.mean(), _HEAVIEST)
-    sign = np.where(right, 1.0, -1.0)
-    for fold in range(FOLDS):
-        others = texts.folds[rows] != fold
-
-        def loss(
-            b: NDArray[np.float64],
-            z: NDArray[np.float64] = z[others] * sign[others, None],
-            w: NDArray[np.float64] = weights[others],
-        ) -> tuple[float, NDArray[np.float64]]:
-            odds = z @ b
-            away = b - start
-            slope = -(z * (w / (1 + np.exp(odds)))[:, None]).sum(axis=0) + 2 * _PRIOR * away
-            return float((w * np.logaddexp(0, -odds)).sum() + (_PRIOR * away**2).sum()), slope
-
-        best = minimize(
-            loss, start, jac=True, method="L-BFGS-B", bounds=[(None, None), (0, None), (0, None)]
-        )
-        made[fold] = best.x
-    return made
-
-
-def _features(
-    texts: Texts, found: NDArray[np.float32], label: NDArray[np.int32]
-) -> NDArray[np.float64]:
-    """Return float64[b, 3]: one, log odds by the model, and share of the neighbors' votes."""
-    b = np.arange(len(texts))
-    given = np.maximum(label, 0)
-    p = np.clip(found[b, given].astype(np.float64), _TINY, 1 - _TINY)
-    # the neighbors' labels as the LLM gave them: what the model does not know
-    votes = texts.votes(texts.own, k=_NEIGHBORS).astype(np.float64)
-    total = votes.sum(axis=1)
-    share = np.where(total > 0, votes[b, given] / np.maximum(total, _TINY), 0.5)
-    return np.stack([np.ones(len(b)), np.log(p / (1 - p)), share - 0.5], axis=1)
+def _float32(array: NDArray[Any] | None) -> NDArray[np.float32] | None:
+    return None if array is None else array.astype(np.float32)
 
 
 def _second(

@@ -4,7 +4,7 @@ For a text x with own label y and neighbors N(x)::
 
     labels of neighbors:  l(u) = argmax_c head(u)[c]
     votes:                v(x)[c] = sum over u in N(x) of similarity * [l(u) = c]
-    probabilities:        p(x)[c] ~ head(x)[c] * (v(x)[c] + 0.3) * scale[c] * e ** offset[c]
+    probabilities:        p(x)[c] ~ head(x)[c] * (v(x)[c] + 0.3) * scale[c] * e ** move(x)[c]
     label:                argmax_c p(x)[c] * e ** (care * [c = y])
 
 ``head`` is the one that was fitted without the fold of the text, so that a text in the data is
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc.trust.head import Softmax, class_scale, fit_folds, predict_folds
+from testnuc._base.display import brief
+from testnuc.trust.head import FOLDS, Softmax, class_scale, fit_folds, fit_move, predict_folds
 from testnuc.voting import VotePolicy, vote_pool
 
 if TYPE_CHECKING:
@@ -26,7 +27,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["HeadModel", "Texts", "VoteModel", "fit_model", "one_hot", "teach", "vote_joined"]
+__all__ = [
+    "Ground",
+    "HeadModel",
+    "Texts",
+    "VoteModel",
+    "fit_model",
+    "one_hot",
+    "teach",
+    "vote_joined",
+]
 
 #: Neighbors whose votes are joined with the head.
 _NEIGHBORS = 30
@@ -34,10 +44,12 @@ _NEIGHBORS = 30
 _SMOOTHING = np.float32(0.3)
 #: Rounds of self-training after the first fit.
 _ROUNDS = 2
-#: How much more the label of a judged text counts: in the fit, and as a neighbor.
-_JUDGED_WEIGHT, _JUDGED_VOTE = np.float32(40), np.float32(8)
-#: Standard deviation that offsets are drawn from: what few judgments say of a class is shrunk.
-_OFFSET_SPREAD = 1.0
+#: How much more the label of a judged text counts as a neighbor.
+_JUDGED_VOTE = np.float32(8)
+#: Standard deviations of what judgments add to log odds: of each weight, and of the bias.
+_MOVE_SPREAD, _BIAS_SPREAD = np.float32(10), np.float32(2)
+#: Largest move of a log odds: far texts stay finite.
+_FARTHEST = 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +70,8 @@ class Texts:
     judged : int32[n], optional
         Judged labels; -1 = not judged.
     """
+
+    __repr__ = brief
 
     vectors: NDArray[np.float16]
     own: NDArray[np.int32]
@@ -111,6 +125,8 @@ class Texts:
 class VoteModel:
     """The vote of k neighbors; k = 0 keeps the LLM's own labels."""
 
+    __repr__ = brief
+
     k: int
     own_weight: float = 1.0
 
@@ -126,6 +142,24 @@ class VoteModel:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Ground:
+    """What a model gives texts before anything is judged; it is the same for all judgments.
+
+    Parameters
+    ----------
+    head : float32[b, C]
+        By the head that was fitted without the fold of the text.
+    labels : int32[n]
+        That neighbors vote for.
+    votes : float32[b, C]
+    """
+
+    head: NDArray[np.float32]
+    labels: NDArray[np.int32]
+    votes: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class HeadModel:
     """Head and vote, see the module.
 
@@ -137,32 +171,36 @@ class HeadModel:
         Of class sizes.
     care : float
         How much the LLM's own label counts more, as a log odds.
-    offsets : float32[FOLDS, C]
+    moves : float32[FOLDS, dim + 1, C], optional
         Learned from judged texts of the other folds.
     """
+
+    __repr__ = brief
 
     heads: tuple[Softmax, ...]
     scale: NDArray[np.float32]
     care: float
     power: float = 0.0
-    offsets: NDArray[np.float32] | None = field(default=None)
+    moves: NDArray[np.float32] | None = field(default=None)
 
-    def probabilities(self, texts: Texts) -> NDArray[np.float32]:
+    def ground(self, texts: Texts) -> Ground:
+        """Return what `probabilities` and `teach` need, for those that call them many times."""
+        head = predict_folds(self.heads, texts.vectors, texts.folds)
+        labels = head.argmax(axis=1).astype(np.int32)
+        votes = texts.votes(labels, k=_NEIGHBORS).astype(np.float32)
+        return Ground(head[: len(texts)], labels, votes)
+
+    def probabilities(self, texts: Texts, ground: Ground | None = None) -> NDArray[np.float32]:
         """Return float32[b, C], before the care for the own label; rows sum to 1."""
-        if self.offsets is None:
-            head = predict_folds(self.heads, texts.vectors, texts.folds)
-            return _rows_to_one(_joined(texts, head, self.scale))
-        folds = texts.folds[: len(texts)]
-        found = np.empty((len(texts), texts.n_classes), dtype=np.float32)
-        for fold, fitted in enumerate(self.heads):
-            # The neighbors are labeled by the head of the text, too: other heads learned from the
-            # judgment of this text.
-            inside = np.flatnonzero(folds == fold)
-            head = fitted.probabilities(texts.vectors)
-            labels = head.argmax(axis=1).astype(np.int32)
-            product = head[inside] * (_votes(texts, labels, inside) + _SMOOTHING)
-            found[inside] = _rows_to_one(product * self.scale * np.exp(self.offsets[fold]))
-        return found
+        given = ground or self.ground(texts)
+        product = given.head * (_with_judged(texts, given) + _SMOOTHING) * self.scale
+        if self.moves is not None:
+            b = len(texts)
+            for fold, move in enumerate(self.moves):
+                inside = np.flatnonzero(texts.folds[:b] == fold)
+                odds = texts.vectors[inside].astype(np.float32) @ move[:-1] + move[-1]
+                product[inside] *= np.exp(np.clip(odds, -_FARTHEST, _FARTHEST))
+        return _rows_to_one(product)
 
     def label(self, texts: Texts) -> NDArray[np.int32]:
         """Return int32[b], the label of each text."""
@@ -210,51 +248,37 @@ def fit_model(
     return HeadModel(heads, scale, care, power)
 
 
-def teach(model: HeadModel, texts: Texts) -> HeadModel:
-    """Refit a model on its own labels and the judged ones, which count more.
+def teach(model: HeadModel, texts: Texts, ground: Ground | None = None) -> HeadModel:
+    """Move a model's log probabilities, linearly in the embedding, toward the judged labels.
 
-    The prediction of a judged text does not depend on its judgment: its fold's head and offset are
-    fitted without it. So what is measured on judged texts holds for the others.
+    A softmax regression on the judged texts, with the model's own log probabilities as its offset
+    and a normal prior on what it adds (maximum a posteriori): few judgments move little.
+
+    The prediction of a judged text does not depend on its judgment: the move of its fold is fitted
+    without the fold. So what is measured on judged texts holds for the others.
     """
-    from scipy.optimize import minimize
-
     assert texts.judged is not None
-    rows = np.flatnonzero(texts.judged >= 0)
+    given = ground or model.ground(texts)
+    rows = np.flatnonzero(texts.judged[: len(texts)] >= 0)
     gold = texts.judged[rows]
-    plain = replace(texts, judged=None)
-    targets = model.probabilities(plain)
-    base = predict_folds(model.heads, texts.vectors, texts.folds)
-    targets[rows] = 0
-    targets[rows, gold] = 1
-    weights = np.ones(len(texts), dtype=np.float32)
-    weights[rows] = _JUDGED_WEIGHT
-    heads = fit_folds(texts.vectors, targets, weights, texts.folds)
-    # the fit already follows the class sizes of its targets
-    taught = replace(model, heads=heads, scale=np.ones_like(model.scale), offsets=None)
-    labels = base.argmax(axis=1).astype(np.int32)
-    offsets = np.zeros((len(heads), texts.n_classes), dtype=np.float32)
-    one_hot = np.eye(texts.n_classes)[gold]
-    for fold in range(len(heads)):
+    # Centered: the bias stands for all that embeddings have in common.
+    middle = texts.vectors.mean(axis=0, dtype=np.float32)
+    x = (texts.vectors[rows].astype(np.float32) - middle) * _MOVE_SPREAD
+    x = np.column_stack([x, np.full(len(rows), _BIAS_SPREAD, dtype=np.float32)])
+    moves = np.zeros((FOLDS, x.shape[1], texts.n_classes), dtype=np.float32)
+    for fold in range(FOLDS):
         others = texts.folds[rows] != fold
+        if not others.any():
+            continue
         # Neither the heads nor the votes behind these logs know a judgment of this fold.
         known = np.where(texts.folds == fold, -1, texts.judged).astype(np.int32)
-        votes = _votes(replace(texts, judged=known), labels, rows[others])
-        product = _rows_to_one(base[rows[others]] * (votes + _SMOOTHING) * model.scale)
-        z, t = np.log(product + np.float32(1e-6)).astype(np.float64), one_hot[others]
-
-        def loss(
-            b: NDArray[np.float64], z: NDArray[np.float64] = z, t: NDArray[np.float64] = t
-        ) -> tuple[float, NDArray[np.float64]]:
-            moved = z + b
-            moved -= moved.max(axis=1, keepdims=True)
-            odds = np.exp(moved)
-            norm = odds.sum(axis=1, keepdims=True)
-            fit = float((t * (moved - np.log(norm))).sum())
-            slope = (odds / norm - t).sum(axis=0) + b / _OFFSET_SPREAD**2
-            return -fit + float((b * b).sum()) / 2 / _OFFSET_SPREAD**2, slope
-
-        offsets[fold] = minimize(loss, np.zeros(texts.n_classes), jac=True, method="L-BFGS-B").x
-    return replace(taught, offsets=offsets)
+        votes = _with_judged(replace(texts, judged=known), given, rows[others])
+        product = _rows_to_one(given.head[rows[others]] * (votes + _SMOOTHING) * model.scale)
+        move = fit_move(np.log(product + np.float32(1e-6)), x[others], gold[others])
+        moves[fold] = move
+        moves[fold, :-1] *= _MOVE_SPREAD
+        moves[fold, -1] = _BIAS_SPREAD * move[-1] - middle @ moves[fold, :-1]
+    return replace(model, moves=moves)
 
 
 def one_hot(labels: NDArray[np.int32], n_classes: int) -> NDArray[np.float32]:
@@ -282,25 +306,29 @@ def _joined(
     """Return float32[b, C]: head times votes times scale; rows do not sum to 1."""
     if labels is None:
         labels = head.argmax(axis=1).astype(np.int32)
-    votes = _votes(texts, labels)
+    votes = texts.votes(labels, k=_NEIGHBORS).astype(np.float32)
     product: NDArray[np.float32] = head[: len(texts)] * (votes + _SMOOTHING)
     return product if scale is None else product * scale
 
 
-def _votes(
-    texts: Texts, labels: NDArray[np.int32], rows: NDArray[np.int64] | None = None
+def _with_judged(
+    texts: Texts, ground: Ground, rows: NDArray[np.int64] | None = None
 ) -> NDArray[np.float32]:
     """Return float32[b, C], or of some rows: votes of neighbors, more of judged ones."""
-    if rows is not None:
-        texts = replace(
-            texts, neighbors=texts.neighbors[rows], similarities=texts.similarities[rows]
-        )
+    votes = ground.votes.copy() if rows is None else ground.votes[rows]
     judged = texts.judged
     if judged is None or not (judged >= 0).any():
-        return texts.votes(labels, k=_NEIGHBORS).astype(np.float32)
-    votes = texts.votes(np.where(judged >= 0, judged, labels), k=_NEIGHBORS)
-    votes += (_JUDGED_VOTE - 1) * texts.votes(judged, k=_NEIGHBORS)
-    return votes.astype(np.float32)
+        return votes
+    neighbors = (texts.neighbors if rows is None else texts.neighbors[rows])[:, :_NEIGHBORS]
+    place, rank = np.nonzero((neighbors >= 0) & (judged[neighbors] >= 0))
+    other = neighbors[place, rank]
+    near = (texts.similarities if rows is None else texts.similarities[rows])[place, rank]
+    near = np.clip(near, 0, 1)
+    np.add.at(votes, (place, judged[other]), _JUDGED_VOTE * near)
+    np.subtract.at(votes, (place, ground.labels[other]), near)
+    # rounding
+    result: NDArray[np.float32] = np.maximum(votes, 0)
+    return result
 
 
 def _careful(

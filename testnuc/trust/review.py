@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 import numpy as np
 import orjson
 
+from testnuc._base.checks import hash_text
+from testnuc._base.display import brief
 from testnuc._base.jsonl import write_whole
 from testnuc.errors import InvalidInputError
+from testnuc.trust.review_context import ReviewContext
 from testnuc.types import Neighbor
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ Drawn: TypeAlias = "tuple[int, str, float | None, float | None]"
 class ReviewItem:
     """A text to be judged."""
 
+    __repr__ = brief
+
     #: Position in the review.
     index: int
     text: str
@@ -60,6 +65,8 @@ class ReviewItem:
     answer: str | None = None
     #: "person" or "referee"; None: not answered.
     source: str | None = None
+    #: What several people said, if they differ: names and labels.
+    said: tuple[tuple[str, str | None], ...] = ()
 
 
 class Review(Sequence[ReviewItem]):
@@ -77,10 +84,17 @@ class Review(Sequence[ReviewItem]):
         Number of texts that the items were drawn from.
     model : str
         The model whose labels are judged.
+    context : ReviewContext, optional
+        What is known where it was drawn.
     """
 
     def __init__(
-        self, items: Sequence[ReviewItem], labels: Sequence[str], texts: int, model: str
+        self,
+        items: Sequence[ReviewItem],
+        labels: Sequence[str],
+        texts: int,
+        model: str,
+        context: ReviewContext | None = None,
     ) -> None:
         self._items = list(items)
         self._places = {item.text: item.index for item in items}
@@ -90,6 +104,8 @@ class Review(Sequence[ReviewItem]):
         self.texts = texts
         #: The model whose labels are judged.
         self.model = model
+        #: What is known where it was drawn.
+        self.context = ReviewContext() if context is None else context
         #: Asks a referee; set by the client that made this review.
         self.asks: Callable[[Review, Any, str], Awaitable[None]] | None = None
 
@@ -155,24 +171,28 @@ class Review(Sequence[ReviewItem]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the review to a JSON file, atomically."""
-        record = {
+        write_whole(path, [orjson.dumps(self.record(), option=orjson.OPT_INDENT_2)])
+
+    def record(self) -> dict[str, Any]:
+        """Return the review as the plain values that `save` writes."""
+        return {
             "format": _FORMAT,
             "version": _VERSION,
             "model": self.model,
-            "labels": self.labels,
+            "labels": list(self.labels),
             "texts": self.texts,
+            "context": self.context.record(),
             "items": [_record(item) for item in self._items],
         }
-        write_whole(path, [orjson.dumps(record, option=orjson.OPT_INDENT_2)])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Review:
-        """Read a review that `save` wrote.
+        """Read a review that `save` wrote, or the page; answers may be added by hand.
 
         Raises
         ------
         InvalidInputError
-            The file cannot be read, or `save` did not write it.
+            The file cannot be read, or is not a review.
         """
         try:
             data = Path(path).read_bytes()
@@ -185,12 +205,22 @@ class Review(Sequence[ReviewItem]):
                     f"{path} is not a review of this version of testnuc; save it again"
                 )
             items = [_item(index, given) for index, given in enumerate(record["items"])]
-            found = cls(items, record["labels"], int(record["texts"]), str(record["model"]))
-        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
+            context = record.get("context")
+            found = cls(
+                items,
+                record["labels"],
+                int(record["texts"]),
+                str(record["model"]),
+                None if context is None else ReviewContext.of(context),
+            )
+        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as exc:
             raise InvalidInputError(f"{path} is not a review: {exc!r}") from exc
         for item in items:
             if item.source is not None:
-                found.answer(item.index, item.answer, item.source)  # type: ignore[arg-type]
+                try:
+                    found.answer(item.index, item.answer, item.source)  # type: ignore[arg-type]
+                except InvalidInputError as exc:
+                    raise InvalidInputError(f"{path}, item {item.index + 1}: {exc}") from exc
         return found
 
     def __len__(self) -> int:
@@ -289,6 +319,7 @@ def _record(item: ReviewItem) -> dict[str, Any]:
         "floor": item.floor,
         "answer": item.answer,
         "source": item.source,
+        "said": item.said,
     }
 
 
@@ -296,7 +327,7 @@ def _item(index: int, given: dict[str, Any]) -> ReviewItem:
     return ReviewItem(
         index=index,
         text=given["text"],
-        hash=bytes.fromhex(given["hash"]),
+        hash=hash_text(given["text"]),
         own_label=given["own_label"],
         candidates=tuple((label, tuple(names)) for label, names in given["candidates"]),
         trust=given["trust"],
@@ -305,5 +336,7 @@ def _item(index: int, given: dict[str, Any]) -> ReviewItem:
         probability=given["probability"],
         floor=given["floor"],
         answer=given["answer"],
-        source=given["source"],
+        # who writes an answer into the file need not say that a person gave it
+        source=given["source"] or (None if given["answer"] is None else "person"),
+        said=tuple((str(name), label) for name, label in given.get("said", ())),
     )

@@ -95,3 +95,12 @@ shown = st.lists(st.builds(Demonstration, texts, st.none() | texts), max_size=3)
 def test_the_parts_of_a_key_are_the_prompt(text, demonstrations):
     parts = user_prompt_start(demonstrations) + text_json(text)
     assert parts.decode() == user_prompt([text], demonstrations)
+
+
+def test_an_effort_is_in_the_key_if_it_is_set():
+    keys = {
+        predictor(**({} if effort == "default" else {"reasoning_effort": effort})).key("hello")
+        for effort in ("default", "least", None, "low", "high")
+    }
+    assert len(keys) == 4
+    assert predictor().key("hello").hex() == "6cccd31825bb8b838f059f6ea35c459a"

@@ -163,3 +163,20 @@ async def test_it_says_that_the_store_has_the_same_labels_in_another_order(tmp_p
         assert estimate.note in str(estimate)
         async with TestNUC([*LABELS, "other"], **given) as nuc:
             assert not (await nuc.estimate(texts)).note
+
+
+async def test_reasoning_fits_into_a_small_budget_and_is_estimated(client_of):
+    texts = messages(5)
+    async with LoopbackLLM(confident) as llm:
+        budget = testnuc.Budget(tokens=6_000)
+        given = client_of(llm, model="openai/gpt-5-mini", budget=budget, max_concurrency=1)
+        async with TestNUC(**given) as nuc:
+            results = await nuc.classify_many(texts)
+            assert [r.error for r in results] == [None] * 5
+        least, most = [], []
+        for effort, found in (("least", least), ("high", most)):
+            sampling = Sampling(reasoning_effort=effort)
+            given = client_of(llm, model="openai/gpt-5-mini", sampling=sampling)
+            async with TestNUC(**given) as nuc:
+                found.append((await nuc.estimate(texts)).output_tokens)
+        assert most[0] - least[0] == 5 * 1_024

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 import testnuc
-from testnuc import Budget, RateLimit, Sampling, TestNUC, VotePolicy
+from testnuc import Budget, RateLimit, Sampling, TestNUC, Unsure, VotePolicy
 from testnuc._engine.components import Components
 from testnuc._engine.parameters import GROUPS, client_arguments
 from testnuc.testing import HashEmbedder
@@ -33,16 +33,18 @@ def test_client_and_components_have_the_same_parameters():
     ours, own = defaults(TestNUC.__init__), {"pool", "kernels", "transport"}
     assert ours == defaults(Components.__init__, own)
     # labels, what a first user sets, the groups, the two of a referee, and the three of fewer calls
-    assert len(ours) + 1 == 24
+    assert len(ours) + 1 == 25
 
 
 def test_options_of_the_command_line_are_in_the_table():
     from testnuc.cli.options import client_options
 
     known = defaults(TestNUC.__init__) | grouped_defaults()
-    limits = {name for name, group in GROUPS.items() if group in {"rate_limit", "budget", "ask"}}
+    known |= {field.name: field.default for field in fields(Unsure)}
+    limits = {name for name, group in GROUPS.items() if group in {"rate_limit", "budget"}}
     for name, option in client_options().items():
-        if name == "labels":
+        # an embedder that is not named is that of the store
+        if name in {"labels", "embedder"}:
             continue
         assert name in known or name in limits
         assert option == known.get(name), name

@@ -104,6 +104,13 @@ async def test_a_list_is_labeled_as_the_live_lane_does(model, lane):
             assert (more.usage.calls, llm.batches) == (10, 5)
 
 
+async def test_uploaded_files_are_deleted_when_their_answers_are_stored(lane):
+    async with LoopbackLLM(confident) as llm, lane(llm, model="openai/test") as nuc:
+        await nuc.classify_many(messages(250), lane="batch")
+        assert llm.batches == 3
+        assert llm._batches.files == {}
+
+
 async def test_packs_and_batches_multiply(model, lane):
     texts = messages(230)
     faults = Faults(schedule=["missing-ids", "duplicate-ids", "prose"])

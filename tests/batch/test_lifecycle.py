@@ -68,6 +68,9 @@ class Script:
     async def read(self, remote, take):
         take(BatchResultLine(custom_id(BATCH.id.hex(), 0), 200, BODY))
 
+    async def discard(self, uploads):
+        self.discarded = uploads
+
     def _next(self, entry):
         if isinstance(entry, Exception):
             raise entry

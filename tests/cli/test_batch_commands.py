@@ -163,7 +163,7 @@ def test_a_file_is_labeled_in_the_batch_lane(tmp_path):
         assert "60 texts" in err
         assert (llm.batches, llm.calls) == (1, 60)
         assert len(target.read_text().splitlines()) == 60
-        code, _, err = run_here("classify", source, *flags[:-3], "fast")
+        code, _, err = run_here("classify", source, *flags[:-3], "fast", "--overwrite")
         assert code == 2
         assert "lane is 'fast'" in err
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -64,7 +65,7 @@ def test_csv_in_and_out_through_a_server(tmp_path):
     assert "25 texts" in err
     assert "1 without a usable text" in err
     assert "24 calls" in err
-    with target.open(newline="", encoding="utf-8") as file:
+    with target.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == [str(i) for i in range(25)]
     assert [row["nuc_own_label"] for row in rows] == [*map(gold, texts), ""]
@@ -105,8 +106,8 @@ def test_txt_with_the_embedded_labeler(tmp_path):
         ("", "empty.csv", {}, "is empty"),
         ("  \n", "blank.txt", {}, "is empty"),
         ("text\n", "header.csv", {}, "has no texts"),
-        ("message\nhello\n", "column.csv", {}, "no column 'text'; it has 'message'"),
-        ("text\nhello\n", "kind.xlsx", {}, "neither .csv"),
+        ("message\nhello\n", "column.csv", {}, "did you mean --text-column 'message'?"),
+        ("text\nhello\n", "kind.xls", {}, "neither .csv, .tsv"),
         ("text\nhello\nthere\n", "one.csv", {"labels": "refund"}, "two"),
         ("text\nhello\nthere\n", "twice.csv", {"labels": "a,b,a"}, "'a'"),
         ("text\nhello\nthere\n", "labels.csv", {"labels": "nowhere.txt"}, "there is no file"),
@@ -115,7 +116,7 @@ def test_txt_with_the_embedded_labeler(tmp_path):
         ("text\nhello\nthere\n", "dir.csv", {"output": "no/such/out.csv"}, "no folder"),
         ("text\nhello\nthere\n", "policy.csv", {"policy": "best"}, "weighted"),
         ('{"text": "a"}\nnot json\n', "bad.jsonl", {}, "line 2 is not JSON"),
-        ("[1]\n", "list.jsonl", {}, "line 1 is not a JSON object"),
+        ("[1]\n", "list.jsonl", {}, "item 1 is neither an object nor a string"),
         ("text\n\n \n", "nothing.csv", {}, "no usable text"),
     ],
 )
@@ -164,14 +165,18 @@ def test_demo_prints_what_a_newcomer_wants_to_see():
     code, out, err = run("demo", key=None)
     assert code == 0, err
     for part in (
-        "accuracy of the labeler alone",
-        "accuracy after the vote",
-        "labels corrected by the vote",
-        "labels spoiled by the vote",
+        "labels corrected",
+        "labels spoiled",
         "labeler calls",
         "time",
+        "50 of 702 texts are judged: 50 by a person",
     ):
         assert part in out
+    alone, judged = (
+        float(re.search(rf"accuracy {when} +([\d.]+)", out)[1])
+        for when in ("without judgments", "after fifty judgments")
+    )
+    assert judged >= alone
     assert "702" in out
 
 

@@ -3,15 +3,18 @@
 import csv
 import json
 import random
+import shlex
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from testnuc.cli.options import client_options, command_of
 from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.review import Review
 from tests.cli.in_process import run_here
+from tests.report.test_report import data_of
 
 WORDS = {
     "refund": "money back refund charged twice",
@@ -89,8 +92,8 @@ def test_from_labels_to_better_ones_with_a_store(tickets):
         assert "testnuc review labels.db -n 50" in last
         assert llm.calls == 240
 
-        # the labels are those of the store
-        draw = ["review", "labels.db", "--model", "openai/test", "--base-url", llm.base_url]
+        # the labels and the other options are those of the store
+        draw = ["review", "labels.db"]
         code, _, err = run_here(*draw, "-n", "60")
         assert code == 0, err
         assert "60 of 240 texts to judge" in err
@@ -106,7 +109,7 @@ def test_from_labels_to_better_ones_with_a_store(tickets):
         assert "nothing was learned" in err
 
         review = judged("review.json")
-        code, out, err = run_here("learn", "labels.db", "review.json", *given)
+        code, out, err = run_here("learn", "labels.db", "review.json")
         assert code == 0, err
         assert "60 of 240 texts are judged" in out
         code, _, err = run_here(*command, "after.csv")
@@ -120,7 +123,7 @@ def test_from_labels_to_better_ones_with_a_store(tickets):
         judged("random.json")
         code, out, err = run_here("learn", "labels.db", "random.json", *given)
         assert code == 0, err
-        certified = certified_rows("labels.db", *given, "--accuracy", "0.6")
+        certified = certified_rows("labels.db", "--accuracy", "0.6")
         right = sum(row["nuc_label"] == true_label(row["text"]) for row in certified)
         assert right > 0.6 * len(certified) > 0
 
@@ -151,7 +154,8 @@ def test_results_without_a_store_keep_what_was_learned_beside_them(tickets, tmp_
         code, _, err = run_here("review", "out.csv", *given)
         assert code == 0, err
         judged("review.json")
-        code, _, err = run_here("learn", "out.csv", "review.json", *given)
+        # the store beside the results knows the options
+        code, _, err = run_here("learn", "out.csv", "review.json")
         assert code == 0, err
         code, _, err = run_here(*command)
         assert code == 0, err
@@ -163,9 +167,198 @@ def test_results_without_a_store_keep_what_was_learned_beside_them(tickets, tmp_
         assert llm.calls == 240
 
 
-def test_marks_correct_but_prove_nothing(tickets):
+def test_results_in_full_and_answers_written_by_hand(tickets):
+    with LoopbackLLM(wrong_at_random) as llm:
+        given = [*options(llm), "--none-label", "other", "--instructions", "Be strict."]
+        command = ["classify", tickets, *given, "--full", "-o", "out.jsonl"]
+        run_here(*command)
+        assert run_here("review", "out.jsonl")[0] == 0
+        review = json.loads(Path("review.json").read_bytes())
+        for item in review["items"]:
+            item["answer"] = true_label(item["text"])
+        Path("review.json").write_text(json.dumps(review))
+        code, out, err = run_here("learn", "out.jsonl", "review.json")
+        assert code == 0, err
+        assert "50 of 240 texts are judged: 50 by a person" in out
+        code, _, err = run_here(*command)
+        assert code == 0, err
+        rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()][:-1]
+        said = {item["text"] for item in review["items"]}
+        for row in rows:
+            if row["text"] in said:
+                assert (row["nuc_label"], row["nuc_source"]) == (true_label(row["text"]), "person")
+        assert llm.calls == 240
+        review["items"][2]["answer"] = "refnd"
+        Path("review.json").write_text(json.dumps(review))
+        code, _, err = run_here("learn", "out.jsonl", "review.json")
+        assert code == 2
+        assert "review.json, item 3: the label 'refnd' is not" in err
+        assert "did you mean 'refund'" in err
+
+
+def test_options_that_are_given_win_over_those_of_the_store(tickets):
+    with LoopbackLLM(wrong_at_random) as llm:
+        given = [*options(llm), "--store", "labels.db"]
+        run_here("classify", tickets, *given)
+        code, _, err = run_here("review", "labels.db", "--base-url", "http://127.0.0.1:1/v1")
+        assert code == 2
+        assert "no answer of openai/test with these labels and settings" in err
+        code, _, err = run_here("review", "labels.db", "--labels", "a,b")
+        assert code == 2
+        assert f"240 of openai/test at {llm.base_url}, --embedder" in err
+        assert "with the labels 'refund', 'delivery', 'login'" in err
+        # two runs: the options say which
+        run_here("classify", tickets, *given, "--instructions", "Be strict.")
+        code, _, err = run_here("review", "labels.db")
+        assert code == 2
+        assert err.count("240 of openai/test") == 2
+        code, _, err = run_here("review", "labels.db", *options(llm))
+        assert code == 0, err
+
+
+def labels_in(path):
+    """Return text -> label of a file of results."""
+    path = Path(path)
+    if path.suffix == ".txt":
+        return dict(zip(TEXTS, path.read_text().splitlines(), strict=True))
+    if path.suffix == ".csv":
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    elif path.suffix == ".parquet":
+        rows = pytest.importorskip("pyarrow.parquet").read_table(path).to_pylist()
+    else:
+        rows = [r for r in map(json.loads, path.read_text().splitlines()) if "text" in r]
+    assert len(rows) == len(TEXTS)
+    return {row["text"]: row["nuc_label"] or None for row in rows}
+
+
+def test_after_a_review_every_output_has_the_corrected_labels(tickets):
+    with LoopbackLLM(wrong_at_random) as llm:
+        given = options(llm)
+        classify = ["classify", tickets, *given, "--store", "labels.db"]
+        run_here(*classify, "--full", "-o", "before.jsonl")
+        assert run_here("review", "labels.db", *given, "-n", "60")[0] == 0
+        review = judged("review.json")
+        # none of the labels is right: no output has a label there
+        review.answer(3, None)
+        review.save("review.json")
+        right = {item.text: item.answer for item in review}
+        learn = ["learn", "before.jsonl", "review.json", *given, "--store", "labels.db"]
+        for name in ("learned.jsonl", "learned.csv"):
+            code, _, err = run_here(*learn, "-o", name)
+            assert code == 0, err
+            assert f"240 labels, 60 of them judged by a person, written to {name}" in err
+        for name, more in {
+            "a.csv": [],
+            "b.jsonl": ["--full"],
+            "c.jsonl": ["--policy", "weighted", "--k", "5"],
+            "d.parquet": ["--policy", "majority"],
+            "e.csv": ["--k", "0"],
+            "f.csv": ["--min-trust", "0.99"],
+            "g.txt": [],
+        }.items():
+            code, _, err = run_here(*classify, *more, "-o", name)
+            assert code == 0, err
+        for path in ("learned.jsonl", "learned.csv", "a.csv", "b.jsonl", "c.jsonl", "d.parquet",
+                     "e.csv", "f.csv", "g.txt"):  # fmt: skip
+            found = labels_in(path)
+            nothing = "" if path == "g.txt" else None
+            assert {t: found[t] for t in right} == {t: r or nothing for t, r in right.items()}, path
+        assert run_here("report", "b.jsonl")[0] == 0
+        told = data_of(Path("report.html").read_text(encoding="utf-8"))
+        shown = {told["texts"][r["x"]]: r["l"] for r in told["rows"]}
+        for text, label in right.items():
+            assert label == (None if shown[text] is None else told["labels"][shown[text]])
+        assert told["calibrated"] is True
+        assert llm.calls == 240
+
+
+def test_a_review_has_a_page(tickets, monkeypatch):
+    shown = []
+    monkeypatch.setattr("webbrowser.open", lambda url: shown.append(url) or True)
+    with LoopbackLLM(wrong_at_random) as llm:
+        given = [*options(llm), "--instructions", "Read it."]
+        run_here("classify", tickets, *given, "--full", "-o", "out.jsonl")
+        code, _, err = run_here("review", "out.jsonl", *given)
+        assert code == 0, err
+        assert "to judge them, open review.html in a browser" in err
+        assert shown == []
+        told = data_of(Path("review.html").read_text(encoding="utf-8"))
+        # all texts are there, and those that were drawn are asked for
+        assert (told["total"], len(told["review"]["items"]), told["only"]) == (240, 50, False)
+        assert told["instructions"] == "Read it."
+        assert told["then"] in err
+        command = shlex.split(told["then"])
+        assert command[:4] == ["testnuc", "learn", "out.jsonl", "review.json"]
+        judged("review.json")
+        code, out, err = run_here(*command[1:])
+        assert code == 0, err
+        assert "50 of 240 texts are judged" in out
+        # continued: the page is made again, and opened where one asks for it
+        code, _, err = run_here("review", "review.json", "--open")
+        assert code == 0, err
+        assert [Path(url.removeprefix("file://")) for url in shown] == [
+            tickets.parent / "review.html"
+        ]
+        assert "opened review.html" in err
+        told = data_of(Path("review.html").read_text(encoding="utf-8"))
+        assert [item["answer"] for item in told["review"]["items"]] == [
+            true_label(item["text"]) for item in told["review"]["items"]
+        ]
+
+
+def test_no_password_is_written_into_the_page():
+    command = command_of(
+        "learn", "postgresql://me:secret@db/x", "review.json", {**client_options(), "k": 3}
+    )
+    assert command == "testnuc learn STORE review.json --k 3"
+
+
+def test_reviews_of_several_people_are_joined(tickets):
+    with LoopbackLLM(wrong_at_random) as llm:
+        given = options(llm)
+        run_here("classify", tickets, *given, "--store", "labels.db", "-o", "out.csv")
+        run_here("review", "labels.db", *given, "-n", "40", "-o", "ann.json")
+        Path("ben.json").write_bytes(Path("ann.json").read_bytes())
+        review = judged("ann.json")
+        judged("ben.json")
+        other = Review.load("ben.json")
+        wrong = [next(x for x in LABELS if x != true_label(i.text)) for i in review]
+        for at in range(4):
+            other.answer(at, wrong[at])
+        other.save("ben.json")
+        code, out, err = run_here("learn", "labels.db", "ann.json", "ben.json", *given)
+        assert code == 0, err
+        assert "on 4 of 40 that several people judged they differ: 0 settled" in err
+        assert "testnuc review ann.json ben.json -o joined.json" in err
+        assert "36 of 240 texts are judged" in out
+        code, _, err = run_here("review", "ann.json", "ben.json", "-o", "joined.json")
+        assert code == 0, err
+        joined = Review.load("joined.json")
+        assert [item.source for item in joined[:5]] == [None] * 4 + ["person"]
+        assert joined[0].said == (("ann.json", true_label(joined[0].text)), ("ben.json", wrong[0]))
+        assert Path("joined.html").exists()
+        code, _, err = run_here("review", "ann.json", "out.csv", *given)
+        assert (code, "only reviews (.json) can be joined" in err) == (2, True)
+        code, _, err = run_here("learn", "labels.db", "ann.json", "out.csv", *given)
+        assert (code, "can be joined" in err) == (2, True)
+
+
+@pytest.mark.parametrize("form", ["page", "0.1.0"])
+def test_marks_correct_but_prove_nothing(tickets, form):
     wrong = [t for t in TEXTS if wrong_at_random(t)[0] != true_label(t)][:20]
     marks = [{"text": text, "right_label": true_label(text)} for text in wrong]
+    if form == "page":
+        # from a page of results that do not hold the label set
+        nothing = {
+            "own_label": None, "candidates": [], "trust": None, "neighbors": [], "goal": "correct",
+            "probability": None, "floor": None, "source": "person",
+        }  # fmt: skip
+        items = [{"text": m["text"], "answer": m["right_label"], **nothing} for m in marks]
+        marks = {
+            "format": "testnuc.review", "version": 1, "model": "", "labels": sorted(LABELS),
+            "texts": 240, "items": items,
+        }  # fmt: skip
     Path("marks.json").write_text(json.dumps(marks))
     with LoopbackLLM(wrong_at_random) as llm:
         given = options(llm)

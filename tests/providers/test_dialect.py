@@ -132,7 +132,6 @@ def test_models_without_a_system_role(said):
     ("message", "status"),
     [
         ("This model's maximum context length is 4096 tokens, schema included", 400),
-        ("max_tokens is too large: 99999. This model supports at most 16384", 400),
         ("We could not parse the JSON body of your request.", 400),
         ("Unsupported: 'temperature'", 500),
         ("The schema of your account is blocked", 401),
@@ -144,6 +143,126 @@ def test_what_cannot_be_adapted(message, status):
     assert not provider.adapt(refuse(provider, message, status))
     assert not provider.adapt(ValueError("temperature unsupported"))
     assert provider.dialect == before
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "max_tokens is too large: 9999. This model supports at most 4096 completion tokens.",
+        (
+            "'max_tokens' or 'max_completion_tokens' is too large: 8300. This model's maximum "
+            "context length is 4096 tokens and your request has 350 input tokens."
+        ),
+    ],
+)
+def test_a_limit_that_is_too_large_is_not_sent(message):
+    provider = OpenAI("qwq-32b", base_url=LOCAL)
+    assert sent(provider)["max_tokens"] > 8_192
+    assert provider.adapt(refuse(provider, message))
+    assert "max_tokens" not in sent(provider)
+    assert not provider.adapt(refuse(provider, message)) or "too large" not in message
+    limited = OpenAI("qwq-32b", base_url=LOCAL)
+    sent(limited, options={"max_tokens": 9_999})
+    assert not limited.adapt(refuse(limited, message)) or sent(limited)["max_tokens"] == 9_999
+
+
+@pytest.mark.parametrize(
+    ("model", "message", "effort"),
+    [
+        (
+            "gpt-5.9",
+            (
+                "Unsupported value: 'none' is not supported with the 'gpt-5.9' model. Supported "
+                "values are: 'low', 'medium', and 'high'. [reasoning.effort]"
+            ),
+            "low",
+        ),
+        ("gpt-5", "Invalid reasoning_effort: minimal. Valid values are: high, low, none", "none"),
+        ("gpt-5", "Model does not support parameter reasoningEffort", None),
+        ("gpt-5", "Unrecognized request argument supplied: reasoning_effort", None),
+    ],
+)
+def test_the_effort_is_the_least_that_is_listed(model, message, effort):
+    provider = OpenAI(model, base_url=LOCAL)
+    sent(provider)
+    assert provider.adapt(refuse(provider, message))
+    assert sent(provider).get("reasoning_effort") == effort
+    own = OpenAI("gpt-5.9", base_url=LOCAL)
+    sent(own, reasoning_effort="xhigh")
+    assert not own.adapt(refuse(own, "This model does not support effort level 'xhigh'."))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "logprobs is not supported with this model.",
+        (
+            '{"detail":[{"type":"extra_forbidden","loc":["body","logprobs"],"msg":"Extra inputs '
+            'are not permitted","input":true}]}'
+        ),
+        'Invalid JSON payload received. Unknown name "logprobs": Cannot find field.',
+        "No endpoints found that can handle the requested parameters.",
+    ],
+)
+def test_without_logprobs_the_confidence_is_verbalized(message, caplog):
+    provider, asked = OpenAI("m", base_url=LOCAL), request(confidence="logprobs")
+    assert sent(provider, asked)["logprobs"] is True
+    with caplog.at_level(logging.WARNING):
+        assert provider.adapt(refuse(provider, message, 404 if "endpoints" in message else 400))
+    assert "confidence will be verbalized" in caplog.text
+    body = sent(provider, asked)
+    assert "logprobs" not in body
+    schema = body["response_format"]["json_schema"]["schema"]
+    assert "confidence" in schema["properties"]
+    assert '"confidence": <number>' in body["messages"][0]["content"]
+    assert provider.decode(asked, completion()).answers[0].confidence == 0.9
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model only support stream mode, please enable the stream parameter.",
+        "Streaming is required for this model",
+        "stream must be true",
+    ],
+)
+def test_a_server_that_only_streams(message):
+    provider, asked = OpenAI("m", base_url=LOCAL), request()
+    assert provider.adapt(refuse(provider, message))
+    body = sent(provider, asked)
+    assert body["stream"] is True
+    assert body["stream_options"] == {"include_usage": True}
+    assert provider.adapt(refuse(provider, "Unknown parameter: 'stream_options'"))
+    assert "stream_options" not in sent(provider, asked)
+
+
+def test_thinking_that_only_streams_is_switched_off():
+    provider = OpenAI("qwen3-32b", base_url=LOCAL)
+    words = "parameter.enable_thinking must be set to false for non-streaming calls"
+    assert provider.adapt(refuse(provider, words))
+    assert sent(provider)["enable_thinking"] is False
+    words = "The value of the enable_thinking parameter is restricted to True."
+    assert provider.adapt(refuse(provider, words))
+    assert sent(provider)["stream"] is True
+    assert "enable_thinking" not in sent(provider)
+
+
+def test_parameters_that_no_endpoint_handles_are_left_out_one_by_one():
+    provider, words = OpenAI("gpt-oss-20b", base_url=LOCAL), "No endpoints found that can handle"
+    error = refuse(provider, f"{words} the requested parameters.", 404)
+    gone = []
+    before = sent(provider)
+    while provider.adapt(error):
+        after = sent(provider)
+        gone += [sorted(before.keys() - after.keys())]
+        before = after
+        assert len(gone) < 9
+    assert [name for names in gone for name in names] == [
+        "reasoning_effort",
+        "response_format",
+        "temperature",
+        "top_p",
+    ]
 
 
 def test_the_users_own_format_stays():

@@ -25,6 +25,12 @@ from tests.providers.chat_bodies import KEY, LABELS, LOCAL, refuse, request, sen
         ("http://localhost:8000/v1/", LOCAL + "/chat/completions", LOCAL),
         ("HTTP://LocalHost:8000/v1//", LOCAL + "/chat/completions", LOCAL),
         (LOCAL + "/chat/completions", LOCAL + "/chat/completions", LOCAL),
+        (LOCAL + "/responses", LOCAL + "/responses", LOCAL),
+        (
+            "https://api.perplexity.ai/chat/completions",
+            "https://api.perplexity.ai/chat/completions",
+            "https://api.perplexity.ai",
+        ),
         ("https://h.example:443/api/v1", "https://h.example/api/v1/chat/completions", None),
         ("http://[::1]:80/v1", "http://[::1]/v1/chat/completions", "http://[::1]/v1"),
         (
@@ -54,7 +60,7 @@ def test_is_a_wire_provider():
     assert (provider.name, provider.model) == ("openai", "org/model")
 
 
-@pytest.mark.parametrize("model", ["gpt-4o-mini", "openai/", "mistral/x", "", None, "openai/ "])
+@pytest.mark.parametrize("model", ["gpt-4o-mini", "openai/", "nobody/x", "", None, "openai/ "])
 def test_unknown_providers_are_told_the_choices(model):
     with pytest.raises(InvalidInputError, match=r"openai/.*anthropic/.*local/zero-shot"):
         resolve(model)
@@ -190,32 +196,89 @@ def test_options_that_cannot_be(options):
         provider.encode(request(options=options))
 
 
-@pytest.mark.parametrize("model", ["o1", "o3-mini", "o4-mini", "gpt-5", "gpt-5-nano", "gpt-5.1"])
-def test_reasoning_models_get_no_sampling_and_no_limit(model):
-    provider = OpenAI(model, api_key=KEY)
+@pytest.mark.parametrize(
+    ("model", "effort", "room"),
+    [
+        ("o1", "low", 4_096),
+        ("o3-mini", "low", 4_096),
+        ("o4-mini", "low", 4_096),
+        ("gpt-5", "minimal", 1_024),
+        ("gpt-5-nano-2025-08-07", "minimal", 1_024),
+        ("gpt-6", "low", 4_096),
+        ("o1-mini", None, 8_192),
+        ("gpt-5-pro", None, 8_192),
+    ],
+)
+def test_reasoning_models_reason_least_and_have_room_for_it(model, effort, room):
+    provider = OpenAI(model, api_key=KEY, responses=False)
     body = sent(provider)
-    assert not {"temperature", "top_p", "max_tokens", "max_completion_tokens"} & body.keys()
-    assert provider.reserve(request())[1] == 16_384
+    assert not {"temperature", "top_p", "max_tokens"} & body.keys()
+    assert body.get("reasoning_effort") == effort
+    assert room < body["max_completion_tokens"] < room + 400
+    assert provider.reserve(request())[1] == body["max_completion_tokens"]
     limited = request(options={"max_completion_tokens": 900})
     assert provider.reserve(limited)[1] == 900
 
 
-@pytest.mark.parametrize("model", ["gpt-4o", "gpt-4.1-mini", "gpt-5-chat-latest", "olmo-2", "o-x"])
+def test_an_effort_of_the_users_own():
+    provider = OpenAI("gpt-5", api_key=KEY)
+    assert sent(provider, reasoning_effort="high")["reasoning_effort"] == "high"
+    assert "reasoning_effort" not in sent(provider, reasoning_effort=None)
+    body = sent(provider, options={"reasoning_effort": "low"})
+    assert body["reasoning_effort"] == "low"
+    assert provider.reasoning(task(reasoning_effort="high")) > provider.reasoning(task()) == 0
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "gpt-4o",
+        "gpt-4.1-mini",
+        "gpt-35-turbo",
+        "gpt-5-chat-latest",
+        "olmo-2",
+        "o-x",
+        "gemini-2.0-flash",
+    ],
+)
 def test_other_models_get_both(model):
-    assert {"temperature", "top_p", "max_completion_tokens"} <= sent(
-        OpenAI(model, api_key=KEY)
-    ).keys()
+    body = sent(OpenAI(model, api_key=KEY))
+    assert {"temperature", "top_p", "max_completion_tokens"} <= body.keys()
+    assert "reasoning_effort" not in body
+    assert body["max_completion_tokens"] < 400
 
 
 def test_reasoning_that_is_switched_off():
-    body = sent(OpenAI("gpt-5.1", api_key=KEY), options={"reasoning_effort": "none"})
-    assert {"temperature", "max_completion_tokens"} <= body.keys()
+    for options in ({}, {"reasoning_effort": "none"}):
+        body = sent(OpenAI("gpt-5.1", api_key=KEY), options=options)
+        assert {"temperature", "max_completion_tokens"} <= body.keys()
+        assert body["reasoning_effort"] == "none"
+        assert body["max_completion_tokens"] < 400
 
 
-def test_thinking_models_get_no_tight_limit():
-    body = sent(OpenAI("openai/gpt-oss-20b", base_url=LOCAL))
-    assert "max_tokens" not in body
+@pytest.mark.parametrize(
+    ("model", "effort"),
+    [
+        ("openai/gpt-oss-20b", "low"),
+        ("gemini-2.5-pro", "low"),
+        ("google/gemini-2.5-flash", "none"),
+        ("grok-4-0709", None),
+        ("grok-4.5", "low"),
+        ("deepseek-reasoner", None),
+    ],
+)
+def test_thinking_models_have_room(model, effort):
+    body = sent(OpenAI(model, base_url=LOCAL))
+    assert body.get("reasoning_effort") == effort
+    assert (body["max_tokens"] > 4_000) == (effort != "none")
     assert "temperature" in body
+
+
+@pytest.mark.parametrize("model", ["grok-4-1-fast-non-reasoning", "qwen3-30b-a3b-instruct-2507"])
+def test_models_without_reasoning_have_a_tight_limit(model):
+    body = sent(OpenAI(model, base_url=LOCAL))
+    assert "reasoning_effort" not in body
+    assert body["max_tokens"] < 400
 
 
 def test_default_limit_suffices_for_the_longest_answer():
@@ -242,3 +305,14 @@ def test_prepared_bodies_are_bounded():
     for _ in range(200):
         provider.encode(request())
     assert len(provider._prepared) <= 64
+
+
+def test_prompt_caching_is_no_part_of_the_identity():
+    plain = OpenAI("m", base_url=LOCAL)
+    cached = OpenAI("m", base_url=LOCAL, prompt_cache_key="k", prompt_cache_retention="24h")
+    body = sent(cached)
+    assert (body["prompt_cache_key"], body["prompt_cache_retention"]) == ("k", "24h")
+    assert cached.identity == plain.identity
+    assert cached.adapt(refuse(cached, "Unknown parameter: 'prompt_cache_retention'."))
+    assert "prompt_cache_retention" not in sent(cached)
+    assert sent(cached)["prompt_cache_key"] == "k"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from html.parser import HTMLParser
 
 import pytest
 
+from testnuc._base.checks import hash_text
 from testnuc.errors import InvalidInputError
 from testnuc.report import render
 from testnuc.results import Results
+from testnuc.trust.review import Review, ReviewItem
+from testnuc.trust.review_context import ReviewContext
 from testnuc.types import Classification, Neighbor, Prediction, Usage
 
 
@@ -53,8 +55,10 @@ def test_texts_add_no_element_whatever_they_are():
             [labeled(0, nasty, neighbors=(Neighbor(nasty, 0.5, nasty, None),), reason=nasty)],
             title=nasty,
             model=nasty,
-            key=nasty,
             choices=[nasty],
+            descriptions={nasty: nasty},
+            instructions=nasty,
+            then=nasty,
         ),
     )
     assert Elements(tame).names == Elements(wild).names
@@ -101,6 +105,37 @@ def test_results_bring_along_what_is_known_of_their_run():
 def test_the_same_results_are_the_same_page():
     rows = [labeled(0, "x")]
     assert render(rows) == render(rows)
-    keys = [re.search(r'data-key="(.*?)"', page)[1] for page in (render(rows), render(rows * 2))]
-    assert keys[0] != keys[1]
-    assert 'data-key="mine"' in render(rows, key="mine")
+
+
+def review_of(n, labels=("a", "b")):
+    items = [
+        ReviewItem(
+            index=i, text=f"text {i}", hash=hash_text(f"text {i}"), own_label="a",
+            candidates=(("a", ("the LLM's own labels",)), ("b", ("another",))), trust=0.5,
+            neighbors=(Neighbor("near", 0.9, "b", None),), goal="decide", probability=0.1,
+            floor=0.1,
+        )
+        for i in range(n)
+    ]  # fmt: skip
+    context = ReviewContext(
+        (("the LLM's own labels", 0.0, False), ("another", 1.0, False)),
+        differing=7, unlabeled=2, descriptions={"a": "the first"}, instructions="Read well.",
+    )  # fmt: skip
+    return Review(items, labels, 100, "m", context)
+
+
+def test_a_review_alone_has_a_page():
+    told = data_of(render(None, review=review_of(3)))
+    assert [told["texts"][row["x"]] for row in told["rows"]] == ["text 0", "text 1", "text 2"]
+    assert (told["only"], told["choices"], told["model"]) == (True, 2, "m")
+    assert told["descriptions"] == ["the first", None]
+    assert told["instructions"] == "Read well."
+    assert told["review"]["items"][2]["candidates"] == [["a", ["the LLM's own labels"]],
+                                                        ["b", ["another"]]]  # fmt: skip
+
+
+def test_the_texts_of_a_review_are_listed_whatever_else_is():
+    rows = [labeled(i, f"text {i}", trust=0.2 if i >= 90 else 1.0) for i in range(100)]
+    told = data_of(render(rows, review=review_of(5), most=8))
+    assert [row["i"] for row in told["rows"]] == [*range(5), *range(90, 93)]
+    assert told["only"] is False

@@ -74,13 +74,17 @@ async def test_one_text_many_texts_and_lines(client_of):
         ({"text": "a", "texts": ["a"]}, 422, 'either "text" or "texts"'),
         ({"txt": "a"}, 422, "unknown field 'txt'; did you mean 'text'?"),
         ({"text": ""}, 422, "text is empty"),
-        ({"text": 5}, 422, "text is not a string but int"),
+        ({"text": 5}, 422, "text is a number; give a string"),
+        ({"text": "a", "ids": [1]}, 422, '"ids" belongs to "texts"'),
+        ({"texts": ["a"], "id": 1}, 422, '"id" belongs to "text"'),
+        ({"texts": ["a"], "ids": [1, 2]}, 422, "an id for each of the 1 texts"),
+        ({"texts": ["a"], "ids": [True]}, 422, "an id is 'True'; give strings"),
+        ({"text": "a", "id": "x" * 201}, 422, "of at most 200 characters"),
         ({"text": "a", "stream": True}, 422, '"stream" requires "texts"'),
         ({"text": "a", "explain": "yes"}, 422, "explain is a string; give true or false"),
         ({"text": "x" * 2_001}, 422, "2,001 characters; at most 2,000"),
         ({"texts": "a"}, 422, "texts is a string; give a list"),
         ({"texts": []}, 422, "at least one text"),
-        ({"texts": ["a", " "]}, 422, "texts[1] is empty"),
         ({"texts": ["a"] * 21}, 422, "21 texts; at most 20"),
         ({"text": "x" * 60_000}, 413, "more than 50,000 bytes"),
     ],
@@ -159,15 +163,16 @@ async def test_the_token():
             assert says in answer["error"]["message"]
             assert TOKEN not in str(answer)
             assert (await get(session, "/metrics", **given))[0] == 401
-            assert (await get(session, "/", **given))[0] == 401
-        for path in ("/healthz", "/readyz", "/openapi.json"):
+            for path in ("/results", "/v1/labels", "/v1/info"):
+                assert (await get(session, path, **given))[0] == 401
+        for path in ("/healthz", "/readyz", "/openapi.json", "/", "/docs"):
             assert (await get(session, path))[0] == 200
         right = {"Authorization": f"Bearer {TOKEN}"}
         assert (await post(session, {"text": "refund please"}, **right))[0] == 200
         assert (await get(session, "/metrics", **right))[0] == 200
         # a browser sends it as the password its user typed
         typed = {"Authorization": f"Basic {b64encode(f'me:{TOKEN}'.encode()).decode()}"}
-        assert await get(session, "/", **typed) == (200, page)
+        assert await get(session, "/results", **typed) == (200, page)
         assert (await post(session, {"text": "refund please"}, **typed))[0] == 401
     assert held.asked == ["refund please"]
 
@@ -178,8 +183,9 @@ async def test_without_a_token_only_this_machine_is_answered():
         # a page from elsewhere whose name was made to lead here
         status, answer, _ = await post(session, {"text": "refund please"}, Host="evil.example")
         assert (status, answer["error"]["type"]) == (421, "wrong_host")
-        assert (await get(session, "/", Host="localhost:80"))[0] == 200
-        assert (await get(session, "/", Host="[::1]:80"))[0] == 200
+        assert (await get(session, "/v1/labels", Host="evil.example"))[0] == 421
+        assert (await get(session, "/v1/labels", Host="localhost:80"))[0] == 200
+        assert (await get(session, "/v1/labels", Host="[::1]:80"))[0] == 200
     assert held.asked == []
 
 
@@ -276,7 +282,7 @@ async def test_a_fault_of_ours_is_logged_and_not_shown(caplog):
         raise RuntimeError("the secret path /etc/passwd")
 
     async with served(client(Held()), page=page) as (_, session):
-        status, text = await get(session, "/")
+        status, text = await get(session, "/results")
     assert status == 500
     assert "passwd" not in text
     assert "the secret path" in caplog.text
@@ -297,7 +303,7 @@ async def test_metrics_and_the_page(client_of):
             await post(session, b"nothing")
             await get(session, "/no/such/route/17")
             status, text = await get(session, "/metrics")
-            async with session.get("/") as response:
+            async with session.get("/results") as response:
                 assert response.content_type == "text/html"
                 assert "default-src 'none'" in response.headers["Content-Security-Policy"]
         calls = llm.calls
@@ -332,11 +338,18 @@ async def test_the_openapi_document_is_valid_and_true(client_of):
         bodies = [
             {"text": messages(1)[0]}, {"texts": messages(8), "explain": True},
             {"texts": messages(2), "stream": False}, {"text": ""}, {"texts": []}, {},
+            {"texts": ["", messages(1)[0]], "ids": ["a", 7], "explain": True},
         ]  # fmt: skip
         answers = [await post(session, body, **key) for body in bodies]
+        looked = {
+            name: json.loads((await get(session, f"/v1/{name.lower()}", **key))[1])
+            for name in ("Labels", "Info")
+        }
         states = [json.loads((await get(session, p))[1]) for p in ("/healthz", "/readyz")]
     validator.validate(document)
-    assert set(document["paths"]) == service.routes() - {"/", "/openapi.json"}
+    assert set(document["paths"]) == service.routes() - {
+        "/", "/docs", "/results", "/openapi.json",
+    }  # fmt: skip
     assert document["components"]["schemas"]["Result"]["properties"]["label"]["enum"] == [
         *LABELS, None,
     ]  # fmt: skip
@@ -353,3 +366,6 @@ async def test_the_openapi_document_is_valid_and_true(client_of):
         ) else "Error"  # fmt: skip
         assert fits(expected, answer), answer
     assert all(fits("Status", state) for state in states)
+    assert all(fits(name, value) for name, value in looked.items())
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    assert document["paths"]["/v1/classify"]["post"]["security"] == [{"token": []}]

@@ -9,7 +9,15 @@ from scipy.optimize import minimize
 from testnuc.trust import head as head_module
 from testnuc.trust.candidates import candidates_of, choose, differing
 from testnuc.trust.evidence import Draws
-from testnuc.trust.head import Softmax, class_scale, fit_folds, fit_head, folds_of, predict_folds
+from testnuc.trust.head import (
+    Softmax,
+    class_scale,
+    fit_folds,
+    fit_head,
+    fit_move,
+    folds_of,
+    predict_folds,
+)
 from testnuc.trust.model import HeadModel, VoteModel, fit_model, one_hot, teach
 from tests import naive
 from tests.trust.arrays import clusters
@@ -41,6 +49,24 @@ def test_a_fit_is_as_good_as_that_of_scipy(seed):
     assert loss(first.weights.astype(np.float64).ravel()) <= best.fun + 1e-3
     again = fit_head(texts.vectors, targets, w, start=first)
     assert loss(again.weights.astype(np.float64).ravel()) <= best.fun + 1e-3
+
+
+def test_a_move_is_as_good_as_that_of_scipy():
+    random = np.random.default_rng(0)
+    z = np.log(random.dirichlet(np.ones(4), 60)).astype(np.float32)
+    x = random.normal(size=(60, 9)).astype(np.float32)
+    labels = random.integers(0, 4, 60).astype(np.int32)
+
+    def loss(flat):
+        odds = z + x @ flat.reshape(9, 4)
+        odds = odds - odds.max(axis=1, keepdims=True)
+        chance = odds - np.log(np.exp(odds).sum(axis=1, keepdims=True))
+        return -chance[np.arange(60), labels].sum() + (flat**2).sum() / 2
+
+    best = minimize(loss, np.zeros(36), method="L-BFGS-B")
+    found = fit_move(z, x, labels)
+    assert found.shape == (9, 4)
+    assert loss(found.astype(np.float64).ravel()) <= best.fun + 0.05
 
 
 def test_texts_without_a_label_are_ignored():
@@ -106,7 +132,8 @@ def test_probabilities_are_head_times_votes(seed):
     texts, gold = clusters(60, 4, 6, seed=seed)
     texts.neighbors[random.random(texts.neighbors.shape) < 0.2] = -1
     heads = tuple(Softmax(random.normal(size=(7, 4)).astype(np.float32)) for _ in range(5))
-    model = HeadModel(heads, random.uniform(0.5, 2, 4).astype(np.float32), 2.0)
+    moves = random.normal(size=(5, 7, 4)).astype(np.float32)
+    model = HeadModel(heads, random.uniform(0.5, 2, 4).astype(np.float32), 2.0, moves=moves)
     rows = random.permutation(60)[:10]
     head = predict_folds(heads, texts.vectors, texts.folds)
     labels = head.argmax(axis=1).tolist()
@@ -121,7 +148,13 @@ def test_probabilities_are_head_times_votes(seed):
             model.scale.tolist(),
             8,
         )
-        assert np.allclose(model.probabilities(judged), expected, atol=1e-4)
+        plain = HeadModel(heads, model.scale, 2.0).probabilities(judged)
+        assert np.allclose(plain, expected, atol=1e-4)
+        of_text = moves[texts.folds]
+        odds = np.einsum("nd,ndc->nc", texts.vectors.astype(np.float64), of_text[:, :-1])
+        moved = np.array(expected) * np.exp(odds + of_text[:, -1])
+        moved /= moved.sum(axis=1, keepdims=True)
+        assert np.allclose(model.probabilities(judged), moved, atol=1e-3)
 
 
 def test_care_is_a_log_odds_of_the_own_label():

@@ -1,0 +1,123 @@
+"""A store, or a file of results and its store, opened without calls."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from testnuc._base.checks import hash_text, valid_text
+from testnuc.cli.classify import AnswerStore
+from testnuc.cli.client_factory import client_of, parts_of
+from testnuc.cli.files import Table, check_output, read_table, require_store, usable
+from testnuc.cli.options_of_run import held_scopes, with_options_of_run
+from testnuc.cli.reading import holds_rows
+from testnuc.cli.stored import stored_texts, with_embedder
+from testnuc.errors import InvalidInputError, SmallPoolWarning
+from testnuc.protocols import StoredPrediction
+from testnuc.results import read_results
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from testnuc.client import TestNUC
+    from testnuc.results import Results
+    from testnuc.types import Classification
+
+__all__ = ["LabeledTable", "labeled", "opened", "with_known_options"]
+
+
+@dataclass(frozen=True, slots=True)
+class LabeledTable:
+    """A table, and the results of its valid texts."""
+
+    table: Table
+    results: Results
+    #: The row of each result.
+    valid: Sequence[int]
+    #: What is wrong with the texts of the other rows.
+    problems: Mapping[int, str]
+
+
+@asynccontextmanager
+async def opened(
+    source: str, client: dict[str, Any], text_column: str
+) -> AsyncIterator[tuple[TestNUC, Table | None]]:
+    """Open the client of a store, or of results and their store; it makes no call."""
+    table: Table | None = None
+    place: str | None = source
+    if holds_rows(source):
+        table = read_table(source, text_column)
+        place = AnswerStore.beside(source) if client["store"] is None else client["store"]
+    else:
+        require_store(source)
+    assert place is not None
+    # nothing is sent, so no key is needed
+    nuc = client_of({**client, "store": place}, api_key="not-needed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SmallPoolWarning)
+        answered = [] if table is None else _answered(nuc, table, source)
+        if table is not None and client["store"] is None:
+            AnswerStore.of(client, source, always=True).create()
+        async with nuc:
+            if answered:
+                await _take(nuc, answered)
+            if not (await nuc.stats()).predicted:
+                raise InvalidInputError(
+                    f"{place} holds no answer of {nuc.model} with these labels and settings: "
+                    f"{await held_scopes(place)}; give the options of the run that filled it"
+                )
+            yield nuc, table
+
+
+async def labeled(
+    nuc: TestNUC, given: Table | None, source: str, output: str | None
+) -> LabeledTable:
+    """Label the texts of a file or a store by what was learned; it makes no call."""
+    table = await stored_texts(nuc, source) if given is None else given
+    if output is not None:
+        check_output(output, source, table)
+    problems, valid = usable(table, source)
+    texts = [table.texts[at] for at in valid]
+    calls = (await nuc.estimate(texts)).calls
+    if calls:
+        raise InvalidInputError(
+            f"{calls:,} texts have no stored answer; run `testnuc classify` first"
+        )
+    return LabeledTable(table, await nuc.classify_many(texts), valid, problems)
+
+
+def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:
+    """Return the results of a file that hold the LLM's answer."""
+    usable(table, source)
+    results = read_results(table.rows, source, table.text_column)
+    answered = [r for r in results if r.prediction is not None and valid_text(r.text) is None]
+    for result in answered:
+        label = result.own_label
+        if label is not None and nuc.labels.index(label) is None:
+            raise InvalidInputError(
+                f"{source}, row {result.index + 1}: the LLM's label {label!r} is not one of the "
+                "labels; give the --labels of the run that wrote it"
+            )
+    return answered
+
+
+async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
+    """Add the texts of results to the pool, and their answers to the store, if they lack."""
+    parts = parts_of(nuc)
+    rows = []
+    for result in answered:
+        assert result.prediction is not None
+        text_hash = hash_text(result.text)
+        key = parts.predictor.key(result.text)
+        rows.append(StoredPrediction(key, parts.predictor.scope, text_hash, 0, result.prediction))
+    await parts.store.put_predictions(rows)
+    await nuc.add(list(dict.fromkeys(result.text for result in answered)))
+
+
+def with_known_options(client: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the options, with those of the run behind a source where none is given."""
+    beside = AnswerStore.beside(source)
+    known = with_options_of_run(client, source, beside)
+    return with_embedder(known, (known["store"] or beside) if holds_rows(source) else source)

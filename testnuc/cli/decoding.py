@@ -1,0 +1,172 @@
+"""Encoding and delimiter of text files, given or recognized."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+from typing import TYPE_CHECKING
+
+from testnuc.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["DELIMITERS", "checked_delimiter", "decoded", "delimiter_of", "named"]
+
+#: Delimiters of CSV files, most common first.
+DELIMITERS = (",", ";", "\t", "|")
+_NAMES = {"\t": "tab"}
+#: What spreadsheets of Western Europe and America write, if not UTF-8.
+_OFFICE = "cp1252"
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    # before UTF-16, whose mark it begins with
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+#: Bytes that are searched for the zeros of UTF-16 without a mark.
+_PROBE = 4_096
+#: Characters and rows that are parsed to recognize a delimiter.
+_SAMPLE, _ROWS = 65_536, 50
+
+
+def decoded(raw: bytes, name: str, encoding: str | None = None) -> tuple[str, str]:
+    """Return the content of a text file, and its encoding.
+
+    Parameters
+    ----------
+    raw : bytes
+    name : str
+        The file, for messages.
+    encoding : str, optional
+        Default: recognized by a mark, zeros, or what UTF-8 allows; cp1252 otherwise.
+
+    Raises
+    ------
+    InvalidInputError
+        The content is not text in this encoding.
+    """
+    if encoding is None:
+        encoding = _recognized(raw, name)
+    else:
+        encoding = _checked(encoding)
+        if encoding == "utf-8" and raw.startswith(codecs.BOM_UTF8):
+            encoding = "utf-8-sig"
+    try:
+        return raw.decode(encoding), encoding
+    except (UnicodeDecodeError, LookupError) as exc:
+        raise InvalidInputError(
+            f"{name} is not text in {encoding}: {exc}; name its --encoding, or save it as UTF-8"
+        ) from exc
+
+
+def _checked(encoding: str) -> str:
+    try:
+        found = codecs.lookup(encoding).name
+        # "base64" is no encoding of text
+        "".encode(found)
+    except (LookupError, ValueError) as exc:
+        raise InvalidInputError(
+            f"--encoding is {encoding!r}; give a name such as utf-8, utf-16, cp1252 or latin-1"
+        ) from exc
+    return found
+
+
+def _recognized(raw: bytes, name: str) -> str:
+    for mark, encoding in _MARKS:
+        if raw.startswith(mark):
+            return encoding
+    start = raw[:_PROBE]
+    if b"\0" in start:
+        # Latin letters in UTF-16 have a zero in each second byte
+        even, odd = start[::2].count(0), start[1::2].count(0)
+        if max(even, odd) > 0.3 * len(start) / 2 and min(even, odd) < 0.05 * max(even, odd):
+            return "utf-16-le" if odd > even else "utf-16-be"
+        raise InvalidInputError(f"{name} is not a text file: it holds zero bytes; save it as UTF-8")
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        if _mostly_utf8(raw):
+            line = raw.count(b"\n", 0, exc.start) + 1
+            raise InvalidInputError(
+                f"{name} is UTF-8 except for the byte 0x{raw[exc.start]:02x} in line {line}; mend "
+                f"it, or name the --encoding ({_OFFICE}, for example)"
+            ) from exc
+        return _OFFICE
+    return "utf-8"
+
+
+def _mostly_utf8(raw: bytes) -> bool:
+    """Return whether more characters outside ASCII are valid UTF-8 than not."""
+    content = raw.decode("utf-8", "replace")
+    broken = content.count("\ufffd")
+    return sum(not letter.isascii() for letter in content) > 2 * broken
+
+
+def checked_delimiter(delimiter: str | None) -> str | None:
+    """Return a delimiter that the user named.
+
+    Raises
+    ------
+    InvalidInputError
+        It is not a single character.
+    """
+    if delimiter is None:
+        return None
+    found = {"tab": "\t", "\\t": "\t"}.get(delimiter.lower(), delimiter)
+    if len(found) != 1 or found in '"\r\n':
+        raise InvalidInputError(
+            f"--delimiter is {delimiter!r}; give a single character such as ';', or tab"
+        )
+    return found
+
+
+def delimiter_of(content: str, wanted: Sequence[str]) -> str:
+    """Return the delimiter of CSV content.
+
+    Parameters
+    ----------
+    content : str
+    wanted : sequence of str
+        Columns that the file should have: a delimiter that finds them wins.
+
+    Returns
+    -------
+    str
+        A comma if nothing speaks for another.
+    """
+    best, score = DELIMITERS[0], (-1, -1.0, -1)
+    for delimiter in DELIMITERS:
+        rows = _rows(content, delimiter)
+        width = len(rows[0]) if rows else 0
+        even = sum(len(row) == width for row in rows) / max(len(rows), 1)
+        found = sum(name in rows[0] for name in wanted) if rows else 0
+        # a header of one column is the same under each
+        made = (found, even, width)
+        if made > score:
+            best, score = delimiter, made
+    return best
+
+
+def _rows(content: str, delimiter: str) -> list[list[str]]:
+    sample = content[:_SAMPLE]
+    if len(content) > _SAMPLE:
+        sample = sample[: sample.rfind("\n") + 1] or sample
+    found = []
+    try:
+        for row in csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter):
+            if row:
+                found.append(row)
+            if len(found) == _ROWS:
+                break
+    except csv.Error:
+        pass
+    return found
+
+
+def named(delimiter: str) -> str:
+    """Return how a message names a delimiter."""
+    return _NAMES.get(delimiter, f"'{delimiter}'")

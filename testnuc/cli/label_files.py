@@ -1,0 +1,112 @@
+"""Labels from files: .csv, .tsv, .json, .jsonl, .yaml, .xlsx and .txt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from testnuc.cli.reading import content_of, read_table, require_column, tell
+from testnuc.errors import InvalidInputError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["read_labels"]
+
+_TABLES = {".csv", ".tsv", ".jsonl", ".parquet", ".xlsx"}
+_YAML = {".yaml", ".yml"}
+_LISTS = {".txt", ".json", *_YAML}
+_NAME, _DESCRIPTION = "label", "description"
+
+
+def read_labels(given: str) -> list[str] | dict[str, str]:
+    """Read labels from a file, or from a list separated by commas.
+
+    Raises
+    ------
+    InvalidInputError
+        The file is missing, or holds no labels.
+    MissingDependencyError
+        It needs a package that is not installed.
+    """
+    if given.lstrip()[:1] in {"[", "{"}:
+        # from a settings file or the environment
+        return _labels(_json("labels", given), "labels")
+    kind = Path(given).suffix.lower()
+    if kind not in _TABLES | _LISTS and not Path(given).is_file():
+        found = [label for part in given.split(",") if (label := part.strip())]
+        if len(found) == 1 and "," not in given:
+            raise InvalidInputError(
+                f"--labels {given}: there is no such file, and it is one label; give a file, or at "
+                "least two labels: a,b"
+            )
+        return found
+    if kind in _TABLES:
+        return _of_table(given)
+    content = content_of(given)[0]
+    if kind == ".json":
+        return _labels(_json(given, content), given)
+    if kind in _YAML:
+        return _labels(_yaml(given, content), given)
+    return [label for line in content.splitlines() if (label := line.strip())]
+
+
+def _of_table(file: str) -> list[str] | dict[str, str]:
+    """Return the labels in the column ``label``, with those of the column ``description``."""
+    table = read_table(file, _NAME, option=None)
+    rows = [row for row in table.rows if str(row.get(_NAME) or "").strip()]
+    made = _labels([{name: row.get(name) for name in table.columns} for row in rows], file)
+    if len(made) < len(rows):
+        tell(f"note: {file} names {len(made):,} different labels in {len(rows):,} rows")
+    return made
+
+
+def _labels(value: Any, source: str) -> list[str] | dict[str, str]:
+    """Return labels given as a list of strings or objects, or as label -> description."""
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, list):
+        raise InvalidInputError(f"{source} holds a single value; give a list or an object")
+    if not any(isinstance(item, dict) for item in value):
+        return value
+    return _of_records(value, source)
+
+
+def _of_records(records: Iterable[Mapping[str, Any]], source: str) -> list[str] | dict[str, str]:
+    found: dict[str, str] = {}
+    for record in records:
+        if not isinstance(record, dict):
+            raise InvalidInputError(f"{source} mixes objects and {record!r:.60}; give either")
+        require_column(
+            source, list(map(str, record)), _NAME, f"name the columns {_NAME} and {_DESCRIPTION}"
+        )
+        label = str(record[_NAME]).strip()
+        description = str(record.get(_DESCRIPTION) or "").strip()
+        if found.get(label) and description and found[label] != description:
+            raise InvalidInputError(f"{source} has two descriptions of {label!r}; leave one out")
+        found[label] = description or found.get(label, "")
+    return found if any(found.values()) else list(found)
+
+
+def _json(name: str, content: str) -> Any:
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError as exc:
+        raise InvalidInputError(f"{name} is not JSON: {exc}") from exc
+
+
+def _yaml(name: str, content: str) -> Any:
+    try:
+        import yaml
+    except ImportError as exc:
+        raise MissingDependencyError(
+            f"{name} needs PyYAML; install it with: pip install 'testnuc[yaml]', or give a .json "
+            "or .csv file"
+        ) from exc
+    try:
+        # every scalar is a string: the label `no` is not false
+        return yaml.load(content, Loader=yaml.BaseLoader)  # noqa: S506 - creates no objects
+    except yaml.YAMLError as exc:
+        raise InvalidInputError(f"{name} is not YAML: {exc}") from exc

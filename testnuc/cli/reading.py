@@ -1,0 +1,382 @@
+"""Read files of texts: .csv, .tsv, .json, .jsonl, .parquet, .txt and .xlsx, or stdin."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from testnuc._base.checks import valid_text
+from testnuc._base.jsonl import json_object
+from testnuc.cli.decoding import DELIMITERS, checked_delimiter, decoded, delimiter_of, named
+from testnuc.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = [
+    "KINDS",
+    "STANDARD",
+    "Table",
+    "content_of",
+    "existing",
+    "holds_rows",
+    "kind_of",
+    "read_table",
+    "require_column",
+    "tell",
+    "usable",
+]
+
+KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx", ".txt")
+#: The file name that means stdin or stdout.
+STANDARD = "-"
+#: Likely names of a column of texts.
+_LIKELY = ("text", "texts", "message", "content", "body", "description", "question", "comment")
+#: Rows that are read to find the column of texts.
+_LOOKED_AT = 50
+#: First bytes of files that hold no plain text.
+_MARKS = {
+    b"PK\x03\x04": "an Excel workbook, perhaps; name it .xlsx",
+    b"PAR1": "a Parquet file; name it .parquet",
+}
+#: Characters of an example of what was decoded.
+_EXAMPLE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows of a file of texts."""
+
+    rows: list[dict[str, Any]]
+    columns: list[str]
+    text_column: str
+    #: The schema of a Parquet file.
+    schema: Any = None
+    #: Of a CSV file; an output in CSV has it, too.
+    delimiter: str = ","
+    encoding: str = "utf-8"
+
+    @property
+    def texts(self) -> list[Any]:
+        """The text of each row."""
+        return [row.get(self.text_column) for row in self.rows]
+
+
+def tell(line: str) -> None:
+    """Print a line to stderr."""
+    print(line, file=sys.stderr)  # noqa: T201 - the command's output
+
+
+def read_table(
+    file: str,
+    text_column: str,
+    *,
+    encoding: str | None = None,
+    delimiter: str | None = None,
+    limit: int | None = None,
+    quiet: bool = False,
+    option: str | None = "--text-column",
+) -> Table:
+    """Read a file of texts.
+
+    Parameters
+    ----------
+    file : str
+        `STANDARD`: stdin.
+    text_column : str
+    encoding, delimiter : str, optional
+        Of a text file; default: recognized, and told if unusual.
+    limit : int, optional
+        Number of rows; default: all.
+    quiet : bool
+        Whether to tell nothing.
+    option : str, optional
+        The option that names the column.
+
+    Raises
+    ------
+    InvalidInputError
+        It is missing, empty, of an unknown format, or lacks the column.
+    """
+    if limit is not None and limit < 1:
+        raise InvalidInputError(f"--limit is {limit}; give a number of at least 1")
+    given = checked_delimiter(delimiter)
+    kind = None if file == STANDARD else kind_of(file)
+    schema = None
+    found = "utf-8"
+    rows: list[dict[str, Any]]
+    if kind == ".parquet":
+        from testnuc.cli import parquet
+
+        rows, schema = parquet.read_rows(existing(file))
+        columns = list(schema.names)
+    elif kind == ".xlsx":
+        from testnuc.cli import xlsx
+
+        columns, rows = xlsx.read_rows(existing(file), text_column)
+    else:
+        content, found = content_of(file, encoding)
+        file = "stdin" if file == STANDARD else file
+        kind = kind or _kind_of_content(content, text_column, given)
+        if kind == ".txt":
+            lines = [line.strip() for line in content.splitlines()]
+            rows = [{"text": line} for line in lines if line]
+            columns, text_column = ["text"], "text"
+        elif kind in {".csv", ".tsv"}:
+            guessed = "\t" if kind == ".tsv" else None
+            delimiter = given or guessed or delimiter_of(content, (text_column,))
+            columns, rows = _csv_rows(file, content, delimiter)
+            if len(columns) == 1 and given is None:
+                delimiter = ","
+            if not quiet and given is None and delimiter != "," and kind == ".csv":
+                tell(f"note: {file} is read with {named(delimiter)} between columns (--delimiter)")
+        else:
+            # the record of a run, written by `classify --full`, is not a text
+            rows = [row for row in _json_rows(file, content) if "nuc_run" not in row]
+            columns = list(dict.fromkeys(name for row in rows for name in row))
+        if not quiet and encoding is None and not found.startswith("utf-8"):
+            tell(_about_encoding(file, content, found))
+    if not rows:
+        raise InvalidInputError(f"{file} has no texts; give a file with at least two")
+    _require_text(file, columns, text_column, rows, given, option)
+    return Table(rows[:limit], columns, text_column, schema, delimiter or ",", found)
+
+
+def _about_encoding(file: str, content: str, encoding: str) -> str:
+    """Say how a file was decoded, with an example by which to see an error."""
+    line = f"note: {file} is read as {encoding}"
+    if encoding == "cp1252":
+        words = (word for word in content.split() if not word.isascii())
+        example = next(words, "")[:_EXAMPLE]
+        line += f", as in {example!r}; if that looks wrong, name its --encoding"
+    return line
+
+
+def kind_of(file: str) -> str:
+    """Return the suffix of a file of texts.
+
+    Raises
+    ------
+    InvalidInputError
+        It is unknown.
+    """
+    kind = Path(file).suffix.lower()
+    if kind not in KINDS:
+        more = "; save it as .xlsx or .csv" if kind in {".xls", ".ods", ".numbers"} else ""
+        raise InvalidInputError(f"{file} is neither {', '.join(KINDS[:-1])} nor {KINDS[-1]}{more}")
+    return kind
+
+
+def _kind_of_content(content: str, text_column: str, delimiter: str | None) -> str:
+    """Return the suffix that stdin would have: JSON, a CSV file with the column, or lines."""
+    start = content.lstrip()[:1]
+    if start in {"{", "["}:
+        return ".jsonl" if start == "{" else ".json"
+    header = content.lstrip().split("\n", 1)[0]
+    delimiters = DELIMITERS if delimiter is None else (delimiter,)
+    rows = (next(csv.reader([header.strip()], delimiter=d), []) for d in delimiters)
+    return ".csv" if delimiter or any(text_column in row for row in rows) else ".txt"
+
+
+def holds_rows(file: str) -> bool:
+    """Return whether a file is a table of texts, by its name; a .json file, by its start."""
+    kind = Path(file).suffix.lower()
+    if "://" in file or kind not in KINDS or kind == ".txt":
+        return False
+    if kind != ".json":
+        return True
+    try:
+        with Path(file).open("rb") as opened:
+            return opened.read(256).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+    except OSError:
+        return False
+
+
+def content_of(file: str, encoding: str | None = None) -> tuple[str, str]:
+    """Return the content of a text file or of stdin, and its encoding.
+
+    Raises
+    ------
+    InvalidInputError
+        It is missing, empty, or not text.
+    """
+    if file == STANDARD:
+        if sys.stdin.isatty():
+            tell("reading texts from the terminal; end with Ctrl-D")
+        raw, name = sys.stdin.buffer.read(), "stdin"
+    else:
+        name = file
+        try:
+            raw = existing(file).read_bytes()
+        except OSError as exc:
+            raise InvalidInputError(f"{file} cannot be read: {exc.strerror or exc}") from exc
+    for mark, kind in _MARKS.items():
+        if raw.startswith(mark):
+            raise InvalidInputError(f"{name} is {kind}")
+    content, found = decoded(raw, name, encoding)
+    if not content.strip():
+        raise InvalidInputError(f"{name} is empty")
+    return content, found
+
+
+def existing(file: str) -> Path:
+    """Return the path of a file that exists.
+
+    Raises
+    ------
+    InvalidInputError
+        It does not, or is a folder.
+    """
+    path = Path(file)
+    if not path.exists():
+        raise InvalidInputError(f"there is no file {file}; check the path")
+    if path.is_dir():
+        raise InvalidInputError(f"{file} is a folder; name a file in it")
+    return path
+
+
+def require_column(
+    file: str, columns: Sequence[str], name: str, remedy: str, *, option: str | None = None
+) -> None:
+    """Check that a file has a column.
+
+    Raises
+    ------
+    InvalidInputError
+        It does not; the message lists its columns, and names the closest.
+    """
+    if name in columns:
+        return
+    near = _closest(name, columns)
+    if near is not None and option is not None:
+        remedy = f"did you mean {option} {near!r}?"
+    raise InvalidInputError(
+        f"{file} has no column {name!r}; it has {', '.join(map(repr, columns)) or 'none'}: {remedy}"
+    )
+
+
+def _closest(name: str, columns: Sequence[str]) -> str | None:
+    folded = {column.strip().casefold(): column for column in columns}
+    found = get_close_matches(name.strip().casefold(), folded, 1, 0.7)
+    return folded[found[0]] if found else None
+
+
+def _require_text(
+    file: str,
+    columns: Sequence[str],
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    delimiter: str | None,
+    option: str | None,
+) -> None:
+    """Check that a file has the column of texts; suggest the most likely one."""
+    if name in columns:
+        return
+    if len(columns) == 1 and delimiter is not None:
+        better = delimiter_of(columns[0], (name,))
+        if better not in (delimiter, ",") or better in columns[0]:
+            raise InvalidInputError(
+                f"{file} has one column with --delimiter {named(delimiter)}; it looks as if "
+                f"{named(better)} stands between columns: leave out --delimiter"
+            )
+    if option is None:
+        require_column(file, columns, name, f"the column of labels is named {name!r}")
+    near = _closest(name, columns) or _longest(rows, columns)
+    remedy = f"name the text column with {option}"
+    if near is not None:
+        remedy = f"did you mean {option} {near!r}?"
+    require_column(file, columns, name, remedy)
+
+
+def _longest(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | None:
+    """Return the column with a likely name, or the one with the longest strings."""
+    for name in _LIKELY:
+        for column in columns:
+            if column.strip().casefold() == name:
+                return column
+    looked = rows[:_LOOKED_AT]
+    sizes = {
+        column: sum(len(v) for row in looked if isinstance(v := row.get(column), str))
+        for column in columns
+        if not column.startswith("nuc_")
+    }
+    return max(sizes, key=lambda column: sizes[column]) if any(sizes.values()) else None
+
+
+def usable(table: Table, file: str) -> tuple[dict[int, str], list[int]]:
+    """Return the problem of each invalid text, and the rows with a valid text.
+
+    Raises
+    ------
+    InvalidInputError
+        No text is valid.
+    """
+    problems = {at: p for at, text in enumerate(table.texts) if (p := _problem(text))}
+    valid = [at for at in range(len(table.rows)) if at not in problems]
+    if not valid:
+        at, problem = next(iter(problems.items()))
+        raise InvalidInputError(f"{file} has no usable text: row {at + 1} {problem}")
+    return problems, valid
+
+
+def _problem(text: Any) -> str | None:
+    """Return what is wrong with a text, in words that do not name types of Python."""
+    if text is None:
+        return "is empty; leave it out"
+    if isinstance(text, str):
+        return valid_text(text)
+    kinds = {bool: "true or false", int: "a number", float: "a number", list: "a list"}
+    return f"is {kinds.get(type(text), 'an object')}, not a text; put it in quotes or leave it out"
+
+
+def _csv_rows(file: str, content: str, delimiter: str) -> tuple[list[str], list[dict[str, Any]]]:
+    # a text may exceed the default field limit of 128 kB; the content is in memory anyway
+    before = csv.field_size_limit(max(len(content), 1))
+    try:
+        reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
+        header = next((row for row in reader if row), [])
+        rows = []
+        for row in reader:
+            if not row:
+                continue
+            if any(row[len(header) :]):
+                raise InvalidInputError(
+                    f"{file}, line {reader.line_num} has {len(row)} columns, the header "
+                    f"{len(header)}: put texts that hold {named(delimiter)} in quotes, or name "
+                    "another --delimiter"
+                )
+            rows.append(dict(zip(header, [*row, *[""] * (len(header) - len(row))], strict=False)))
+    except csv.Error as exc:
+        raise InvalidInputError(f"{file} cannot be read as CSV: {exc}") from exc
+    else:
+        return header, rows
+    finally:
+        csv.field_size_limit(before)
+
+
+def _json_rows(file: str, content: str) -> Iterable[dict[str, Any]]:
+    """Yield the objects of JSON Lines, or of one JSON array; a string in an array is a text."""
+    if not content.lstrip().startswith("["):
+        if Path(file).suffix.lower() == ".json":
+            raise InvalidInputError(
+                f"{file} is not a JSON array of objects or strings; name JSON Lines .jsonl"
+            )
+        # not splitlines, which also splits at characters that JSON may hold, such as U+2028
+        lines = enumerate(content.split("\n"), 1)
+        return [json_object(line, file, number) for number, line in lines if line.strip()]
+    try:
+        items = orjson.loads(content)
+    except orjson.JSONDecodeError as exc:
+        raise InvalidInputError(f"{file} is not JSON: {exc}") from exc
+    rows = [{"text": item} if isinstance(item, str) else item for item in items]
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise InvalidInputError(f"{file}, item {number} is neither an object nor a string")
+    return rows

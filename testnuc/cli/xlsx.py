@@ -1,0 +1,122 @@
+"""Excel workbooks; needs openpyxl."""
+
+from __future__ import annotations
+
+import io
+from datetime import date, datetime, time
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from testnuc._base.jsonl import write_whole
+from testnuc.cli.decoding import named
+from testnuc.errors import InvalidInputError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["read_rows", "require", "write_rows"]
+
+#: The most characters that Excel has in a cell, and the most rows in a sheet.
+_CELL, _ROWS = 32_767, 1_048_576
+
+
+def require() -> None:
+    """Check that workbooks can be written, before any call.
+
+    Raises
+    ------
+    MissingDependencyError
+        openpyxl is not installed.
+    """
+    _openpyxl()
+
+
+def read_rows(path: Path, text_column: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the columns and rows of the first sheet that has the column, else of the first.
+
+    Numbers in the column of texts become text; dates become text in all columns.
+
+    Raises
+    ------
+    InvalidInputError
+        It is not an Excel workbook.
+    MissingDependencyError
+        openpyxl is not installed.
+    """
+    openpyxl = _openpyxl()
+    try:
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+    except Exception as exc:
+        raise InvalidInputError(f"{path} is not an Excel workbook (.xlsx): {exc}") from exc
+    try:
+        found = [_rows_of(sheet, text_column) for sheet in book.worksheets]
+    finally:
+        book.close()
+    return next((of for of in found if text_column in of[0]), found[0] if found else ([], []))
+
+
+def _rows_of(sheet: Any, text_column: str) -> tuple[list[str], list[dict[str, Any]]]:
+    lines = (line for line in sheet.iter_rows(values_only=True) if any(v is not None for v in line))
+    header = ["" if name is None else str(name) for name in next(lines, ())]
+    rows = []
+    for line in lines:
+        row = {name: _value(v) for name, v in zip(header, line, strict=False) if name}
+        text = row.get(text_column)
+        if isinstance(text, int | float):
+            row[text_column] = str(text)
+        rows.append(row)
+    return [name for name in header if name], rows
+
+
+def _value(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, date | datetime | time) else value
+
+
+def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a workbook of one sheet atomically.
+
+    Raises
+    ------
+    InvalidInputError
+        There are more rows than Excel has, or the file cannot be written.
+    MissingDependencyError
+        openpyxl is not installed.
+    """
+    openpyxl = _openpyxl()
+    from openpyxl.cell import WriteOnlyCell
+    from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+
+    if len(rows) >= _ROWS:
+        raise InvalidInputError(f"{path} cannot hold {len(rows):,} rows; name a .csv file")
+    book = openpyxl.Workbook(write_only=True)
+    sheet = book.create_sheet("labels")
+
+    def cell(value: Any) -> Any:
+        if isinstance(value, dict | list):
+            value = orjson.dumps(value, default=str).decode()
+        if not isinstance(value, str):
+            return value
+        made = WriteOnlyCell(sheet, ILLEGAL_CHARACTERS_RE.sub("\ufffd", value)[:_CELL])
+        # a text that begins with "=" is no formula
+        made.data_type = "s"
+        return made
+
+    sheet.append([cell(name) for name in columns])
+    for row in rows:
+        sheet.append([cell(row.get(name)) for name in columns])
+    content = io.BytesIO()
+    book.save(content)
+    write_whole(path, [content.getvalue()])
+
+
+def _openpyxl() -> Any:
+    try:
+        import openpyxl
+    except ImportError as exc:
+        raise MissingDependencyError(
+            "Excel files need openpyxl; install it with: pip install 'testnuc[xlsx]', or save the "
+            f"sheet as .csv (with {named(',')} or {named(';')})"
+        ) from exc
+    return openpyxl

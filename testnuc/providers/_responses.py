@@ -1,0 +1,108 @@
+"""OpenAI's Responses API, which some models need in place of chat completions."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from testnuc.protocols import TokenUsage
+from testnuc.providers._answers import count
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["NEEDED", "PATH", "content", "needs", "opening", "parameters", "usage"]
+
+PATH = "/responses"
+
+#: Models without chat completions.
+_MODELS = re.compile(
+    r"^(o\d+-pro|gpt-\d+(\.\d+)?-pro|.*codex|.*deep-research|computer-use)", re.IGNORECASE
+)
+#: The refusals of chat completions for such a model.
+NEEDED = re.compile(
+    r"only supported in v1/responses|not a chat model|use (the )?(v1)?/?responses"
+    r"|chatcompletion operation does not work|not accessible via the /chat/completions",
+    re.IGNORECASE,
+)
+
+
+def needs(model: str) -> bool:
+    """Whether a model has no chat completions, by its name without the provider's."""
+    return _MODELS.search(model) is not None
+
+
+def opening(model: str, system: str) -> bytes:
+    """Return the body up to and with the opening quote of the user message.
+
+    Parameters
+    ----------
+    model : str
+        Its name.
+    system : str
+        The system message.
+    """
+    head = orjson.dumps({"model": model, "instructions": system})[:-1]
+    return head + b',"input":[{"role":"user","content":"'
+
+
+def parameters(chat: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
+    """Return the parameters of a response, from those of a chat completion.
+
+    Parameters
+    ----------
+    chat : mapping
+        Without the output limit.
+    limit : int, optional
+        Output limit.
+    """
+    sent = dict(chat)
+    form = sent.pop("response_format", None)
+    if form is not None:
+        schema = form.get("json_schema")
+        flat = {"type": form["type"], **schema} if isinstance(schema, dict) else form
+        sent["text"] = {**sent.get("text", {}), "format": flat}
+    effort = sent.pop("reasoning_effort", None)
+    if effort is not None:
+        sent["reasoning"] = {**sent.get("reasoning", {}), "effort": effort}
+    if sent.pop("logprobs", None):
+        sent["include"] = ["message.output_text.logprobs"]
+    if limit is not None:
+        sent["max_output_tokens"] = limit
+    # texts are not kept at the provider for thirty days
+    return {"store": False, **sent}
+
+
+def content(answer: Mapping[str, Any]) -> tuple[str, str | None, list[Any]]:
+    """Return the text of a response, its refusal or None, and the tokens' log-probabilities."""
+    said: list[str] = []
+    refusals: list[str] = []
+    tokens: list[Any] = []
+    output = answer.get("output")
+    for item in output if isinstance(output, list) else ():
+        parts = item.get("content") if isinstance(item, dict) else None
+        if not isinstance(parts, list) or item.get("type") != "message":
+            continue
+        for part in parts:
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                said.append(part["text"])
+                tokens += part["logprobs"] if isinstance(part.get("logprobs"), list) else []
+            elif isinstance(part, dict) and isinstance(part.get("refusal"), str):
+                refusals.append(part["refusal"])
+    return "".join(said), "".join(refusals) or None, tokens
+
+
+def usage(value: Any, tier: Any) -> TokenUsage | None:
+    """Return the tokens of a response; its ``output_tokens`` include reasoning."""
+    if not isinstance(value, dict):
+        return None
+    sent, received = count(value.get("input_tokens")), count(value.get("output_tokens"))
+    if sent is None or received is None:
+        return None
+    details = value.get("input_tokens_details")
+    details = details if isinstance(details, dict) else {}
+    cached = min(count(details.get("cached_tokens")) or 0, sent)
+    written = min(count(details.get("cache_write_tokens")) or 0, sent - cached)
+    return TokenUsage(sent, received, cached, written, tier if isinstance(tier, str) else "")

@@ -1,0 +1,123 @@
+// The judgments: they belong to a text and a label set, not to a page, so that a page that is made
+// again has them. A mark is {truth: the right label, null = none of the labels; label: the one that
+// was shown; settled: judged after people differed}.
+const marksOf = (labels, isKnown) => {
+  const hash = (text) => {
+    // 53 bits, public domain (cyrb53)
+    let [a, b] = [0xdeadbeef, 0x41c6ce57];
+    for (let i = 0; i < text.length; i++) {
+      const unit = text.charCodeAt(i);
+      a = Math.imul(a ^ unit, 2654435761);
+      b = Math.imul(b ^ unit, 1597334677);
+    }
+    a = Math.imul(a ^ (a >>> 16), 2246822507) ^ Math.imul(b ^ (b >>> 13), 3266489909);
+    b = Math.imul(b ^ (b >>> 16), 2246822507) ^ Math.imul(a ^ (a >>> 13), 3266489909);
+    return (4294967296 * (2097151 & b) + (a >>> 0)).toString(36);
+  };
+  const scope = `testnuc:${isKnown ? hash(JSON.stringify([...labels].sort())) : "any"}:`;
+  const all = new Map();
+  // the storage may be full or forbidden: marks then live as long as the page
+  const made = { all, kept: true, saved: true, load, set, remove };
+
+  function load() {
+    try {
+      for (let i = 0; i < localStorage.length; i++) {
+        const key = localStorage.key(i);
+        if (!key.startsWith(scope)) continue;
+        const { text, ...mark } = JSON.parse(localStorage.getItem(key));
+        if (mark.truth === null || !isKnown || labels.includes(mark.truth)) all.set(text, mark);
+      }
+    } catch {
+      made.kept = false;
+    }
+  }
+
+  function stored(change) {
+    made.saved = false;
+    try {
+      change(localStorage);
+      made.kept = true;
+    } catch {
+      made.kept = false;
+    }
+  }
+
+  function set(text, mark) {
+    all.delete(text); // the order is that of judging
+    all.set(text, mark);
+    stored((storage) => storage.setItem(scope + hash(text), JSON.stringify({ text, ...mark })));
+  }
+
+  function remove(text) {
+    all.delete(text);
+    stored((storage) => storage.removeItem(scope + hash(text)));
+  }
+
+  load();
+  return made;
+};
+
+// Files of judgments. A record is {text, label: the one shown, own: the LLM's, trust, truth}.
+const formats = (() => {
+  // half a character, of a text that was refused, has no place in a file
+  const whole = (text) => text.replace(/\p{Surrogate}/gu, "\ufffd");
+  const json = (value) => `${JSON.stringify(value, null, 1)}\n`;
+  const type = "application/json";
+
+  /** A review of chosen texts, as `Review.load` reads it. */
+  function review(records, { labels, model, texts }) {
+    return {
+      format: "testnuc.review", version: 1, model: model ?? "", labels, texts,
+      items: records.map(({ text, own, label, trust, truth }) => ({
+        text: whole(text), own_label: own, candidates: label === null ? [] : [[label, ["the label shown"]]],
+        trust, neighbors: [], goal: "correct", probability: null, floor: null, answer: truth, source: "person",
+      })),
+    };
+  }
+
+  function csv(records) {
+    // a spreadsheet runs what begins like a formula; read_marks takes the ' away again
+    const cell = (value) => {
+      const text = value === null ? "" : String(value);
+      return `"${(/^[=+\-@\t\r']/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
+    };
+    const rows = records.map(({ text, label, truth }) => [whole(text), label, truth !== null && truth === label, truth]);
+    return [["text", "label", "right", "right_label"], ...rows].map((row) => `${row.map(cell).join(",")}\r\n`).join("");
+  }
+
+  /** Tasks of Label Studio: <Text name="text" value="$text"/>, <Choices name="label" toName="text">. */
+  function studio(records, { model }) {
+    const result = (label) => (label === null ? [] : [
+      { from_name: "label", to_name: "text", type: "choices", value: { choices: [label] } },
+    ]);
+    return records.map(({ text, label, trust, truth }) => ({
+      data: { text: whole(text) },
+      annotations: [{ result: result(truth) }],
+      predictions: label === null ? [] : [{ model_version: model ?? "testnuc", score: trust, result: result(label) }],
+    }));
+  }
+
+  /** Records of Argilla: log them with mapping={"answer": "label.response"}. */
+  const argilla = (records) => records.map(({ text, label, truth }) => ({ text: whole(text), label, answer: truth }));
+
+  /** The judgments in a file, as [text, label] pairs; undefined: not a file of judgments. */
+  function read(content) {
+    const given = JSON.parse(content);
+    if (Array.isArray(given)) {
+      return given.filter((mark) => typeof mark?.right_label === "string").map((mark) => [mark.text, mark.right_label]);
+    }
+    if (given?.format !== "testnuc.review" || !Array.isArray(given.items)) return undefined;
+    return given.items.filter((item) => item.source === "person").map((item) => [item.text, item.answer]);
+  }
+
+  return {
+    read,
+    review: (records, about) => json(review(records, about)),
+    all: {
+      csv: { name: "marks.csv", type: "text/csv;charset=utf-8", make: csv },
+      studio: { name: "label-studio.json", type, make: (...given) => json(studio(...given)) },
+      argilla: { name: "argilla.json", type, make: (...given) => json(argilla(...given)) },
+    },
+    json,
+  };
+})();

@@ -1,0 +1,73 @@
+"""Request ids, the access log, and CORS."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["REQUEST_ID", "cors_headers", "log_request", "preflight", "request_id"]
+
+_log = logging.getLogger("testnuc.access")
+
+#: Header of the id of a request, from the caller or made here.
+REQUEST_ID = "X-Request-ID"
+_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+#: Requests of load balancers and monitors, which would fill the log.
+_PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
+#: Keys of this kind came with aiohttp 3.14.
+_KEY: Any = web.RequestKey("id", str) if hasattr(web, "RequestKey") else "testnuc.id"
+
+
+def request_id(request: web.Request) -> str:
+    """Return the id of a request: the caller's, if it is plain, else a new one."""
+    if _KEY not in request:
+        given = request.headers.get(REQUEST_ID, "")
+        # a log line must not hold what a caller can forge
+        request[_KEY] = given if _ID.fullmatch(given) else uuid.uuid4().hex
+    made: str = request[_KEY]
+    return made
+
+
+def log_request(request: web.Request, route: str, status: int, seconds: float) -> None:
+    """Log a request; its texts and headers are not in the line."""
+    level = logging.DEBUG if route in _PROBES and status < 400 else logging.INFO
+    if _log.isEnabledFor(level):
+        _log.log(
+            level,
+            "%s %s %s %s %d %.0f ms",
+            request_id(request), request.remote, request.method, route, status, 1_000 * seconds,
+        )  # fmt: skip
+
+
+def cors_headers(request: web.Request, origins: Sequence[str]) -> dict[str, str]:
+    """Return the headers that let a page of an allowed origin read the response."""
+    origin = request.headers.get("Origin")
+    if not origins or origin is None or ("*" not in origins and origin not in origins):
+        return {}
+    return {
+        "Access-Control-Allow-Origin": "*" if "*" in origins else origin,
+        "Access-Control-Expose-Headers": f"{REQUEST_ID}, Retry-After",
+        "Vary": "Origin",
+    }
+
+
+def preflight(request: web.Request, origins: Sequence[str]) -> web.Response | None:
+    """Return the response to a preflight request of an allowed origin; None: it is none."""
+    asked = "Access-Control-Request-Method" in request.headers
+    if request.method != "OPTIONS" or not asked or not cors_headers(request, origins):
+        return None
+    return web.Response(
+        status=204,
+        headers={
+            "Access-Control-Allow-Methods": "GET, POST",
+            "Access-Control-Allow-Headers": f"Authorization, Content-Type, Accept, {REQUEST_ID}",
+            "Access-Control-Max-Age": "600",
+        },
+    )

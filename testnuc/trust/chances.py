@@ -1,0 +1,120 @@
+"""The chance that a kept label is right.
+
+A logistic regression of "the kept label is right" on the log odds that the model gives it and on
+its share of the neighbors' votes (Platt 1999), weighted by a power of 1 / probability of drawing,
+and shrunk toward a prior. It is fitted without the fold of each text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc.trust.head import FOLDS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from testnuc.trust.model import Texts
+
+__all__ = ["chances", "fit_trust"]
+
+#: Precision of the prior of each coefficient of trust, halved, and its mean: models are a little
+#: too sure, and the share of the votes tells where.
+_PRIOR = np.array([0.25, 2.0, 2.0])
+_MEAN = np.array([0.0, 0.7, 1.0])
+#: Half the way between all judgments alike and unbiased weights, which vary more.
+_WEIGHING = 0.5
+_HEAVIEST = 5.0
+_TINY = 1e-4
+_NEIGHBORS = 30
+
+
+def chances(
+    texts: Texts,
+    found: NDArray[np.float32],
+    label: NDArray[np.int32],
+    coefficients: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return the chance that each label is right, float64[b]; NaN for texts without one.
+
+    Parameters
+    ----------
+    texts : Texts
+    found : float32[b, C]
+        Probabilities of a model.
+    label : int32[b]
+        The kept labels.
+    coefficients : float64[FOLDS, 3]
+    """
+    z = _features(texts, found, label)
+    odds = (z * coefficients[texts.folds[: len(texts)]]).sum(axis=1)
+    return np.where(label >= 0, 1 / (1 + np.exp(-odds)), np.nan)
+
+
+def fit_trust(
+    texts: Texts,
+    found: NDArray[np.float32],
+    label: NDArray[np.int32],
+    rows: NDArray[np.int64],
+    right: NDArray[np.bool_],
+    probability: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Fit the coefficients of trust for each fold, on the judged texts of the others.
+
+    Parameters
+    ----------
+    texts : Texts
+    found : float32[n, C]
+        Probabilities of a model.
+    label : int32[n]
+        The kept labels.
+    rows : int64[m]
+        Texts that were drawn by chance.
+    right : bool[m]
+    probability : float64[m]
+        Of drawing each.
+    """
+    from scipy.optimize import minimize
+
+    if not len(rows):
+        # the model's own probability
+        return np.tile([0.0, 1.0, 0.0], (FOLDS, 1))
+    made = np.empty((FOLDS, len(_MEAN)))
+    z = _features(texts, found, label)[rows]
+    weights = probability**-_WEIGHING
+    weights = np.minimum(weights / weights.mean(), _HEAVIEST)
+    sign = np.where(right, 1.0, -1.0)
+    for fold in range(FOLDS):
+        others = texts.folds[rows] != fold
+
+        def loss(
+            b: NDArray[np.float64],
+            z: NDArray[np.float64] = z[others] * sign[others, None],
+            w: NDArray[np.float64] = weights[others],
+        ) -> tuple[float, NDArray[np.float64]]:
+            odds = z @ b
+            away = b - _MEAN
+            slope = -(z * (w / (1 + np.exp(odds)))[:, None]).sum(axis=0) + 2 * _PRIOR * away
+            return float((w * np.logaddexp(0, -odds)).sum() + (_PRIOR * away**2).sum()), slope
+
+        best = minimize(
+            loss, _MEAN, jac=True, method="L-BFGS-B", bounds=[(None, None), (0, None), (0, None)]
+        )
+        made[fold] = best.x
+    return made
+
+
+def _features(
+    texts: Texts, found: NDArray[np.float32], label: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """Return float64[b, 3]: one, log odds by the model, and share of the neighbors' votes."""
+    b = np.arange(len(texts))
+    given = np.maximum(label, 0)
+    p = np.clip(found[b, given].astype(np.float64), _TINY, 1 - _TINY)
+    # the neighbors' labels as the LLM gave them: what the model does not know
+    votes = texts.votes(texts.own, k=_NEIGHBORS).astype(np.float64)
+    total = votes.sum(axis=1)
+    share = np.where(total > 0, votes[b, given] / np.maximum(total, _TINY), 0.5)
+    return np.stack([np.ones(len(b)), np.log(p / (1 - p)), share - 0.5], axis=1)

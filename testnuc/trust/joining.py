@@ -1,0 +1,110 @@
+"""Join the reviews of several people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from testnuc._base.display import brief
+from testnuc.errors import InvalidInputError
+from testnuc.trust.review import Review
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from testnuc.trust.review import ReviewItem
+
+__all__ = ["JoinedReview", "join_reviews"]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedReview:
+    """The answers of several people in one review. ``print`` it."""
+
+    __repr__ = brief
+
+    #: A text has the answer of most of those who judged it; without a majority it is open. Where
+    #: people differ, `ReviewItem.said` holds what each said.
+    review: Review
+    #: Number of texts that more than one person judged.
+    shared: int
+    #: Number of these on which people differ.
+    disagreements: int
+    #: Number of those without a majority.
+    undecided: int
+
+    def __str__(self) -> str:
+        if not self.shared:
+            return f"{len(self.review.judged):,} texts are judged, none of them by several people."
+        settled = self.disagreements - self.undecided
+        return (
+            f"{len(self.review.judged):,} texts are judged; on {self.disagreements:,} of "
+            f"{self.shared:,} that several people judged they differ: {settled:,} settled by the "
+            f"majority, {self.undecided:,} open."
+        )
+
+
+def join_reviews(reviews: Mapping[str, Review]) -> JoinedReview:
+    """Join the reviews of several people, so that `TestNUC.learn` learns from all of them.
+
+    Parameters
+    ----------
+    reviews : mapping of str to Review
+        Who judged, or the name of the file -> the review. Either all hold the same drawn texts, or
+        their texts were chosen.
+
+    Raises
+    ------
+    InvalidInputError
+        There is none, the label sets differ, or the texts were drawn in different reviews.
+    """
+    first = _checked(reviews)
+    of_text: dict[str, list[tuple[str, ReviewItem]]] = {}
+    for name, review in reviews.items():
+        for item in review:
+            of_text.setdefault(item.text, []).append((name, item))
+    shared = disagreements = undecided = 0
+    items = []
+    for index, said in enumerate(of_text.values()):
+        people = [(name, item) for name, item in said if item.source == "person"]
+        votes = Counter(item.answer for _, item in people)
+        shared += len(people) > 1
+        disagreements += len(votes) > 1
+        made = replace(said[0][1], index=index)
+        if votes:
+            answer, most = votes.most_common(1)[0]
+            if 2 * most > len(people):
+                made = replace(made, answer=answer, source="person")
+            else:
+                undecided += 1
+                made = replace(made, answer=None, source=None)
+            if len(votes) > 1:
+                made = replace(made, said=tuple((name, item.answer) for name, item in people))
+        else:
+            # a referee's answer, if there is one
+            answered = next((item for _, item in said if item.source is not None), made)
+            made = replace(made, answer=answered.answer, source=answered.source)
+        items.append(made)
+    joined = Review(items, first.labels, first.texts, first.model, first.context)
+    return JoinedReview(joined, shared, disagreements, undecided)
+
+
+def _checked(reviews: Mapping[str, Review]) -> Review:
+    """Return the first review if all fit together."""
+    if not reviews:
+        raise InvalidInputError("there is no review to join")
+    first = next(iter(reviews.values()))
+    chosen = all(item.probability is None for review in reviews.values() for item in review)
+    for name, review in reviews.items():
+        if review.labels != first.labels:
+            raise InvalidInputError(f"{name} has another label set than the first review")
+        if not chosen and _draws(review) != _draws(first):
+            raise InvalidInputError(
+                f"{name} has other texts than the first review; learn from one after the other"
+            )
+    return first
+
+
+def _draws(review: Review) -> list[tuple[str, float | None, float | None]]:
+    return [(item.text, item.probability, item.floor) for item in review]

@@ -1,0 +1,75 @@
+"""What is known where a review is drawn: the page shows it beside the texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from testnuc._base.display import brief
+
+__all__ = ["EarlierJudgment", "ReviewContext"]
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierJudgment:
+    """A text that was drawn and judged before this review."""
+
+    __repr__ = brief
+
+    probability: float
+    floor: float
+    #: Whether a label was said to be right.
+    known: bool
+    #: Whether each candidate gives the right label.
+    right: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewContext:
+    """The candidates, what was judged before, and the instructions for those who judge."""
+
+    __repr__ = brief
+
+    #: Name of each candidate, the LLM's own labels first; its part of the error that all bounds
+    #: share; whether a model that is taught by the judged texts is made of it.
+    candidates: tuple[tuple[str, float, bool], ...] = ()
+    earlier: tuple[EarlierJudgment, ...] = ()
+    #: Number of texts that candidates label differently; None: unknown.
+    differing: int | None = None
+    #: Number of texts to which the LLM gave no label; None: unknown.
+    unlabeled: int | None = None
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+    instructions: str | None = None
+    none_label: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Return the context for a review file."""
+        return {
+            "candidates": self.candidates,
+            "earlier": [[e.probability, e.floor, e.known, e.right] for e in self.earlier],
+            "differing": self.differing,
+            "unlabeled": self.unlabeled,
+            "descriptions": dict(self.descriptions),
+            "instructions": self.instructions,
+            "none_label": self.none_label,
+        }
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> ReviewContext:
+        """Return the context in a review file."""
+        return cls(
+            candidates=tuple(
+                (str(name), float(share), bool(taught))
+                for name, share, taught in record["candidates"]
+            ),
+            earlier=tuple(
+                EarlierJudgment(float(p), float(floor), bool(known), tuple(map(bool, right)))
+                for p, floor, known, right in record["earlier"]
+            ),
+            differing=record["differing"],
+            unlabeled=record["unlabeled"],
+            descriptions=dict(record["descriptions"]),
+            instructions=record["instructions"],
+            none_label=record["none_label"],
+        )

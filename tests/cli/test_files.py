@@ -1,0 +1,348 @@
+"""Files as offices have them: encodings, delimiters, formats, stdin, and outputs that exist."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testnuc.cli.decoding import decoded, delimiter_of
+from testnuc.cli.label_files import read_labels
+from testnuc.cli.reading import read_table
+from testnuc.errors import InvalidInputError
+from testnuc.testing import HashEmbedder, LoopbackLLM
+from tests.cli.in_process import run_here
+from tests.conftest import LABELS, confident, gold, messages
+
+GERMAN = "Wo bleibt mein Päckchen; für 5 €, größer als 3 Stück?"
+
+
+def classify(llm, file, *more, run=run_here, **options):
+    given = {"labels": ",".join(LABELS), "model": "openai/test", "base-url": llm.base_url}
+    flags = [part for name, value in (given | options).items() for part in (f"--{name}", value)]
+    return run("classify", file, *flags, "--policy", "weighted", *more)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "cp1252"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_encoding_and_delimiter_are_recognized_and_told(tmp_path, capsys, encoding, delimiter):
+    file, out = tmp_path / "in.csv", io.StringIO()
+    writer = csv.writer(out, delimiter=delimiter)
+    writer.writerows([["id", "message"], *([i, f"{GERMAN} {i}"] for i in range(60))])
+    file.write_bytes(out.getvalue().encode(encoding))
+    table = read_table(str(file), "message")
+    assert table.texts == [f"{GERMAN} {i}" for i in range(60)]
+    assert table.columns == ["id", "message"]
+    told = capsys.readouterr().err
+    assert ("between columns" in told) == (delimiter != ",")
+    assert (f"is read as {encoding}" in told) == (not encoding.startswith("utf-8"))
+    if encoding == "cp1252":
+        assert "'Päckchen;'" in told
+    # named by the user, nothing is to be told
+    given = {"encoding": encoding, "delimiter": "tab" if delimiter == "\t" else delimiter}
+    assert read_table(str(file), "message", **given).texts == table.texts
+    assert capsys.readouterr().err == ""
+
+
+def test_a_delimiter_in_texts_is_none_of_columns():
+    assert delimiter_of("text\nHello, you; there\nAnother, one, two\n", ("text",)) not in ",;"
+    assert delimiter_of("id;text, long\n1;a\n", ("text, long",)) == ";"
+    assert delimiter_of("id,text\n1,a;b;c\n2,d;e;f\n", ("text",)) == ","
+    assert delimiter_of('id\ttext\n1\t"a\nb, c"\n', ("other",)) == "\t"
+    assert delimiter_of("", ("text",)) == ","
+
+
+def test_an_unquoted_delimiter_loses_no_text(tmp_path):
+    file = tmp_path / "in.csv"
+    file.write_text("id,text\n1,hello there\n2,well, that was lost before\n")
+    with pytest.raises(InvalidInputError, match=r"line 3 has 3 columns, the header 2: put texts"):
+        read_table(str(file), "text")
+    # a trailing delimiter is no text
+    file.write_text("id,text\n1,hello there,,\n2,well\n")
+    assert read_table(str(file), "text").texts == ["hello there", "well"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "encoding", "says"),
+    [
+        (
+            b"text\nf\xfcr\n" + "größer für Öl\n".encode(),
+            None,
+            r"except for the byte 0xfc in line 2",
+        ),
+        (b"text\n\x00\x01\x02\x00\x03", None, "is not a text file"),
+        (b"text\nf\xfcr", "utf-8", "is not text in utf-8"),
+        (b"text\nhello", "utf-9", "--encoding is 'utf-9'; give a name such as"),
+        (b"text\nhello", "base64", "--encoding is 'base64'"),
+        (b"PK\x03\x04..", None, "name it .xlsx"),
+    ],
+)
+def test_what_cannot_be_decoded_says_why(tmp_path, raw, encoding, says):
+    file = tmp_path / "in.csv"
+    file.write_bytes(raw)
+    with pytest.raises(InvalidInputError, match=says):
+        read_table(str(file), "text", encoding=encoding)
+
+
+def test_decoding_names_what_it_took():
+    assert decoded("für".encode("cp1252"), "x") == ("für", "cp1252")
+    assert decoded("\ufefffür".encode(), "x", "utf8") == ("für", "utf-8-sig")
+
+
+@pytest.mark.parametrize(
+    ("content", "column", "says"),
+    [
+        ("id;message\n1;a\n", "mesage", "did you mean --text-column 'message'?"),
+        ("id,Text \n1,a\n", "text", "did you mean --text-column 'Text '?"),
+        ("id,body_de,kind\n1,a long message,x\n", "text", "did you mean --text-column 'body_de'?"),
+        ("id,nuc_label,note\n1,abcdefghijkl,bcd\n", "text", "did you mean --text-column 'note'?"),
+    ],
+)
+def test_a_wrong_column_suggests_the_right_one(tmp_path, content, column, says):
+    file = tmp_path / "in.csv"
+    file.write_text(content)
+    with pytest.raises(InvalidInputError) as caught:
+        read_table(str(file), column)
+    assert says in str(caught.value)
+    assert ";" not in str(caught.value).split("it has", 1)[1]
+
+
+def test_a_wrong_delimiter_is_told_as_such(tmp_path):
+    file = tmp_path / "in.csv"
+    file.write_text("id;message\n1;a\n")
+    with pytest.raises(InvalidInputError, match=r"one column with --delimiter ','.*leave out"):
+        read_table(str(file), "message", delimiter=",")
+    with pytest.raises(InvalidInputError, match=r"--delimiter is ';;'; give a single"):
+        read_table(str(file), "message", delimiter=";;")
+
+
+@pytest.mark.parametrize("kind", [".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".parquet"])
+def test_each_format_in_and_out(tmp_path, kind):
+    texts = messages(12)
+    first, file, out = tmp_path / "first.json", tmp_path / f"in{kind}", tmp_path / f"out{kind}"
+    first.write_text(json.dumps([{"id": i, "text": f"={t}"} for i, t in enumerate(texts)]))
+    with LoopbackLLM(lambda text: confident(text.removeprefix("="))) as llm:
+        code, _, err = classify(llm, first, "-o", file)
+        assert code == 0, err
+        # what was written is read again
+        code, _, err = classify(llm, file, "-o", out)
+        assert code == 0, err
+    made = read_table(str(out), "text")
+    assert made.texts == [f"={t}" for t in texts]
+    assert [row["nuc_own_label"] for row in made.rows] == [gold(t) for t in texts]
+    assert [str(row["id"]) for row in made.rows] == [str(i) for i in range(12)]
+    assert made.columns[:3] == ["id", "text", "nuc_label"]
+
+
+def test_a_workbook_as_people_make_them(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    book.active.title = "Notes"
+    book.active.append(["nothing here"])
+    sheet = book.create_sheet("Tickets")
+    rows = [[None, None, None], ["id", "message", "when"], [1, "a", None], [2, 42, None]]
+    for row in rows:
+        sheet.append(row)
+    book.save(tmp_path / "in.xlsx")
+    table = read_table(str(tmp_path / "in.xlsx"), "message")
+    assert table.texts == ["a", "42"]
+    (tmp_path / "bad.xlsx").write_text("no workbook")
+    with pytest.raises(InvalidInputError, match="not an Excel workbook"):
+        read_table(str(tmp_path / "bad.xlsx"), "message")
+
+
+def test_a_semicolon_file_of_windows_comes_back_as_one(tmp_path):
+    file, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    lines = ["Nr;message", *(f"{i};{t} für" for i, t in enumerate(messages(8)))]
+    file.write_bytes("\r\n".join(lines).encode("cp1252"))
+    with LoopbackLLM(lambda text: confident(text.removesuffix(" für"))) as llm:
+        code, _, err = classify(llm, file, "--text-column", "message", "-o", out)
+    assert code == 0, err
+    assert out.read_bytes().startswith(b"\xef\xbb\xbfNr;message;nuc_label;")
+    assert "is read as cp1252, as in 'für'" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ("id,text\n1,hello there\n2,well now\n", ["hello there", "well now"]),
+        ('{"text": "hello there"}\n{"text": "well now"}\n', ["hello there", "well now"]),
+        ('["hello there", "well now"]', ["hello there", "well now"]),
+        ("hello there\nwell, now\n", ["hello there", "well, now"]),
+    ],
+)
+def test_stdin_and_stdout(monkeypatch, content, texts):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+    with LoopbackLLM(lambda _: (LABELS[0], 0.9)) as llm:
+        code, out, err = classify(llm, "-", "-o", "-")
+    assert code == 0, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["text"] for row in rows] == texts
+    assert {row["nuc_own_label"] for row in rows} == {LABELS[0]}
+
+
+#: The command line in a process of its own, with an embedder that needs no model.
+SCRIPT = (
+    "import runpy\nfrom testnuc import embedders\nfrom testnuc.testing import HashEmbedder\n"
+    "embedders.resolve = lambda _: HashEmbedder()\n"
+    "runpy.run_module('testnuc', run_name='__main__')\n"
+)
+
+
+def test_a_full_disk_behind_stdout_is_an_error(tmp_path):
+    (tmp_path / "in.txt").write_text("\n".join(messages(4)))
+    with LoopbackLLM(confident) as llm, Path("/dev/full").open("w") as full:
+
+        def run(*arguments):
+            return subprocess.run(
+                [sys.executable, "-c", SCRIPT, *map(str, arguments)],
+                stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+                env={"OPENAI_API_KEY": "x", "PYTHONPATH": ":".join(sys.path)},
+            )  # fmt: skip
+
+        done = classify(llm, tmp_path / "in.txt", run=run)
+    assert done.returncode == 2
+    assert "stdout cannot be written: No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_a_full_disk_leaves_no_part_of_a_result(tmp_path):
+    script = (
+        "import resource, sys\nfrom testnuc._base.jsonl import write_whole\n"
+        "from testnuc.errors import InvalidInputError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try:\n    write_whole(sys.argv[1], [b'x' * 100] * 100)\n"
+        "except InvalidInputError as exc:\n    print(exc)\n"
+    )
+    (tmp_path / "out.csv").write_text("as before")
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "out.csv"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "cannot be written" in done.stdout
+    assert [p.name for p in tmp_path.iterdir()] == ["out.csv"]
+    assert (tmp_path / "out.csv").read_text() == "as before"
+
+
+def test_an_output_that_exists_is_replaced_on_request_alone(tmp_path):
+    file, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    file.write_text("\n".join(messages(8)))
+    with LoopbackLLM(confident) as llm:
+        assert classify(llm, file, "-o", out)[0] == 0
+        before = out.read_bytes()
+        code, _, err = classify(llm, file, "-o", out)
+        assert code == 2
+        assert f"{out} exists; add --overwrite to replace it, or name another -o" in err
+        assert (llm.calls, out.read_bytes()) == (8, before)
+        # an estimate writes nothing
+        assert classify(llm, file, "-o", out, "--dry-run")[0] == 0
+        assert classify(llm, file, "-o", out, "--overwrite")[0] == 0
+
+
+def test_a_trial_of_the_first_texts_is_part_of_the_whole_run(tmp_path):
+    file, out = tmp_path / "in.txt", tmp_path / "out.csv"
+    file.write_text("\n".join(messages(20)))
+    with LoopbackLLM(confident) as llm:
+        assert classify(llm, file, "-o", out, "--limit", "5")[0] == 0
+        assert (len(read_table(str(out), "text").rows), llm.calls) == (5, 5)
+        assert classify(llm, file, "-o", out)[0] == 0
+        assert (len(read_table(str(out), "text").rows), llm.calls) == (20, 20)
+        code, _, err = classify(llm, file, "--limit", "0")
+        assert code == 2
+        assert "--limit is 0" in err
+
+
+def test_with_a_store_a_run_on_the_same_texts_replaces_its_own_output_only(tmp_path):
+    file, out, store = tmp_path / "in.txt", tmp_path / "out.csv", tmp_path / "answers.db"
+    file.write_text("\n".join(messages(8)))
+    with LoopbackLLM(confident) as llm:
+        assert classify(llm, file, "-o", out, store=store)[0] == 0
+        assert classify(llm, file, "-o", out, store=store)[0] == 0
+        assert llm.calls == 8
+        # a column that a person added
+        rows = list(csv.DictReader(io.StringIO(out.read_text())))
+        with out.open("w", newline="") as opened:
+            writer = csv.DictWriter(opened, [*rows[0], "correct"])
+            writer.writeheader()
+            writer.writerows({**row, "correct": "refund"} for row in rows)
+        code, _, err = classify(llm, file, "-o", out, store=store)
+        assert code == 2
+        assert "exists" in err
+        # other texts
+        out.write_text("text,nuc_label\nanother,refund\n")
+        assert classify(llm, file, "-o", out, store=store)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("l.csv", "label,description\nrefund,money\nlost,\n", {"refund": "money", "lost": ""}),
+        ("l.csv", "label\nrefund\nlost, or stolen\n", ["refund", "lost, or stolen"]),
+        ("l.csv", "text;label\na;refund\nb;lost\nc;refund\n", ["refund", "lost"]),
+        ("l.csv", "refund\nlost\n", None),
+        ("l.csv", "label,description\nrefund,a\nrefund,b\n", None),
+        ("l.txt", "refund\n\nlost, or stolen\n", ["refund", "lost, or stolen"]),
+        ("l.json", '["refund", "lost"]', ["refund", "lost"]),
+        ("l.json", '{"refund": "wants money", "lost": ""}', {"refund": "wants money", "lost": ""}),
+        ("l.json", '[{"label": "a", "description": "x"}, {"label": "b"}]', {"a": "x", "b": ""}),
+        ("l.json", "3", None),
+        ("l.yaml", "refund: money\nno: a label\n", {"refund": "money", "no": "a label"}),
+        ("l.yml", "- refund\n- yes\n", ["refund", "yes"]),
+        ("l.yaml", "a: [", None),
+        ("l.jsonl", '{"label": "refund"}\n{"label": "lost"}\n', ["refund", "lost"]),
+    ],
+)  # fmt: skip
+def test_labels_from_files(tmp_path, name, content, expected):
+    file = tmp_path / name
+    file.write_text(content)
+    if expected is None:
+        with pytest.raises(InvalidInputError, match=name):
+            read_labels(str(file))
+    else:
+        assert read_labels(str(file)) == expected
+
+
+def test_labels_that_are_no_file():
+    assert read_labels("refund, lost") == ["refund", "lost"]
+    with pytest.raises(InvalidInputError, match=r"no file labels\.csv"):
+        read_labels("labels.csv")
+    with pytest.raises(InvalidInputError, match="there is no such file, and it is one label"):
+        read_labels("labels")
+
+
+class Short(HashEmbedder):
+    """Reads 20 characters."""
+
+    async def cut(self, texts):
+        return sum(len(text) > 20 for text in texts), 20
+
+
+def test_long_texts_are_counted_before_the_run(tmp_path, monkeypatch):
+    file = tmp_path / "in.txt"
+    file.write_text("short\nalso short\nand one text that is much longer than the embedder reads\n")
+    with LoopbackLLM(lambda _: (LABELS[0], 0.9)) as llm:
+
+        def run(*arguments):
+            import tests.cli.in_process as here
+
+            monkeypatch.setattr(here, "HashEmbedder", Short)
+            return run_here(*arguments)
+
+        code, _, err = classify(llm, file, run=run)
+    assert code == 0, err
+    assert "note: 1 of 3 texts is longer than the 20 tokens that the embedder reads" in err
+    assert "shorten or split them, or choose another --embedder" in err
+
+
+def test_texts_longer_than_the_model_reads_are_told_by_a_dry_run(tmp_path):
+    file = tmp_path / "in.json"
+    file.write_text(json.dumps(["word " * 100_000, "short", "another"]))
+    code, _, err = run_here("classify", file, "--labels", "a,b", "--dry-run")
+    assert code == 0
+    assert "about 1 of 3 texts is longer than the 128,000 tokens that openai/gpt-4o-mini" in err

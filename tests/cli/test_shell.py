@@ -1,0 +1,160 @@
+"""The command line speaks the shell's words, and remembers what a store holds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from testnuc import TestNUC, __version__, embedders
+from testnuc.cli import stored
+from testnuc.cli.wording import in_shell_words
+from testnuc.testing import HashEmbedder, LoopbackLLM
+from tests.cli.in_process import run_here
+from tests.conftest import LABELS, confident, messages
+from tests.report.test_report import data_of
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("\n".join(messages(24)))
+    return path
+
+
+def test_version_and_short_help():
+    code, out, _ = run_here("--version")
+    assert (code, out.split()[:2]) == (0, ["testnuc", __version__])
+    for command in ([], ["classify"], ["store"], ["store", "stats"]):
+        code, out, _ = run_here(*command, "-h")
+        assert code == 0
+        assert "--help" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--k", "-1"], "--k is -1"),
+        (["--max-concurrency", "0"], "--max-concurrency is 0"),
+        (["--texts-per-call", "0"], "--texts-per-call is 0"),
+        (["--min-trust", "2"], "--min-trust is 2.0"),
+        (["--budget-usd", "-1"], "--budget-usd is -1.0"),
+        (["--requests-per-minute", "0"], "--requests-per-minute is 0"),
+        (["--policy", "best"], "--policy is 'best'; choose one of"),
+        (["--neighbors", "some"], "--neighbors is 'some'"),
+        (["--model", "gpt-4o"], "--model 'gpt-4o' has no known provider"),
+        (["--base-url", "foo"], "--base-url must be a URL"),
+        (["--lane", "fast"], "--lane is 'fast'"),
+        (["--rest", "never"], "--rest is 'never'"),
+        (["--labels", "a,"], 'add --none-label "other"'),
+        (["--text-column", "x"], "did you mean --text-column 'text'?"),
+    ],
+)
+def test_errors_name_options_and_nothing_of_python(tmp_path, given, says):
+    file = tmp_path / "in.csv"
+    file.write_text("text\nhello\nthere\n")
+    labels = [] if "--labels" in given else ["--labels", "a,b"]
+    code, out, err = run_here("classify", file, *labels, *given)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert len(err.splitlines()) == 1
+    for word in ("VotePolicy", "provider object", "base_url", "NoneType", "str", "int "):
+        assert word not in err.replace("string", "").replace("integer", "")
+
+
+def test_words_that_are_options_stay_words_within_a_sentence():
+    known = ["store", "labels", "none_label", "max_concurrency", "embedder"]
+    said = "the store 'a' holds labels of 'none_label'; max_concurrency\n  is low"
+    assert in_shell_words(said, known) == (
+        "the store 'a' holds labels of 'none_label'; --max-concurrency is low"
+    )
+    assert in_shell_words("embedder is 3, or an object with dim", known) == "--embedder is 3"
+    assert in_shell_words("store my_labels.db is locked", known) == "store my_labels.db is locked"
+
+
+def classified(llm, source, store):
+    given = ["--labels", ",".join(LABELS), "--model", "openai/test", "--base-url", llm.base_url]
+    code, _, err = run_here("classify", source, *given, "--store", store)
+    assert code == 0, err
+    return ["--model", "openai/test", "--base-url", llm.base_url]
+
+
+def test_diagnose_and_report_read_a_store(source, tmp_path):
+    store, page = tmp_path / "answers.db", tmp_path / "report.html"
+    with LoopbackLLM(confident) as llm:
+        given = classified(llm, source, store)
+        calls = llm.calls
+        # the labels are those of the store
+        code, out, err = run_here("diagnose", store, *given, key=None)
+        assert code == 0, err
+        assert out
+        code, _, err = run_here("report", store, "-o", page, *given, key=None)
+        assert code == 0, err
+        assert f"24 texts, written to {page}" in err
+        assert llm.calls == calls
+    told = data_of(page.read_text(encoding="utf-8"))
+    assert {told["texts"][row["x"]] for row in told["rows"]} == set(messages(24))
+    assert all(row["k"] for row in told["rows"])
+
+
+def test_a_report_of_a_store_says_which_options_are_missing(source, tmp_path):
+    store = tmp_path / "answers.db"
+    with LoopbackLLM(confident) as llm:
+        classified(llm, source, store)
+    code, _, err = run_here("report", store, "--model", "openai/other")
+    assert code == 2
+    assert "24 of openai/test at " in err
+    assert "give the options of the run that filled it" in err
+    code, _, err = run_here("report", tmp_path / "none.db")
+    assert code == 2
+    assert "there is no file" in err
+
+
+async def test_the_embedder_is_that_of_the_store(tmp_path, monkeypatch):
+    store = tmp_path / "answers.db"
+    async with TestNUC(LABELS, "local/zero-shot", embedder=Named(), store=store, k=0) as nuc:
+        await nuc.add(messages(3))
+    asked = []
+
+    def resolve(name):
+        asked.append(name)
+        return Named()
+
+    monkeypatch.setattr(embedders, "resolve", resolve)
+    assert await stored._embedders(str(store)) == ["our/embedder"]
+
+
+@pytest.mark.parametrize(
+    ("held", "given", "taken"),
+    [
+        (["our/embedder"], None, "our/embedder"),
+        (["our/embedder"], "another", "another"),
+        (["our/embedder", "second"], None, stored.EMBEDDER),
+        ([], None, stored.EMBEDDER),
+    ],
+)
+def test_an_option_wins_over_the_embedder_of_the_store(tmp_path, monkeypatch, held, given, taken):
+    place = tmp_path / "answers.db"
+    place.write_bytes(b"")
+
+    async def embedders_of(_):
+        return held
+
+    monkeypatch.setattr(stored, "_embedders", embedders_of)
+    client = {"embedder": given, "store": None}
+    assert stored.with_embedder(client, str(place))["embedder"] == taken
+    assert stored.with_embedder(client, None)["embedder"] == given or stored.EMBEDDER
+
+
+class Named(HashEmbedder):
+    """An embedder with the name of a model."""
+
+    name = "our/embedder"
+
+
+def test_a_text_that_is_no_string_is_told_in_words(tmp_path):
+    file = tmp_path / "in.json"
+    file.write_text(json.dumps([{"text": 5}, {"text": None}, {"text": ["a"]}]))
+    code, _, err = run_here("classify", file, "--labels", "a,b")
+    assert code == 2
+    assert "row 1 is a number, not a text; put it in quotes or leave it out" in err

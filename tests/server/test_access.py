@@ -1,0 +1,233 @@
+"""What a caller sees beside labels: pages, ids, echoes, CORS, and one bad text among good ones."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import re
+import shutil
+from contextlib import asynccontextmanager
+
+import pytest
+
+from testnuc import Reason, TestNUC
+from testnuc.errors import ConfigurationError, InvalidInputError
+from testnuc.server import ServerSettings
+from testnuc.testing import LoopbackLLM
+from tests.conftest import LABELS, confident, gold, messages
+from tests.server.serving import Held, client, served
+
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.errors.SmallPoolWarning")
+
+TOKEN = "a-token-of-24-characters"
+
+
+@asynccontextmanager
+async def running(client_of, settings=None, **more):
+    async with (
+        LoopbackLLM(confident) as llm,
+        served(TestNUC(**client_of(llm, k=3, **more)), **(settings or {})) as (service, session),
+    ):
+        yield llm, service, session
+
+
+async def classify(session, **body):
+    async with session.post("/v1/classify", json=body) as response:
+        return response.status, await response.json()
+
+
+async def test_one_bad_text_fails_alone(client_of):
+    texts = [messages(3)[0], "", messages(3)[1], 5, "x" * 200, messages(3)[2]]
+    async with running(client_of, {"max_text_chars": 150}) as (llm, _, session):
+        status, answer = await classify(session, texts=texts, explain=True)
+        assert status == 200
+        found = answer["results"]
+        assert [r["index"] for r in found] == list(range(6))
+        assert [r["text"] for r in found] == [t if isinstance(t, str) else None for t in texts]
+        assert [r["own"] is not None for r in found] == [True, False, True, False, False, True]
+        says = ["texts[1] is empty", "texts[3] is a number", "texts[4] has 200 characters"]
+        for at, words in zip((1, 3, 4), says, strict=True):
+            assert found[at]["error"]["type"] == "invalid_input"
+            assert words in found[at]["error"]["message"]
+            assert found[at]["label"] is None
+        assert set(found[1]) == set(found[0])
+        assert llm.calls == 3
+        # as lines, and where no text is left
+        async with session.post("/v1/classify", json={"texts": texts, "stream": True}) as response:
+            assert response.status == 200
+            lines = (await response.text()).splitlines()
+        assert sum('"invalid_input"' in line for line in lines) == 3
+        status, answer = await classify(session, texts=["", " "])
+        assert (status, [r["label"] for r in answer["results"]]) == (200, [None, None])
+        async with session.post("/v1/classify", json={"texts": [""], "stream": True}) as response:
+            assert (response.status, response.content_type) == (200, "application/x-ndjson")
+        assert llm.calls == 3
+
+
+async def test_results_echo_text_and_id(client_of):
+    texts = messages(3)
+    async with running(client_of) as (_, _, session):
+        _, one = await classify(session, text=texts[0], id="ticket-7")
+        assert (one["text"], one["id"]) == (texts[0], "ticket-7")
+        assert "index" not in one
+        _, many = await classify(session, texts=texts, ids=["a", 2, "c"])
+        assert [(r["index"], r["id"], r["text"]) for r in many["results"]] == [
+            (0, "a", texts[0]), (1, 2, texts[1]), (2, "c", texts[2]),
+        ]  # fmt: skip
+        assert "id" not in (await classify(session, text=texts[0]))[1]
+
+
+async def test_a_reason_is_a_code_with_a_sentence(client_of):
+    async with running(client_of, policy="auto") as (_, _, session):
+        _, one = await classify(session, text=messages(1)[0])
+        assert one["reason"]["code"] == "llm_kept"
+        assert len(one["reason"]["message"]) < 100
+        async with session.get("/v1/info") as response:
+            info = await response.json()
+        # said once, in full
+        assert len(info["decision"]) > len(one["reason"]["message"])
+        assert info["labels"] == len(LABELS)
+        assert info["pool"] == 1
+        assert info["limits"]["max_texts"] == 1_000
+        async with session.get("/v1/labels") as response:
+            labels = await response.json()
+    assert labels["labels"][0] == {"label": LABELS[0], "description": None}
+
+
+def test_a_reason_is_a_string():
+    reason = Reason("low_trust", "trust 0.41 is below 0.5")
+    assert reason == "trust 0.41 is below 0.5"
+    assert pickle.loads(pickle.dumps(reason)).code == "low_trust"
+
+
+async def test_request_ids_are_kept_made_and_logged(client_of, caplog):
+    caplog.set_level(logging.INFO, "testnuc.access")
+    async with running(client_of) as (_, _, session):
+        async with session.get("/v1/labels", headers={"X-Request-ID": "from-a-proxy.7"}) as got:
+            assert got.headers["X-Request-ID"] == "from-a-proxy.7"
+        # what could forge a log line is replaced
+        async with session.get("/nowhere", headers={"X-Request-ID": "a b;c"}) as got:
+            assert (got.status, len(got.headers["X-Request-ID"])) == (404, 32)
+        body = {"texts": messages(2), "stream": True}
+        async with session.post("/v1/classify", json=body, headers={"X-Request-ID": "s1"}) as got:
+            await got.read()
+            assert got.headers["X-Request-ID"] == "s1"
+        async with session.get("/healthz"):
+            pass
+    lines = [r.getMessage() for r in caplog.records if r.name == "testnuc.access"]
+    assert len(lines) == 3
+    assert re.fullmatch(r"from-a-proxy\.7 127\.0\.0\.1 GET /v1/labels 200 \d+ ms", lines[0])
+    assert re.fullmatch(r"[0-9a-f]{32} 127\.0\.0\.1 GET other 404 \d+ ms", lines[1])
+    assert lines[2].startswith("s1 127.0.0.1 POST /v1/classify 200")
+    assert not any(messages(1)[0] in line for line in lines)
+
+
+async def test_the_access_log_can_be_off(client_of, caplog):
+    caplog.set_level(logging.INFO, "testnuc.access")
+    async with running(client_of, {"access_log": False}) as (_, _, session):
+        await classify(session, text=messages(1)[0])
+    assert not caplog.records
+
+
+async def test_pages_of_allowed_origins_only(client_of):
+    settings = {"cors_origins": ("https://desk.example",)}
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x"}
+    async with running(client_of, settings) as (_, _, session):
+        for origin, status in (("https://desk.example", 204), ("https://evil.example", 405)):
+            given = {"Origin": origin, **asks}
+            async with session.options("/v1/classify", headers=given) as got:
+                assert got.status == status
+                allowed = got.headers.get("Access-Control-Allow-Origin")
+                assert allowed == (origin if status == 204 else None)
+        given = {"Origin": "https://desk.example"}
+        async with session.post("/v1/classify", json={"text": "refund"}, headers=given) as got:
+            assert got.headers["Access-Control-Allow-Origin"] == "https://desk.example"
+            assert got.headers["Vary"] == "Origin"
+        # an error can be read by the page, too
+        async with session.post("/v1/classify", json={}, headers=given) as got:
+            assert (got.status, "Access-Control-Allow-Origin" in got.headers) == (422, True)
+        async with session.get("/v1/labels") as got:
+            assert "Access-Control-Allow-Origin" not in got.headers
+    async with running(client_of) as (_, _, session):
+        given = {"Origin": "https://desk.example", **asks}
+        async with session.options("/v1/classify", headers=given) as got:
+            assert (got.status, "Access-Control-Allow-Origin" in got.headers) == (405, False)
+
+
+def test_origins_that_are_refused():
+    with pytest.raises(ConfigurationError, match="every page that is open in a browser"):
+        ServerSettings(cors_origins=("*",))
+    assert ServerSettings(cors_origins=("*",), token=TOKEN)
+    with pytest.raises(InvalidInputError, match=r"cors_origin is 'desk\.example'"):
+        ServerSettings(cors_origins=("desk.example",))
+
+
+async def test_the_pages_load_nothing_from_elsewhere():
+    held = Held()
+    async with served(client(held), token=TOKEN) as (_, session):
+        for path in ("/", "/docs"):
+            async with session.get(path) as got:
+                html = await got.text()
+                policy = got.headers["Content-Security-Policy"]
+            assert (got.status, got.content_type) == (200, "text/html")
+            assert "connect-src 'self'" in policy
+            assert not re.findall(r"(?:src|href)=\"?(?:https?:)?//", html)
+            # nothing of the service is in a page that needs no token
+            assert not any(label in html for label in LABELS)
+        async with session.get("/results") as got:
+            assert got.status == 401
+    assert held.asked == []
+
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+async def test_a_text_is_tried_in_a_browser(client_of):
+    playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
+    chromium = os.environ.get("TESTNUC_CHROMIUM") or CHROMIUM
+    if chromium is None:
+        pytest.skip("there is no Chromium: install it, or name it in TESTNUC_CHROMIUM")
+    async with running(client_of, {"token": TOKEN}) as (_, _, session):
+        key = {"Authorization": f"Bearer {TOKEN}"}
+        body = {"texts": messages(8)}
+        async with session.post("/v1/classify", json=body, headers=key) as got:
+            assert got.status == 200
+        base = str(session._base_url).rstrip("/")
+        async with playwright.async_playwright() as driver:
+            browser = await driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            page = await browser.new_page()
+            faults = []
+            page.on("pageerror", lambda error: faults.append(str(error)))
+            await page.goto(base)
+            await page.locator("#access").wait_for(state="visible")
+            await page.fill("#token", TOKEN)
+            text = messages(1)[0] + " it's <b>urgent</b>"
+            await page.fill("#text", text)
+            await page.press("#text", "Control+Enter")
+            await page.locator("#result").wait_for(state="visible")
+            assert await page.inner_text("#label") == gold(text)
+            assert "Trust" in await page.inner_text("#trust")
+            assert await page.locator("#near tbody tr").count() == 3
+            part = await page.evaluate(
+                "at('bar').firstElementChild.offsetWidth / at('bar').offsetWidth"
+            )
+            assert f"{round(100 * part)} %" in await page.inner_text("#trust")
+            curl = await page.inner_text("#curl")
+            assert "it'\\''s <b>urgent</b>" in curl
+            assert TOKEN not in curl
+            if shots := os.environ.get("TESTNUC_SHOTS"):
+                await page.screenshot(path=f"{shots}/try.png", full_page=True)
+            await page.goto(base + "/docs")
+            await page.locator("#Result").wait_for()
+            shown = (await page.inner_text("main")).lower()
+            if shots:
+                await page.screenshot(path=f"{shots}/docs.png", full_page=True)
+            await browser.close()
+        for words in ("post /v1/classify", "get /v1/info", "422", "manytexts"):
+            assert words in shown
+        assert faults == []

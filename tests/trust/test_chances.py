@@ -1,0 +1,64 @@
+"""The chance that a label is right: its prior, what it learns, and what folds may not see."""
+
+import numpy as np
+import pytest
+
+from testnuc.trust.chances import chances, fit_trust
+from tests.trust.arrays import clusters
+
+
+def given(seed, n=400, m=100):
+    """Return texts, probabilities of a model that is too sure, labels, judged rows, truth."""
+    random = np.random.default_rng(seed)
+    texts, _ = clusters(n, 4, 8, seed=seed)
+    found = random.dirichlet(np.full(4, 0.3), n).astype(np.float32)
+    label = found.argmax(axis=1).astype(np.int32)
+    p = found.max(axis=1).astype(np.float64)
+    odds = 0.5 * np.log(p / (1 - np.minimum(p, 0.9999)))
+    right = random.random(n) < 1 / (1 + np.exp(-odds))
+    return texts, found, label, random.permutation(n)[:m], right
+
+
+def test_without_judgments_it_is_the_probability_of_the_model():
+    texts, found, label, rows, right = given(0)
+    nothing = fit_trust(texts, found, label, rows[:0], right[:0], np.empty(0))
+    made = chances(texts, found, label, nothing)
+    assert made == pytest.approx(found.max(axis=1).clip(1e-4, 1 - 1e-4), abs=1e-5)
+    label[3] = -1
+    assert np.isnan(chances(texts, found, label, nothing)[3])
+
+
+def test_judgments_correct_a_model_that_is_too_sure():
+    texts, found, label, rows, right = given(1, 3_000, 1_500)
+    made = fit_trust(texts, found, label, rows, right[rows], np.full(1_500, 0.5))
+    rest = np.setdiff1d(np.arange(3_000), rows)
+    sure = rest[found.max(axis=1)[rest] > 0.9]
+    trust = chances(texts, found, label, made)[sure].mean()
+    assert trust == pytest.approx(right[sure].mean(), abs=0.04)
+    assert found.max(axis=1)[sure].mean() > right[sure].mean() + 0.05
+
+
+def test_a_fold_does_not_see_its_own_judgments():
+    texts, found, label, rows, right = given(2)
+    chance = np.full(len(rows), 0.25)
+    before = fit_trust(texts, found, label, rows, right[rows], chance)
+    after = fit_trust(texts, found, label, rows, (right ^ (texts.folds == 3))[rows], chance)
+    assert np.array_equal(before[3], after[3])
+    assert not np.array_equal(before[2], after[2])
+
+
+def test_weights_count_by_their_ratio_alone():
+    texts, found, label, rows, right = given(3)
+    chance = np.random.default_rng(0).uniform(0.001, 0.01, len(rows))
+    one = fit_trust(texts, found, label, rows, right[rows], chance)
+    other = fit_trust(texts, found, label, rows, right[rows], 50 * chance)
+    assert one == pytest.approx(other, abs=1e-4)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_judgments_that_all_agree_are_no_proof_of_certainty(right):
+    texts, found, label, rows, _ = given(4, m=30)
+    made = fit_trust(texts, found, label, rows, np.full(30, right), np.full(30, 0.1))
+    trust = chances(texts, found, label, made)
+    assert (trust.mean() > 0.5) == right
+    assert 0.001 < trust.mean() < 0.999

@@ -1,0 +1,76 @@
+"""Reviews of several people become one."""
+
+from dataclasses import replace
+
+import pytest
+
+from testnuc._base.checks import hash_text
+from testnuc.errors import InvalidInputError
+from testnuc.trust.joining import join_reviews
+from testnuc.trust.review import Review, ReviewItem
+
+LABELS = ("a", "b", "c")
+
+
+def review_of(answers, *, probability=0.1, labels=LABELS):
+    """Return a review whose texts have these answers; "-" is open."""
+    items = [
+        ReviewItem(
+            index=at, text=f"text {at}", hash=hash_text(f"text {at}"), own_label="a",
+            candidates=(("a", ("the LLM's own labels",)),), trust=0.5, neighbors=(),
+            goal="decide", probability=probability, floor=probability,
+        )
+        for at in range(len(answers))
+    ]  # fmt: skip
+    made = Review(items, labels, 100, "openai/x")
+    for at, answer in enumerate(answers):
+        if answer != "-":
+            made.answer(at, answer)
+    return made
+
+
+def test_the_majority_wins_and_a_tie_stays_open():
+    people = {
+        "ann": review_of(["a", "b", "-", None, "b"]),
+        "ben": review_of(["a", "c", "-", None, "c"]),
+        "eve": review_of(["a", "b", "c", "a", "-"]),
+    }
+    joined = join_reviews(people)
+    assert [(i.answer, i.source) for i in joined.review] == [
+        ("a", "person"), ("b", "person"), ("c", "person"), (None, "person"), (None, None),
+    ]  # fmt: skip
+    assert (joined.shared, joined.disagreements, joined.undecided) == (4, 3, 1)
+    assert joined.review[4].said == (("ann", "b"), ("ben", "c"))
+    assert joined.review[0].said == ()
+    assert (
+        "on 3 of 4 that several people judged they differ: 2 settled by the majority, 1 open"
+        in (str(joined))
+    )
+    # what was known of the draw stays
+    assert [i.probability for i in joined.review] == [0.1] * 5
+
+
+def test_a_person_counts_for_more_than_a_referee():
+    machine = review_of(["-", "-"])
+    for at in range(2):
+        machine.answer(at, "c", "referee")
+    joined = join_reviews({"ann": review_of(["a", "-"]), "model": machine})
+    assert [(i.answer, i.source) for i in joined.review] == [("a", "person"), ("c", "referee")]
+    assert joined.disagreements == 0
+    assert "none of them by several" in str(joined)
+
+
+def test_chosen_texts_are_joined_by_their_text():
+    ann, ben = review_of(["a", "b"], probability=None), review_of(["a", "b", "c"], probability=None)
+    assert [i.answer for i in join_reviews({"ann": ann, "ben": ben}).review] == ["a", "b", "c"]
+
+
+def test_reviews_that_do_not_fit_are_refused():
+    first = review_of(["a"])
+    with pytest.raises(InvalidInputError, match="ben has another label set"):
+        join_reviews({"ann": first, "ben": review_of(["a"], labels=("a", "b"))})
+    other = Review([replace(first[0], text="other")], LABELS, 100, "openai/x")
+    with pytest.raises(InvalidInputError, match="ben has other texts"):
+        join_reviews({"ann": first, "ben": other})
+    with pytest.raises(InvalidInputError, match="no review"):
+        join_reviews({})
