@@ -51,7 +51,7 @@ layers: $(VENV)/.test
 
 # the site, in build/site
 docs: $(VENV)/.test
-	$(BIN)/mkdocs build --quiet --strict
+	$(BIN)/zensical build --clean --strict >/dev/null
 
 # sdist and wheel, in dist
 dist: $(VENV)/.test

@@ -47,6 +47,8 @@ class Facts:
     #: Input, cached and output tokens; None if not reported.
     usage: tuple[int, int, int] | None = None
     request_id: str = ""
+    #: Reasoning tokens; None if not reported.
+    reasoning: int | None = None
     #: Whether the model or a filter refused.
     refused: bool = False
     #: Texts of an error, which a user must see.
@@ -131,8 +133,14 @@ def _chat(value: dict[str, Any]) -> Facts:
         finish,
         _chat_usage(value.get("usage")),
         str(value.get("id") or ""),
+        _reasoning(value.get("usage")),
         refused,
     )
+
+
+def _reasoning(usage: Any) -> int | None:
+    details = usage.get("completion_tokens_details") if isinstance(usage, dict) else None
+    return details.get("reasoning_tokens") if isinstance(details, dict) else None
 
 
 def _chat_usage(usage: Any) -> tuple[int, int, int] | None:
@@ -165,7 +173,7 @@ def _message(value: dict[str, Any]) -> Facts:
         if usage
         else None,
         str(value.get("id") or ""),
-        finish == "refusal",
+        refused=finish == "refusal",
     )
 
 

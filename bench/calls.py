@@ -47,7 +47,10 @@ def _kept(sparing: Sparing, data: Recorded) -> NDArray[np.int32]:
 
 
 def learned(data: Recorded, asked: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Label all texts by the candidate with class sizes evened out half the way."""
+    """Label all texts by the candidate with class sizes evened out half the way.
+
+    As in a run for which judgments have proved that candidate.
+    """
     own = np.where(asked, data.texts.own, -1).astype(np.int32)
     texts = replace(data.texts, own=own)
     weights = np.ones(len(own), dtype=np.float32)
@@ -74,24 +77,23 @@ def _default(report: Report, data: Recorded, seeds: int, stop: float) -> None:
 
 
 def _curve(report: Report, data: Recorded, seeds: int) -> None:
-    n = len(data.gold)
-    whole = np.ones(n, dtype=np.bool_)
-    for name, candidate in (("own labels", False), ("learned model", True)):
-        every = _accuracy(learned(data, whole) if candidate else data.texts.own, data)
-        for kind in ("random", "unsure"):
-            cells: dict[str, float] = {}
-            for part in _PARTS:
-                found = []
-                for seed in range(seeds):
-                    if kind == "unsure":
-                        run = asked_by(data, seed, Unsure(most=part))
-                    else:
-                        # all of the part is drawn at random
-                        run = asked_by(data, seed, Unsure(stop=1, most=part))
-                    labels = learned(data, run.asked) if candidate else _kept(run, data)
-                    found.append(_accuracy(labels, data))
-                cells[f"{part:.0%}"] = float(np.mean(found))
-            report.row(set=data.name, labels=name, asked=kind, **cells, all=every)
+    whole = np.ones(len(data.gold), dtype=np.bool_)
+    every = {
+        "own labels": data.alone,
+        "learned model": _accuracy(learned(data, whole), data),
+    }
+    for kind in ("random", "unsure"):
+        cells: dict[str, dict[str, float]] = {name: {} for name in every}
+        for part in _PARTS:
+            # "random": all of the part is drawn at random
+            rule = Unsure(most=part) if kind == "unsure" else Unsure(stop=1, most=part)
+            runs = [asked_by(data, seed, rule) for seed in range(seeds)]
+            kept = [_accuracy(_kept(run, data), data) for run in runs]
+            cells["own labels"][f"{part:.0%}"] = float(np.mean(kept))
+            again = [_accuracy(learned(data, run.asked), data) for run in runs]
+            cells["learned model"][f"{part:.0%}"] = float(np.mean(again))
+        for name, found in cells.items():
+            report.row(set=data.name, labels=name, asked=kind, **found, all=every[name])
 
 
 def _plot(report: Report, path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from bench._facts import facts
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from testnuc.protocols import TokenUsage
 
 _OK = 200
+_LOOPBACK = re.compile(r" at 127\.0\.0\.1:\d+")
 #: When a chat completion was created.
 _CREATED = re.compile(r'"created":\s*(\d{10})\b')
 #: Characters of a provider's words that must be in the message.
@@ -153,8 +155,15 @@ def report(exchanges: list[Exchange], seen: list[Seen]) -> tuple[Report, list[st
             outcome=what,
             ids=ids,
             then=next(iter(steps), "")[:60],
-            message="" if first.error is None else str(first.error)[:90],
+            message=_LOOPBACK.sub("", "" if first.error is None else str(first.error))[:90],
         )
+    thought: dict[str, list[int]] = {}
+    for exchange, facts_ in zip(exchanges, said, strict=True):
+        if facts_.reasoning:
+            effort = str(exchange.request.get("reasoning_effort") or "not given")
+            thought.setdefault(effort, []).append(facts_.reasoning)
+    for effort, counts in sorted(thought.items()):
+        table.note(f"Reasoning tokens, effort {effort}: median {median(counts):g} of {len(counts)}")
     for why, n in aside.most_common():
         table.note(f"Counted apart, {why}: {n:,}")
     return table, listed

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from testnuc.providers.openai import OpenAI
     from testnuc.report import read_marks
     from testnuc.results import Results
+    from testnuc.scoring import Comparison, Evaluation, Measured, compare
     from testnuc.sync import SyncTestNUC
     from testnuc.trust import (
         Certificate,
@@ -141,6 +142,7 @@ _HOMES = {
     "providers.openai": ("OpenAI",),
     "report": ("read_marks",),
     "results": ("Results",),
+    "scoring": ("Comparison", "Evaluation", "Measured", "compare"),
     "sync": ("SyncTestNUC",),
     "trust": (
         "Certificate",
@@ -179,6 +181,7 @@ __all__ = [
     "CallTimeoutError",
     "Certificate",
     "Classification",
+    "Comparison",
     "ConfigurationError",
     "ConnectionFailedError",
     "ContentRefusedError",
@@ -186,12 +189,14 @@ __all__ = [
     "EmbeddingError",
     "EmptyReplyError",
     "Estimate",
+    "Evaluation",
     "Head",
     "InvalidInputError",
     "JoinedReview",
     "LabelSet",
     "LaneEstimate",
     "Learned",
+    "Measured",
     "MismatchedReplyError",
     "MissingDependencyError",
     "Neighbor",
@@ -230,6 +235,7 @@ __all__ = [
     "VotePolicy",
     "VoteResult",
     "WeightedBestOfN",
+    "compare",
     "decided",
     "join_reviews",
     "read_marks",

@@ -13,6 +13,7 @@ from testnuc.methods import Sampling
 from testnuc.progress import Observer
 from testnuc.protocols import WireProvider
 from testnuc.results import Results
+from testnuc.scoring import Evaluation, checked_gold, evaluated
 from testnuc.types import Classification, Estimate, PoolStats, Usage
 
 if TYPE_CHECKING:
@@ -71,6 +72,11 @@ class TestNUC:
         Your guidelines for the LLM, added to the prompt.
     none_label : str, optional
         The label that means "none of these"; added to the labels if it is not among them.
+    multilabel : bool
+        Whether a text can have several labels, or none. Each label is voted on alone and given
+        above the policy's ``threshold`` (1/2); results are `MultilabelClassification`. Policy
+        "auto" is "weighted". Reviews, learning, heads, referees and few-shot methods need one
+        label.
     method : Method, optional
         How one text gets its own prediction: `StandardPrompting` (the default), `SelfConsistency`,
         `BestOfN`, `WeightedBestOfN`, `TopKICL`, `TopKICLP`, or your own. Neighbors vote with
@@ -153,6 +159,7 @@ class TestNUC:
         policy: str | VotePolicy = "auto",
         instructions: str | None = None,
         none_label: str | None = None,
+        multilabel: bool = False,
         method: Method | None = None,
         sampling: Sampling | None = None,
         neighbors: Literal["predict", "stored"] = "predict",
@@ -179,6 +186,7 @@ class TestNUC:
             policy=policy,
             instructions=instructions,
             none_label=none_label,
+            multilabel=multilabel,
             method=method,
             sampling=sampling,
             neighbors=neighbors,
@@ -236,7 +244,9 @@ class TestNUC:
         """Calls, tokens and US dollars that this client has spent so far."""
         return self._engine.usage
 
-    async def add(self, texts: Iterable[str], labels: Sequence[str] | None = None) -> None:
+    async def add(
+        self, texts: Iterable[str], labels: Sequence[str] | Sequence[Sequence[str]] | None = None
+    ) -> None:
         """Embed unlabeled texts and add them to the pool; makes no LLM call.
 
         Parameters
@@ -244,6 +254,7 @@ class TestNUC:
         texts : iterable of str
         labels : sequence of str, optional
             The correct label of each text: such texts vote with confidence 1, without an LLM call.
+            With ``multilabel=True``: the list of labels of each text.
 
         Raises
         ------
@@ -382,6 +393,36 @@ class TestNUC:
             No call can succeed: a wrong key, an unknown model.
         """
         return await self._engine.classify_many(texts, progress=progress, lane=lane)
+
+    async def evaluate(
+        self,
+        texts: Iterable[str],
+        labels: Iterable[str],
+        *,
+        progress: bool | Observer = False,
+    ) -> Evaluation:
+        """Label texts whose labels are known, and return the accuracy with 95 % intervals.
+
+        The known labels only score: the client learns nothing from them.
+
+        Parameters
+        ----------
+        texts : iterable of str
+        labels : iterable of str
+            The known label of each text, in order.
+        progress : bool or Observer
+            As for `classify_many`.
+
+        Raises
+        ------
+        InvalidInputError
+            There is not one label for each text, or it is not in the label set; nothing was sent.
+        ProviderError
+            As for `classify_many`.
+        """
+        given = list(texts)
+        gold = checked_gold(given, list(labels), self.labels.names)
+        return evaluated(await self.classify_many(given, progress=progress), gold)
 
     def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096

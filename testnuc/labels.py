@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import orjson
 from rapidfuzz import fuzz, process
 
 from testnuc.errors import InvalidInputError
-from testnuc.types import Prediction
+from testnuc.types import SEPARATOR, MultilabelPrediction, Prediction
 
 if TYPE_CHECKING:
     from testnuc.protocols import Answer
 
-__all__ = ["LabelSet"]
+__all__ = ["LabelSet", "split_labels"]
 
 #: Least similarity (0..1) of a fuzzy match, which must also be the unique best one.
 MIN_RATIO = 0.9
@@ -41,6 +42,8 @@ class LabelSet:
         white space, and must not be blank or contain line breaks.
     none_label : str, optional
         The label that means "none of these". Added to the set if it is not in it.
+    multilabel : bool
+        Whether a text can have several labels, or none. Then one label is enough.
 
     Raises
     ------
@@ -61,19 +64,28 @@ class LabelSet:
         "_strict",
         "_too_long",
         "descriptions",
+        "multilabel",
         "names",
         "none_label",
     )
 
     def __init__(
-        self, labels: Sequence[str] | Mapping[str, str], none_label: str | None = None
+        self,
+        labels: Sequence[str] | Mapping[str, str],
+        none_label: str | None = None,
+        *,
+        multilabel: bool = False,
     ) -> None:
         names, descriptions = _parse_labels(labels)
         if none_label is not None:
             _check_name(none_label, "none_label")
             if none_label not in names:
                 names.append(none_label)
-        if len(names) < 2:
+        #: Whether a text can have several labels, or none.
+        self.multilabel = multilabel
+        if multilabel:
+            _check_several(names, none_label)
+        elif len(names) < 2:
             raise InvalidInputError(
                 f"labels needs at least two labels, got {names!r}. For a yes-or-no label, add "
                 'none_label="other".'
@@ -176,6 +188,23 @@ class LabelSet:
         found = self._loose[similar]
         return None if found < 0 else found
 
+    def knows(self, label: str) -> bool:
+        """Whether a known label is one of the set; of several labels in one string, whether all."""
+        if not self.multilabel:
+            return label in self._index
+        return all(name in self._index for name in split_labels(label))
+
+    def joined(self, names: object) -> str | None:
+        """Return the labels of one text as one string; None: they are not distinct labels."""
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            return None
+        given = list(names)
+        if any(not isinstance(name, str) or name not in self._index for name in given):
+            return None
+        if len(set(given)) < len(given):
+            return None
+        return SEPARATOR.join(given)
+
     def predicted(self, answer: Answer) -> Prediction:
         """Convert an answer to a prediction.
 
@@ -189,10 +218,52 @@ class LabelSet:
         Prediction
             Its label is None if the answer matches no label of the set.
         """
+        if self.multilabel:
+            given = answer.labels
+            pairs = ((answer.label, answer.confidence),) if given is None else given
+            return self.several(Prediction(None, None, orjson.dumps(pairs).decode()))
         index = self.match(answer.label)
         label = None if index is None else self.names[index]
         said = None if label == answer.label else answer.label
         return Prediction(label, answer.confidence, said)
+
+    def several(self, prediction: Prediction) -> MultilabelPrediction:
+        """Return a prediction with its labels, from what was said; a store returns plain ones.
+
+        Labels outside the set are dropped, and of duplicates the largest confidence counts. An
+        answer that has no other labels than those outside abstains.
+
+        Parameters
+        ----------
+        prediction : Prediction
+            Without `said`, its `label` is a known label: labels in one string.
+        """
+        if isinstance(prediction, MultilabelPrediction):
+            return prediction
+        said = prediction.said
+        if said is None:
+            pairs = [(name, prediction.confidence) for name in split_labels(prediction.label)]
+        else:
+            pairs = orjson.loads(said)
+        found: dict[int, float | None] = {}
+        outside = []
+        for name, confidence in pairs:
+            place = self.match(name)
+            if place is None:
+                outside.append(name)
+            else:
+                known = (found.get(place), confidence)
+                found[place] = max((sure for sure in known if sure is not None), default=None)
+        labels, confidences = tuple(self.names[place] for place in found), tuple(found.values())
+        stated = [sure for sure in confidences if sure is not None]
+        return MultilabelPrediction(
+            label=SEPARATOR.join(labels) if labels or not outside else None,
+            confidence=min(stated) if stated and len(stated) == len(labels) else None,
+            said=said,
+            labels=labels,
+            confidences=confidences,
+            outside=tuple(outside),
+        )
 
     def __len__(self) -> int:
         return len(self.names)
@@ -207,6 +278,28 @@ class LabelSet:
         shown = ", ".join(repr(name) for name in self.names[:5])
         more = f", .. {len(self.names) - 5} more" if len(self.names) > 5 else ""
         return f"LabelSet([{shown}{more}])"
+
+
+def split_labels(label: str | None) -> list[str]:
+    """Return the labels in one string; [] without one."""
+    return label.split(SEPARATOR) if label else []
+
+
+def _check_several(names: Sequence[str], none_label: str | None) -> None:
+    """Raise an `InvalidInputError` if the labels cannot be used with ``multilabel=True``."""
+    if none_label is not None:
+        raise InvalidInputError(
+            f"none_label is {none_label!r}, but with multilabel=True a text that no label fits has "
+            "no label; leave none_label out"
+        )
+    if not names:
+        raise InvalidInputError("labels is empty; give at least one label")
+    for name in names:
+        if SEPARATOR in name or name != name.strip():
+            raise InvalidInputError(
+                f"label {name!r} contains {SEPARATOR!r}, which separates the labels of a text in "
+                "files, or starts or ends with white space; rename it"
+            )
 
 
 def _parse_labels(labels: Sequence[str] | Mapping[str, str]) -> tuple[list[str], dict[str, str]]:

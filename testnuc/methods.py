@@ -10,6 +10,7 @@ from math import fsum
 from typing import TYPE_CHECKING, Any, Literal
 
 from testnuc._base.checks import checked_choice, checked_number, checked_whole
+from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 from testnuc.protocols import Method
 
@@ -59,6 +60,8 @@ class Sampling:
 
         TestNUC(labels, sampling=Sampling(temperature=0.0, texts_per_call=10))
     """
+
+    __repr__ = brief
 
     temperature: float | None = 0.7
     top_p: float | None = 1.0

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
+from testnuc._base.display import brief
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -49,6 +51,8 @@ class Task:
     Tasks are compared by identity, so that a provider can cache prepared data per task.
     """
 
+    __repr__ = brief
+
     #: The system message: instruction, guidelines, label options, output format.
     system: str
     #: The allowed labels, in order.
@@ -61,11 +65,15 @@ class Task:
     options: Mapping[str, Any] = field(default_factory=dict)
     #: ``"least"``: the least that the model accepts; None: the provider's own.
     reasoning_effort: str | None = "least"
+    #: Whether a text can have several labels, or none.
+    multilabel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One call to the LLM."""
+
+    __repr__ = brief
 
     task: Task
     #: The user message: few-shot examples, then the numbered texts.
@@ -81,9 +89,13 @@ class Request:
 class Answer:
     """The model's answer for one text, before it is matched to the label set."""
 
+    __repr__ = brief
+
     label: str
     #: 0..1, or None if the model returned none.
     confidence: float | None = None
+    #: Of a text that can have several labels: each with its confidence, in the order of the answer.
+    labels: tuple[tuple[str, float | None], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +116,8 @@ class TokenUsage:
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The answers of one call, one per text of the request, in the same order."""
+
+    __repr__ = brief
 
     answers: tuple[Answer | ReplyError, ...]
     #: None if the provider did not report it.
@@ -191,6 +205,8 @@ class Embedder(Protocol):
 class StoredPrediction:
     """One row of the predictions in a store."""
 
+    __repr__ = brief
+
     #: 16 bytes: the hash of everything that can change the prediction.
     key: bytes
     #: 16 bytes: the hash of the settings that all predictions of one client share.
@@ -205,6 +221,8 @@ class StoredPrediction:
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
     """One row of the batch jobs in a store."""
+
+    __repr__ = brief
 
     #: 16 random bytes, assigned before the batch is submitted.
     id: bytes
@@ -276,6 +294,8 @@ class Store(Protocol):
 class PoolText:
     """A text of the pool."""
 
+    __repr__ = brief
+
     text: str
     hash: bytes
     #: The known (gold) label; the LLM is never called for such a text.
@@ -285,6 +305,8 @@ class PoolText:
 @dataclass(frozen=True, slots=True)
 class Matches:
     """The nearest pool texts of B queries, most similar first; ties are ordered by text hash."""
+
+    __repr__ = brief
 
     #: int64[B, K]: row numbers in the pool, padded with -1.
     ids: NDArray[np.int64]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 import orjson
 
+from testnuc._base.checks import checked_whole
 from testnuc._base.html import facts, grid
 from testnuc._base.jsonl import table, write_whole
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
@@ -17,6 +18,8 @@ from testnuc.types import (
     CELLS,
     UNKNOWN,
     Classification,
+    MultilabelClassification,
+    MultilabelPrediction,
     Neighbor,
     Prediction,
     Usage,
@@ -159,15 +162,20 @@ def _row(record: Mapping[str, Any], index: int, text_column: str) -> Classificat
     error = _text(record.get("nuc_error"))
     asked = own is not None or said is not None or confidence is not None
     text = record[text_column]
-    return Classification(
+    made, several = _several(record, confidence, said)
+    fields: dict[str, Any] = {
+        "label": _text(record["nuc_label"]),
+        "prediction": Prediction(own, confidence, said) if asked else None,
+        **several,
+    }
+    return made(
+        **fields,
         index=index,
         text=text if isinstance(text, str) else "" if text is None else str(text),
-        label=_text(record["nuc_label"]),
         share=_number(record.get("nuc_share")) or 0.0,
         margin=_number(record.get("nuc_margin")) or 0.0,
         voters=int(_number(record.get("nuc_voters")) or 0),
         complete=record.get("nuc_complete") not in {False, "False", "false"},
-        prediction=Prediction(own, confidence, said) if asked else None,
         neighbors=tuple(
             Neighbor(
                 str(near["text"]),
@@ -188,6 +196,30 @@ def _row(record: Mapping[str, Any], index: int, text_column: str) -> Classificat
         alternative=_text(record.get("nuc_alternative")),
         trust_of_alternative=_number(record.get("nuc_trust_of_alternative")),
     )
+
+
+def _several(
+    record: Mapping[str, Any], confidence: float | None, said: str | None
+) -> tuple[type[Classification], dict[str, Any]]:
+    """Return the class of a record's result, and its arguments if a text has several labels."""
+    if record.get("nuc_labels") is None:
+        return Classification, {}
+    fields: dict[str, Any] = {
+        # "" is a text without labels
+        "label": record["nuc_label"],
+        "labels": tuple(map(str, _structure(record["nuc_labels"], []))),
+        "shares": _structure(record.get("nuc_shares"), {}),
+        "trusts": _structure(record.get("nuc_trusts"), {}),
+    }
+    if record.get("nuc_own_confidences") is not None:
+        outside = [name for name, _ in orjson.loads(said)] if said else []
+        labels = tuple(map(str, _structure(record.get("nuc_own_labels"), [])))
+        sure = tuple(map(_number, _structure(record["nuc_own_confidences"], [])))
+        outside = [name for name in outside if name not in labels]
+        fields["prediction"] = MultilabelPrediction(
+            record.get("nuc_own_label"), confidence, said, labels, sure, tuple(outside)
+        )
+    return MultilabelClassification, fields
 
 
 def _structure(value: Any, nothing: Any) -> Any:
@@ -245,7 +277,15 @@ def summary(results: Results) -> str:
     if errors:
         first = "" if errors[0].error is stopped else f" ({error_text(errors[0].error)})"
         told.append(f"{_count(len(errors), 'text')} failed{first}.")
-    if outside:
+    several = [p for row in outside if isinstance(p := row.prediction, MultilabelPrediction)]
+    if several:
+        held = sum(len(p.outside) for p in several)
+        told.append(
+            f"{_count(len(several), 'answer')} {'holds' if len(several) == 1 else 'hold'} "
+            f"{_count(held, 'label')} outside the set, such as {several[0].outside[0][:60]!r}: "
+            "they do not count."
+        )
+    elif outside:
         said = next((p.said for row in outside if (p := row.prediction) and p.said), None)
         example = "" if said is None else f", such as {said[:60]!r}"
         told.append(
@@ -305,7 +345,8 @@ def polars_frame(results: Results) -> pl.DataFrame:
 
 def _columns(results: Results) -> dict[str, list[Any]]:
     rows = [{"text": result.text, **row(result)} for result in results]
-    return {name: [fields[name] for fields in rows] for name in ("text", *CELLS)}
+    names = ("text", *(("labels",) if results.multilabel else ()), *CELLS)
+    return {name: [fields[name] for fields in rows] for name in names}
 
 
 def _library(name: str) -> Any:
@@ -330,6 +371,19 @@ class _Columns(Protocol):
     def changed(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Classification: ...
+
+
+@runtime_checkable
+class _Lists(Protocol):
+    """Rows of texts with several labels, which return them without every `Classification`."""
+
+    def label_lists(self) -> list[list[str] | None]: ...
+
+
+def _labels_of(row: Classification) -> list[str] | None:
+    if row.label is None:
+        return None
+    return list(row.labels) if isinstance(row, MultilabelClassification) else [row.label]
 
 
 class Results(Sequence[Classification]):
@@ -390,6 +444,18 @@ class Results(Sequence[Classification]):
         return [row.label for row in self._rows]
 
     @property
+    def multilabel(self) -> bool:
+        """Whether a text can have several labels."""
+        return len(self) > 0 and isinstance(self[0], MultilabelClassification)
+
+    @property
+    def label_lists(self) -> list[list[str] | None]:
+        """The labels of each text of a run with ``multilabel=True``; None: they are unknown."""
+        if isinstance(self._rows, _Lists):
+            return self._rows.label_lists()
+        return [_labels_of(row) for row in self._rows]
+
+    @property
     def errors(self) -> list[Classification]:
         """The results with an error."""
         if isinstance(self._rows, _Columns):
@@ -398,10 +464,22 @@ class Results(Sequence[Classification]):
 
     @property
     def outside(self) -> list[Classification]:
-        """The results whose own answer matches no label; `Prediction.said` holds it."""
+        """The results whose own answer matches no label; `Prediction.said` holds it.
+
+        With ``multilabel=True``, those whose answer holds a label outside the set.
+        """
         if isinstance(self._rows, _Columns):
             return [self._rows[at] for at in self._rows.outside()]
-        return [row for row in self._rows if row.prediction is not None and row.own_label is None]
+        return [
+            row
+            for row in self._rows
+            if row.prediction is not None
+            and (
+                bool(row.prediction.outside)
+                if isinstance(row.prediction, MultilabelPrediction)
+                else row.own_label is None
+            )
+        ]
 
     @property
     def changed(self) -> int:
@@ -434,6 +512,24 @@ class Results(Sequence[Classification]):
             pandas is not installed.
         """
         return pandas_frame(self)
+
+    def to_review(self, n: int | None = None) -> pd.DataFrame:
+        """Return a pandas data frame, the least trusted texts first, unknown trust on top.
+
+        Its index is the position of each text. (`nsmallest` and a filter drop unknown trust.)
+
+        Parameters
+        ----------
+        n : int, optional
+            Number of rows; default: all.
+
+        Raises
+        ------
+        MissingDependencyError
+            pandas is not installed.
+        """
+        frame = pandas_frame(self).sort_values("trust", na_position="first", kind="stable")
+        return frame if n is None else frame.head(checked_whole("n", n, least=0))
 
     def to_polars(self) -> pl.DataFrame:
         """Return a polars data frame with a row for each text, without neighbors and votes.

@@ -77,6 +77,7 @@ class SyncTestNUC:
     classify_many = _blocking(TestNUC.classify_many)
     diagnose = _blocking(TestNUC.diagnose)
     distill = _blocking(TestNUC.distill)
+    evaluate = _blocking(TestNUC.evaluate)
     estimate = _blocking(TestNUC.estimate)
     forget = _blocking(TestNUC.forget)
     learn = _blocking(TestNUC.learn)

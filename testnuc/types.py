@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from testnuc._base.display import brief
 from testnuc.errors import TestNUCError
 
 __all__ = [
     "CELLS",
+    "SEPARATOR",
     "UNKNOWN",
     "Classification",
     "Estimate",
     "LaneEstimate",
+    "MultilabelClassification",
+    "MultilabelPrediction",
     "Neighbor",
     "PoolStats",
     "Prediction",
@@ -22,6 +26,10 @@ __all__ = [
     "error_text",
     "row",
 ]
+
+
+#: Between the labels of a text that has several, where they are one string.
+SEPARATOR = "; "
 
 
 class Reason(str):
@@ -51,6 +59,8 @@ class Reason(str):
 class Prediction:
     """The LLM's answer for one text."""
 
+    __repr__ = brief
+
     #: The label that the answer matches; None: it matches no label and abstains.
     label: str | None
     #: The LLM's own confidence, 0..1; None if it gave none.
@@ -60,8 +70,27 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class MultilabelPrediction(Prediction):
+    """The LLM's answer for one text that can have several labels.
+
+    `label` is all labels in one string, joined by ``"; "``: empty if the text has none; None if the
+    answer matches no label and abstains. `confidence` is that of the least sure label, and `said`
+    the answer as JSON.
+    """
+
+    #: The labels, in the order of the answer.
+    labels: tuple[str, ...] = ()
+    #: The LLM's own confidence in each of them, 0..1; None if it gave none.
+    confidences: tuple[float | None, ...] = ()
+    #: What the answer holds besides: labels that are not in the set, which do not count.
+    outside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Neighbor:
     """An unlabeled text near the classified one, and its prediction."""
+
+    __repr__ = brief
 
     text: str
     #: Cosine of the two embeddings, 1 = same direction.
@@ -74,6 +103,8 @@ class Neighbor:
 @dataclass(frozen=True, slots=True)
 class Classification:
     """The label of one text, and how the vote came to it."""
+
+    __repr__ = brief
 
     #: Position of the text in the input.
     index: int
@@ -187,6 +218,63 @@ class Classification:
 
 
 @dataclass(frozen=True, slots=True)
+class MultilabelClassification(Classification):
+    """The labels of one text that can have several, and how the votes came to them.
+
+    `label` is all labels in one string, joined by ``"; "``: empty if the text has none; None if
+    there were no usable votes and no usable prediction. Of all decisions whether a label is given,
+    `share` is the part of the weight that sides with the closest one; `margin` is that minus the
+    part against it. `trust` is `share`; None with fewer than three voters.
+    """
+
+    #: The labels, largest share first; empty if the text has none, and if `label` is None.
+    labels: tuple[str, ...] = ()
+    #: label -> the weight of the texts that gave it over the weight of all voters, largest first;
+    #: of all labels with a vote.
+    shares: Mapping[str, float] = field(default_factory=dict)
+    #: label -> trust that it applies, of the given labels: its share; None with fewer than three
+    #: voters.
+    trusts: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def own_labels(self) -> tuple[str, ...]:
+        """The labels of the text's own prediction."""
+        return own_labels(self.prediction)
+
+    def explain(self) -> str:
+        """Return how the labels came about, in a few lines."""
+        given = _listed(self.labels) if self.label is not None else "unknown"
+        lines = [f"{self.text[:100]!r} has the labels {given}"]
+        own = self.prediction
+        if isinstance(own, MultilabelPrediction):
+            said = (
+                _listed(own.labels, own.confidences) if own.label is not None else "nothing usable"
+            )
+            lines.append(f"the LLM said {said}")
+            if own.outside:
+                lines.append(f"outside the label set, not counted: {_listed(own.outside)}")
+        else:
+            lines.append("the text has no prediction of its own")
+        if self.voters > 1:
+            shares = _listed(tuple(self.shares), tuple(self.shares.values()))
+            lines.append(f"shares of {self.voters} voters: {shares}")
+        if self.changed:
+            lines.append("it is overruled; its neighbors:")
+            lines.extend(
+                f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in self.neighbors[:5]
+            )
+        if self.error is not None:
+            lines.append(f"error: {self.error}")
+        return "\n".join(lines)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the vote gave other labels than the text's own prediction."""
+        known = None not in {self.own_label, self.label}
+        return known and set(self.labels) != set(self.own_labels)
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Calls, tokens and cost. None means unknown, never 0."""
 
@@ -229,6 +317,8 @@ class Estimate(Usage):
 
     ``print`` shows it as a table.
     """
+
+    __repr__ = brief
 
     lanes: tuple[LaneEstimate, ...] = ()
     #: What may explain calls that were not expected; "" if nothing does.
@@ -316,6 +406,21 @@ CELLS = (
 )
 
 
+def _listed(labels: Sequence[str], numbers: Sequence[float | None] = ()) -> str:
+    """Return labels in words, each with its number if it has one."""
+    padded = (*numbers, *[None] * (len(labels) - len(numbers)))
+    told = [
+        repr(label) + ("" if number is None else f" {number:.2f}")
+        for label, number in zip(labels, padded, strict=True)
+    ]
+    return ", ".join(told) or "none"
+
+
+def own_labels(prediction: Prediction | None) -> tuple[str, ...]:
+    """Return the labels of a prediction that can have several."""
+    return prediction.labels if isinstance(prediction, MultilabelPrediction) else ()
+
+
 def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
     """Return the fields of a result by name; all outputs (files, frames, HTTP, Ray) use them.
 
@@ -342,6 +447,15 @@ def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
         "alternative": result.alternative,
         "trust_of_alternative": result.trust_of_alternative,
     }
+    if isinstance(result, MultilabelClassification):
+        fields["labels"] = list(result.labels)
+        fields["shares"] = dict(result.shares)
+        fields["trusts"] = dict(result.trusts)
+        fields["own_labels"] = list(result.own_labels)
+        if isinstance(own, MultilabelPrediction):
+            fields["own_confidences"] = list(own.confidences)
+            # else it says the same again
+            fields["own_said"] = own.said if own.outside else None
     if full:
         fields["votes"] = dict(result.votes)
         fields["neighbors"] = [

@@ -85,6 +85,43 @@ def vote(voters, policy):
     )
 
 
+def multilabel_vote(voters, policy, threshold):
+    """Return [(label, share, given)], the weight of all voters, and their number.
+
+    A voter is (its labels with their confidences, or None, and its similarity).
+    """
+    kind, _, min_similarity, own_weight = policy
+    sums, total, count = {}, 0, 0
+    for i, (given, similarity) in enumerate(voters):
+        # with a full confidence, a vote has the weight of its text
+        whole = weight((0, similarity, 1.0), (kind, None, min_similarity, own_weight), own=i == 0)
+        if given is None or whole == 0:
+            continue
+        total, count = total + whole, count + 1
+        for label, confidence in given:
+            w = weight((label, similarity, confidence), policy, own=i == 0)
+            if w > 0:
+                sums[label] = sums.get(label, 0) + w
+    own = voters[0][0] or []
+    if count == 0:
+        return [(label, 0.0, True) for label, _ in own], 0.0, 0
+    by_text = {label for label, c in own if weight((label, voters[0][1], c), policy, own=True) > 0}
+    ranked = sorted(sums, key=lambda label: -sums[label])
+    shares = {label: sums[label] / total for label in ranked}
+    return (
+        [
+            (
+                label,
+                as_float32(shares[label]),
+                shares[label] > threshold or (shares[label] == threshold and label in by_text),
+            )
+            for label in ranked
+        ],
+        as_float32(total / 2**32),
+        count,
+    )
+
+
 def gather(ids, similarities, pool_labels, pool_confidences, own_label, own_confidence):
     """Return the voters of one row of a pool vote; who is not in the pool is left out."""
     voters = [voter(own_label, 1.0, own_confidence)]

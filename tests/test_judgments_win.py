@@ -7,9 +7,10 @@ import json
 import pytest
 
 import testnuc
-from testnuc.report.contents import contents
+from testnuc.report.page import render
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, messages
+from tests.report.test_report import Elements
 from tests.server.serving import served
 from tests.server.test_service import post
 
@@ -60,20 +61,7 @@ async def test_in_results_files_frames_and_pages(learned, tmp_path):
     frame = results.to_polars()
     for text, label, source in zip(*(frame[c] for c in ("text", "label", "source")), strict=True):
         assert is_said(text, label, source)
-    page = contents(
-        results,
-        usage=None,
-        seconds=None,
-        model=None,
-        choices=LABELS,
-        descriptions={},
-        instructions=None,
-        calibrated=False,
-        review=None,
-        only=False,
-        then=None,
-        most=len(results),
-    )
+    page = json.loads(Elements(render(results)).data)
     names = [*page["labels"], None]
     for row in page["rows"]:
         label = None if row["l"] is None else names[row["l"]]

@@ -87,6 +87,7 @@ class Predictor:
                 instructions=instructions,
                 confidence=confidence,
                 texts_per_call=texts_per_call,
+                multilabel=labels.multilabel,
             ),
             labels=labels.names,
             temperature=temperature,
@@ -94,6 +95,7 @@ class Predictor:
             confidence=confidence,
             options=dict(options),
             reasoning_effort=reasoning_effort,
+            multilabel=labels.multilabel,
         )
         validate = getattr(provider, "validate", None)
         if validate is not None:
@@ -265,18 +267,11 @@ class Predictor:
 
     def _predicted(self, answer: Answer) -> Prediction | Exception:
         """Return the prediction of an answer; an error if a custom provider's is malformed."""
-        label: Any = answer.label
-        confidence: Any = answer.confidence
-        if not isinstance(label, str):
-            return ReplyError(f"the provider's label is {label!r:.60}; give a string")
-        # NaN is not between 0 and 1
-        if confidence is not None and not (
-            isinstance(confidence, Real) and 0 <= float(confidence) <= 1
-        ):
-            return ReplyError(
-                f"the provider's confidence is {confidence!r:.60}; give a number from 0 to 1, or "
-                "None"
-            )
+        pairs: Any = answer.labels if self.labels.multilabel else None
+        for label, confidence in ((answer.label, answer.confidence),) if pairs is None else pairs:
+            error = _malformed(label, confidence)
+            if error is not None:
+                return error
         return self.labels.predicted(answer)
 
     async def _retry_half(self, asks: tuple[Ask, ...], step: int) -> list[Prediction | Exception]:
@@ -316,3 +311,17 @@ def _again(kind: type[ProviderError], message: str, status_code: int | None) -> 
     error = kind(message, status_code=status_code)
     error.fatal = False
     return error
+
+
+def _malformed(label: Any, confidence: Any) -> ReplyError | None:
+    """Return the error of a custom provider's label and confidence; None: they are valid."""
+    if not isinstance(label, str):
+        return ReplyError(f"the provider's label is {label!r:.60}; give a string")
+    # NaN is not between 0 and 1
+    if confidence is not None and not (
+        isinstance(confidence, Real) and 0 <= float(confidence) <= 1
+    ):
+        return ReplyError(
+            f"the provider's confidence is {confidence!r:.60}; give a number from 0 to 1, or None"
+        )
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.trust import Learned
 
-__all__ = ["apply_judged", "apply_learned", "judge", "judged_labels"]
+__all__ = ["apply_judged", "apply_learned", "judge", "judged_labels", "said_of"]
 
 #: Of each text.
 _NEIGHBORS = 30
@@ -51,10 +52,10 @@ def apply_judged(neighborhoods: Neighborhoods) -> None:
     neighborhoods.applied = Applied(
         neighborhoods.plain_vote(slice(0, n_own)).label.copy(), np.full(n_own, np.nan)
     )
-    judge(neighborhoods, _said(neighborhoods, range(n_own)))
+    judge(neighborhoods, said_of(neighborhoods, range(n_own)))
 
 
-def _said(neighborhoods: Neighborhoods, places: Iterable[int]) -> dict[int, tuple[int, str]]:
+def said_of(neighborhoods: Neighborhoods, places: Iterable[int]) -> dict[int, tuple[int, str]]:
     """Return what was said of the texts at some places."""
     learned, labels = neighborhoods.settings.learned, neighborhoods.labels
     assert learned is not None
@@ -67,7 +68,7 @@ def _said(neighborhoods: Neighborhoods, places: Iterable[int]) -> dict[int, tupl
 def _apply(neighborhoods: Neighborhoods, learned: Learned, vectors: NDArray[np.float16]) -> None:
     n_own = neighborhoods.n_own
     judged = np.full(len(vectors), -1, dtype=np.int32)
-    said = _said(neighborhoods, range(len(vectors)))
+    said = said_of(neighborhoods, range(len(vectors)))
     for place, (label, _) in said.items():
         judged[place] = label
     texts = Texts(
@@ -80,6 +81,8 @@ def _apply(neighborhoods: Neighborhoods, learned: Learned, vectors: NDArray[np.f
         judged if (judged >= 0).any() else None,
     )
     kept = neighborhoods.plain_vote(slice(0, n_own)).label.copy()
+    if neighborhoods.refitted is not None:
+        learned = replace(learned, model=neighborhoods.refitted)
     neighborhoods.applied = learned.apply(texts, kept)
     judge(neighborhoods, {place: found for place, found in said.items() if place < n_own})
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from testnuc import embedders, methods, providers, stores
 from testnuc._base.checks import checked_choice, checked_number, checked_whole
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
+from testnuc._engine.multilabel import checked_policy, neighborhoods_class
 from testnuc._engine.neighborhoods import load_kernels
 from testnuc._engine.pipeline import Pipeline
 from testnuc._engine.sparing import HeadRule
@@ -64,6 +65,7 @@ class Components:
         policy: str | VotePolicy = "auto",
         instructions: str | None = None,
         none_label: str | None = None,
+        multilabel: bool = False,
         method: Method | None = None,
         sampling: Sampling | None = None,
         neighbors: Literal["predict", "stored"] = "predict",
@@ -82,10 +84,22 @@ class Components:
         head: str | os.PathLike[str] | Head | None = None,
         head_trust: float | None = None,
     ) -> None:
-        self.labels = LabelSet(labels, none_label=none_label)
+        self.sampling = _checked_sampling(sampling)
+        policy = checked_policy(
+            multilabel,
+            policy,
+            model,
+            method,
+            self.sampling.confidence,
+            referee=(referee, None),
+            escalate=(escalate, 0.0),
+            ask=(ask, "all"),
+            head=(head, None),
+            head_trust=(head_trust, None),
+        )
+        self.labels = LabelSet(labels, none_label=none_label, multilabel=multilabel)
         #: As the user gave them; `pipeline.settings` may add what was learned.
         self.settings = settings = VoteSettings.of(policy, k, self.labels.names)
-        self.sampling = _checked_sampling(sampling)
         checked_whole("max_concurrency", max_concurrency, least=1)
         checked_choice("neighbors", neighbors, ("predict", "stored"))
         if instructions is not None and not isinstance(instructions, str):
@@ -177,6 +191,20 @@ class Components:
             head=self.head is not None,
         )
         self.budget, self.retry, self.instructions = budget, retry, instructions
+        # commands about this store need not repeat these options
+        self._facts = _known(
+            model=self.model,
+            labels=list(self.labels.names),
+            # a password may be part of an address
+            base_url=None if base_url is None or "@" in base_url else base_url,
+            embedder=embedder if isinstance(embedder, str) else None,
+            instructions=instructions,
+            none_label=none_label,
+            texts_per_call=per_call if per_call > 1 else None,
+            k=k,
+            policy=policy if isinstance(policy, str) else None,
+            descriptions=dict(self.labels.descriptions) or None,
+        )
         self.make_transport = transport
         self._address = (model, base_url, api_key)
         self.escalate = checked_number("escalate", escalate, 0, 1) or 0.0
@@ -253,15 +281,16 @@ class Components:
         if not self._kernels:
             await self._open_store()
             return
-        kernels = asyncio.to_thread(load_kernels, self.labels, self.pipeline.settings)
+        kind = neighborhoods_class(multilabel=self.labels.multilabel)
+        kernels = asyncio.to_thread(load_kernels, self.labels, self.pipeline.settings, kind)
         await asyncio.gather(kernels, self._open_store())
 
     async def _open_store(self) -> None:
         await self.store.open()
-        await self.store.describe(
-            self.predictor.scope, {"model": self.model, "labels": list(self.labels.names)}
-        )
         await self.pool.open()
+        # a wrong embedder has an empty pool: it must not be remembered
+        if len(self.pool) or not await self.store.count(self.predictor.scope):
+            await self.store.describe(self.predictor.scope, self._facts)
         if self.on_open is not None:
             await self.on_open()
 
@@ -313,3 +342,7 @@ def _checked_sampling(sampling: Sampling | None) -> Sampling:
             f"sampling is {sampling!r}; give testnuc.Sampling(temperature=0.0, ..)"
         )
     return sampling
+
+
+def _known(**facts: Any) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if value is not None}

@@ -18,8 +18,9 @@ from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
 from testnuc._engine.inputs import checked_texts, distinct, labeled
 from testnuc._engine.learning import Learning
+from testnuc._engine.multilabel_rows import rows_of
 from testnuc._engine.pipeline import STOPS
-from testnuc._engine.rows import Rows, classification
+from testnuc._engine.rows import classification
 from testnuc._engine.small_pool import few_neighbors, few_predictions
 from testnuc._engine.stored_voters import known_labels
 from testnuc._engine.streaming import stream_windows
@@ -112,7 +113,9 @@ class Engine:
         """Close all parts."""
         await self.parts.aclose()
 
-    async def add(self, texts: Iterable[str], labels: Sequence[str] | None = None) -> None:
+    async def add(
+        self, texts: Iterable[str], labels: Sequence[str] | Sequence[Sequence[str]] | None = None
+    ) -> None:
         """Embed texts and add them to the pool."""
         parts = self.parts
         entries, places = await distinct(await checked_texts(texts))
@@ -154,7 +157,7 @@ class Engine:
             predicted,
             parts.model,
             len(parts.labels.names),
-            sum(parts.labels.index(label) is None for label in known.values()),
+            sum(not parts.labels.knows(label) for label in known.values()),
         )
 
     async def predict_pool(
@@ -284,7 +287,7 @@ class Engine:
                 neighborhoods, fixed=settings is not None, stopped=stopped is not None
             )
             with operation(telemetry, "vote"):
-                rows = await asyncio.to_thread(Rows, neighborhoods, given, places)
+                rows = await asyncio.to_thread(rows_of, neighborhoods, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started
             span.set(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
         results = Results(
@@ -319,17 +322,20 @@ class Engine:
 
     async def diagnose(self) -> Diagnosis:
         """Diagnose from the pool's predictions whether a vote would help."""
+        self._one_label("diagnose")
         await self.parts.ready()
         return await self.parts.pipeline.diagnose()
 
     async def review(self, n: int, goal: str | None, seed: int) -> Review:
         """Draw texts of the pool to be judged."""
+        self._one_label("review")
         review = await self.learning.review(n, goal, seed)
         review.asks = self.escalation.ask
         return review
 
     async def ask(self, review: Review, model: str | Provider | WireProvider, shown: str) -> None:
         """Let a referee answer the open items of a review."""
+        self._one_label("ask")
         await self.escalation.ask(review, model, shown)
 
     @property
@@ -346,6 +352,7 @@ class Engine:
         self, texts: Review | Iterable[str], labels: Sequence[str | None] | None
     ) -> Learned:
         """Learn from a review, or from labeled texts; later calls use it."""
+        self._one_label("learn")
         if isinstance(texts, Review):
             if labels is not None:
                 raise InvalidInputError("give a review, or texts and labels")
@@ -356,9 +363,17 @@ class Engine:
 
     async def distill(self, path: str | os.PathLike[str]) -> Head:
         """Train a head on the pool's labels, and write it to a file."""
+        self._one_label("distill")
         head = await distill(self.parts)
         await asyncio.to_thread(head.save, path)
         return head
+
+    def _one_label(self, method: str) -> None:
+        if self.parts.labels.multilabel:
+            raise InvalidInputError(
+                f"{method} does not support multilabel=True yet; use a client with one label for "
+                "each text"
+            )
 
     async def unlearn(self) -> bool:
         """Forget what was learned; returns whether there was anything."""

@@ -112,6 +112,8 @@ class Estimator:
             if label is None or known.index(label) is None
         ]
         asks_neighbors = self.neighbors and self.ask is None and not self.head
+        # a learned model labels the neighbors: they need no call
+        asks_neighbors = asks_neighbors and not settings.head_decides
         most = settings.voters * len(entries) if asks_neighbors else 0
         # with the auto policy, neighbors are predicted after the texts themselves: another stage
         later = settings.policy is None

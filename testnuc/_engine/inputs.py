@@ -105,8 +105,7 @@ async def checked_texts(texts: Iterable[str]) -> list[str]:
 def without_foreign_labels(entries: Sequence[PoolText], allowed: LabelSet) -> list[PoolText]:
     """Return the entries without labels of another label set; pools can be shared."""
     return [
-        e if e.label is None or allowed.index(e.label) is not None else replace(e, label=None)
-        for e in entries
+        e if e.label is None or allowed.knows(e.label) else replace(e, label=None) for e in entries
     ]
 
 
@@ -129,7 +128,7 @@ async def distinct(texts: Sequence[str]) -> tuple[list[PoolText], NDArray[np.int
 def labeled(
     entries: Sequence[PoolText],
     places: NDArray[np.int64],
-    labels: Sequence[str],
+    labels: Sequence[Any],
     allowed: LabelSet,
 ) -> list[PoolText]:
     """Return the entries with the given labels of their texts.
@@ -146,8 +145,16 @@ def labeled(
         )
     known: dict[int, str] = {}
     given = values(labels, "labels")
-    for position, (place, label) in enumerate(zip(places.tolist(), given, strict=True)):
-        if not isinstance(label, str) or allowed.index(label) is None:
+    for position, (place, said) in enumerate(zip(places.tolist(), given, strict=True)):
+        label = said
+        if allowed.multilabel:
+            label = allowed.joined(said)
+            if label is None:
+                raise InvalidInputError(
+                    f"the labels {position} are {said!r}; with multilabel=True give a list of "
+                    "distinct labels of the label set, [] for none"
+                )
+        elif not isinstance(label, str) or allowed.index(label) is None:
             raise InvalidInputError(
                 f"label {position} is {label!r}, which is not in the label set; "
                 "correct it, or leave the text out"

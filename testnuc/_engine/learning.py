@@ -202,13 +202,13 @@ class Learning:
                     f"{of_place[place]!r}; give each text one label"
                 )
         await parts.ready()
+        neighborhoods = await parts.pipeline.prepare(entries, together=True)
+        await parts.pipeline.predict_own(neighborhoods)
         vectors = await parts.embedding.vectors(
             [e.text for e in entries], [e.hash for e in entries]
         )
         # also where classified texts do not join the pool: candidates are fitted on the pool
         await parts.pool.add(entries, vectors)
-        neighborhoods = await parts.pipeline.prepare(entries, together=True)
-        await parts.pipeline.predict_own(neighborhoods)
         size = max(len(parts.pool), len(entries))
         before = self.learned
         left = size - (len(before.judged) if before is not None else 0)

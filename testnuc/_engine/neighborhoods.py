@@ -28,15 +28,23 @@ if TYPE_CHECKING:
 
     from testnuc.labels import LabelSet
     from testnuc.protocols import Matches
+    from testnuc.trust.model import HeadModel
 
-__all__ = ["Neighborhoods", "Snapshot", "build_neighborhoods", "distinct_ids", "load_kernels"]
+__all__ = [
+    "LEAST_VOTERS",
+    "Neighborhoods",
+    "Snapshot",
+    "build_neighborhoods",
+    "distinct_ids",
+    "load_kernels",
+]
 
 #: Neighbors in the first wave, and the fewest in each further wave.
 _FIRST_WAVE = 5
 #: Rows whose vote weights of all labels are in memory at a time.
 _BLOCK = 4_096
 #: With fewer voters, a share is not a useful estimate of trust.
-_LEAST_VOTERS = 3
+LEAST_VOTERS = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +102,8 @@ class Neighborhoods:
         #: Labels and trust of own texts that a head labels instead of the LLM; -1 = the LLM does.
         self.spared: NDArray[np.int32] | None = None
         self.spared_trust: NDArray[np.float64] | None = None
+        #: The learned model, fitted again on this run.
+        self.refitted: HeadModel | None = None
         #: What was done about calls, in words.
         self.notes: list[str] = []
         self.entries = entries
@@ -282,7 +292,7 @@ class Neighborhoods:
         if self.settings.auto:
             weights, voters = self._weights(place)
             share = float(weights[winner] / weights.sum()) if voters else 0.0
-        return share if voters >= _LEAST_VOTERS else None
+        return share if voters >= LEAST_VOTERS else None
 
     def alternative(self, place: int, winner: int) -> tuple[int, float] | None:
         """Return the label other than `winner` that is trusted most, and its trust.
@@ -413,6 +423,7 @@ def build_neighborhoods(
     others: Sequence[PoolText],
     matches: Matches,
     snapshot: Snapshot | None = None,
+    kind: type[Neighborhoods] = Neighborhoods,
 ) -> Neighborhoods:
     """Return the neighborhoods of texts. Places: own texts first, then other neighbors.
 
@@ -426,6 +437,8 @@ def build_neighborhoods(
         The texts with these ids.
     matches : Matches
         Ids and similarities of each text's neighbors; the ids are overwritten with places.
+    kind : type
+        The class to create.
     """
     entries = list(texts)
     places = {entry.hash: place for place, entry in enumerate(entries)}
@@ -442,17 +455,17 @@ def build_neighborhoods(
         block = matches.ids[start : start + _BLOCK]
         filled = block >= 0
         block[filled] = place_of[np.searchsorted(ids, block[filled])]
-    return Neighborhoods(
-        labels, settings, entries, len(texts), matches.ids, matches.similarities, snapshot
-    )
+    return kind(labels, settings, entries, len(texts), matches.ids, matches.similarities, snapshot)
 
 
-def load_kernels(labels: LabelSet, settings: VoteSettings) -> None:
+def load_kernels(
+    labels: LabelSet, settings: VoteSettings, kind: type[Neighborhoods] = Neighborhoods
+) -> None:
     """Compile or load the kernels by a dummy vote, which can take seconds."""
     texts = [PoolText("a", b"a"), PoolText("b", b"b")]
     neighbors = np.array([[1], [0]], dtype=np.int64)
     ones = np.ones((2, 1), dtype=np.float32)
-    neighborhoods = Neighborhoods(labels, settings, texts, 2, neighbors, ones)
+    neighborhoods = kind(labels, settings, texts, 2, neighbors, ones)
     neighborhoods.vote(slice(0, 2))
     neighborhoods.vote(slice(0, 2), votes=True)
     neighborhoods.cut(np.arange(2), 1)

@@ -16,6 +16,7 @@ import numpy as np
 from testnuc._engine.applying import apply_judged, apply_learned
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.inputs import without_foreign_labels
+from testnuc._engine.multilabel import neighborhoods_class
 from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches
 from testnuc._engine.sampling import Sampler
@@ -116,6 +117,7 @@ class Pipeline:
         head: HeadRule | None = None,
     ) -> None:
         self.labels = labels
+        self._kind = neighborhoods_class(multilabel=labels.multilabel)
         #: Replaced as a whole; each run reads it once.
         self.settings = settings
         self._last: _PoolDiagnosis | None = None
@@ -290,7 +292,7 @@ class Pipeline:
             ]
         texts, matches = without_foreign_labels(texts, self.labels), no_matches(len(texts))
         ids = distinct_ids(matches)
-        return build_neighborhoods(self.labels, settings, texts, ids, [], matches)
+        return build_neighborhoods(self.labels, settings, texts, ids, [], matches, kind=self._kind)
 
     async def _ask_first(
         self, texts: Sequence[PoolText]
@@ -351,7 +353,7 @@ class Pipeline:
 
     def _is_known(self, label: str | None) -> bool:
         """Whether a known label is one of this client's; pools can be shared."""
-        return label is not None and self.labels.index(label) is not None
+        return label is not None and self.labels.knows(label)
 
     async def salvage(self, neighborhoods: Neighborhoods, error: Exception) -> bool:
         """Complete the neighborhoods of a run that an error has ended.
@@ -438,7 +440,13 @@ class Pipeline:
         elif self.neighbors == "stored":
             # neighbors have their predictions already
             yield own
-        elif not waves or neighborhoods.neighbors.shape[1] == 0 or settings.prior is not None:
+        elif (
+            not waves
+            or neighborhoods.neighbors.shape[1] == 0
+            or settings.prior is not None
+            # every voter counts in the share of every label
+            or self.labels.multilabel
+        ):
             yield _in_order(neighborhoods, rows, None)
         else:
             for known in neighborhoods.waves():
@@ -700,6 +708,7 @@ class Pipeline:
             others,
             matches,
             snapshot,
+            self._kind,
         )
         if self.neighbors == "stored":
             await self._fill(neighborhoods, range(len(texts), len(neighborhoods.entries)))

@@ -131,4 +131,6 @@ class Referee:
             confidence="verbalized",
             options={},
             texts_per_call=1,
+            # few calls, which must be right: the provider's own
+            reasoning_effort=None,
         )

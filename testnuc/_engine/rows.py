@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
+from testnuc._engine.multilabel import MultilabelNeighborhoods, multilabel_classification
 from testnuc.types import Classification, Neighbor, Reason
 
 if TYPE_CHECKING:
@@ -103,29 +104,15 @@ def classification(
     neighborhoods: Neighborhoods, place: int, result: VoteResult, row: int, index: int, text: str
 ) -> Classification:
     """Return the classification of the own text at `place`; its vote is row `row` of `result`."""
+    neighbors = _neighbors(neighborhoods, place)
+    if isinstance(neighborhoods, MultilabelNeighborhoods):
+        return multilabel_classification(neighborhoods, place, index, text, neighbors)
     names = neighborhoods.labels.names
     winner = int(result.label[row])
     single = neighborhoods.vote(np.array([place]), votes=True)
     assert single.votes is not None
     weights = single.votes[0]
     heaviest = sorted(np.flatnonzero(weights).tolist(), key=lambda c: (-weights[c], c != winner))
-    neighbors = []
-    shown = max(neighborhoods.settings.k, _SHOWN)
-    for other, similarity in zip(
-        neighborhoods.neighbors[place, :shown].tolist(),
-        neighborhoods.similarities[place, :shown].tolist(),
-        strict=True,
-    ):
-        if other >= 0:
-            prediction = neighborhoods.predictions[other]
-            neighbors.append(
-                Neighbor(
-                    neighborhoods.entries[other].text,
-                    similarity,
-                    prediction.label if prediction is not None else None,
-                    prediction.confidence if prediction is not None else None,
-                )
-            )
     trust = neighborhoods.trust(place, winner, float(result.share[row]), int(result.voters[row]))
     second = neighborhoods.alternative(place, winner)
     reason = neighborhoods.reason(place)
@@ -145,7 +132,7 @@ def classification(
         voters=int(result.voters[row]),
         complete=bool(neighborhoods.complete[place]),
         prediction=neighborhoods.predictions[place],
-        neighbors=tuple(neighbors),
+        neighbors=neighbors,
         votes={names[c]: float(weights[c]) for c in heaviest},
         error=neighborhoods.errors.get(place),
         trust=trust,
@@ -154,3 +141,24 @@ def classification(
         alternative=None if second is None else names[second[0]],
         trust_of_alternative=None if second is None else second[1],
     )
+
+
+def _neighbors(neighborhoods: Neighborhoods, place: int) -> tuple[Neighbor, ...]:
+    neighbors = []
+    shown = max(neighborhoods.settings.k, _SHOWN)
+    for other, similarity in zip(
+        neighborhoods.neighbors[place, :shown].tolist(),
+        neighborhoods.similarities[place, :shown].tolist(),
+        strict=True,
+    ):
+        if other >= 0:
+            prediction = neighborhoods.predictions[other]
+            neighbors.append(
+                Neighbor(
+                    neighborhoods.entries[other].text,
+                    similarity,
+                    prediction.label if prediction is not None else None,
+                    prediction.confidence if prediction is not None else None,
+                )
+            )
+    return tuple(neighbors)

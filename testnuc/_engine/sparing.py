@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._engine.applying import said_of
 from testnuc.trust import Sparing, Unsure
 from testnuc.trust.head import folds_of
-from testnuc.trust.model import Texts
+from testnuc.trust.model import HeadModel, Texts, fit_model, teach
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from numpy.typing import NDArray
 
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.head import Head
+    from testnuc.trust.head import Softmax
 
 __all__ = ["HeadRule", "ask_unsure"]
 
@@ -28,6 +30,8 @@ _log = logging.getLogger("testnuc.client")
 _NEIGHBORS = 30
 #: Of the texts: asked about at most, where judgments prove a learned model better than the LLM.
 _PROVED = 0.25
+#: Judged texts of a run from which a model is taught again.
+_TAUGHT = 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +95,13 @@ async def ask_unsure(
     if not len(left):
         return
     neighborhoods.spare(rows[left], sparing.labels[left], sparing.trust[left])
+    if settings.learned is not None and proved:
+        own = neighborhoods.answers()[0][rows]
+        judged = _judged(neighborhoods, rows)
+        texts = replace(texts, own=np.where(sparing.asked, own, -1).astype(np.int32), judged=judged)
+        neighborhoods.refitted = await asyncio.to_thread(
+            _fitted_again, settings.learned.model, texts, sparing.heads
+        )
     why = (
         "judgments prove that the learned model is better than the LLM"
         if proved
@@ -101,6 +112,28 @@ async def ask_unsure(
         f"the LLM was asked about {len(rows) - len(left):,} of {len(rows):,} texts, and a model of "
         f"its answers labeled the other {len(left):,}: {why}"
     )
+
+
+def _judged(neighborhoods: Neighborhoods, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return the class of each judged text, -1 for the others."""
+    said = said_of(neighborhoods, rows.tolist())
+    return np.array([said.get(row, (-1, ""))[0] for row in rows.tolist()], dtype=np.int32)
+
+
+def _fitted_again(
+    model: HeadModel, texts: Texts, heads: Sequence[Softmax] | None
+) -> HeadModel | None:
+    """Return the model fitted on this run, in which it sees the texts that were not asked about.
+
+    None: it has learned from judged texts, and the run has too few of them.
+    """
+    taught = model.moves is not None
+    judged = texts.judged
+    if heads is None or (taught and (judged is None or (judged >= 0).sum() < _TAUGHT)):
+        return None
+    plain = replace(texts, judged=None)
+    made = fit_model(plain, power=model.power, care=model.care, start=heads)
+    return teach(made, texts) if taught else made
 
 
 def _texts(

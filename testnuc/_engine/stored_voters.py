@@ -127,7 +127,7 @@ class StoredVoters:
         if self._rows is None:
             assert isinstance(self._pool, FilteredIndex)
             labels = await self._pool.labeled()
-            hashes = {h for h, label in labels.items() if self._labels.index(label) is not None}
+            hashes = {h for h, label in labels.items() if self._labels.knows(label)}
             predicted = getattr(self._store, "predicted", None)
             hashes.update(await self._all() if predicted is None else await predicted(self._scope))
             hashes |= self._batch

@@ -169,9 +169,10 @@ class BatchManager:
         known = (name, model, base_url, batch.scope)
         if known not in self._lifecycles:
             provider = providers.resolve(f"{name}/{model}", base_url=base_url)
-            labels = LabelSet(facts["labels"], none_label=facts["none_label"])
+            several = facts.get("multilabel", False)
+            labels = LabelSet(facts["labels"], none_label=facts["none_label"], multilabel=several)
             # decoding needs no prompt
-            task = Task("", labels.names, confidence=facts["confidence"])
+            task = Task("", labels.names, confidence=facts["confidence"], multilabel=several)
             self._lifecycles[known] = BatchLifecycle(
                 batch_api(provider, self._transport.auxiliary),
                 ResponseReader(provider, task, labels),

@@ -133,4 +133,5 @@ def facts_of(provider: WireProvider, labels: LabelSet, task: Task) -> Mapping[st
         "labels": list(labels.names),
         "none_label": labels.none_label,
         "confidence": task.confidence,
+        **({"multilabel": True} if labels.multilabel else {}),
     }

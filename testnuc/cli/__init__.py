@@ -330,7 +330,7 @@ def report(
     title: str | None = typer.Option(None, help="Default: the name of the file."),
     most: int = typer.Option(20_000, help="Most texts to list; of more, those to review first."),
 ) -> None:
-    """Write an HTML page for browsing and marking results."""
+    """Write an HTML page for judging and browsing results."""
     with interruptible():
         from testnuc.cli.report import run
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import warnings
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import hash_text, valid_text
-from testnuc._base.jsonl import table as records_of
 from testnuc.cli.classify import AnswerStore
 from testnuc.cli.client_factory import client_of, parts_of
-from testnuc.cli.files import Table, check_output, existing, read_table, require_store, usable
+from testnuc.cli.files import Table, check_output, read_table, require_store, usable
+from testnuc.cli.options_of_run import held_scopes, with_options_of_run
 from testnuc.cli.reading import holds_rows
-from testnuc.cli.stored import held_scopes, only_labels, stored_texts, with_embedder
+from testnuc.cli.stored import stored_texts, with_embedder
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import StoredPrediction
 from testnuc.results import read_results
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.types import Classification
 
-__all__ = ["LabeledTable", "embedder_known", "labeled", "opened"]
+__all__ = ["LabeledTable", "labeled", "opened", "with_known_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +53,8 @@ async def opened(
     else:
         require_store(source)
     assert place is not None
-    labels = client["labels"]
-    if labels is None:
-        labels = _labels_of_run(source) if table is not None else await only_labels(source)
     # nothing is sent, so no key is needed
-    nuc = client_of({**client, "labels": labels, "store": place}, api_key="not-needed")
+    nuc = client_of({**client, "store": place}, api_key="not-needed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallPoolWarning)
         answered = [] if table is None else _answered(nuc, table, source)
@@ -76,10 +72,10 @@ async def opened(
 
 
 async def labeled(
-    nuc: TestNUC, given: Table | None, source: str, output: str | None, client: dict[str, Any]
+    nuc: TestNUC, given: Table | None, source: str, output: str | None
 ) -> LabeledTable:
     """Label the texts of a file or a store by what was learned; it makes no call."""
-    table = await stored_texts(nuc, source, client["embedder"]) if given is None else given
+    table = await stored_texts(nuc, source) if given is None else given
     if output is not None:
         check_output(output, source, table)
     problems, valid = usable(table, source)
@@ -120,18 +116,8 @@ async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
     await nuc.add(list(dict.fromkeys(result.text for result in answered)))
 
 
-def _labels_of_run(source: str) -> list[str] | dict[str, str]:
-    """Return the labels, and their descriptions, in the record that `classify --full` writes."""
-    if Path(source).suffix.lower() == ".jsonl":
-        for record in records_of(existing(source)):
-            run = record.get("nuc_run")
-            if isinstance(run, dict) and run.get("labels"):
-                names, told = [str(label) for label in run["labels"]], run.get("descriptions")
-                return {name: told.get(name, "") for name in names} if told else names
-    raise InvalidInputError(f"{source} does not hold the label set; name it with --labels")
-
-
-def embedder_known(client: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return the options with the embedder of the store of a source."""
-    beside = AnswerStore.beside(source) if holds_rows(source) else source
-    return with_embedder(client, client["store"] or beside)
+def with_known_options(client: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the options, with those of the run behind a source where none is given."""
+    beside = AnswerStore.beside(source)
+    known = with_options_of_run(client, source, beside)
+    return with_embedder(known, (known["store"] or beside) if holds_rows(source) else source)

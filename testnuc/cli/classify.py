@@ -24,6 +24,7 @@ from testnuc.cli.files import (
     write_results,
 )
 from testnuc.cli.long_texts import about_embedder, about_model
+from testnuc.cli.options_of_run import remembered
 from testnuc.cli.progress import RunProgress
 from testnuc.cli.stored import with_embedder
 from testnuc.client import TestNUC
@@ -75,7 +76,7 @@ def run(
     results, caught = label_all(texts, client, store, lane=lane, batches=policy)
     labeled = dict(zip(valid, results, strict=True))
     try:
-        write_results(output, table, labeled, problems, run=run_record(results) if full else None)
+        write_results(output, table, labeled, problems, run=_record(results, client, full=full))
     except InvalidInputError as exc:
         if store.where is None:
             raise
@@ -86,6 +87,14 @@ def run(
     if not results.errors and results.learned is None and reading.get("limit") is None:
         store.remove()
     end(console, results, store, invalid=len(problems), output=output)
+
+
+def _record(results: Results, client: dict[str, Any], *, full: bool) -> dict[str, Any] | None:
+    """Return the record of a run with its options, for commands that read the file."""
+    if not full:
+        return None
+    ((name, run),) = run_record(results).items()
+    return {name: {**run, "options": remembered(client)}}
 
 
 @dataclass(slots=True)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from testnuc.cli.files import read_table, require_column, tell
 from testnuc.errors import InvalidInputError
+from testnuc.scoring import paired_difference
 
 if TYPE_CHECKING:
     from testnuc.cli.files import Table
 
-__all__ = ["difference", "run"]
+__all__ = ["run"]
 
 #: Pairs of labels that are listed.
 _PAIRS = 15
 _WIDTH = 90
-#: Standard errors of a 95 % interval.
-_Z = 1.96
 
 
 def run(
@@ -69,23 +67,6 @@ def run(
         print(row)  # noqa: T201 - the command's output
 
 
-def difference(wins: int, losses: int, texts: int) -> tuple[float, float, float]:
-    """Return the difference of two paired accuracies, and its 95 % interval.
-
-    The interval is the adjusted Wald interval of Bonett and Price 2012, "Adjusted Wald confidence
-    interval for a difference of binomial proportions based on paired data" (JEBS).
-
-    Parameters
-    ----------
-    wins, losses : int
-        Texts on which only the second, and only the first, is right.
-    texts : int
-    """
-    up, down = (wins + 1) / (texts + 2), (losses + 1) / (texts + 2)
-    error = _Z * math.sqrt((up + down - (up - down) ** 2) / (texts + 2))
-    return (wins - losses) / texts, max(up - down - error, -1.0), min(up - down + error, 1.0)
-
-
 def _matched(first: Table, second: Table) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Return text and both rows of each text in both tables; repeated texts match in order."""
     waiting: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -122,13 +103,14 @@ def _accuracies(
         raise InvalidInputError(f"{files[where]} has no label in column {gold!r}")
     wins = sum(b and not a for a, b in right)
     losses = sum(a and not b for a, b in right)
-    value, low, high = difference(wins, losses, len(right))
+    gain = paired_difference(wins, losses, len(right))
     rows = [
         f"accuracy {sum(pair[at] for pair in right) / len(right):.3f}  {file}"
         for at, file in enumerate(files)
     ]
     rows.append(
-        f"difference {100 * value:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f}, 95 %), over "
+        f"difference {100 * gain.value:+.1f} points ({100 * gain.low:+.1f} to "
+        f"{100 * gain.high:+.1f}, 95 %), over "
         f"{len(right):,} texts with a correct label"
     )
     return rows

@@ -11,8 +11,9 @@ from testnuc.cli.classify import AnswerStore
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import read_table, usable
+from testnuc.cli.options_of_run import held_scopes, with_options_of_store
 from testnuc.cli.reading import holds_rows
-from testnuc.cli.stored import held_scopes, only_labels, with_embedder
+from testnuc.cli.stored import with_embedder
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.results import read_results
@@ -30,12 +31,13 @@ def run(source: str, *, text_column: str, plot: str | None, client: dict[str, An
     if plot is not None and Path(plot).suffix.lower() not in {".png", ".svg", ".pdf"}:
         raise InvalidInputError(f"the plot is {plot!r}; name a .png, .svg or .pdf file")
     rows = holds_rows(source)
-    client = with_embedder(client, AnswerStore.beside(source) if rows else source)
     if rows:
+        client = with_embedder(client, AnswerStore.beside(source))
         found = run_to_end(_of_file(source, text_column, client))
     else:
         if "://" not in source and not Path(source).is_file():
             raise InvalidInputError(f"there is no file or store {source}; check the path")
+        client = with_embedder(run_to_end(with_options_of_store(client, source)), source)
         found = run_to_end(_of_store(source, client))
     print(found.told(f"testnuc review {source} -n 50"))  # noqa: T201 - the command's output
     if plot is not None:
@@ -78,8 +80,7 @@ async def _of_file(file: str, text_column: str, client: dict[str, Any]) -> Diagn
 
 
 async def _of_store(store: str, client: dict[str, Any]) -> Diagnosis:
-    labels = client["labels"] or await only_labels(store)
-    nuc = client_of({**client, "labels": labels, "store": store}, api_key="not-needed")
+    nuc = client_of({**client, "store": store}, api_key="not-needed")
     async with nuc:
         if not (await nuc.stats()).predicted:
             raise InvalidInputError(

@@ -9,12 +9,11 @@ import webbrowser
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlsplit
 
 import orjson
 
 from testnuc._base.checks import hash_text
-from testnuc.cli.answered_texts import LabeledTable, embedder_known, labeled, opened
+from testnuc.cli.answered_texts import LabeledTable, labeled, opened, with_known_options
 from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import (
@@ -25,7 +24,6 @@ from testnuc.cli.files import (
     tell,
     write_results,
 )
-from testnuc.cli.options import client_options
 from testnuc.cli.reading import holds_rows
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
@@ -78,7 +76,9 @@ def review(
         raise InvalidInputError(f"--goal is {goal!r}; choose from {', '.join(GOALS)}")
     _new_review(output)
 
-    client = embedder_known(client, source)
+    # without what the source itself knows
+    then = command_of("learn", source, output, client)
+    client = with_known_options(client, source)
 
     async def draw() -> tuple[Review, Table | None]:
         async with opened(source, client, text_column) as (nuc, table):
@@ -93,7 +93,6 @@ def review(
         )
     drawn.save(output)
     tell(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
-    then = _command("learn", source, output, client)
     if by_hand:
         answer(drawn, output, then=then)
         return
@@ -115,7 +114,7 @@ def learn(
     """Learn from reviews, or from marks of the page, and print what was learned."""
     if output is not None:
         require_new(output, overwrite=overwrite)
-    client = embedder_known(client, source)
+    client = with_known_options(client, source)
     take = _lesson(files, at_random=at_random)
 
     async def run() -> tuple[Learned, LabeledTable | None]:
@@ -123,7 +122,7 @@ def learn(
             learned = await take(nuc)
             if output is None:
                 return learned, None
-            return learned, await labeled(nuc, given, source, output, client)
+            return learned, await labeled(nuc, given, source, output)
 
     learned, found = run_to_end(run())
     print(learned)  # noqa: T201 - the command's output
@@ -178,7 +177,7 @@ def certify(
     """Print the certificate; write the texts that it covers."""
     if output is not None:
         require_new(output, overwrite=overwrite)
-    client = embedder_known(client, source)
+    client = with_known_options(client, source)
 
     async def find() -> tuple[Any, LabeledTable]:
         async with opened(source, client, text_column) as (nuc, given):
@@ -189,7 +188,7 @@ def certify(
                     "testnuc learn"
                 )
             certificate = learned.certify(accuracy, confidence)
-            return certificate, await labeled(nuc, given, source, output, client)
+            return certificate, await labeled(nuc, given, source, output)
 
     certificate, found = run_to_end(find())
     results, table = found.results, found.table
@@ -210,7 +209,7 @@ def certify(
 def distill(source: str, *, output: str, text_column: str, client: dict[str, Any]) -> None:
     """Train a head on the labels, write it, and print what it is."""
     require_folder(output)
-    client = embedder_known(client, source)
+    client = with_known_options(client, source)
 
     async def make() -> Head:
         async with opened(source, client, text_column) as (nuc, _):
@@ -222,7 +221,7 @@ def distill(source: str, *, output: str, text_column: str, client: dict[str, Any
 
 def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:
     """Drop what was learned; answers and judged files stay."""
-    client = embedder_known(client, source)
+    client = with_known_options(client, source)
 
     async def drop() -> bool:
         async with opened(source, client, text_column) as (nuc, _):
@@ -232,11 +231,6 @@ def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:
         tell("what was learned is dropped; stored answers and review files are kept")
     else:
         tell("nothing was learned")
-
-
-def _run_of(output: str, results: Results) -> dict[str, Any] | None:
-    """Return the record of the run where the file can hold it."""
-    return run_record(results) if Path(output).suffix.lower() == ".jsonl" else None
 
 
 def _read_reviews(files: Sequence[str]) -> Review:
@@ -281,18 +275,6 @@ def _show(
     shown = open_page and webbrowser.open(page.resolve().as_uri())
     tell(f"{'opened' if shown else 'to judge them, open'} {page} in a browser")
     tell(f"in the terminal: testnuc review {path} --answer")
-
-
-def _command(name: str, source: str, file: str, client: dict[str, Any]) -> str:
-    """Return a command with the options that were given to this one, without passwords."""
-    words = ["testnuc", name, source, file]
-    usual = client_options()
-    for option, value in client.items():
-        if value is not None and value != usual[option]:
-            words += [f"--{option.replace('_', '-')}", str(value)]
-    return shlex.join(
-        "STORE" if "://" in word and urlsplit(word).password else word for word in words
-    )
 
 
 def _chosen_by_hand(texts: list[str], labels: list[str | None], nuc: TestNUC) -> Review:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
+from urllib.parse import urlsplit
 
 import typer
 from typer.models import OptionInfo
@@ -26,6 +28,7 @@ __all__ = [
     "OVERWRITE",
     "TEXT_COLUMN",
     "client_options",
+    "command_of",
     "options_of",
     "share_of",
     "with_client",
@@ -209,6 +212,18 @@ def client_options() -> dict[str, Any]:
     return {name: p.default.default for name, p in inspect.signature(_client).parameters.items()}
 
 
+def command_of(name: str, source: str, file: str, client: dict[str, Any]) -> str:
+    """Return a command with the options that were given to this one, without passwords."""
+    words = ["testnuc", name, source, file]
+    usual = client_options()
+    for option, value in client.items():
+        if value is not None and value != usual[option]:
+            words += [f"--{option.replace('_', '-')}", str(value)]
+    return shlex.join(
+        "STORE" if "://" in word and urlsplit(word).password else word for word in words
+    )
+
+
 def with_client(
     *without: str, **instead: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -223,7 +238,7 @@ def with_client(
     """
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
-        types = get_type_hints(command) | get_type_hints(_client)
+        types = get_type_hints(_client) | get_type_hints(command)
         own = [p for p in inspect.signature(command).parameters.values() if p.name != "client"]
         shared = [
             p.replace(default=instead.get(p.name, p.default))

@@ -1,15 +1,15 @@
-"""``testnuc report``: an HTML page for browsing a file of results."""
+"""``testnuc report``: an HTML page for judging and browsing results."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
 from testnuc._base.jsonl import table
-from testnuc.cli.files import existing, read_table, require_folder, tell
+from testnuc.cli.files import existing, read_labels, read_table, require_folder, tell
+from testnuc.cli.options import command_of
 from testnuc.cli.reading import KINDS, holds_rows
-from testnuc.cli.stored import stored_results, with_embedder
+from testnuc.cli.stored import stored_results
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
 from testnuc.results import read_results
@@ -39,13 +39,18 @@ def run(
     if not holds_rows(file) and (kind not in KINDS or "://" in file):
         if "://" not in file:
             existing(file)
-        results = stored_results(file, with_embedder(client, file))
+        results = stored_results(file, client)
     elif kind == ".jsonl":
         # streamed, and with the record of the run, which `read_table` drops
         results = read_results(table(existing(file)), file, text_column)
     else:
         results = read_results(read_table(file, text_column).rows, file, text_column)
-    then = shlex.join(["testnuc", "learn", file, "marks.json"])
+    if client["labels"] is not None:
+        # all labels, and not only those that occur, can be chosen
+        labels = read_labels(client["labels"])
+        results.choices = tuple(labels)
+        results.descriptions = dict(labels) if isinstance(labels, dict) else {}
+    then = command_of("learn", file, "marks.json", client)
     write(results, place, then=then, title=title or f"testnuc: {Path(file).name}", most=most)
     tell(f"{len(results):,} texts, written to {output}")
     if not any(result.neighbors for result in results):

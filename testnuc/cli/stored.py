@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from testnuc import stores
 from testnuc.cli.client_factory import client_of, parts_of
 from testnuc.cli.event_loop import run_to_end
+from testnuc.cli.options_of_run import held_scopes, with_options_of_store
 from testnuc.cli.reading import Table
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EMBEDDER",
-    "held_scopes",
-    "only_labels",
     "stored_results",
     "stored_texts",
     "with_embedder",
@@ -57,35 +56,7 @@ async def _embedders(store: str) -> list[str]:
         return [name for name, _ in await opened.embedders()]
 
 
-async def held_scopes(store: str) -> str:
-    """Describe the models and labels of the predictions in a store."""
-    async with _opened(store) as opened:
-        held = [
-            f"{facts.get('model', 'an unknown model')} with the labels "
-            f"{', '.join(map(repr, facts.get('labels', ())[:6]))}"
-            for _, facts in await opened.scopes()
-        ]
-    return f"{store} holds predictions of {'; of '.join(held)}" if held else f"{store} is empty"
-
-
-async def only_labels(store: str) -> list[str]:
-    """Return the labels of a store that holds answers for one label set.
-
-    Raises
-    ------
-    InvalidInputError
-        It holds none, or several.
-    """
-    async with _opened(store) as opened:
-        found = {
-            tuple(facts["labels"]) for _, facts in await opened.scopes() if facts.get("labels")
-        }
-    if len(found) != 1:
-        raise InvalidInputError(f"{await held_scopes(store)}; name the labels with --labels")
-    return list(found.pop())
-
-
-async def stored_texts(nuc: TestNUC, store: str, embedder: str) -> Table:
+async def stored_texts(nuc: TestNUC, store: str) -> Table:
     """Return the texts of the pool that have a stored answer of this client.
 
     Raises
@@ -106,8 +77,9 @@ async def stored_texts(nuc: TestNUC, store: str, embedder: str) -> Table:
         ]
     if not rows:
         raise InvalidInputError(
-            f"{await held_scopes(store)}; it holds no text embedded by {embedder} that this model "
-            "answered with these labels and settings: give the options of the run that filled it"
+            f"{await held_scopes(store)}; it holds no text embedded by {parts.embedding.name} that "
+            "this model answered with these labels and settings: give the options of the run that "
+            "filled it"
         )
     return Table(rows, ["text"], "text")
 
@@ -120,16 +92,15 @@ def stored_results(store: str, client: dict[str, Any]) -> Results:
     InvalidInputError
         It holds none for these options.
     """
+    options = with_embedder(run_to_end(with_options_of_store(client, store)), store)
 
     async def find() -> Results:
-        labels = client["labels"] or await only_labels(store)
-        given = {"labels": labels, "store": store, "neighbors": "stored"}
         # nothing is sent, so no key is needed
-        nuc = client_of({**client, **given}, api_key="not-needed")
+        nuc = client_of({**options, "store": store, "neighbors": "stored"}, api_key="not-needed")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SmallPoolWarning)
             async with nuc:
-                table = await stored_texts(nuc, store, client["embedder"])
+                table = await stored_texts(nuc, store)
                 return await nuc.classify_many(table.texts)
 
     return run_to_end(find())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from testnuc._base.checks import checked_choice, checked_positive, checked_whole
+from testnuc._base.display import brief
 
 __all__ = ["BatchPolicy", "Budget", "RateLimit", "RetryPolicy"]
 
@@ -127,6 +128,8 @@ class BatchPolicy:
         How long another process may take to create a batch. After that, the process counts as
         dead, and the batch is searched for at the provider.
     """
+
+    __repr__ = brief
 
     rest: Literal["batch", "live", "error"] = "batch"
     attempts: int = 3

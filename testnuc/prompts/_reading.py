@@ -13,7 +13,7 @@ from testnuc.errors import MismatchedReplyError, ReplyError, UnreadableReplyErro
 from testnuc.protocols import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 #: Characters at the end of a reply that are searched for JSON: the answer comes last.
 _SEARCHED = 50_000
@@ -27,7 +27,9 @@ _ID = re.compile(r"\s*(?:text|sample|id)?\s*#?\s*([0-9]{1,9})(?:\.0*)?\s*", re.I
 _DECODER = json.JSONDecoder()
 
 
-def parse_reply(content: str, n: int) -> tuple[Answer | ReplyError, ...]:
+def parse_reply(
+    content: str, n: int, *, multilabel: bool = False
+) -> tuple[Answer | ReplyError, ...]:
     """Parse the answers for `n` texts from a reply.
 
     The JSON may be in a code fence, after reasoning or before other prose. Answers for several
@@ -41,17 +43,20 @@ def parse_reply(content: str, n: int) -> tuple[Answer | ReplyError, ...]:
         The reply of the LLM.
     n : int
         Number of texts in the request.
+    multilabel : bool
+        Whether an answer has several labels: `Answer.labels`.
 
     Returns
     -------
     tuple[Answer or ReplyError, ...]
         One per text, in order. Errors are returned, never raised.
     """
-    if n == 1 and (answer := _plain_answer(content)):
+    if n == 1 and not multilabel and (answer := _plain_answer(content)):
         return (answer,)
+    items_of, answer_of = (_several_items, _several) if multilabel else (_items, _answer)
     items: list[dict[str, Any]] = []
     for value in _values(content):
-        read = _items(value)
+        read = items_of(value)
         if read is None:
             continue
         if n > 1 and isinstance(value, dict) and "id" in read[0] and len(read) == 1:
@@ -61,7 +66,7 @@ def parse_reply(content: str, n: int) -> tuple[Answer | ReplyError, ...]:
     if not items:
         return _all_errors(UnreadableReplyError, "the reply contains no JSON answer", content, n)
     if n == 1:
-        answers = [_answer(item, content) for item in items]
+        answers = [answer_of(item, content) for item in items]
         if any(item.get("id") is not None and _id_of(item["id"]) != 1 for item in items) or any(
             answer != answers[0] for answer in answers
         ):
@@ -69,7 +74,7 @@ def parse_reply(content: str, n: int) -> tuple[Answer | ReplyError, ...]:
                 MismatchedReplyError, "the reply has answers for other texts", content, 1
             )
         return (answers[0],)
-    return _match_by_id(items, content, n)
+    return _match_by_id(items, content, n, answer_of)
 
 
 def without_thinking(content: str) -> str:
@@ -92,7 +97,10 @@ def _plain_answer(content: str) -> Answer | None:
 
 
 def _match_by_id(
-    items: list[dict[str, Any]], content: str, n: int
+    items: list[dict[str, Any]],
+    content: str,
+    n: int,
+    answer_of: Callable[[dict[str, Any], str], Answer | ReplyError],
 ) -> tuple[Answer | ReplyError, ...]:
     by_id: dict[int, Answer | ReplyError] = {}
     duplicate: set[int] = set()
@@ -102,7 +110,7 @@ def _match_by_id(
         if key is None or not 1 <= key <= n:
             unknown.add(key)
             continue
-        answer = _answer(item, content)
+        answer = answer_of(item, content)
         if key in by_id and by_id[key] != answer:
             duplicate.add(key)
         by_id[key] = answer
@@ -160,7 +168,7 @@ def _values(content: str) -> Iterator[Any]:
 def _items(value: Any) -> list[dict[str, Any]] | None:
     """Return the answers in a JSON value, or None if it has none."""
     if isinstance(value, dict):
-        value = {str(key).strip().lower(): inner for key, inner in value.items()}
+        value = _lowered(value)
         if "label" in value:
             return [value]
         lists = [inner for inner in value.values() if isinstance(inner, list)]
@@ -169,12 +177,32 @@ def _items(value: Any) -> list[dict[str, Any]] | None:
         value = lists[0]
     if not isinstance(value, list):
         return None
-    items = [
-        {str(key).strip().lower(): inner for key, inner in item.items()}
-        for item in value
-        if isinstance(item, dict)
-    ]
+    items = [_lowered(item) for item in value if isinstance(item, dict)]
     return items if items and all("label" in item or "id" in item for item in items) else None
+
+
+def _lowered(item: dict[Any, Any]) -> dict[str, Any]:
+    return {str(key).strip().lower(): inner for key, inner in item.items()}
+
+
+def _several_items(value: Any) -> list[dict[str, Any]] | None:
+    """Return the answers in a JSON value, each with several labels; None if it has none."""
+    if isinstance(value, dict):
+        value = _lowered(value)
+        if "labels" in value or "label" in value:
+            return [value]
+        lists = [inner for inner in value.values() if isinstance(inner, list)]
+        if len(lists) != 1:
+            return None
+        value = lists[0]
+    if not isinstance(value, list):
+        return None
+    items = [_lowered(item) for item in value if isinstance(item, dict)]
+    if items and len(items) == len(value) and all("labels" in i or "id" in i for i in items):
+        return items
+    # the labels alone, without the field
+    alone = all(isinstance(one, str) or (isinstance(one, dict) and "label" in one) for one in value)
+    return [{"labels": value}] if value and alone else None
 
 
 def _id_of(value: Any) -> int | None:
@@ -199,6 +227,26 @@ def _answer(item: dict[str, Any], content: str) -> Answer | ReplyError:
     if not label.isascii():
         label = label.encode("utf-8", "replace").decode()  # replaces escaped lone surrogates
     return Answer(label, _confidence(item.get("confidence")))
+
+
+def _several(item: dict[str, Any], content: str) -> Answer | ReplyError:
+    """Return the labels of an answer, in its order; duplicates and unknown labels stay."""
+    given = item["labels"] if "labels" in item else item.get("label")
+    if isinstance(given, dict):
+        given = [{"label": label, "confidence": value} for label, value in given.items()]
+    if isinstance(given, str):
+        given = [given]
+    if not isinstance(given, list):
+        return _error(UnreadableReplyError, "the answer has no list of labels", content)
+    labels = []
+    for one in given:
+        entry = _lowered(one) if isinstance(one, dict) else {"label": one}
+        entry.setdefault("confidence", item.get("confidence"))
+        answer = _answer(entry, content)
+        if isinstance(answer, ReplyError):
+            return answer
+        labels.append((answer.label, answer.confidence))
+    return Answer("", None, tuple(labels))
 
 
 def _confidence(value: Any) -> float | None:

@@ -9,13 +9,35 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from testnuc.protocols import APIKey, WireProvider
 
-__all__ = ["KINDS", "resolve"]
+__all__ = ["KINDS", "SERVERS", "resolve"]
 
 #: The part of a model's name before the first slash -> what it names.
 KINDS = {
     "openai": "any server with chat completions or the Responses API",
     "anthropic": "any server with the Messages API",
     "local": "local/zero-shot, without an LLM",
+}
+
+#: Servers with chat completions, by the name that users may try -> their base URL. The table in
+#: docs/providers.md has each of them, with how it is known to work.
+SERVERS = {
+    "azure": "https://resource.openai.azure.com/openai/v1",
+    "cerebras": "https://api.cerebras.ai/v1",
+    "cloudflare": "https://api.cloudflare.com/client/v4/accounts/ID/ai/v1",
+    "dashscope": "https://dashscope.aliyuncs.com/compatible-mode/v1",
+    "deepseek": "https://api.deepseek.com/v1",
+    "gemini": "https://generativelanguage.googleapis.com/v1beta/openai",
+    "groq": "https://api.groq.com/openai/v1",
+    "lm_studio": "http://localhost:1234/v1",
+    "mistral": "https://api.mistral.ai/v1",
+    "ollama": "http://localhost:11434/v1",
+    "openrouter": "https://openrouter.ai/api/v1",
+    "perplexity": "https://api.perplexity.ai/chat/completions",
+    "snowflake": "https://account.snowflakecomputing.com/api/v2/cortex/v1",
+    "together": "https://api.together.ai/v1",
+    "vllm": "http://localhost:8000/v1",
+    "xai": "https://api.x.ai/v1",
+    "z.ai": "https://api.z.ai/api/paas/v4",
 }
 
 
@@ -56,6 +78,12 @@ def resolve(
                 from testnuc.providers.anthropic import Anthropic
 
                 return Anthropic(name, base_url=base_url, api_key=api_key)
+        server = SERVERS.get(kind.lower())
+        if server is not None and name.strip():
+            raise InvalidInputError(
+                f"{kind} is no kind of provider; give model='openai/{name:.100}', "
+                f"base_url='{server}' and its api_key."
+            )
     raise InvalidInputError(
         f'model {model!r:.120} has no known provider; use "openai/<model>" (any OpenAI-compatible '
         'server with base_url=..), "anthropic/<model>", "local/zero-shot", or a provider object.'

@@ -16,6 +16,8 @@ __all__ = ["answer_schema", "count", "enum_fits", "output_limit"]
 #: Limits of enums, as first documented by OpenAI and copied by other servers.
 MAX_ENUM = 500
 MAX_ENUM_CHARACTERS = 15_000
+#: Labels of one text that an answer has room for.
+MAX_LABELS = 32
 
 
 def answer_schema(task: Task, n: int, structure: Structure) -> dict[str, Any]:
@@ -36,6 +38,8 @@ def answer_schema(task: Task, n: int, structure: Structure) -> dict[str, Any]:
     fields: dict[str, Any] = {"label": label}
     if task.confidence == "verbalized":
         fields["confidence"] = {"type": "number"}
+    if task.multilabel:
+        fields = {"labels": {"type": "array", "items": _object(fields)}}
     if n == 1:
         return _object(fields)
     items = _object({"id": {"type": "integer"}, **fields})
@@ -72,6 +76,8 @@ def output_limit(task: Task, n: int, structure: Structure) -> int:
         How the form is enforced.
     """
     longest = max((len(orjson.dumps(label)) for label in task.labels), default=0)
+    if task.multilabel:
+        longest = min(len(task.labels), MAX_LABELS) * (longest + 32)
     return n * (longest + 48) + (64 if structure < Structure.OBJECT else 320)
 
 

@@ -27,7 +27,7 @@ from testnuc.errors import (
 )
 from testnuc.labels import LabelSet
 from testnuc.prompts import parse_reply, without_thinking
-from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
+from testnuc.protocols import Answer, Reply, Request, Task
 from testnuc.providers._dialect import (
     LIMIT_TOO_LARGE,
     LIMITS,
@@ -37,6 +37,7 @@ from testnuc.providers._dialect import (
     less_structure,
     stepped,
 )
+from testnuc.providers._messages import Body, Message
 from testnuc.providers._reasoning import LEAST
 from testnuc.providers._streams import joined
 from testnuc.transport.api_errors import as_error
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
     from testnuc.transport.endpoint import Endpoint
 
-__all__ = ["Body", "HTTPProvider", "Message"]
+__all__ = ["HTTPProvider"]
 
 _log = logging.getLogger("testnuc.providers")
 
@@ -63,34 +64,6 @@ UNLIMITED_OUTPUT = 16_384
 _PREPARED = 64
 #: Most retries of outdated bodies; more would be a loop.
 _STALE = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """The parts of a body."""
-
-    #: JSON up to and with the opening quote of the user message.
-    opening: bytes
-    #: JSON from its closing quote up to the end of the messages.
-    closing: bytes
-    #: After the messages.
-    parameters: dict[str, Any]
-    #: Output limit; None if none is sent.
-    output_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """The content of a 200 response, in any protocol."""
-
-    content: str
-    usage: TokenUsage | None
-    request_id: str | None
-    #: The model's refusal, "" if it has no text; None if it did not refuse.
-    refusal: str | None = None
-    truncated: bool = False
-    #: Log-probabilities of the content's tokens, as received.
-    logprobs: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +351,10 @@ class HTTPProvider(ABC):
 
     def _read(self, request: Request, message: Message) -> Reply:
         content = message.content
-        answers = parse_reply(content, len(request.texts)) if content.strip() else ()
+        several = request.task.multilabel
+        answers = (
+            parse_reply(content, len(request.texts), multilabel=several) if content.strip() else ()
+        )
         if len(answers) == 1 and isinstance(answers[0], UnreadableReplyError):
             answers = self._label_alone(request.task, message) or answers
         if message.refusal is None and any(isinstance(answer, Answer) for answer in answers):
@@ -413,7 +389,7 @@ class HTTPProvider(ABC):
             return ()
         if self._labels is None or self._labels[0] is not task:
             try:
-                self._labels = (task, LabelSet(task.labels))
+                self._labels = (task, LabelSet(task.labels, multilabel=task.multilabel))
             except InvalidInputError:
                 return ()
         labels = self._labels[1]

@@ -18,7 +18,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 #: Names of models that reason unless told otherwise.
 _THINKING = re.compile(
     r"^(o\d|gpt-(?!35)([5-9]|\d\d)|codex)(?!.*-chat)|gpt-oss|deepseek-?r\d|reason|think|qwq|magistral"
-    r"|gemini-(2\.5|[3-9])|grok-(3-mini|[4-9]|code)|qwen3|glm-(4\.[5-9]|[5-9])|minimax-m\d|nemotron",
+    r"|gemini-(2\.5|[3-9]|(pro|flash)(-lite)?-latest)|grok-(3-mini|[4-9]|code)|qwen3|glm-(4\.[5-9]|[5-9])|minimax-m\d|nemotron",
     re.IGNORECASE,
 )
 _NOT_THINKING = re.compile(r"non-?reasoning|no-?think|instruct|gemma|embed", re.IGNORECASE)
@@ -33,8 +33,8 @@ _LEAST: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^gpt-5(-mini|-nano)?(-\d{4}|$)", "minimal"),
         (r"^gpt-5[.]\d", "none"),
         (r"^(o[1-9](?!\d)|gpt-([6-9]|\d\d)(?!\d)(?!.*-chat))|gpt-oss", "low"),
-        (r"gemini-(2\.5|[3-9].*)-flash", "none"),
-        (r"gemini-(2\.5|[3-9])", "low"),
+        (r"gemini-((2\.5|[3-9].*)-)?flash(?!.*2\.0)", "none"),
+        (r"gemini-(2\.5|[3-9]|pro-latest)", "low"),
         (r"grok-4\.3", "none"),
         (r"grok-3-mini|grok-4\.[5-9]|grok-[5-9]", "low"),
     )
@@ -70,7 +70,7 @@ def least(model: str, host: str) -> str:
     host : str
         Of the endpoint.
     """
-    if _NOT_THINKING.search(model):
+    if not thinks(model):
         return ""
     if host.endswith("groq.com") and _GROQ_QWEN.search(model):
         return "none"

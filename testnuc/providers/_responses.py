@@ -88,7 +88,7 @@ def content(answer: Mapping[str, Any]) -> tuple[str, str | None, list[Any]]:
         for part in parts:
             if isinstance(part, dict) and isinstance(part.get("text"), str):
                 said.append(part["text"])
-                tokens += part.get("logprobs") or []
+                tokens += part["logprobs"] if isinstance(part.get("logprobs"), list) else []
             elif isinstance(part, dict) and isinstance(part.get("refusal"), str):
                 refusals.append(part["refusal"])
     return "".join(said), "".join(refusals) or None, tokens
@@ -102,7 +102,7 @@ def usage(value: Any, tier: Any) -> TokenUsage | None:
     if sent is None or received is None:
         return None
     details = value.get("input_tokens_details")
-    cached = count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    return TokenUsage(
-        sent, received, min(cached or 0, sent), tier=tier if isinstance(tier, str) else ""
-    )
+    details = details if isinstance(details, dict) else {}
+    cached = min(count(details.get("cached_tokens")) or 0, sent)
+    written = min(count(details.get("cache_write_tokens")) or 0, sent - cached)
+    return TokenUsage(sent, received, cached, written, tier if isinstance(tier, str) else "")

@@ -83,8 +83,9 @@ def _chat(events: list[dict[str, Any]]) -> dict[str, Any]:
         if isinstance(delta, dict):
             content.append(_text(delta.get("content")))
             refusal.append(_text(delta.get("refusal")))
-        if isinstance(choice.get("logprobs"), dict):
-            tokens += choice["logprobs"].get("content") or []
+        logprobs = choice.get("logprobs")
+        if isinstance(logprobs, dict) and isinstance(logprobs.get("content"), list):
+            tokens += logprobs["content"]
     message = {"content": "".join(content), "refusal": "".join(refusal)}
     choice = {"message": message, "finish_reason": finish, "logprobs": {"content": tokens}}
     return {**answer, "choices": [choice]} if content or finish else answer

@@ -22,8 +22,9 @@ from testnuc.protocols import APIKey, Reply, Request, Task, TokenUsage
 from testnuc.providers import _reasoning, _responses
 from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
-from testnuc.providers._http import Body, HTTPProvider, Message
+from testnuc.providers._http import HTTPProvider
 from testnuc.providers._logprobs import with_logprobs
+from testnuc.providers._messages import Body, Message
 from testnuc.transport.endpoint import Endpoint, checked_headers, missing_key
 from testnuc.transport.keys import key_of
 

@@ -19,7 +19,8 @@ from testnuc.errors import (
 )
 from testnuc.ray.limits_actor import SharedLimits
 from testnuc.ray.stages import COLUMNS, BuildIndex, Embed, Predict, Vote, hash_texts
-from testnuc.ray.workers import Settings, Voting
+from testnuc.ray.workers import Settings, Voting, stored_learned
+from testnuc.trust import Learned
 
 if TYPE_CHECKING:
     import os
@@ -41,6 +42,8 @@ _BLOCKS_PER_CPU = 2
 _REFUSED = {
     "join_pool": "all texts of the dataset are each other's neighbors",
     "neighbors": "all texts of the dataset are asked about",
+    "referee": "let a client of the same store learn from it; a job applies what was learned",
+    "escalate": "let a client of the same store learn from a referee before",
     "ask": "all texts of the dataset are asked about",
     "head": "use testnuc.ray.LabelByHead, a stage without an LLM",
     "head_trust": "use testnuc.ray.LabelByHead, a stage without an LLM",
@@ -54,7 +57,8 @@ class Labeled:
     """A labeled dataset, and its usage."""
 
     #: The given rows with the columns of the vote: ``label``, ``share``, ``margin``, ``voters``,
-    #: ``trust``, ``own_label``, ``own_confidence``, ``error``, ``reason``.
+    #: ``trust``, ``own_label``, ``own_confidence``, ``error``, ``reason``, ``source``,
+    #: ``alternative``, ``trust_of_alternative``.
     #: Votes are computed when it is read; it keeps the pool alive.
     dataset: ray.data.Dataset
     #: Distinct texts.
@@ -63,6 +67,8 @@ class Labeled:
     usage: Usage
     #: With policy "auto".
     diagnosis: Diagnosis | None
+    #: What was learned from judged texts, as text, if the store holds it.
+    learned: str | None = None
 
 
 def classify_dataset(
@@ -204,6 +210,7 @@ def classify_dataset(
         number = 0 if counts is None else int(counts["texts"].sum())
         dim = 1 if counts is None else int(counts["dim"].iloc[0])
         diagnosis = _decide(ray, job, pool, dim) if auto else None
+        learned = _learned(ray, job)
         usage = ray.get(limits.usage.remote())
     except Exception:
         for actor in pool:
@@ -216,12 +223,16 @@ def classify_dataset(
     if failure is not None:
         # outside of the handler: Ray's error references its frames, and would keep the actors alive
         raise failure
-    _warn(number, diagnosis, settings.get("k"))
+    if learned is None:
+        _warn(number, diagnosis, settings.get("k"))
     decision = None if diagnosis is None else diagnosis.decision
     labeled = dataset.map_batches(
-        Vote, fn_constructor_args=(job, pool, dim, decision, column, prefix), **stage("vote")
+        Vote,
+        fn_constructor_args=(job, pool, dim, decision, learned, column, prefix),
+        **stage("vote"),
     )
-    return Labeled(labeled, number, usage, diagnosis)
+    told = None if learned is None else str(Learned.from_bytes(learned))
+    return Labeled(labeled, number, usage, diagnosis, told)
 
 
 def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, prefix: str) -> bool:
@@ -295,6 +306,22 @@ def _decide(ray: Any, job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis
         ray.remote(_diagnosed).options(num_cpus=1).remote(job, list(pool), dim)
     )
     return diagnosis
+
+
+def _learned(ray: Any, job: Settings) -> bytes | None:
+    """Return what was learned from judged texts; read in the cluster, where the store is."""
+    if job.client["store"] is None:
+        return None
+    learned: bytes | None = ray.get(ray.remote(_read_learned).options(num_cpus=0).remote(job))
+    return learned
+
+
+def _read_learned(job: Settings) -> bytes | None:
+    import asyncio
+
+    from testnuc.ray.shards import Vectors
+
+    return asyncio.run(stored_learned(job, Vectors()))
 
 
 def _diagnosed(job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis | None:

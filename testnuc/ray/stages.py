@@ -44,6 +44,9 @@ COLUMNS = {
     "own_confidence": "float64",
     "error": "string",
     "reason": "string",
+    "source": "string",
+    "alternative": "string",
+    "trust_of_alternative": "float64",
 }
 
 
@@ -166,6 +169,7 @@ class Vote:
         shards: Sequence[Any],
         dim: int,
         decision: Decision | None,
+        learned: bytes | None,
         column: str,
         prefix: str,
     ) -> None:
@@ -174,7 +178,7 @@ class Vote:
         self._prefix = prefix
 
         async def client() -> Voting:
-            return Voting(settings, Shards(shards), dim, decision)
+            return Voting(settings, Shards(shards), dim, decision, learned)
 
         self._client = self._loop.run(client())
 

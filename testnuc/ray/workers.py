@@ -12,11 +12,13 @@ import numpy as np
 
 from testnuc._engine.components import Components
 from testnuc._engine.inputs import distinct
+from testnuc._engine.learning import Learning
 from testnuc._engine.neighborhoods import build_neighborhoods
 from testnuc._engine.rows import Rows
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.protocols import Matches, PoolText
 from testnuc.ray.limits_client import LimitsClient
+from testnuc.trust import Learned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -160,6 +162,25 @@ class Asking:
         return outcomes
 
 
+async def stored_learned(settings: Settings, vectors: Vectors) -> bytes | None:
+    """Return what was learned from judged texts, from the store of a job; None: nothing.
+
+    Parameters
+    ----------
+    settings : Settings
+    vectors : Vectors
+        None are needed.
+    """
+    given = {name: v for name, v in settings.client.items() if name not in _SHARED}
+    parts = Components(**given, pool=vectors, kernels=False)
+    learning = Learning(parts)
+    try:
+        await parts.ready()
+    finally:
+        await parts.aclose()
+    return None if learning.learned is None else learning.learned.to_bytes()
+
+
 class _NoModel:
     """Takes the place of a model: all texts have their prediction."""
 
@@ -197,13 +218,23 @@ class Voting:
         Length of a vector.
     decision : Decision, optional
         Made from the predictions of the job, where the policy is "auto".
+    learned : bytes, optional
+        What `stored_learned` returned.
     """
 
     def __init__(
-        self, settings: Settings, shards: Shards, dim: int, decision: Decision | None = None
+        self,
+        settings: Settings,
+        shards: Shards,
+        dim: int,
+        decision: Decision | None = None,
+        learned: bytes | None = None,
     ) -> None:
         given = {name: v for name, v in settings.client.items() if name in _OF_VOTES}
         self._parts = Components(model=_NoModel(), embedder=_NoEmbedder(dim), pool=shards, **given)
+        if learned is not None:
+            pipeline = self._parts.pipeline
+            pipeline.settings = self._parts.settings.with_learned(Learned.from_bytes(learned))
         self._shards = shards
         self._decision = decision
 
@@ -213,8 +244,10 @@ class Voting:
         entries, places = await distinct(texts)
         neighborhoods = await self._neighborhoods(entries)
         if neighborhoods.settings.policy is None:
-            assert self._decision is not None
-            neighborhoods.decide(self._decision)
+            decision = neighborhoods.settings.decision or self._decision
+            assert decision is not None
+            neighborhoods.decide(decision)
+        await self._parts.pipeline.settle(neighborhoods)
         return await asyncio.to_thread(Rows, neighborhoods, texts, places)
 
     async def decide(self) -> Diagnosis | None:

@@ -46,8 +46,8 @@ def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
     for number, mark in enumerate(marks, 1):
         if not isinstance(mark, dict) or not {"text", "right_label"} <= mark.keys():
             raise InvalidInputError(
-                f"{path}, mark {number} has no text and right_label; give a file that the page "
-                "saved"
+                f"{path}, mark {number} has no text and right_label; give a review (.json) or "
+                "marks that the page saved"
             )
         text, label = mark["text"], mark["right_label"]
         if label is None or label == "":

@@ -3,7 +3,6 @@
   const { labels, texts, rows, summary, review } = data;
   const choices = data.choices ? labels.slice(0, data.choices) : [...labels].sort();
   const ITEM = 60; // pixels, as in the style
-  const SHOWN = 3000; // characters of a text, until all of it is asked for
   const BATCH = 50; // texts to judge at a time, where none were drawn
   const PACE = 4; // seconds for a text, until it is measured
   const nameOf = (label) => (label === null ? "no label" : labels[label]);
@@ -172,43 +171,12 @@
     for (const button of [$("save"), ...document.querySelectorAll("[data-format]")]) button.disabled = nothing;
   }
 
-  /** The judgments of a review as `learn` reads them: in order, up to the last one that is answered. */
-  function evidenceOf() {
-    const { candidates, earlier, none_label: none } = review.context;
-    const answers = review.items.map((item) => {
-      const mark = marks.all.get(item.text);
-      if (mark) return { said: true, label: mark.truth ?? none };
-      return item.source === "referee" ? { said: true, label: item.answer ?? none } : { said: false, label: null };
-    });
-    const end = answers.findLastIndex(({ said }) => said) + 1;
-    const found = earlier.map(([probability, floor, known, right]) => ({ probability, floor, known, right }));
-    review.items.slice(0, end).forEach((item, place) => {
-      if (item.probability === null) return;
-      const { label } = answers[place];
-      const right = candidates.map(([name]) => label !== null && item.candidates.some(([given, names]) => given === label && names.includes(name)));
-      found.push({ probability: item.probability, floor: item.floor, known: label !== null, right });
-    });
-    return found;
-  }
-
   function showLearned() {
     const box = $("learned");
     if (review?.context?.candidates.length && review.items.some((item) => item.probability !== null)) {
-      const { candidates } = review.context;
-      const drawn = evidenceOf();
-      const found = evidence.choose(drawn, candidates, review.texts);
-      const name = candidates[found.leader][0];
-      const sure = found.gains[found.leader].sure;
-      box.hidden = !drawn.length;
-      const counts = `${found.leader ? `After: ${whole(found.after)} right, before: ${whole(found.before)}` : `${whole(found.before)} right`}, of ${many(drawn.length, "judged text")}.`;
-      const percent = `${Math.floor(100 * sure)} %`;
-      const points = (part) => `${part < 0 ? "-" : "+"}${Math.abs(100 * part).toFixed(1)}`;
-      const { value, low, high } = found.gains[found.leader];
-      box.replaceChildren(el("strong", {}, counts), " ",
-        found.best ? `Best: ${name}. ${percent} sure; expected gain ${points(value)} points over all texts (from ${points(low)} to ${points(high)}).`
-          : found.leader ? `Ahead: ${name}. ${sure > 0 ? `${percent} sure` : "Not sure yet"}; ${100 * evidence.needed} % decides.`
-          : "The LLM's own labels are not beaten so far.",
-        ...(found.taught ? [" ", el("code", {}, "learn"), " also tries models that your judgments teach."] : []));
+      const told = learnedOf(review, marks.all);
+      box.hidden = !told;
+      box.replaceChildren(...(told ?? []));
       return;
     }
     const known = queue.filter((row) => markOf(row) && markOf(row).truth !== null);
@@ -435,17 +403,9 @@
 
   const detail = $("detail");
   let chooser = null;
-  let guideOpen = false;
-
-  function wholeText(text) {
-    const box = foreign("div", cut(text, SHOWN), { class: "text" });
-    if (text.length <= SHOWN) return [box];
-    const all = el("button", {
-      type: "button", "aria-expanded": "false",
-      onclick: () => { box.textContent = text; all.remove(); detail.focus({ preventScroll: true }); },
-    }, `Show all ${whole(text.length)} characters`);
-    return [box, all];
-  }
+  const { wholeText, guide, votes, neighbors, factsOf } = explanationOf({
+    data, choices, described, nameOf, rowOf, goTo, leave: () => detail.focus({ preventScroll: true }),
+  });
 
   /** The labels that a text may have, with those who give them: candidates, then neighbors. */
   function candidatesOf(row) {
@@ -464,14 +424,6 @@
     for (const [label] of row.v) if (given.size < most) add(stringOf(label), "neighbors");
     for (const [, , label] of row.k) if (given.size < most || given.has(stringOf(label))) add(stringOf(label), "neighbors");
     return given;
-  }
-
-  /** Who gives a label, in a few words. */
-  function byOf(names) {
-    const told = [...new Set(names.map((name) => (name === "the LLM's own labels" ? "the LLM" : name)))];
-    const ways = told.filter((name) => name.startsWith("neighbors and a model"));
-    const rest = told.filter((name) => !ways.includes(name)).map((name) => (name.startsWith("the vote of") ? "the vote" : name));
-    return [...rest, ...(ways.length ? [ways.length > 1 ? `${ways.length} models` : "a model"] : [])].join(", ");
   }
 
   function showChoice(row) {
@@ -504,50 +456,6 @@
       el("span", { id: "state", class: "quiet" }))];
   }
 
-  function guide() {
-    if (!data.instructions && !data.descriptions.some(Boolean)) return null;
-    const made = el("details", { class: "guide", ontoggle: () => { guideOpen = made.open; } },
-      el("summary", {}, "Instructions and labels"),
-      data.instructions && foreign("p", data.instructions, { class: "text" }),
-      el("dl", { class: "told" }, ...choices.flatMap((label) => [foreign("dt", label), foreign("dd", described(label) ?? "–")])));
-    made.open = guideOpen;
-    return made;
-  }
-
-  function votes(row) {
-    const total = row.v.reduce((sum, [, weight]) => sum + weight, 0) || 1;
-    const cells = row.v.flatMap(([label, weight]) => {
-      const fill = el("div", { class: label === row.l ? "fill winner" : "fill" });
-      fill.style.width = `${(100 * weight) / total}%`;
-      return [
-        foreign("span", nameOf(label), { class: "name" }),
-        el("span", { class: "track", "aria-hidden": "true" }, fill),
-        el("span", {}, `${weight.toFixed(2)} (${((100 * weight) / total).toFixed(0)} %)`),
-      ];
-    });
-    return el("div", { class: "votes" }, ...cells);
-  }
-
-  function neighbors(row) {
-    const head = ["similarity", "label", "text"].map((name) => el("th", { scope: "col", role: "columnheader" }, name));
-    const body = row.k.map(([text, similarity, label, confidence]) => {
-      const other = rowOf.get(text);
-      const told = cut(texts[text], 300) + (texts[text].length > 300 ? " …" : "");
-      const cell = other
-        ? el("button", { type: "button", dir: "auto", title: "go to this text", onclick: () => goTo(other) }, told)
-        : foreign("span", told);
-      return el("tr", { role: "row" }, el("td", { role: "cell", class: "figure" }, two(similarity)),
-        el("td", { role: "cell" }, foreign("bdi", label === null ? "–" : labels[label]),
-          confidence !== null && el("small", { class: "quiet" }, ` ${two(confidence)}`)),
-        el("td", { role: "cell" }, cell));
-    });
-    // the roles are said, as a narrow screen shows the rows as something else than a table's
-    return el("table", { role: "table" }, el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, ...head)),
-      el("tbody", { role: "rowgroup" }, ...body));
-  }
-
-  const SOURCES = { llm: "the LLM", vote: "the vote of neighbors", head: "a model of your texts", referee: "the referee", person: "a person" };
-
   function explain() {
     const row = shown[at];
     if (!row) {
@@ -555,19 +463,6 @@
       detail.replaceChildren(el("p", { class: "quiet" }, rows.length ? "Choose a text in the list." : "Texts appear here once they are labeled."));
       return;
     }
-    const own = !row.a ? "nothing: it was not asked, or its call failed"
-      : row.o !== null ? `${labels[row.o]}${row.f === null ? "" : ` (confidence ${two(row.f)})`}`
-      : `nothing usable${row.d ? `: ${cut(row.d, 300)}` : ""}`;
-    const facts = [
-      ["label", data.only ? null : `${nameOf(row.l)}${SOURCES[row.g] ? `, by ${SOURCES[row.g]}` : ""}`],
-      ["the LLM said", own],
-      ["trust", row.t === null ? null : `${two(row.t)}${row.bt === null || row.b === null ? "" : `; ${two(row.bt)} for ${cut(labels[row.b], 100)}`}`],
-      ["", row.t === null ? null : trustMeans(data)],
-      ["votes", row.n > 1 ? `share ${two(row.s)}, margin ${two(row.m)}, ${many(row.n, "voter")}` : null],
-      ["asked", row.c ? null : "until the winner was certain; the other neighbors were not asked"],
-      ["reason", row.r],
-      ["error", row.e],
-    ].filter(([, value]) => value !== null);
     const position = placeOf.has(row) ? `${whole(placeOf.get(row) + 1)} of ${whole(queue.length)} to judge` : `Text ${whole(row.i + 1)}`;
     detail.replaceChildren(
       el("h3", { class: "quiet" }, position),
@@ -578,7 +473,7 @@
       ...(row.k.length ? [el("h3", {}, "Nearest texts"), neighbors(row)] : []),
       ...(row.v.length ? [el("h3", {}, "Votes"), votes(row)] : []),
       el("h3", {}, "How the label came about"),
-      el("dl", { class: "told" }, ...facts.flatMap(([name, value]) => [el("dt", {}, name), foreign("dd", value)])),
+      el("dl", { class: "told" }, ...factsOf(row).flatMap(([name, value]) => [el("dt", {}, name), foreign("dd", value)])),
     );
     showChoice(row);
     detail.scrollTop = 0;
@@ -662,7 +557,16 @@
     clearTimeout(pending);
     pending = setTimeout(search, rows.length > 2_000 ? 120 : 0);
   });
-  for (const id of ["show", "label", "level", "sort"]) $(id).addEventListener("change", () => filter());
+  let pointed = false;
+  for (const id of ["show", "label", "level", "sort"]) {
+    $(id).addEventListener("pointerdown", () => { pointed = true; });
+    $(id).addEventListener("keydown", () => { pointed = false; });
+    $(id).addEventListener("change", () => {
+      filter();
+      // a list of choices takes keys for itself: who uses a mouse is done with it
+      if (pointed) list.focus({ preventScroll: true });
+    });
+  }
   $("controls").addEventListener("submit", (event) => event.preventDefault());
   $("controls").addEventListener("reset", () => setTimeout(() => { $("show").value = "all"; filter(); }));
   $("undo").addEventListener("click", undo);

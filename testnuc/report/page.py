@@ -31,7 +31,16 @@ MOST_LISTED = 20_000
 #: UTF-8 cannot encode.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
-_SCRIPTS = ("evidence.js", "marks.js", "elements.js", "chooser.js", "overview.js", "page.js")
+_SCRIPTS = (
+    "evidence.js",
+    "marks.js",
+    "elements.js",
+    "learned.js",
+    "chooser.js",
+    "explanation.js",
+    "overview.js",
+    "page.js",
+)
 
 
 @runtime_checkable

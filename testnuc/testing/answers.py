@@ -12,8 +12,9 @@ from testnuc.errors import InvalidInputError
 
 __all__ = ["AnswerOf", "CannedAnswer", "Latency", "answer_function", "by_hash", "latency_function"]
 
-#: The answer for a text: a label, or (label, confidence) with a confidence of 0..1 or None.
-CannedAnswer = str | Sequence[Any]
+#: The answer for a text: a label, or (label, confidence) with a confidence of 0..1 or None; or a
+#: mapping of several labels to their confidences.
+CannedAnswer = str | Sequence[Any] | Mapping[str, float | None]
 #: Source of answers: a mapping or callable by text, or by text and zero-based sample index.
 AnswerOf = (
     Mapping[str, CannedAnswer]

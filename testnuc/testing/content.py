@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["WRONG_LABEL", "Content", "compose"]
 
@@ -32,7 +32,7 @@ class Content:
 
 
 def compose(
-    answers: Sequence[tuple[str, float | None]],
+    answers: Sequence[tuple[str | Mapping[str, float | None], float | None]],
     *,
     fault: str | None = None,
     confidence: bool = True,
@@ -42,8 +42,8 @@ def compose(
 
     Parameters
     ----------
-    answers : sequence of (str, float or None)
-        Label and confidence of each text.
+    answers : sequence of (str or mapping, float or None)
+        Label and confidence of each text; or a mapping of its labels to their confidences.
     fault : str, optional
         The fault to inject; kinds that do not affect content are ignored.
     confidence : bool
@@ -57,10 +57,7 @@ def compose(
         return Content("", "empty")
     if fault == "wrong-label":
         answers = [(WRONG_LABEL, stated) for _, stated in answers]
-    items: list[dict[str, Any]] = [
-        {"label": label, "confidence": stated} if confidence else {"label": label}
-        for label, stated in answers
-    ]
+    items = [_item(label, stated, confidence=confidence) for label, stated in answers]
     if len(items) == 1:
         text = orjson.dumps(items[0]).decode()
     else:
@@ -79,5 +76,15 @@ def compose(
     labels = tuple(
         (orjson.dumps(label).decode()[1:-1], 1.0 if stated is None else stated)
         for label, stated in answers
+        if isinstance(label, str)
     )
     return Content(text, "stop", labels)
+
+
+def _item(
+    label: str | Mapping[str, float | None], stated: float | None, *, confidence: bool
+) -> dict[str, Any]:
+    if not isinstance(label, str):
+        listed = [_item(one, sure, confidence=confidence) for one, sure in label.items()]
+        return {"labels": listed}
+    return {"label": label, "confidence": stated} if confidence else {"label": label}

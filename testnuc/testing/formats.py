@@ -319,6 +319,8 @@ def _has_confidence(schema: dict[str, Any]) -> bool:
         fields = schema["properties"]
         if "answers" in fields:
             fields = fields["answers"]["items"]["properties"]
+        if "labels" in fields:
+            fields = fields["labels"]["items"]["properties"]
     except (KeyError, TypeError):
         return True
     return "confidence" in fields

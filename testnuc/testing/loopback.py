@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from time import process_time
 from typing import Any, Literal, Self, cast
@@ -54,8 +54,8 @@ class LoopbackLLM:
     ----------
     answer : mapping or callable
         Returns the label, or ``(label, confidence)``, of a text: a mapping, a callable of the text,
-        or a callable of the text and a zero-based sample index. A text without an answer (missing
-        in the mapping, or None) gets a 400 that quotes it.
+        or a callable of the text and a zero-based sample index. Several labels are a mapping of
+        label to confidence. A text without an answer (missing, or None) gets a 400 that quotes it.
     latency : float, (float, float) or callable
         Seconds before an answer, a range of seconds, or a callable of a seeded `random.Random`.
         Errors are returned immediately.
@@ -352,13 +352,15 @@ class LoopbackLLM:
             raise ErrorResponse(400, "LoopbackLLM found no text in the prompt")
         return prompt, texts
 
-    def _answers_of(self, texts: Sequence[str]) -> list[tuple[str, float | None]]:
-        answers: list[tuple[str, float | None]] = []
+    def _answers_of(
+        self, texts: Sequence[str]
+    ) -> list[tuple[str | Mapping[str, float | None], float | None]]:
+        answers: list[tuple[str | Mapping[str, float | None], float | None]] = []
         for i, text in enumerate(texts):
             sample = self._answers[text] + texts[:i].count(text) if self._uses_index else 0
             try:
                 found = self._answer_of(text, sample)
-                if isinstance(found, str):
+                if isinstance(found, str | Mapping):
                     answers.append((found, None))
                 elif found is not None:
                     label, confidence = found

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from testnuc._base.display import brief
+
 __all__ = ["Calibration"]
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """What `calibrate` returned; `learn` took its place."""
+
+    __repr__ = brief
 
     method: str
     shares: tuple[float, ...]

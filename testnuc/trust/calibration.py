@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.display import brief
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -26,6 +28,8 @@ class TrustCurve:
     slopes : float64[F, 1 + d]
         By fold; the first column is the intercept.
     """
+
+    __repr__ = brief
 
     slopes: NDArray[np.float64]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.display import brief
 from testnuc.trust.evidence import Gain, gain_of
 from testnuc.trust.head import fit_folds
 from testnuc.trust.model import HeadModel, Texts, VoteModel, fit_model, one_hot, teach
@@ -47,6 +48,8 @@ class LabelCandidate:
         -1 = none.
     """
 
+    __repr__ = brief
+
     name: str
     share: float
     model: VoteModel | HeadModel
@@ -70,6 +73,8 @@ class Verdict:
     gains : tuple of Gain
         Of each candidate.
     """
+
+    __repr__ = brief
 
     chosen: LabelCandidate
     gain: Gain

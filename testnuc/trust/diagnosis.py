@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from testnuc._base.display import brief
 from testnuc.errors import MissingDependencyError
 from testnuc.trust.near_copies import Interval
 
@@ -35,6 +36,8 @@ class Candidate:
 class Decision:
     """The selected vote."""
 
+    __repr__ = brief
+
     #: None: no vote; the LLM's own labels are kept.
     policy: VotePolicy | None
     #: Neighbors that vote; 0 without a vote.
@@ -49,6 +52,8 @@ class Decision:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """Agreement statistics of predictions, and the vote selected from them."""
+
+    __repr__ = brief
 
     #: Number of predictions in the diagnosis.
     predictions: int

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.display import brief
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -46,6 +48,8 @@ class Draws:
     floor : float64[m]
         The lowest probability, at that draw, of any text that a candidate may change.
     """
+
+    __repr__ = brief
 
     texts: int
     probability: NDArray[np.float64]

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.display import brief
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -54,6 +56,8 @@ class Softmax:
     weights : float32[dim + 1, C]
         The last row is the bias.
     """
+
+    __repr__ = brief
 
     weights: NDArray[np.float32]
 

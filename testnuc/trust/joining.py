@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 from testnuc.trust.review import Review
 
@@ -20,6 +21,8 @@ __all__ = ["JoinedReview", "join_reviews"]
 @dataclass(frozen=True, slots=True)
 class JoinedReview:
     """The answers of several people in one review. ``print`` it."""
+
+    __repr__ = brief
 
     #: A text has the answer of most of those who judged it; without a majority it is open. Where
     #: people differ, `ReviewItem.said` holds what each said.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import orjson
 
+from testnuc._base.display import brief
 from testnuc.errors import StoreError
 from testnuc.trust.candidates import LabelCandidate, differing
 from testnuc.trust.certificates import certify
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["Applied", "Judgment", "Learned", "chosen_parts", "fit_trust", "rounded"]
 
 _VERSION = 1
+#: Judgments that prove a gain worth having where there is one.
+_ENOUGH = 200
 #: Smaller shares of a label are not shown.
 _LEAST_SHARE = 0.01
 _TINY = 1e-4
@@ -42,6 +45,8 @@ _TINY = 1e-4
 @dataclass(frozen=True, slots=True)
 class Judgment:
     """What was said of a text, and how the text was drawn."""
+
+    __repr__ = brief
 
     text: str
     hash: bytes
@@ -73,6 +78,8 @@ class Applied:
         Its part of what speaks for all labels except `label`.
     """
 
+    __repr__ = brief
+
     label: NDArray[np.int32]
     trust: NDArray[np.float64]
     shares: NDArray[np.float32] | None = None
@@ -96,6 +103,8 @@ class Applied:
 @dataclass(frozen=True, slots=True, eq=False)
 class Learned:
     """How texts are labeled since `TestNUC.learn`, and why. ``print`` it."""
+
+    __repr__ = brief
 
     #: The label set.
     labels: tuple[str, ...]
@@ -216,11 +225,13 @@ class Learned:
             else "Trust is the model's own probability: no judged text was drawn at random."
         )
         if proving < 50:
-            more = f"{50 - proving} more judgments (`review`) would help most"
+            more = f"{50 - proving} more judgments of a review would help most"
+        elif self.decides == "settings" and proving < _ENOUGH:
+            more = "another 50 judgments would help most: they may prove a gain"
         elif wide > 0.1:
             more = "another 50 judgments would help most: the gain is not known well yet"
         else:
-            more = "judging the least trusted texts (`review(goal='correct')`) would help most"
+            more = "judging the least trusted texts (a review with goal 'correct') would help most"
         lines.append(more[0].upper() + more[1:] + ".")
         return "\n".join(lines)
 
@@ -263,7 +274,8 @@ class Learned:
                 for name, array in arrays.items()
             ],
         }
-        head = orjson.dumps(header)
+        # a gain may be a scalar of numpy
+        head = orjson.dumps(header, option=orjson.OPT_SERIALIZE_NUMPY)
         body = b"".join(
             np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")).tobytes()
             for a in arrays.values()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.display import brief
 from testnuc.trust.head import FOLDS, Softmax, class_scale, fit_folds, fit_move, predict_folds
 from testnuc.voting import VotePolicy, vote_pool
 
@@ -69,6 +70,8 @@ class Texts:
     judged : int32[n], optional
         Judged labels; -1 = not judged.
     """
+
+    __repr__ = brief
 
     vectors: NDArray[np.float16]
     own: NDArray[np.int32]
@@ -122,6 +125,8 @@ class Texts:
 class VoteModel:
     """The vote of k neighbors; k = 0 keeps the LLM's own labels."""
 
+    __repr__ = brief
+
     k: int
     own_weight: float = 1.0
 
@@ -169,6 +174,8 @@ class HeadModel:
     moves : float32[FOLDS, dim + 1, C], optional
         Learned from judged texts of the other folds.
     """
+
+    __repr__ = brief
 
     heads: tuple[Softmax, ...]
     scale: NDArray[np.float32]

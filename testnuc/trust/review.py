@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 
 from testnuc._base.checks import hash_text
+from testnuc._base.display import brief
 from testnuc._base.jsonl import write_whole
 from testnuc.errors import InvalidInputError
 from testnuc.trust.review_context import ReviewContext
@@ -39,6 +40,8 @@ Drawn: TypeAlias = "tuple[int, str, float | None, float | None]"
 @dataclass(frozen=True, slots=True)
 class ReviewItem:
     """A text to be judged."""
+
+    __repr__ = brief
 
     #: Position in the review.
     index: int
@@ -184,7 +187,7 @@ class Review(Sequence[ReviewItem]):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Review:
-        """Read a review that `save` wrote, or the page.
+        """Read a review that `save` wrote, or the page; answers may be added by hand.
 
         Raises
         ------
@@ -214,7 +217,10 @@ class Review(Sequence[ReviewItem]):
             raise InvalidInputError(f"{path} is not a review: {exc!r}") from exc
         for item in items:
             if item.source is not None:
-                found.answer(item.index, item.answer, item.source)  # type: ignore[arg-type]
+                try:
+                    found.answer(item.index, item.answer, item.source)  # type: ignore[arg-type]
+                except InvalidInputError as exc:
+                    raise InvalidInputError(f"{path}, item {item.index + 1}: {exc}") from exc
         return found
 
     def __len__(self) -> int:
@@ -330,6 +336,7 @@ def _item(index: int, given: dict[str, Any]) -> ReviewItem:
         probability=given["probability"],
         floor=given["floor"],
         answer=given["answer"],
-        source=given["source"],
+        # who writes an answer into the file need not say that a person gave it
+        source=given["source"] or (None if given["answer"] is None else "person"),
         said=tuple((str(name), label) for name, label in given.get("said", ())),
     )

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from testnuc._base.display import brief
+
 __all__ = ["EarlierJudgment", "ReviewContext"]
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierJudgment:
     """A text that was drawn and judged before this review."""
+
+    __repr__ = brief
 
     probability: float
     floor: float
@@ -24,6 +28,8 @@ class EarlierJudgment:
 @dataclass(frozen=True, slots=True)
 class ReviewContext:
     """The candidates, what was judged before, and the instructions for those who judge."""
+
+    __repr__ = brief
 
     #: Name of each candidate, the LLM's own labels first; its part of the error that all bounds
     #: share; whether a model that is taught by the judged texts is made of it.

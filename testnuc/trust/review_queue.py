@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from testnuc._base.checks import checked_whole
+from testnuc._base.display import brief
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,6 +25,8 @@ _HEAVY = 0.5
 @dataclass(frozen=True, slots=True)
 class ReviewReason:
     """A result to review, and the reasons."""
+
+    __repr__ = brief
 
     result: Classification
     #: Sum of the weights of all reasons; the queue is sorted by it, highest first.

@@ -110,7 +110,8 @@ class Sparing:
         self.asked = np.zeros(n, dtype=np.bool_)
         self.asked[self.first] = True
         self._most = n if rule.most >= 1 else max(1, int(rule.most * n))
-        self._heads: tuple[Softmax, ...] | None = None
+        #: By fold, fitted on the LLM's labels.
+        self.heads: tuple[Softmax, ...] | None = None
         self._round = 0
         #: Of each text that was not asked about, by the head.
         self.labels = np.full(n, -1, dtype=np.int32)
@@ -160,8 +161,8 @@ class Sparing:
         texts = self._texts
         targets = one_hot(own, texts.n_classes)
         weights = np.ones(len(own), dtype=np.float32)
-        self._heads = fit_folds(texts.vectors, targets, weights, texts.folds, self._heads)
-        head = predict_folds(self._heads, texts.vectors, texts.folds)
+        self.heads = fit_folds(texts.vectors, targets, weights, texts.folds, self.heads)
+        head = predict_folds(self.heads, texts.vectors, texts.folds)
         found = vote_joined(texts, head, own)
         return found.max(axis=1).astype(np.float64), found.argmax(axis=1).astype(np.int32)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from testnuc._base.checks import checked_whole, restore_fields
+from testnuc._base.display import brief
 from testnuc.trust.auto_policy import MAX_NEIGHBORS
 from testnuc.trust.diagnosis import Decision
 from testnuc.trust.prior import target_shares
@@ -54,6 +55,8 @@ class VoteSettings:
         What was learned from judged texts.
     """
 
+    __repr__ = brief
+
     policy: VotePolicy | None
     k: int
     auto: bool = False
@@ -100,7 +103,9 @@ class VoteSettings:
 
     @property
     def voters(self) -> int:
-        """Maximum number of neighbors that vote on a text."""
+        """Most neighbors whose predictions a label needs."""
+        if self.head_decides:
+            return 0
         if self.policy is not None or self.decision is None:
             return self.k
         return 0 if self.decision.policy is None else self.decision.k

@@ -20,6 +20,8 @@ confidences are float32, and thresholds are compared as float32.
   uses confidences.
 - A tie goes to the tied label with the most similar supporter: the text itself first, then the
   neighbors in column order.
+- Where a text has several labels (`vote_multilabel`), each is voted on alone: its share is the
+  weight of the texts that gave it over the weight of all voters.
 - Without any vote, the label is the text's own prediction, or -1; share and margin are 0.
 """
 
@@ -27,12 +29,15 @@ from __future__ import annotations
 
 from testnuc.voting.curves import vote_curve, vote_curve_pool, vote_curves, vote_curves_pool
 from testnuc.voting.early import decided, deciding_prefix
+from testnuc.voting.multilabel import PoolLabels, VotedLabels, vote_multilabel
 from testnuc.voting.policy import VotePolicy
 from testnuc.voting.votes import VoteResult, vote, vote_pool
 
 __all__ = [
+    "PoolLabels",
     "VotePolicy",
     "VoteResult",
+    "VotedLabels",
     "decided",
     "deciding_prefix",
     "vote",
@@ -40,5 +45,6 @@ __all__ = [
     "vote_curve_pool",
     "vote_curves",
     "vote_curves_pool",
+    "vote_multilabel",
     "vote_pool",
 ]

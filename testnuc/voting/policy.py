@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 import numpy as np
 
 from testnuc._base.checks import restore_fields
+from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ class VotePolicy:
         1 = full correction, 0.5 = half of it.
     min_trust : float, optional
         A label with less trust is withheld: ``label`` is None, and ``reason`` says why.
+    threshold : float, optional
+        With ``multilabel=True``: a label is given if its share of the vote is larger, or equal and
+        the LLM gave it to the text itself. Default: 0.5.
 
     Notes
     -----
@@ -58,6 +62,8 @@ class VotePolicy:
         TestNUC(labels, policy=VotePolicy.auto(min_trust=0.8))
     """
 
+    __repr__ = brief
+
     weight: Weight = "similarity"
     min_confidence: float | None = None
     min_similarity: float | None = None
@@ -68,6 +74,7 @@ class VotePolicy:
     prior: Literal["balanced"] | Mapping[str, float] | None = field(default=None, hash=False)
     prior_power: float = 1.0
     min_trust: float | None = None
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         if self.weight not in get_args(Weight):
@@ -79,6 +86,7 @@ class VotePolicy:
             ("own_weight", self.own_weight, 0.0, _MAX_OWN_WEIGHT),
             ("prior_power", self.prior_power, 0.0, 2.0),
             ("min_trust", self.min_trust, 0.0, 1.0),
+            ("threshold", self.threshold, 0.0, 1.0),
         ):
             if value is None and name not in {"own_weight", "prior_power"}:
                 continue

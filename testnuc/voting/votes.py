@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 from testnuc.voting.inputs import Ballots, whole
 from testnuc.voting.policy import VotePolicy
@@ -32,6 +33,8 @@ _MAX_THREADS = 8
 @dataclass(frozen=True, slots=True, eq=False)
 class VoteResult:
     """The outcome of B votes."""
+
+    __repr__ = brief
 
     #: int32[B], the winner; -1: no votes, and the text has no own prediction.
     label: NDArray[np.int32]
@@ -167,7 +170,7 @@ def _vote(
         )
         return found
 
-    bad = _in_blocks(run, n_rows, n_rows * (k + 1), threads)
+    bad = in_blocks(run, n_rows, n_rows * (k + 1), threads)
     if bad >= 0:
         raise ballots.refuse(bad)
     return VoteResult(
@@ -216,7 +219,7 @@ def _kernels() -> tuple[ModuleType, ModuleType]:
     return plain, fast
 
 
-def _in_blocks(
+def in_blocks(
     run: Callable[[int, int], int], n_rows: int, n_votes: int, threads: int | None
 ) -> int:
     """Run a kernel over blocks of rows; each writes only its own. Returns the first bad row."""

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 import testnuc
-from testnuc import Budget, RateLimit, Sampling, TestNUC, VotePolicy
+from testnuc import Budget, RateLimit, Sampling, TestNUC, Unsure, VotePolicy
 from testnuc._engine.components import Components
 from testnuc._engine.parameters import GROUPS, client_arguments
 from testnuc.testing import HashEmbedder
@@ -40,7 +40,8 @@ def test_options_of_the_command_line_are_in_the_table():
     from testnuc.cli.options import client_options
 
     known = defaults(TestNUC.__init__) | grouped_defaults()
-    limits = {name for name, group in GROUPS.items() if group in {"rate_limit", "budget", "ask"}}
+    known |= {field.name: field.default for field in fields(Unsure)}
+    limits = {name for name, group in GROUPS.items() if group in {"rate_limit", "budget"}}
     for name, option in client_options().items():
         # an embedder that is not named is that of the store
         if name in {"labels", "embedder"}:

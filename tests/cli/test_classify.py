@@ -52,6 +52,17 @@ def rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_the_effort_of_a_reasoning_model(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with LoopbackLLM(confident, record=100) as llm:
+        for given, sent in (([], "minimal"), (["--reasoning-effort", "low"], "low")):
+            asked = options(llm, model="openai/gpt-5-mini")
+            code, _, err = run_here("classify", source, *asked, *given, "-o", f"{sent}.txt")
+            assert code == 0, err
+            assert {body["reasoning_effort"] for body in llm.bodies} == {sent}
+            llm.bodies.clear()
+
+
 def test_a_dry_run_tells_the_cost_and_sends_nothing(source, tmp_path, monkeypatch):
     store = tmp_path / "labels.db"
     monkeypatch.chdir(tmp_path)

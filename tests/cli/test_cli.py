@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -164,14 +165,18 @@ def test_demo_prints_what_a_newcomer_wants_to_see():
     code, out, err = run("demo", key=None)
     assert code == 0, err
     for part in (
-        "accuracy of the labeler alone",
-        "accuracy after the vote",
-        "labels corrected by the vote",
-        "labels spoiled by the vote",
+        "labels corrected",
+        "labels spoiled",
         "labeler calls",
         "time",
+        "50 of 702 texts are judged: 50 by a person",
     ):
         assert part in out
+    alone, judged = (
+        float(re.search(rf"accuracy {when} +([\d.]+)", out)[1])
+        for when in ("without judgments", "after fifty judgments")
+    )
+    assert judged >= alone
     assert "702" in out
 
 

@@ -100,7 +100,7 @@ def test_diagnose_results_and_stores(tmp_path):
         assert "240 predictions" in of_file
         assert "vote: " in of_file
         for arguments, says in (
-            ((store,), "holds predictions of openai/test with the labels 'refund', "),
+            ((store, "--labels", "a,b"), f"240 of openai/test at {llm.base_url}, --embedder"),
             ((store, *given, "--labels", "a,b"), "no prediction of openai/test with these labels"),
             ((tmp_path / "nowhere.db",), "check the path"),
             ((source,), "no field 'nuc_label'"),

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from testnuc.cli import judging
-from testnuc.cli.options import client_options
+from testnuc.cli.options import client_options, command_of
 from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.review import Review
@@ -93,8 +92,8 @@ def test_from_labels_to_better_ones_with_a_store(tickets):
         assert "testnuc review labels.db -n 50" in last
         assert llm.calls == 240
 
-        # the labels are those of the store
-        draw = ["review", "labels.db", "--model", "openai/test", "--base-url", llm.base_url]
+        # the labels and the other options are those of the store
+        draw = ["review", "labels.db"]
         code, _, err = run_here(*draw, "-n", "60")
         assert code == 0, err
         assert "60 of 240 texts to judge" in err
@@ -110,7 +109,7 @@ def test_from_labels_to_better_ones_with_a_store(tickets):
         assert "nothing was learned" in err
 
         review = judged("review.json")
-        code, out, err = run_here("learn", "labels.db", "review.json", *given)
+        code, out, err = run_here("learn", "labels.db", "review.json")
         assert code == 0, err
         assert "60 of 240 texts are judged" in out
         code, _, err = run_here(*command, "after.csv")
@@ -124,7 +123,7 @@ def test_from_labels_to_better_ones_with_a_store(tickets):
         judged("random.json")
         code, out, err = run_here("learn", "labels.db", "random.json", *given)
         assert code == 0, err
-        certified = certified_rows("labels.db", *given, "--accuracy", "0.6")
+        certified = certified_rows("labels.db", "--accuracy", "0.6")
         right = sum(row["nuc_label"] == true_label(row["text"]) for row in certified)
         assert right > 0.6 * len(certified) > 0
 
@@ -155,7 +154,8 @@ def test_results_without_a_store_keep_what_was_learned_beside_them(tickets, tmp_
         code, _, err = run_here("review", "out.csv", *given)
         assert code == 0, err
         judged("review.json")
-        code, _, err = run_here("learn", "out.csv", "review.json", *given)
+        # the store beside the results knows the options
+        code, _, err = run_here("learn", "out.csv", "review.json")
         assert code == 0, err
         code, _, err = run_here(*command)
         assert code == 0, err
@@ -165,6 +165,55 @@ def test_results_without_a_store_keep_what_was_learned_beside_them(tickets, tmp_
         run_here(*command)
         assert accuracy("out.csv") > before
         assert llm.calls == 240
+
+
+def test_results_in_full_and_answers_written_by_hand(tickets):
+    with LoopbackLLM(wrong_at_random) as llm:
+        given = [*options(llm), "--none-label", "other", "--instructions", "Be strict."]
+        command = ["classify", tickets, *given, "--full", "-o", "out.jsonl"]
+        run_here(*command)
+        assert run_here("review", "out.jsonl")[0] == 0
+        review = json.loads(Path("review.json").read_bytes())
+        for item in review["items"]:
+            item["answer"] = true_label(item["text"])
+        Path("review.json").write_text(json.dumps(review))
+        code, out, err = run_here("learn", "out.jsonl", "review.json")
+        assert code == 0, err
+        assert "50 of 240 texts are judged: 50 by a person" in out
+        code, _, err = run_here(*command)
+        assert code == 0, err
+        rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()][:-1]
+        said = {item["text"] for item in review["items"]}
+        for row in rows:
+            if row["text"] in said:
+                assert (row["nuc_label"], row["nuc_source"]) == (true_label(row["text"]), "person")
+        assert llm.calls == 240
+        review["items"][2]["answer"] = "refnd"
+        Path("review.json").write_text(json.dumps(review))
+        code, _, err = run_here("learn", "out.jsonl", "review.json")
+        assert code == 2
+        assert "review.json, item 3: the label 'refnd' is not" in err
+        assert "did you mean 'refund'" in err
+
+
+def test_options_that_are_given_win_over_those_of_the_store(tickets):
+    with LoopbackLLM(wrong_at_random) as llm:
+        given = [*options(llm), "--store", "labels.db"]
+        run_here("classify", tickets, *given)
+        code, _, err = run_here("review", "labels.db", "--base-url", "http://127.0.0.1:1/v1")
+        assert code == 2
+        assert "no answer of openai/test with these labels and settings" in err
+        code, _, err = run_here("review", "labels.db", "--labels", "a,b")
+        assert code == 2
+        assert f"240 of openai/test at {llm.base_url}, --embedder" in err
+        assert "with the labels 'refund', 'delivery', 'login'" in err
+        # two runs: the options say which
+        run_here("classify", tickets, *given, "--instructions", "Be strict.")
+        code, _, err = run_here("review", "labels.db")
+        assert code == 2
+        assert err.count("240 of openai/test") == 2
+        code, _, err = run_here("review", "labels.db", *options(llm))
+        assert code == 0, err
 
 
 def labels_in(path):
@@ -259,7 +308,7 @@ def test_a_review_has_a_page(tickets, monkeypatch):
 
 
 def test_no_password_is_written_into_the_page():
-    command = judging._command(
+    command = command_of(
         "learn", "postgresql://me:secret@db/x", "review.json", {**client_options(), "k": 3}
     )
     assert command == "testnuc learn STORE review.json --k 3"

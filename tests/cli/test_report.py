@@ -63,6 +63,17 @@ def test_another_file_has_less_and_that_is_said(tmp_path, name):
     assert [told["labels"][row["o"]] for row in told["rows"]] == list(map(gold, messages(24)))
 
 
+def test_the_labels_of_the_run_can_be_chosen(tmp_path):
+    results, page = classified(tmp_path, "out.csv"), tmp_path / "report.html"
+    labels = tmp_path / "labels.json"
+    labels.write_text(json.dumps({**dict.fromkeys(LABELS, "told"), "never said": "rare"}))
+    reported(results, "-o", page, "--text-column", "message", "--labels", labels)
+    told = data_of(page.read_text(encoding="utf-8"))
+    assert told["labels"][: told["choices"]] == [*LABELS, "never said"]
+    assert told["descriptions"] == ["told"] * len(LABELS) + ["rare"]
+    assert told["then"] == f"testnuc learn {results} marks.json --labels {labels}"
+
+
 def test_lines_within_a_text_are_no_lines_of_the_file(tmp_path):
     odd = [f"{text} one\u2028two\x85three\x0cfour" for text in messages(24)]
     rows = [{"message": text} for text in odd] + [{"message": "  "}, {"message": None}]

@@ -103,7 +103,7 @@ def test_a_report_of_a_store_says_which_options_are_missing(source, tmp_path):
         classified(llm, source, store)
     code, _, err = run_here("report", store, "--model", "openai/other")
     assert code == 2
-    assert "holds predictions of openai/test with the labels" in err
+    assert "24 of openai/test at " in err
     assert "give the options of the run that filled it" in err
     code, _, err = run_here("report", tmp_path / "none.db")
     assert code == 2

@@ -13,7 +13,7 @@ from bench._replay import read
 from bench.recorded import by_host
 from testnuc import providers
 from testnuc.batch import has_batches
-from testnuc.errors import ConfigurationError
+from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.protocols import Task
 from testnuc.providers._dialect import Structure
 
@@ -62,6 +62,14 @@ def test_a_row(row):
             provider.validate(task)
     else:
         provider.validate(task)
+
+
+def test_every_known_server_is_in_the_table():
+    table = {(name.lower().replace(" ", "_"), url) for name, _, url, *_ in rows() if url}
+    for server, url in providers.SERVERS.items():
+        assert [name for name, at in table if at == url and server in name], server
+        with pytest.raises(InvalidInputError, match=re.escape(f"base_url='{url}'")):
+            providers.resolve(f"{server}/some-model")
 
 
 def test_every_kind_is_in_the_table():

@@ -362,3 +362,48 @@ def test_the_service_tier_is_read():
     )
     assert provider.decode(request(), body).usage.tier == "standard"
     assert provider.decode(request(), completion(service_tier=None)).usage.tier == ""
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        # a total beyond the sum is reasoning, whatever is said of it
+        (
+            {"total_tokens": 300, "completion_tokens_details": {"reasoning_tokens": 0}},
+            (100, 200, 0, 0),
+        ),
+        (
+            {"total_tokens": 300, "completion_tokens_details": {"reasoning_tokens": 40}},
+            (100, 200, 0, 0),
+        ),
+        (
+            {"total_tokens": 107, "completion_tokens_details": {"reasoning_tokens": 5}},
+            (100, 7, 0, 0),
+        ),
+        ({"total_tokens": 482, "prompt_tokens_details": {"audio_tokens": 375}}, (100, 7, 0, 0)),
+        # cached tokens have several names
+        ({"num_cached_tokens": 32, "prompt_tokens_details": {"cached_tokens": 0}}, (100, 7, 32, 0)),
+        ({"prompt_cache_hit_tokens": 64, "prompt_cache_miss_tokens": 36}, (100, 7, 64, 0)),
+        ({"cached_tokens": 500}, (100, 7, 100, 0)),
+        # OpenAI bills what is written to the cache, too
+        (
+            {"prompt_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 90}},
+            (100, 7, 0, 90),
+        ),
+        (
+            {"prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 90}},
+            (100, 7, 60, 40),
+        ),
+    ],
+)
+def test_tokens_that_servers_count_otherwise(usage, expected):
+    body = orjson.loads(completion())
+    body["usage"] = {"prompt_tokens": 100, "completion_tokens": 7, **usage}
+    found = OpenAI("m", base_url=LOCAL).decode(request(), orjson.dumps(body)).usage
+    counted = (
+        found.input_tokens,
+        found.output_tokens,
+        found.cached_tokens,
+        found.cache_write_tokens,
+    )
+    assert counted == expected

@@ -26,7 +26,7 @@ def response(text='{"label": "refund", "confidence": 0.9}', **more):
     ]
     usage = {
         "input_tokens": 100,
-        "input_tokens_details": {"cached_tokens": 64},
+        "input_tokens_details": {"cached_tokens": 64, "cache_write_tokens": 20},
         "output_tokens": 84,
         "output_tokens_details": {"reasoning_tokens": 64},
         "total_tokens": 184,
@@ -75,7 +75,7 @@ def test_the_answer():
     provider = OpenAI("gpt-5.1", api_key=KEY, responses=True)
     reply = provider.decode(request(), response(service_tier="flex"))
     assert (reply.answers[0].label, reply.answers[0].confidence) == ("refund", 0.9)
-    assert reply.usage == TokenUsage(100, 84, 64, tier="flex")
+    assert reply.usage == TokenUsage(100, 84, 64, 20, "flex")
     assert reply.request_id == "resp_1"
     with pytest.raises(RefusalError, match="cannot"):
         provider.decode(request(), response(refusal="I cannot"))

@@ -14,7 +14,7 @@ import testnuc
 from testnuc.ray import classify_dataset
 from testnuc.ray.job import _shares
 from testnuc.testing import HashEmbedder, LoopbackLLM, by_hash
-from tests.conftest import LABELS, confident, messages
+from tests.conftest import LABELS, confident, gold, messages
 from tests.ray.mortal_provider import Mortal
 
 # what Ray and its dependencies warn about is not ours
@@ -128,6 +128,38 @@ def test_a_killed_actor_loses_nothing_and_auto_decides_as_one_process_does(tmp_p
     assert 292 <= labeled.usage.calls <= 300  # a dead actor cannot tell of its last calls
     assert labeled.diagnosis.predictions == 300
     assert rows_of(labeled) == one_process(None, **more)
+
+
+def test_a_job_applies_what_was_learned(tmp_path):
+    import asyncio
+
+    def wrong_often(text):
+        label, number = gold(text), int(text.rpartition(" ")[2])
+        return LABELS[(LABELS.index(label) + (number % 5 < 2)) % 3], 0.9
+
+    with LoopbackLLM(wrong_often) as llm:
+        given = settings(llm.base_url, policy="auto", k=None, store=str(tmp_path / "s.db"))
+
+        async def learn():
+            async with testnuc.TestNUC(LABELS, **given) as nuc:
+                await nuc.classify_many(TEXTS)
+                # against LLM and neighbors, and many that are right
+                said = dict.fromkeys(TEXTS[:15:3], "login") | {t: gold(t) for t in TEXTS[60:180]}
+                learned = await nuc.learn(list(said), list(said.values()))
+                return said, learned, await nuc.classify_many(TEXTS)
+
+        said, learned, expected = asyncio.run(learn())
+        calls = llm.calls
+        labeled = classify_dataset(dataset(), LABELS, **given, batch_size=128)
+        assert labeled.learned == str(learned)
+        rows = sorted(labeled.dataset.take_all(), key=lambda row: row["id"])
+        assert llm.calls == calls
+        assert [row["label"] for row in rows] == expected.labels
+        assert [row["source"] for row in rows] == [r.source for r in expected]
+        assert {row["source"] for row in rows} == {"person", "head"}
+        assert all(r["label"] == said[r["text"]] for r in rows if r["source"] == "person")
+        with pytest.raises(testnuc.InvalidInputError, match="referee is not supported on Ray"):
+            classify_dataset(dataset(), LABELS, **given, referee="openai/better")
 
 
 def test_a_wrong_key_stops_the_job_and_a_wrong_argument_starts_none():

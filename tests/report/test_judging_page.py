@@ -146,9 +146,31 @@ def test_the_next_key_leaves_what_was_chosen(opened):
     page.locator(".option").nth(1).focus()
     press(page, "Space", "Enter")
     playwright.expect(page.locator("#far")).to_contain_text("12 of 20")
+    # a filter that was chosen by the mouse gives the keys back
+    page.locator("#sort").dispatch_event("pointerdown")
+    page.locator("#sort").select_option("trust")
+    before = chosen(page)
+    press(page, "0", "Enter")
+    assert chosen(page) != before
     # without a choice it skips
+    far = page.locator("#far").inner_text()
     press(page, "n")
-    playwright.expect(page.locator("#far")).to_contain_text("12 of 20")
+    assert page.locator("#far").inner_text() == far
+
+
+def test_fifty_more_follow_the_first_fifty(opened):
+    page = opened(many_labels(600))
+    assert "Judge the 50 that look wrong" in page.locator("#todo").inner_text()
+    press(page, *["2", "Enter"] * 50)
+    playwright.expect(page.locator("#done")).to_contain_text("All 50 texts are judged.")
+    assert (
+        page.locator("#learned")
+        .inner_text()
+        .startswith("After: 50 right, before: 0, of 50 judged texts.")
+    )
+    page.get_by_role("button", name="50 more").click()
+    playwright.expect(page.locator("#far")).to_contain_text("50 of 60 judged")
+    assert page.locator("#done").is_hidden()
 
 
 def test_any_of_77_labels_is_found_by_typing(opened):

@@ -1,0 +1,69 @@
+"""Short representations of records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+__all__ = ["brief"]
+
+#: Characters of a string, and of a whole representation.
+_STRING, _WHOLE = 60, 240
+#: Items that are shown of a sequence or mapping.
+_ITEMS = 4
+
+
+def brief(record: Any) -> str:
+    """Return the representation of a dataclass in one line, for use as its ``__repr__``.
+
+    Fields that have their default are left out, long values are cut, and arrays are shown by type
+    and shape.
+    """
+    shown: list[str] = []
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if not field.repr or _is_default(value, field):
+            continue
+        shown.append(f"{field.name}={_value(value)}")
+        if sum(map(len, shown)) + 2 * len(shown) > _WHOLE:
+            shown[-1] = ".."
+            break
+    return f"{type(record).__qualname__}({', '.join(shown)})"
+
+
+def _is_default(value: Any, field: Any) -> bool:
+    if field.default_factory is not MISSING:
+        return isinstance(value, Mapping | Sequence) and not value
+    default = field.default
+    return value is default or (
+        (isinstance(default, str | int | float | tuple) and type(value) is type(default))
+        and bool(value == default)
+    )
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        return _cut(value)
+    if isinstance(value, Mapping | tuple | list | set | frozenset):
+        return _items(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if getattr(value, "shape", ()):
+        return f"{value.dtype}{list(value.shape)}"
+    if is_dataclass(value) and not isinstance(value, type):
+        return f"{type(value).__qualname__}(..)"
+    said = repr(value)
+    return said if len(said) <= _STRING else said[: _STRING - 2] + ".."
+
+
+def _items(value: Any) -> str:
+    if len(value) > _ITEMS or any(map(is_dataclass, value)):
+        return f"<{len(value):,} items>"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_value(k)}: {_value(v)}" for k, v in value.items()) + "}"
+    return f"[{', '.join(map(_value, value))}]"
+
+
+def _cut(value: str) -> str:
+    return repr(value) if len(value) <= _STRING else repr(value[: _STRING - 2]) + ".."

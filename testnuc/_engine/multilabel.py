@@ -1,0 +1,211 @@
+"""Several labels for one text: which options it allows, and the votes of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from testnuc._engine.neighborhoods import LEAST_VOTERS, Neighborhoods
+from testnuc.errors import InvalidInputError
+from testnuc.methods import StandardPrompting
+from testnuc.types import MultilabelClassification, MultilabelPrediction
+from testnuc.voting import PoolLabels, VotePolicy, VoteResult, vote_multilabel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from testnuc.protocols import Method
+    from testnuc.types import Neighbor, Prediction
+    from testnuc.voting import VotedLabels
+
+__all__ = [
+    "MultilabelNeighborhoods",
+    "checked_policy",
+    "multilabel_classification",
+    "neighborhoods_class",
+]
+
+
+def checked_policy(
+    multilabel: object,
+    policy: str | VotePolicy,
+    model: object,
+    method: Method | None,
+    confidence: str,
+    **others: tuple[Any, Any],
+) -> str | VotePolicy:
+    """Return the policy of a client; with several labels, "auto" is "weighted".
+
+    The diagnosis behind "auto" compares single labels.
+
+    Parameters
+    ----------
+    multilabel, policy, model, method, confidence
+        Of the client.
+    **others
+        Option -> (value given, the only value that several labels allow).
+
+    Raises
+    ------
+    InvalidInputError
+        An option is not supported with or without several labels.
+    """
+    if not isinstance(multilabel, bool):
+        raise InvalidInputError(f"multilabel is {multilabel!r}; give True or False")
+    threshold = policy.threshold if isinstance(policy, VotePolicy) else None
+    if not multilabel:
+        if threshold is not None:
+            raise InvalidInputError(
+                f"threshold is {threshold!r}, but a text has one label, which needs none; leave "
+                "threshold out, or set multilabel=True"
+            )
+        return policy
+    _check_options(model, method, confidence, others)
+    if not isinstance(policy, VotePolicy):
+        return "weighted" if policy == "auto" else policy
+    for name in ("prior", "min_trust"):
+        value = getattr(policy, name)
+        if value is not None:
+            raise InvalidInputError(
+                f"{name} is {value!r}, which multilabel=True does not support; leave {name} out"
+                + (", or set the threshold of the policy" if name == "min_trust" else "")
+            )
+    return replace(policy, weight="similarity") if policy.weight == "auto" else policy
+
+
+def _check_options(
+    model: object,
+    method: Method | None,
+    confidence: str,
+    others: Mapping[str, tuple[Any, Any]],
+) -> None:
+    if model == "local/zero-shot":
+        raise InvalidInputError(
+            "model 'local/zero-shot' gives one label; with multilabel=True choose an LLM"
+        )
+    if method is not None and not isinstance(method, StandardPrompting):
+        raise InvalidInputError(
+            f"method is {method!r}; with multilabel=True only StandardPrompting() is supported: "
+            "leave method out"
+        )
+    if confidence != "verbalized":
+        raise InvalidInputError(
+            f"confidence is {confidence!r}; with multilabel=True the LLM states its confidence in "
+            "each label: leave confidence out"
+        )
+    for name, (value, allowed) in others.items():
+        if value is not allowed and value != allowed:
+            raise InvalidInputError(
+                f"{name} is {value!r}, which multilabel=True does not support yet; leave {name} out"
+            )
+
+
+class MultilabelNeighborhoods(Neighborhoods):
+    """The texts of one run, each with several labels; see `Neighborhoods`."""
+
+    #: The labels at each place; None: predictions were set since they were collected.
+    _pool: PoolLabels | None = None
+
+    def put(self, place: int, outcome: Prediction | Exception) -> None:
+        """Set the prediction or the error of the text at a place."""
+        self._pool = None
+        if not isinstance(outcome, Exception):
+            outcome = self.labels.several(outcome)
+        super().put(place, outcome)
+
+    def voted(self, rows: slice | NDArray[np.int64]) -> VotedLabels:
+        """Vote for each label on some of the own texts."""
+        if self._pool is None:
+            self._pool = PoolLabels.of([self._given(p) for p in self.predictions])
+        k = self.settings.k
+        return vote_multilabel(
+            self.neighbors[rows, :k],
+            self.similarities[rows, :k],
+            np.arange(self.n_own)[rows],
+            self._pool,
+            n_classes=len(self.labels.names),
+            policy=self.policy,
+            checked=True,
+        )
+
+    def _given(self, prediction: Prediction | None) -> list[tuple[int, float | None]] | None:
+        if not isinstance(prediction, MultilabelPrediction) or prediction.label is None:
+            return None
+        return [
+            (place, confidence)
+            for place, confidence in zip(
+                map(self.labels.index, prediction.labels), prediction.confidences, strict=True
+            )
+            if place is not None
+        ]
+
+    def vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
+        """Vote on some of the own texts; label 0 means that it is known which labels they have."""
+        voted = self.voted(rows)
+        n_rows, counts = len(voted.voters), np.diff(voted.starts)
+        row_of = np.repeat(np.arange(n_rows), counts)
+        # the closest decision: most weight against it
+        share = (voted.voters > 0).astype(np.float32)
+        np.minimum.at(share, row_of, np.where(voted.given, voted.shares, 1 - voted.shares))
+        places = np.arange(self.n_own)[rows]
+        answered = np.array([self._given(self.predictions[i]) is not None for i in places.tolist()])
+        table = None
+        if votes:
+            table = np.zeros((n_rows, len(self.labels.names)))
+            table[row_of, voted.labels] = voted.shares * voted.weight[row_of]
+        return VoteResult(
+            label=np.where((voted.voters > 0) | answered, 0, -1).astype(np.int32),
+            share=share,
+            margin=np.maximum(2 * share - 1, 0),
+            weight=voted.weight,
+            voters=voted.voters,
+            votes=table,
+        )
+
+    def cut(self, rows: NDArray[np.int64], known: int) -> NDArray[np.bool_]:  # noqa: ARG002
+        """Exit early nowhere: every voter counts in the share of every label."""
+        return np.zeros(len(rows), dtype=np.bool_)
+
+
+def neighborhoods_class(*, multilabel: bool) -> type[Neighborhoods]:
+    """Return the class of a run's neighborhoods."""
+    return MultilabelNeighborhoods if multilabel else Neighborhoods
+
+
+def multilabel_classification(
+    neighborhoods: MultilabelNeighborhoods,
+    place: int,
+    index: int,
+    text: str,
+    neighbors: tuple[Neighbor, ...],
+) -> MultilabelClassification:
+    """Return the classification of the own text at `place`."""
+    row = np.array([place])
+    names = neighborhoods.labels.names
+    voted, result = neighborhoods.voted(row), neighborhoods.vote(row)
+    share, voters = float(result.share[0]), int(result.voters[0])
+    known, weight = result.label[0] >= 0, float(voted.weight[0])
+    shares = dict(zip((names[c] for c in voted.labels), voted.shares.tolist(), strict=True))
+    given = [name for name, passed in zip(shares, voted.given.tolist(), strict=True) if passed]
+    return MultilabelClassification(
+        index=index,
+        text=text,
+        label=neighborhoods.labels.joined(given) if known else None,
+        share=share,
+        margin=float(result.margin[0]),
+        voters=voters,
+        complete=True,
+        prediction=neighborhoods.predictions[place],
+        neighbors=neighbors,
+        votes={name: part * weight for name, part in shares.items()},
+        error=neighborhoods.errors.get(place),
+        trust=share if known and voters >= LEAST_VOTERS else None,
+        source=neighborhoods.source(place, voters) if known else None,
+        labels=tuple(given),
+        shares=shares,
+        trusts={name: shares[name] if voters >= LEAST_VOTERS else None for name in given},
+    )

@@ -1,0 +1,140 @@
+"""The options of the run that filled a store or wrote a file, so that they need not be repeated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from testnuc import stores
+from testnuc._base.jsonl import table as records_of
+from testnuc.cli.event_loop import run_to_end
+from testnuc.cli.files import existing, read_labels, require_store
+from testnuc.cli.options import client_options
+from testnuc.cli.reading import holds_rows
+from testnuc.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from testnuc.stores.export import Movable
+
+__all__ = ["held_scopes", "remembered", "with_options_of_run", "with_options_of_store"]
+
+#: Options that decide which stored answers are used, and how they are voted on.
+_KEPT = ("base_url", "embedder", "instructions", "none_label", "texts_per_call", "k", "policy")
+_SHOWN = 6
+
+
+def remembered(client: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run that a file of its results records."""
+    defaults = client_options()
+    found = {name: client[name] for name in _KEPT if client[name] != defaults[name]}
+    # a password may be part of an address
+    if "@" in str(found.get("base_url", "")):
+        del found["base_url"]
+    labels = client["labels"]
+    named = read_labels(labels) if isinstance(labels, str) else labels
+    return {**found, **({"descriptions": dict(named)} if isinstance(named, dict) else {})}
+
+
+def with_options_of_run(client: dict[str, Any], source: str, beside: str) -> dict[str, Any]:
+    """Return the options, with those of the run behind a file of results or a store.
+
+    Parameters
+    ----------
+    client : dict
+        By the command line; what is given there wins.
+    source : str
+        A store, or a file of results; only one that `classify --full` writes records its run.
+    beside : str
+        The store of such a file, where none is given.
+    """
+    rows = holds_rows(source)
+    store = source
+    if rows:
+        client = _with_options_of_file(client, source)
+        store = client["store"] or beside
+    else:
+        require_store(source)
+    if "://" in store or Path(store).is_file():
+        client = run_to_end(with_options_of_store(client, store))
+    if client["labels"] is None:
+        raise InvalidInputError(f"{source} does not hold the label set; name it with --labels")
+    return client
+
+
+def _with_options_of_file(client: Mapping[str, Any], source: str) -> dict[str, Any]:
+    run: Mapping[str, Any] = {}
+    path = existing(source)
+    if path.suffix.lower() == ".jsonl":
+        found = (record.get("nuc_run") for record in records_of(path))
+        run = next((run for run in found if isinstance(run, dict)), {})
+    options = run.get("options")
+    facts = {**(options if isinstance(options, dict) else {})}
+    facts |= {name: run[name] for name in ("labels", "descriptions") if run.get(name)}
+    if run.get("model"):
+        facts["model"] = run["model"]
+    return _merged(client, facts)
+
+
+async def with_options_of_store(client: Mapping[str, Any], store: str) -> dict[str, Any]:
+    """Return the options, with those of the last run that filled a store where none is given."""
+    names = None
+    if client["labels"] is not None:
+        given = client["labels"]
+        names = list(read_labels(given) if isinstance(given, str) else given)
+    every = [facts for facts, _ in await _held(store)]
+    held = [
+        facts
+        for facts in every
+        if (names is None or [n for n in facts["labels"] if n != facts.get("none_label")] == names)
+        and client["model"] in {client_options()["model"], facts.get("model")}
+    ]
+    if len(held) == 1:
+        return _merged(client, held[0])
+    if client["labels"] is not None:
+        return dict(client)
+    if len({tuple(facts["labels"]) for facts in every}) != 1:
+        raise InvalidInputError(f"{await held_scopes(store)}; name the labels with --labels")
+    return {**client, "labels": list(every[0]["labels"])}
+
+
+def _merged(client: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options; those that have their default are the run's."""
+    defaults = client_options()
+    merged = dict(client)
+    for name in ("model", *_KEPT):
+        if name in facts and name in merged and merged[name] == defaults[name]:
+            merged[name] = facts[name]
+    if merged["labels"] is None and facts.get("labels"):
+        described = facts.get("descriptions") or {}
+        names = [str(name) for name in facts["labels"] if name != merged.get("none_label")]
+        merged["labels"] = {n: described.get(n, "") for n in names} if described else names
+    return merged
+
+
+async def _held(store: str) -> list[tuple[dict[str, Any], int]]:
+    """Return the metadata of each scope with predictions, and their number."""
+    opened = stores.resolve(store)
+    await opened.open()
+    try:
+        scopes = await cast("Movable", opened).scopes()
+        counted = [(facts, await opened.count(scope)) for scope, facts in scopes]
+    finally:
+        await opened.close()
+    return [(facts, n) for facts, n in counted if n and facts.get("labels")]
+
+
+async def held_scopes(store: str) -> str:
+    """Describe the models and labels of the predictions in a store."""
+    held = []
+    for facts, n in await _held(store):
+        more = [f" at {facts['base_url']}" if facts.get("base_url") else ""]
+        more += [f", --embedder {facts['embedder']}" if facts.get("embedder") else ""]
+        labels = ", ".join(map(repr, facts["labels"][:_SHOWN]))
+        labels += ", .." if len(facts["labels"]) > _SHOWN else ""
+        model = facts.get("model", "an unknown model")
+        held.append(f"{n:,} of {model}{''.join(more)} with the labels {labels}")
+    if not held:
+        return f"{store} holds no predictions"
+    return f"{store} holds predictions: {'; '.join(held)}"

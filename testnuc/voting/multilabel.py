@@ -1,0 +1,204 @@
+"""The vote where a text has several labels, on arrays: validation, kernel, threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc.errors import InvalidInputError
+from testnuc.voting.inputs import numbers, whole
+from testnuc.voting.policy import VotePolicy
+from testnuc.voting.votes import in_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["THRESHOLD", "PoolLabels", "VotedLabels", "vote_multilabel"]
+
+#: Share from which a label is given.
+THRESHOLD = 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolLabels:
+    """The labels of N texts, which may have none, one or several."""
+
+    #: int64[N + 1]: the labels of text i are at ``offsets[i]:offsets[i + 1]``.
+    offsets: NDArray[np.int64]
+    #: int32[M], those of one text distinct.
+    labels: NDArray[np.int32]
+    #: float32[M], in 0..1, NaN = none given.
+    confidences: NDArray[np.float32]
+    #: uint8[N], 0 = no prediction; a text with a prediction may have no label.
+    voted: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, given: Sequence[Sequence[tuple[int, float | None]] | None]) -> PoolLabels:
+        """Return the labels of texts, each a sequence of (label, confidence); None: unknown."""
+        sizes = [0 if one is None else len(one) for one in given]
+        pairs = [pair for one in given if one for pair in one]
+        return cls(
+            np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64),
+            np.array([label for label, _ in pairs], dtype=np.int32),
+            np.array([np.nan if c is None else c for _, c in pairs], dtype=np.float32),
+            np.array([one is not None for one in given], dtype=np.uint8),
+        )
+
+    def check(self, n_classes: int) -> None:
+        """Raise an `InvalidInputError` if an array is invalid."""
+        n, m = self.voted.size, self.labels.size
+        dtypes = (np.int64, np.int32, np.float32, np.uint8)
+        for name, dtype in zip(self.__slots__, dtypes, strict=True):
+            array = getattr(self, name)
+            if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
+                raise InvalidInputError(
+                    f"{name} has the dtype {array.dtype} and the shape {array.shape}; give a "
+                    f"contiguous {np.dtype(dtype)} array of one dimension"
+                )
+        offsets = self.offsets
+        if (
+            offsets.size != n + 1
+            or self.confidences.size not in {0, m}
+            or offsets[0] != 0
+            or offsets[-1] != m
+            or (np.diff(offsets) < 0).any()
+        ):
+            raise InvalidInputError(
+                f"offsets has {offsets.size} values, labels {m}, confidences "
+                f"{self.confidences.size} and voted {n}; give N + 1 ascending offsets from 0 to M"
+            )
+        bad = _kernels().check_labels()(offsets, self.labels, self.confidences, n_classes)
+        if bad >= 0:
+            part = slice(int(offsets[bad]), int(offsets[bad + 1]))
+            raise InvalidInputError(
+                f"text {bad} has the labels {self.labels[part].tolist()} with the confidences "
+                f"{self.confidences[part].tolist()}; give distinct labels from 0 to "
+                f"{n_classes - 1}, and confidences from 0 to 1 or NaN"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VotedLabels:
+    """The outcome of B votes for each label; those of row i are at ``starts[i]:starts[i + 1]``."""
+
+    #: int64[B + 1].
+    starts: NDArray[np.int64]
+    #: int32[T], the labels with a vote, largest share first.
+    labels: NDArray[np.int32]
+    #: float32[T], the weight of the texts that gave the label, over the weight of all voters.
+    shares: NDArray[np.float32]
+    #: bool[T], whether the share passes the threshold.
+    given: NDArray[np.bool_]
+    #: int32[B], the number of texts that voted, the text itself included.
+    voters: NDArray[np.int32]
+    #: float32[B], their weight.
+    weight: NDArray[np.float32]
+
+
+def vote_multilabel(
+    neighbor_ids: ArrayLike,
+    similarities: ArrayLike,
+    own_ids: ArrayLike,
+    pool: PoolLabels,
+    *,
+    n_classes: int,
+    policy: str | VotePolicy = "weighted",
+    threshold: float | None = None,
+    threads: int | None = None,
+    checked: bool = False,
+) -> VotedLabels:
+    """Vote for each label in rows that point to their neighbors in a pool of predictions.
+
+    Parameters
+    ----------
+    neighbor_ids : int64[B, K]
+        Positions in the pool, most similar first, without the text itself; -1 is padding.
+    similarities : float32[B, K]
+        Cosines.
+    own_ids : int64[B]
+        Positions of the texts themselves.
+    pool : PoolLabels
+        The predictions.
+    n_classes : int
+        Number of labels.
+    policy : str or VotePolicy
+        As for `testnuc.vote`. With confidences, a label counts as much as the text's confidence in
+        it, out of the full weight of the text.
+    threshold : float, optional
+        A label is given if its share is larger; or equal, and the text itself gave it. Default:
+        that of the policy, else 0.5.
+    threads : int, optional
+        As for `testnuc.vote`; the result is bit-identical.
+    checked : bool
+        Whether the pool was validated before.
+
+    Returns
+    -------
+    VotedLabels
+
+    Examples
+    --------
+    >>> pool = PoolLabels.of([[(0, 0.9)], [(0, 0.8), (2, 0.7)], [(2, 0.6)]])
+    >>> vote = vote_multilabel([[1, 2]], [[0.9, 0.8]], [0], pool, n_classes=3)
+    >>> vote.labels.tolist(), vote.shares.round(2).tolist(), vote.given.tolist()
+    ([0, 2], [0.7, 0.63], [True, True])
+    """
+    n_classes = whole(n_classes, "n_classes", 1, 2**31 - 1)
+    policy = VotePolicy.of(policy)
+    if threshold is None:
+        threshold = THRESHOLD if policy.threshold is None else policy.threshold
+    if not isinstance(threshold, int | float | np.floating) or not 0 <= threshold <= 1:
+        raise InvalidInputError(f"threshold is {threshold!r}; give a number from 0 to 1")
+    ids = np.ascontiguousarray(neighbor_ids, dtype=np.int64)
+    cosines = numbers(similarities, "similarities", 2)
+    own = np.ascontiguousarray(own_ids, dtype=np.int64)
+    if ids.shape != cosines.shape or own.shape != ids.shape[:1]:
+        raise InvalidInputError(
+            f"neighbor_ids has the shape {ids.shape}, similarities {cosines.shape} and own_ids "
+            f"{own.shape}; give [B, K], [B, K] and [B]"
+        )
+    if not checked:
+        pool.check(n_classes)
+    outside = own[(own < 0) | (own >= pool.voted.size)]
+    if outside.size > 0:
+        raise InvalidInputError(f"own_ids has {outside[0]}; the pool has {pool.voted.size} texts")
+    arrays = (pool.offsets, pool.labels, pool.confidences, pool.voted)
+    rows = (ids, cosines, own, arrays, policy.fields)
+    n_rows, kernels = len(own), _kernels()
+    counts = np.empty(n_rows, np.int64)
+    count, vote = kernels.count_labels(), kernels.vote_labels()
+
+    def counted(start: int, stop: int) -> int:
+        return int(count(*rows, n_classes, start, stop, counts))
+
+    bad = in_blocks(counted, n_rows, ids.size + n_rows, threads)
+    if bad >= 0:
+        raise InvalidInputError(
+            f"row {bad} has the similarities {cosines[bad].tolist()}; give cosines, from -1 to 1"
+        )
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    total = int(starts[-1])
+    labels, shares = np.empty(total, np.int32), np.empty(total, np.float32)
+    given = np.empty(total, np.uint8)
+    voters, weight = np.empty(n_rows, np.int32), np.empty(n_rows, np.float32)
+
+    def voted(start: int, stop: int) -> int:
+        out = (labels, shares, given, voters, weight)
+        return int(vote(*rows, float(threshold), n_classes, starts, start, stop, *out))
+
+    in_blocks(voted, n_rows, ids.size + n_rows, threads)
+    return VotedLabels(starts, labels, shares, given.view(np.bool_), voters, weight)
+
+
+@cache
+def _kernels() -> ModuleType:
+    # imported by the first vote, because importing numba is slow
+    from testnuc._kernels import multilabel
+
+    return multilabel

@@ -1,0 +1,155 @@
+"""Streams, joined: as servers send them, cut off, and as no server should."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testnuc.errors import ProviderError, RateLimitedError, TruncatedReplyError
+from testnuc.protocols import TokenUsage
+from testnuc.providers._streams import joined
+from testnuc.providers.anthropic import Anthropic
+from testnuc.providers.openai import OpenAI
+from tests.providers.chat_bodies import LOCAL, request
+
+SAID = '{"label": "refund", "confidence": 0.9}'
+NAMES = st.sampled_from(
+    [
+        "choices",
+        "delta",
+        "content",
+        "usage",
+        "error",
+        "message",
+        "text",
+        "type",
+        "index",
+        "finish_reason",
+        "logprobs",
+        "response",
+        "output",
+        "id",
+        "refusal",
+        "stop_reason",
+        "prompt_tokens",
+        "completion_tokens",
+        "input_tokens",
+        "output_tokens",
+        "service_tier",
+        "x_groq",
+        "total_tokens",
+        "prompt_tokens_details",
+        "incomplete_details",
+        "reason",
+    ]
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-1, 99)
+    | st.floats(0, 1)
+    | st.sampled_from(["length", "message_delta", "text_delta", "message", SAID, ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def stream(*events, ends=b"data: [DONE]\n\n"):
+    lines = (event if isinstance(event, bytes) else orjson.dumps(event) for event in events)
+    return b"".join(b"data: " + line + b"\n\n" for line in lines) + ends
+
+
+def chunk(content=None, finish=None, **more):
+    choice = {"index": 0, "delta": {"content": content}, "finish_reason": finish}
+    return {"id": "c1", "choices": [choice], **more}
+
+
+@pytest.mark.parametrize("split", [1, 7, len(SAID)])
+def test_a_chat_in_pieces(split):
+    pieces = [chunk(SAID[i : i + split]) for i in range(0, len(SAID), split)]
+    usage = {"prompt_tokens": 100, "completion_tokens": 12, "total_tokens": 112}
+    body = b": PROCESSING\n\n" + stream(
+        *pieces, chunk(finish="stop"), {"id": "c1", "choices": [], "usage": usage}
+    )
+    reply = OpenAI("m", base_url=LOCAL).decode(request(), body)
+    assert (reply.answers[0].label, reply.usage) == ("refund", TokenUsage(100, 12))
+    assert reply.request_id == "c1"
+
+
+def test_a_message_in_pieces():
+    start = {"id": "msg_1", "content": [], "usage": {"input_tokens": 9, "output_tokens": 1}}
+    texts = [
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": part}}
+        for part in (SAID[:9], SAID[9:])
+    ]
+    end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}
+    body = b"event: message_start\n" + stream(
+        {"type": "message_start", "message": start}, *texts, {**end, "usage": {"output_tokens": 12}}
+    )
+    reply = Anthropic("m", base_url=LOCAL).decode(request(), body)
+    assert (reply.answers[0].label, reply.usage) == ("refund", TokenUsage(9, 12))
+
+
+def test_a_response_in_pieces():
+    part = {"type": "output_text", "text": SAID}
+    output = [{"type": "message", "content": [part]}]
+    whole = {"id": "resp_1", "output": output, "usage": {"input_tokens": 9, "output_tokens": 12}}
+    started = {"type": "response.created", "response": {"id": "resp_1", "output": []}}
+    body = stream(started, {"type": "response.completed", "response": whole})
+    reply = OpenAI("m", base_url=LOCAL, responses=True).decode(request(), body)
+    assert (reply.answers[0].label, reply.usage) == ("refund", TokenUsage(9, 12))
+
+
+def test_log_probabilities_of_a_stream():
+    def piece(token, logprob):
+        found = chunk(token)
+        found["choices"][0]["logprobs"] = {"content": [{"token": token, "logprob": logprob}]}
+        return found
+
+    body = stream(piece('{"label": "', 0.0), piece("refund", -0.5), piece('"}', 0.0))
+    asked = request(confidence="logprobs")
+    reply = OpenAI("m", base_url=LOCAL).decode(asked, body)
+    assert reply.answers[0].confidence == pytest.approx(0.6065, abs=1e-3)
+
+
+def test_errors_in_a_stream():
+    provider = OpenAI("m", base_url=LOCAL)
+    limit = {"error": {"message": "slower", "code": 429}}
+    with pytest.raises(RateLimitedError, match="slower"):
+        provider.decode(request(), stream(chunk("{"), limit))
+    # OpenRouter calls an answer that was cut off an error, too
+    with pytest.raises(TruncatedReplyError):
+        late = {"error": {"message": "the limit is reached", "code": 400}}
+        provider.decode(request(), stream(chunk("{", "length"), late))
+
+
+def test_what_is_no_stream():
+    for body in (b"", b"{", b"<html>", b"[1]", b"datum: 1"):
+        assert joined(body) is None
+
+
+@given(events=st.lists(VALUES, max_size=4), cut=st.integers(0, 40))
+def test_no_stream_breaks_the_client(events, cut):
+    body = stream(*events)
+    body = body[: len(body) - cut]
+    for provider in (OpenAI("m", base_url=LOCAL), Anthropic("m", base_url=LOCAL)):
+        for confidence in ("verbalized", "logprobs"):
+            asked = request(confidence=confidence)
+            with suppress(ProviderError):
+                provider.decode(asked, body)
+
+
+@given(value=VALUES)
+def test_no_response_breaks_the_client(value):
+    provider = OpenAI("m", base_url=LOCAL)
+    for body in (orjson.dumps(value), orjson.dumps({"output": value}), b"[" + orjson.dumps(value)):
+        for status in (200, 400, 429, 500):
+            if status == 200:
+                with suppress(ProviderError):
+                    provider.decode(request(), body)
+            else:
+                assert isinstance(provider.error(status, {}, body), ProviderError)

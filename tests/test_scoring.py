@@ -1,0 +1,189 @@
+"""Accuracy with intervals, comparisons, the frame to review, and short representations."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import testnuc
+from testnuc import Classification, Prediction, Results, TestNUC, Usage
+from testnuc._base.display import brief
+from testnuc.errors import InvalidInputError
+from testnuc.evaluation.scores import score
+from testnuc.scoring import evaluated, paired_difference, wilson
+from testnuc.testing import LoopbackLLM
+from tests.conftest import confident, gold, messages
+
+
+def results(labels, own=None, trust=None, sources=None, texts=None):
+    rows = [
+        Classification(
+            index=at, text=f"text {at}" if texts is None else texts[at], label=label, share=0.5,
+            margin=0.1, voters=3, complete=True,
+            prediction=Prediction((own or labels)[at], 0.9), neighbors=(), votes={},
+            trust=None if trust is None else trust[at],
+            source="vote" if sources is None else sources[at],
+        )
+        for at, label in enumerate(labels)
+    ]  # fmt: skip
+    return Results(rows, Usage(calls=len(rows)), 1.0)
+
+
+def test_an_evaluation_counts_and_gives_intervals():
+    right = ["a"] * 60 + ["b"] * 40
+    given = ["a"] * 50 + ["b"] * 40 + ["a"] * 8 + [None] * 2
+    own = ["a"] * 40 + ["b"] * 60
+    sources = ["vote"] * 90 + ["head"] * 8 + [None] * 2
+    of = evaluated(results(given, own, sources=sources), right)
+    assert (of.texts, of.unlabeled) == (100, 2)
+    hits = sum(a == b for a, b in zip(given, right, strict=True))
+    assert of.accuracy.value == hits / 100
+    assert of.accuracy.low < of.accuracy.value < of.accuracy.high
+    assert of.own_accuracy.value == 0.8
+    assert of.gain.value == pytest.approx(of.accuracy.value - of.own_accuracy.value)
+    assert of.macro_f1.value == pytest.approx(score(right, given).macro_f1)
+    assert of.own_macro_f1.value == pytest.approx(score(right, own).macro_f1)
+    assert of.macro_f1.low < of.macro_f1.value < of.macro_f1.high
+    assert {name: texts for name, (texts, _) in of.by_source.items()} == {"vote": 90, "head": 8}
+    assert of.by_source["head"][1].value == 0
+    # the same results have the same interval
+    assert evaluated(results(given, own, sources=sources), right).macro_f1 == of.macro_f1
+    assert "the LLM alone 0.800" in str(of)
+    assert len(repr(of)) < 300
+
+
+def test_the_interval_of_an_accuracy_is_that_of_wilson():
+    # Agresti and Coull 1998: 0 of 10 and 5 of 10
+    assert (wilson(0, 10).low, round(wilson(0, 10).high, 3)) == (0.0, 0.278)
+    assert [round(v, 3) for v in (wilson(5, 10).low, wilson(5, 10).high)] == [0.237, 0.763]
+    assert (wilson(7, 7).value, wilson(7, 7).high) == (1.0, 1.0)
+
+
+def test_the_bootstrap_covers_the_true_macro_f1():
+    dice = np.random.default_rng(1)
+    chances = np.array([0.35, 0.1, 0.05, 0.3, 0.15, 0.05])
+    cells = [("a", "a"), ("a", "b"), ("b", "a"), ("b", "b"), ("c", "c"), ("c", None)]
+    many = dice.choice(6, 200_000, p=chances)
+    true = score([cells[c][0] for c in many], [cells[c][1] for c in many]).macro_f1
+    held = 0
+    for _ in range(100):
+        drawn = dice.choice(6, 150, p=chances)
+        of = evaluated(results([cells[c][1] for c in drawn]), [cells[c][0] for c in drawn])
+        held += of.macro_f1.low <= true <= of.macro_f1.high
+    assert held >= 88
+
+
+async def test_evaluate_refuses_before_a_call_and_measures_with_one_each(client_of):
+    texts = messages(30)
+    async with LoopbackLLM(confident) as llm:
+        async with TestNUC(**client_of(llm, k=3, policy="weighted")) as nuc:
+            for labels, says in (
+                ([gold(texts[0])], "30 texts and 1 labels"),
+                (["weather"] * 30, "label 0 is 'weather', which is not one of"),
+                ([None] * 30, "label 0 is None"),
+            ):
+                with pytest.raises(InvalidInputError, match=says):
+                    await nuc.evaluate(texts, labels)
+            assert llm.calls == 0
+            of = await nuc.evaluate(texts, map(gold, texts))
+        assert llm.calls == 30
+    assert of.own_accuracy.value == 1.0
+    assert [r.text for r in of.results] == texts
+
+
+def test_two_runs_are_compared_by_text():
+    first = results(["a", "a", "b", "b", "a"], texts=["one", "two", "three", "same", "same"])
+    second = results(["b", "b", None, "a", "x"], texts=["same", "one", "two", "same", "other"])
+    of = testnuc.compare(first, second)
+    assert (of.texts, of.only_first, of.only_second) == (4, 1, 1)
+    # repeated texts are matched in order
+    assert [(a.text, a.label, b.label) for a, b in of.differing] == [
+        ("one", "a", "b"), ("two", "a", None),
+    ]  # fmt: skip
+    assert Counter({(a, b): n for a, b, n in of.pairs}) == {("a", "b"): 1, ("a", None): 1}
+    assert "4 texts are in both, 2 labels differ (50.0%)" in str(of)
+    known = testnuc.compare(first, second, ["b", "b", "b", "b", "a"])
+    assert [m.value for m in known.accuracies] == [0.5, 0.75]
+    assert known.gain.value == 0.25
+    assert "difference +25.0 points" in str(known)
+    with pytest.raises(InvalidInputError, match="no text in common"):
+        testnuc.compare(first, results(["a"], texts=["none"]))
+    with pytest.raises(InvalidInputError, match="5 texts and 1 labels"):
+        testnuc.compare(first, second, ["a"])
+
+
+def test_the_frame_to_review_has_unknown_trust_on_top():
+    pytest.importorskip("pandas")
+    of = results(["a"] * 5, trust=[0.9, None, 0.2, None, 0.5])
+    assert list(of.to_review().index) == [1, 3, 2, 4, 0]
+    assert list(of.to_review(3).index) == [1, 3, 2]
+    assert list(results(["a", "b"]).to_review().index) == [0, 1]
+    # what it is there for
+    assert list(of.to_pandas().nsmallest(3, "trust").index) == [2, 4, 0]
+    with pytest.raises(InvalidInputError, match="n is -1"):
+        of.to_review(-1)
+
+
+def test_the_interval_covers_the_true_difference():
+    dice = random.Random(0)
+    for up, down, texts in ((0.2, 0.1, 60), (0.02, 0.0, 200), (0.3, 0.3, 30)):
+        held = 0
+        for _ in range(500):
+            rolls = [dice.random() for _ in range(texts)]
+            wins = sum(r < up for r in rolls)
+            losses = sum(up <= r < up + down for r in rolls)
+            of = paired_difference(wins, losses, texts)
+            held += of.low <= up - down <= of.high
+        assert held >= 0.92 * 500
+
+
+def filled(kind):
+    """Return a record with a long value in each field, whatever its type."""
+    made = object.__new__(kind)
+    values = (
+        "a long text " * 500, np.zeros((702, 14)), tuple(range(500)),
+        {f"label {i}": i / 7 for i in range(77)}, [Prediction("a")] * 40, 1 / 3, b"x" * 900,
+    )  # fmt: skip
+    for at, field in enumerate(dataclasses.fields(kind)):
+        object.__setattr__(made, field.name, values[at % len(values)])
+    return made
+
+
+RECORDS = [n for n in testnuc.__all__ if dataclasses.is_dataclass(getattr(testnuc, n))]
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_public_representation_is_short(name):
+    kind = getattr(testnuc, name)
+    if kind.__repr__ is not brief and all(
+        str(f.type).split(" ")[0] in {"int", "float", "str", "bool"}
+        for f in dataclasses.fields(kind)
+    ):
+        return  # a few numbers and names
+    assert len(repr(filled(kind))) < 300
+
+
+async def test_other_public_objects_have_short_representations(client_of):
+    many = [f"label {at}" for at in range(200)]
+    of = results(many)
+    shown = [of, testnuc.LabelSet(many), testnuc.OpenAI("gpt-4o-mini", api_key="x" * 40)]
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, k=3)) as nuc:
+        shown.append(nuc)
+        shown += await nuc.classify_many([*messages(3), "refund " * 400 + messages(1)[0]])
+        shown += [nuc.usage, await nuc.stats(), await nuc.estimate(messages(3))]
+    for one in shown:
+        assert len(repr(one)) < 300, repr(one)
+        assert "\n" not in repr(one)
+
+
+def test_a_brief_representation_names_what_matters():
+    one = results(["a"], trust=[0.91234567])[0]
+    assert repr(one) == (
+        "Classification(index=0, text='text 0', label='a', share=0.5, margin=0.1, voters=3, "
+        "complete=True, prediction=Prediction(..), trust=0.9123, source='vote')"
+    )
+    assert repr(Prediction("a")) == "Prediction(label='a')"
