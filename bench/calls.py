@@ -14,8 +14,8 @@ import numpy as np
 from bench._recorded import read_recorded
 from bench._report import Report
 from testnuc.trust import Sparing, Unsure
-from testnuc.trust.head import fit_folds
-from testnuc.trust.model import fit_model, one_hot
+from testnuc.trust.head import fit_folds, predict_folds
+from testnuc.trust.model import fit_model, one_hot, vote_joined
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _PARTS = (0.1, 0.15, 0.25, 0.5)
 #: Of the candidate of `TestNUC.learn` that evens out class sizes half the way.
 _POWER, _CARE = 0.5, 2.0
+_COLORS = {"own labels": "tab:blue", "learned model": "tab:orange", "head alone": "tab:gray"}
 
 
 def asked_by(data: Recorded, seed: int, rule: Unsure) -> Sparing:
@@ -58,6 +59,16 @@ def learned(data: Recorded, asked: NDArray[np.bool_]) -> NDArray[np.int32]:
     return fit_model(texts, power=_POWER, care=_CARE, start=start).label(texts)
 
 
+def head_alone(data: Recorded, asked: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Label all texts by a head and the neighbors' answers, also those that were asked about."""
+    own = np.where(asked, data.texts.own, -1).astype(np.int32)
+    texts, weights = data.texts, np.ones(len(own), dtype=np.float32)
+    heads = fit_folds(texts.vectors, one_hot(own, texts.n_classes), weights, texts.folds)
+    head = predict_folds(heads, texts.vectors, texts.folds)
+    labels: NDArray[np.int32] = vote_joined(texts, head, own).argmax(axis=1).astype(np.int32)
+    return labels
+
+
 def _default(report: Report, data: Recorded, seeds: int, stop: float) -> None:
     runs = [asked_by(data, seed, Unsure(stop=stop)) for seed in range(seeds)]
     gains = [100 * (_accuracy(_kept(run, data), data) - data.alone) for run in runs]
@@ -80,6 +91,7 @@ def _curve(report: Report, data: Recorded, seeds: int) -> None:
     whole = np.ones(len(data.gold), dtype=np.bool_)
     every = {
         "own labels": data.alone,
+        "head alone": _accuracy(head_alone(data, whole), data),
         "learned model": _accuracy(learned(data, whole), data),
     }
     for kind in ("random", "unsure"):
@@ -90,6 +102,8 @@ def _curve(report: Report, data: Recorded, seeds: int) -> None:
             runs = [asked_by(data, seed, rule) for seed in range(seeds)]
             kept = [_accuracy(_kept(run, data), data) for run in runs]
             cells["own labels"][f"{part:.0%}"] = float(np.mean(kept))
+            heads = [_accuracy(head_alone(data, run.asked), data) for run in runs]
+            cells["head alone"][f"{part:.0%}"] = float(np.mean(heads))
             again = [_accuracy(learned(data, run.asked), data) for run in runs]
             cells["learned model"][f"{part:.0%}"] = float(np.mean(again))
         for name, found in cells.items():
@@ -102,13 +116,14 @@ def _plot(report: Report, path: Path) -> None:
 
     names = list(dict.fromkeys(row["set"] for row in report.rows))
     rows = -(-len(names) // 3)
-    figure = Figure(figsize=(12, 3.2 * rows))
+    columns = min(3, len(names))
+    figure = Figure(figsize=(4.5 * columns, 3.6 * rows))
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, 3, squeeze=False)
+    axes = figure.subplots(rows, columns, squeeze=False)
     for ax, name in zip(axes.flat, names, strict=False):
         for row in report.rows:
             if row["set"] == name:
-                color = "tab:blue" if row["labels"] == "own labels" else "tab:orange"
+                color = _COLORS[row["labels"]]
                 style = "-" if row["asked"] == "unsure" else ":"
                 points = [*((100 * part, row[f"{part:.0%}"]) for part in _PARTS), (100, row["all"])]
                 ax.plot(*zip(*points, strict=True), style, color=color, marker=".",

@@ -138,6 +138,7 @@ def _referee(judge: Judge, other: Recorded, draws: int) -> Row:
     asked = judge.sharing(other.texts.own)
     gold, says = judge.data.gold, other.texts.own
     gains: list[float] = []
+    above: list[float] = []
     reached: dict[float, list[float]] = {part: [] for part in _ESCALATED}
     for seed in range(draws):
         learned = asked.learned(*asked.disagreements(seed, _REFEREE_CALLS))
@@ -148,6 +149,8 @@ def _referee(judge: Judge, other: Recorded, draws: int) -> Row:
             lowest = order[: round(part * len(order))]
             labels[lowest] = np.where(says[lowest] >= 0, says[lowest], labels[lowest])
             found.append(float((labels == gold).mean()))
+            own = float((learned.labels == gold).mean())
+            above.append(found[-1] - own - part * (other.alone - own))
     kept = judge.data.alone + float(np.mean(gains)) / 100
     cells: Row = {}
     for part, found in reached.items():
@@ -160,6 +163,7 @@ def _referee(judge: Judge, other: Recorded, draws: int) -> Row:
         "gain": float(np.mean(gains)),
         "worst": min(gains),
         **cells,
+        "worst against random": 100 * min(above),
     }
 
 
@@ -193,7 +197,7 @@ _ALL = {
     ),
     "referee": _Part(
         f"gain in points after {_REFEREE_CALLS} referee calls; accuracy where the part of lowest "
-        "trust is escalated, and where a random part is",
+        "trust is escalated, and where a random part is; the worst difference in points",
         lambda _judge, _draws: (),
     ),
 }

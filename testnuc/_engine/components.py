@@ -161,8 +161,7 @@ class Components:
         self.predictor.keep = self.scheduler.keep
         self.max_concurrency = max_concurrency
         self._batches = batches or BatchPolicy()
-        self.head = self._head_rule(head, head_trust)
-        self.ask = Unsure.of(ask)
+        self.ask, self.head = Unsure.of(ask), self._head_rule(head, head_trust)
         #: Created when the batch lane is first used.
         self.batch_lane: BatchLane | None = None
         self.pipeline = Pipeline(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -168,10 +168,14 @@ def _summary(rows: Sequence[Classification], labels: _Numbers) -> dict[str, Any]
 
 
 def _disputed(result: Classification) -> bool:
-    """Return whether most of the vote is for another label than the LLM's own."""
-    votes, own = result.votes, result.own_label
-    heaviest = max(votes.values(), default=0.0)
-    return result.voters > 1 and own is not None and votes.get(own, 0.0) < heaviest
+    """Return whether ten neighbors outvote the LLM's own label, which counts twice."""
+    if result.own_label is None:
+        return False
+    weights: defaultdict[str, float] = defaultdict(float, {result.own_label: 2.0})
+    for near in result.neighbors[:10]:
+        if near.label is not None:
+            weights[near.label] += max(near.similarity, 0.0)
+    return max(weights.values()) > weights[result.own_label]
 
 
 def _number(value: float | None) -> float | None:

@@ -54,8 +54,11 @@ const evidence = (() => {
       : fails < 0 ? GRID[GRID.length - 1] : GRID[Math.max(0, fails - 1)];
     const high = reach(values, draws, needed);
     const known = knownOf(values, draws.texts);
-    const mean = values.reduce((sum, v, i) => sum + v / draws.probability[i] / draws.texts + known[i], 0) / m;
-    const value = Math.min(Math.max((mean * m) / (m + SHRINK), Math.max(low, -1)), Math.min(high, 1));
+    const seen = values.map((value, i) => value / draws.probability[i] / draws.texts + known[i]);
+    const mean = seen.reduce((sum, x) => sum + x, 0) / m;
+    const variance = seen.reduce((sum, x) => sum + (x - mean) ** 2, 0) / m / m;
+    const part = mean ? Math.max(0, 1 - (SHRINK * variance) / mean ** 2) : 0;
+    const value = Math.min(Math.max(mean * part, Math.max(low, -1)), Math.min(high, 1));
     return { value, low, high };
   }
 
@@ -81,7 +84,8 @@ const evidence = (() => {
     const count = (c) => judged.filter((j) => j.known && j.right[c]).length;
     let leader = best;
     // not proved yet: the one that is ahead
-    if (!best) gains.forEach(({ value }, c) => { if (value > gains[leader].value && count(c) > count(0)) leader = c; });
+    const ahead = (a, b) => gains[a].value - gains[b].value || count(a) - count(b);
+    if (!best) gains.forEach((_, c) => { if (count(c) > count(0) && ahead(c, leader) > 0) leader = c; });
     return { gains, best, leader, taught, before: count(0), after: count(leader) };
   }
 

@@ -73,7 +73,10 @@ def _reasons(row: Classification, far: float, copy: float) -> list[tuple[float, 
     if row.error is not None:
         found.append((2.0, f"call failed: {row.error}"))
     if row.label is None:
-        found.append((2.0, row.reason or "no label"))
+        said = row.prediction.said if row.prediction is not None else None
+        outside = row.own_label is None and said is not None
+        why = f"the answer {said[:60]!r} matches no label" if outside and said else row.reason
+        found.append((2.0, why or "no label"))
     if row.trust is not None and row.trust < 1:
         share = f"trust is {row.trust:.2f}"
         if row.trust < _HEAVY:

@@ -24,7 +24,7 @@ def test_the_tables_and_the_picture(folder, capsys):  # noqa: F811
     # too few texts to prove anything: all are asked about
     assert all(row["asked"] == 1 and row["gain"] == 0 for row in default)
     curve = [row for row in rows if row["part"] == "curve"]
-    assert len(curve) == 8
+    assert len(curve) == 12
     for row in curve:
         assert 0 < row["10%"] <= 1
         if row["labels"] == "own labels":

@@ -46,6 +46,9 @@ import pandas
 frame = pandas.DataFrame({"message": texts})
 nuc = testnuc.TestNUC(LABELS, model="openai/gpt-4o-mini")
 """,
+    "fewer-calls.md": """
+pool = texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
+""",
     "trust.md": """
 pool = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
 

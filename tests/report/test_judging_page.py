@@ -36,7 +36,10 @@ def many_labels(n=60, **more):
     rows = [
         row(
             i, f"message {i}", label="refund", own="loan", trust=i / 100,
-            neighbors=(Neighbor("near", 0.9, "delivery", 0.5), Neighbor("far", 0.5, "loan", 0.5)),
+            neighbors=(
+                *(Neighbor(f"near {j}", 0.9, "delivery", 0.5) for j in range(3)),
+                Neighbor("far", 0.5, "loan", 0.5),
+            ),
         )
         for i in range(n)
     ]  # fmt: skip

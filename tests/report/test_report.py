@@ -139,3 +139,21 @@ def test_the_texts_of_a_review_are_listed_whatever_else_is():
     told = data_of(render(rows, review=review_of(5), most=8))
     assert [row["i"] for row in told["rows"]] == [*range(5), *range(90, 93)]
     assert told["only"] is False
+
+
+def test_what_neighbors_contradict_is_counted_whatever_the_policy_decided():
+    near = [Neighbor(f"near {i}", 0.9, "b", None) for i in range(3)]
+    rows = [labeled(0, "x", neighbors=tuple(near[:n])) for n in range(4)]
+    rows.append(labeled(1, "y", neighbors=tuple(near), label=None))
+    # two votes of the text itself against 0.9 of each neighbor
+    assert data_of(render(rows))["summary"]["disputed"] == 2
+
+
+def test_an_answer_outside_the_labels_is_why_to_judge():
+    odd = Classification(
+        index=0, text="x", label=None, share=0.0, margin=0.0, voters=0, complete=True,
+        prediction=Prediction(None, 0.9, "top up by card"), reason="own labels are kept",
+    )  # fmt: skip
+    assert data_of(render([odd]))["rows"][0]["w"] == [
+        "the answer 'top up by card' matches no label"
+    ]
