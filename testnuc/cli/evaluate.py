@@ -139,17 +139,21 @@ def _labels_of(result: Classification) -> list[str] | None:
     return split_labels(result.label) if known else None
 
 
+def _own_labels_of(result: Classification) -> list[str] | None:
+    """Return the labels of a text's own prediction."""
+    own = result.prediction
+    if own is None:
+        # in a CSV file, an answer without labels is an empty cell
+        plain = not isinstance(result, MultilabelClassification)
+        return [] if plain and result.error is None and result.voters > 0 else None
+    return None if own.label is None else split_labels(own.label)
+
+
 def _evaluate_several(
     gold: Sequence[Sequence[str]], results: Sequence[Classification], output: str | None
 ) -> None:
     """Show the scores of texts with several labels."""
-    own = [
-        None
-        if (said := result.prediction) is None or said.label is None
-        else split_labels(said.label)
-        for result in results
-    ]
-    alone = score_multilabel(gold, own)
+    alone = score_multilabel(gold, [_own_labels_of(result) for result in results])
     voted = score_multilabel(gold, [_labels_of(result) for result in results])
     console = Console(highlight=False)
     grid = Grid(box=None, padding=(0, 2, 0, 0))
