@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from uuid import uuid4
 
 import numpy as np
@@ -19,7 +20,7 @@ from testnuc.protocols import Answer, Reply, Task
 from testnuc.providers._answers import answer_schema, output_limit
 from testnuc.providers._dialect import Structure
 from testnuc.stores.memory import MemoryStore
-from testnuc.testing import Batches, LoopbackLLM
+from testnuc.testing import Batches, HashEmbedder, LoopbackLLM
 from testnuc.types import MultilabelClassification, MultilabelPrediction, Prediction
 from tests import naive
 from tests.conftest import LABELS, confident, gold, messages
@@ -405,6 +406,36 @@ async def test_the_service_answers_lists(nuc_of):
         assert set(result["labels"]) <= set(result["shares"])
         assert result["own"]["labels"] == list(labels_of(result["text"]))
     assert answered[12]["error"]["type"] == "invalid_input"
+
+
+def test_the_classifier_of_scikit_learn_takes_and_gives_indicator_matrices():
+    metrics = pytest.importorskip("sklearn.metrics")
+    from testnuc.sklearn import TestNUCClassifier
+
+    texts, order = messages(30), sorted(LABELS)
+    gold = np.array([[label in labels_of(text) for label in order] for text in texts], int)
+    with LoopbackLLM(labels_of) as llm:
+        classifier = TestNUCClassifier(
+            LABELS,
+            model="openai/test",
+            base_url=llm.base_url,
+            embedder=HashEmbedder(),
+            k=3,
+            multilabel=True,
+        )
+        with pytest.raises(InvalidInputError, match=r"y has the shape \(30,\)"):
+            classifier.fit(texts, gold[:, 0])
+        predicted = classifier.fit(texts, gold).predict(texts)
+        shares = classifier.predict_proba(texts)
+        copy = pickle.loads(pickle.dumps(classifier))
+        assert (copy.predict(texts) == predicted).all()
+        classifier.close()
+        copy.close()
+        assert llm.calls == 30
+    assert classifier.classes_.tolist() == order
+    assert ((shares > 0.5) <= (predicted == 1)).all()
+    assert ((shares >= 0.5) >= (predicted == 1)).all()
+    assert 0 < metrics.f1_score(gold, predicted, average="micro") < 1
 
 
 def test_old_predictions_stay_plain():
