@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
-
-import orjson
 
 from testnuc._base.checks import checked_whole
 from testnuc._base.html import facts, grid
 from testnuc._base.jsonl import table, write_whole
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
+from testnuc.records import file_row, line_of, result_of, rounded, text_of, usage_of
 from testnuc.types import (
     CELLS,
     UNKNOWN,
     Classification,
     MultilabelClassification,
     MultilabelPrediction,
-    Neighbor,
-    Prediction,
     Usage,
     error_text,
     row,
@@ -35,19 +31,12 @@ if TYPE_CHECKING:
 
     from testnuc.trust import Certificate, Diagnosis, Review
 
-__all__ = ["PREFIX", "Results", "file_row", "read_results", "run_record"]
+__all__ = ["Results", "read_results", "run_record"]
 
-#: Prefix of our columns in files, which hold the user's own columns, too.
-PREFIX = "nuc_"
 #: Rows shown in a notebook.
 _SHOWN = 10
 #: The only field of the record that describes the run instead of a text.
 _RUN = "nuc_run"
-
-
-def file_row(result: Classification, *, full: bool = False) -> dict[str, Any]:
-    """Return the fields of a result for a file: names with a prefix, floats rounded."""
-    return {PREFIX + name: _rounded(value) for name, value in row(result, full=full).items()}
 
 
 def run_record(results: Results) -> dict[str, Any]:
@@ -58,7 +47,7 @@ def run_record(results: Results) -> dict[str, Any]:
             "labels": list(results.choices),
             "descriptions": dict(results.descriptions),
             "instructions": results.instructions,
-            "seconds": _rounded(results.seconds),
+            "seconds": rounded(results.seconds),
             "usage": asdict(results.usage),
             "stopped": None if results.stopped is None else str(results.stopped),
             "learned": results.learned,
@@ -75,8 +64,8 @@ def write_jsonl(results: Results, path: str | os.PathLike[str]) -> None:
 
     def lines() -> Iterator[bytes]:
         for result in results:
-            yield _line({"text": result.text, **file_row(result, full=True)})
-        yield _line(run_record(results))
+            yield line_of({"text": result.text, **file_row(result, full=True)})
+        yield line_of(run_record(results))
 
     write_whole(path, lines())
 
@@ -118,7 +107,7 @@ def read_results(
                     )
                 )
         try:
-            rows.append(_row(record, len(rows), text_column))
+            rows.append(result_of(record, len(rows), text_column))
         except (ValueError, TypeError, KeyError, AttributeError) as exc:
             raise InvalidInputError(
                 f"{source}, record {len(rows) + 1} was not written by testnuc: {exc!r}"
@@ -126,13 +115,13 @@ def read_results(
     if not rows:
         raise InvalidInputError(f"{source} holds no results")
     try:
-        usage = _usage(run.get("usage")) or usage
-        referee_usage = _usage(run.get("referee_usage"))
+        usage = usage_of(run.get("usage")) or usage
+        referee_usage = usage_of(run.get("referee_usage"))
         seconds, labels = float(run.get("seconds") or 0.0), tuple(map(str, run.get("labels") or ()))
         descriptions = {str(k): str(v) for k, v in (run.get("descriptions") or {}).items()}
     except (ValueError, TypeError, AttributeError) as exc:
         raise InvalidInputError(f"{source}: {_RUN} was not written by testnuc: {exc!r}") from exc
-    stopped = _text(run.get("stopped"))
+    stopped = text_of(run.get("stopped"))
     return Results(
         rows,
         usage,
@@ -140,126 +129,12 @@ def read_results(
         model=run.get("model"),
         choices=labels,
         descriptions=descriptions,
-        instructions=_text(run.get("instructions")),
+        instructions=text_of(run.get("instructions")),
         stopped=None if stopped is None else TestNUCError(stopped),
-        learned=_text(run.get("learned")),
-        escalated=_text(run.get("escalated")),
+        learned=text_of(run.get("learned")),
+        escalated=text_of(run.get("escalated")),
         referee_usage=referee_usage,
     )
-
-
-def _usage(spent: Mapping[str, Any] | None) -> Usage | None:
-    known = {field.name for field in fields(Usage)}
-    if not spent:
-        return None
-    return Usage(**{name: value for name, value in spent.items() if name in known})
-
-
-def _row(record: Mapping[str, Any], index: int, text_column: str) -> Classification:
-    own = _text(record.get("nuc_own_label"))
-    said = _text(record.get("nuc_own_said"))
-    confidence = _number(record.get("nuc_own_confidence"))
-    error = _text(record.get("nuc_error"))
-    asked = own is not None or said is not None or confidence is not None
-    text = record[text_column]
-    made, several = _several(record, confidence, said)
-    fields: dict[str, Any] = {
-        "label": _text(record["nuc_label"]),
-        "prediction": Prediction(own, confidence, said) if asked else None,
-        **several,
-    }
-    return made(
-        **fields,
-        index=index,
-        text=text if isinstance(text, str) else "" if text is None else str(text),
-        share=_number(record.get("nuc_share")) or 0.0,
-        margin=_number(record.get("nuc_margin")) or 0.0,
-        voters=int(_number(record.get("nuc_voters")) or 0),
-        complete=record.get("nuc_complete") not in {False, "False", "false"},
-        neighbors=tuple(
-            Neighbor(
-                str(near["text"]),
-                _number(near["similarity"]) or 0.0,
-                _text(near["label"]),
-                _number(near["confidence"]),
-            )
-            for near in _structure(record.get("nuc_neighbors"), [])
-        ),
-        votes={
-            str(label): _number(weight) or 0.0
-            for label, weight in _structure(record.get("nuc_votes"), {}).items()
-        },
-        error=None if error is None else TestNUCError(error),
-        trust=_number(record.get("nuc_trust")),
-        reason=_text(record.get("nuc_reason")),
-        source=_text(record.get("nuc_source")),
-        alternative=_text(record.get("nuc_alternative")),
-        trust_of_alternative=_number(record.get("nuc_trust_of_alternative")),
-    )
-
-
-def _several(
-    record: Mapping[str, Any], confidence: float | None, said: str | None
-) -> tuple[type[Classification], dict[str, Any]]:
-    """Return the class of a record's result, and its arguments if a text has several labels."""
-    if record.get("nuc_labels") is None:
-        return Classification, {}
-    fields: dict[str, Any] = {
-        # "" is a text without labels
-        "label": record["nuc_label"],
-        "labels": tuple(map(str, _structure(record["nuc_labels"], []))),
-        "shares": _structure(record.get("nuc_shares"), {}),
-        "trusts": _structure(record.get("nuc_trusts"), {}),
-    }
-    if record.get("nuc_own_confidences") is not None:
-        outside = [name for name, _ in orjson.loads(said)] if said else []
-        labels = tuple(map(str, _structure(record.get("nuc_own_labels"), [])))
-        sure = tuple(map(_number, _structure(record["nuc_own_confidences"], [])))
-        outside = [name for name in outside if name not in labels]
-        fields["prediction"] = MultilabelPrediction(
-            record.get("nuc_own_label"), confidence, said, labels, sure, tuple(outside)
-        )
-    return MultilabelClassification, fields
-
-
-def _structure(value: Any, nothing: Any) -> Any:
-    """Return a list or an object; a CSV file holds them as JSON."""
-    if value is None or value == "":
-        return nothing
-    return orjson.loads(value) if isinstance(value, str) else value
-
-
-def _text(value: Any) -> str | None:
-    """Return a string; None for the empty cell of a CSV file."""
-    return None if value is None or value == "" else str(value)
-
-
-def _number(value: Any) -> float | None:
-    if value is None or value == "":
-        return None
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def _rounded(value: Any) -> Any:
-    """Round all floats in a value, for the size of files."""
-    if isinstance(value, float):
-        return round(value, 6)
-    if isinstance(value, dict):
-        return {name: _rounded(item) for name, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
-
-
-def _line(record: dict[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE, default=str)
-    except TypeError:
-        # a lone surrogate, which UTF-8 cannot encode: the text was rejected, but is in the results
-        mended = {
-            name: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
-            for name, value in record.items()
-        }
-        return orjson.dumps(mended, option=orjson.OPT_APPEND_NEWLINE, default=str)
 
 
 def summary(results: Results) -> str:

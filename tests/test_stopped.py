@@ -289,7 +289,7 @@ async def test_the_first_call_is_one_of_those_needed(client_of, per_call, sample
 
 
 async def test_a_slow_first_call_does_not_hold_up_embedding(client_of, monkeypatch):
-    monkeypatch.setattr("testnuc._engine.pipeline._PATIENCE", 0.05)
+    monkeypatch.setattr("testnuc._engine.first_calls._PATIENCE", 0.05)
     embedder = Counting()
     async with LoopbackLLM(confident, latency=1.0) as llm:
         async with TestNUC(**client_of(llm, embedder=embedder)) as nuc:

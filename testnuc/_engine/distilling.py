@@ -13,7 +13,7 @@ from testnuc._engine.applying import apply_learned
 from testnuc._engine.judgments import class_of, draws_of
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head, TrainedOn, TrustDrift
-from testnuc.trust.calibration import fit_trust
+from testnuc.trust.calibration import chance_of, fit_line
 from testnuc.trust.certificates import certify
 from testnuc.trust.head import fit_folds, fit_head, folds_of, predict_folds
 from testnuc.trust.model import one_hot
@@ -68,7 +68,7 @@ def _fitted(parts: Components, found: Neighborhoods, vectors: NDArray[np.float16
     out = predict_folds(fit_folds(vectors, targets, weights, folds), vectors, folds)
     made = out.argmax(axis=1)
     chance = np.clip(out[np.arange(n), made].astype(np.float64), _TINY, 1 - _TINY)
-    odds = np.log(chance / (1 - chance))[:, None]
+    odds = np.log(chance / (1 - chance))
     learned = found.settings.learned
     place = {key: row for row, key in enumerate(hashes)}
     judged = [j for j in learned.judged if j.hash in place] if learned is not None else []
@@ -81,15 +81,12 @@ def _fitted(parts: Components, found: Neighborhoods, vectors: NDArray[np.float16
     draws = draws_of(drawn, n)
     by_judges = len(rows) >= _CALIBRATED
     some = rows if by_judges else np.flatnonzero(label >= 0)
-    one = np.full(len(some), -1, dtype=np.int64)
-    trust_of = fit_trust(
+    curve = fit_line(
         odds[some],
         right if by_judges else made[some] == label[some],
         1 / draws.probability if by_judges else np.ones(len(some)),
-        one,
-        n_folds=1,
     )
-    trust = trust_of(odds, np.zeros(n, dtype=np.int64))
+    trust = chance_of(odds, curve)
     person = np.array([j.source == "person" for j in drawn], dtype=np.bool_)
     certificate = None
     if person.any():
@@ -97,11 +94,10 @@ def _fitted(parts: Components, found: Neighborhoods, vectors: NDArray[np.float16
         certificate = certify(
             trust, rows[person], right[person], of_people, accuracy=0.9, confidence=0.9
         )
-    start, slope = trust_of.slopes[0].tolist()
     return Head(
         names,
         fit_head(vectors, targets, weights).weights,
-        (start, slope),
+        curve,
         embedder=parts.embedder,
         trained_on=TrainedOn(
             texts=n,

@@ -24,8 +24,9 @@ from testnuc._engine.judgments import (
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
+from testnuc.trust.chances import fit_trust
 from testnuc.trust.head import folds_of
-from testnuc.trust.learned import Judgment, Learned, chosen_parts, fit_trust, rounded
+from testnuc.trust.learned import Judgment, Learned, chosen_parts, rounded
 from testnuc.trust.model import HeadModel, Texts
 from testnuc.trust.review import GOALS, Drawn, Review, ReviewItem, closest_label, draw
 from testnuc.types import Neighbor

@@ -15,13 +15,14 @@ import numpy as np
 
 from testnuc._engine.applying import apply_judged, apply_learned
 from testnuc._engine.examples import ExampleFinder
+from testnuc._engine.first_calls import STOPS, FirstCalls
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.multilabel import neighborhoods_class
 from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches
 from testnuc._engine.sampling import Sampler
 from testnuc._engine.sparing import ask_unsure
-from testnuc.errors import EmbeddingError, ProviderError, StoreError, with_count
+from testnuc.errors import with_count
 from testnuc.trust import MIN_PREDICTIONS
 
 if TYPE_CHECKING:
@@ -30,29 +31,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc._dispatch.predictor import Predictor
-    from testnuc._dispatch.scheduler import Ask, Scheduler
+    from testnuc._dispatch.scheduler import Scheduler
     from testnuc._engine.sparing import HeadRule
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.labels import LabelSet
     from testnuc.protocols import Index, Matches, Method, PoolText, Store
     from testnuc.trust import Decision, Diagnosis, Unsure, VoteSettings
-    from testnuc.types import Prediction
 
 __all__ = ["STOPS", "Pipeline"]
-
-#: Errors that end a run; what was answered before is handed over.
-STOPS = (ProviderError, StoreError, EmbeddingError)
 
 #: From this many predictions on, the auto policy diagnoses the batch; below, the pool.
 _BATCH_DECIDES = 2_000
 #: Parts of a large pool that are sampled for a diagnosis.
 _CHUNKS = 12
-#: Texts among which the first call is chosen: those before are stored.
-_FIRST_OF = 4_096
-#: Texts looked up in the store at a time.
-_LOOK_UP = 256
-#: Seconds that embedding waits for the first call.
-_PATIENCE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +120,6 @@ class Pipeline:
         self.method = method
         self.neighbors = neighbors
         self.join_pool = join_pool
-        self._per_call = per_call
         self._ask, self._head = ask, head
         self._predictor = predictor
         #: Lane -> scheduler; `Components` adds the batch lane when it is needed.
@@ -137,6 +127,15 @@ class Pipeline:
         self._embedding = embedding
         self._pool = pool
         self._store = store
+        self._first = FirstCalls(
+            labels,
+            predictor=predictor,
+            scheduler=scheduler,
+            pool=pool,
+            store=store,
+            samples=method.samples,
+            per_call=per_call,
+        )
         self._examples: ExampleFinder | None = None
         if method.context:
             self._examples = ExampleFinder(
@@ -192,14 +191,14 @@ class Pipeline:
         # a head may label all texts
         ask_first = ask_first and self._head is None and self._examples is None
         ask_first = ask_first and self._predictor.over_http
-        outcomes = await self._ask_first(texts) if ask_first else []
+        outcomes = await self._first.ask(texts) if ask_first else []
         settings = self.settings if settings is None else settings
         asking = None
         # which texts are asked about depends on their embeddings, where a head spares some
         if ask_first and answered is not None and not self.spares:
             for _ in outcomes:
                 answered()
-            asking = asyncio.create_task(self._ask_meanwhile(texts, outcomes, answered))
+            asking = asyncio.create_task(self._first.ask_meanwhile(texts, outcomes, answered))
         try:
             neighborhoods = await self._prepared(texts, settings, embedded, together=together)
             if asking is not None:
@@ -218,33 +217,6 @@ class Pipeline:
             if not neighborhoods.answered(ask.place):
                 sampler.settle(ask, outcome)
         return neighborhoods
-
-    async def _ask_meanwhile(
-        self,
-        texts: Sequence[PoolText],
-        outcomes: list[tuple[Ask, Prediction | Exception]],
-        answered: Callable[[], object],
-    ) -> Exception | None:
-        """Append the outcomes of all calls for own labels; returns the error that ended them."""
-        known = {(ask.place, ask.sample) for ask, _ in outcomes}
-
-        async def asks() -> AsyncGenerator[list[Ask], None]:
-            for start in range(0, len(texts), _LOOK_UP):
-                yield [
-                    ask
-                    for ask in await self._unlabeled(texts, start, self.method.samples)
-                    if (ask.place, ask.sample) not in known
-                ]
-
-        try:
-            async with aclosing(self.lanes["live"].run(asks())) as found:
-                async for ask, outcome in found:
-                    outcomes.append((ask, outcome))
-                    if ask.sample == 0:
-                        answered()
-        except STOPS as error:
-            return error
-        return None
 
     async def _prepared(
         self,
@@ -293,67 +265,6 @@ class Pipeline:
         texts, matches = without_foreign_labels(texts, self.labels), no_matches(len(texts))
         ids = distinct_ids(matches)
         return build_neighborhoods(self.labels, settings, texts, ids, [], matches, kind=self._kind)
-
-    async def _ask_first(
-        self, texts: Sequence[PoolText]
-    ) -> list[tuple[Ask, Prediction | Exception]]:
-        """Make the first call of a client; returns its outcomes."""
-        scheduler = self.lanes["live"]
-        if scheduler.answered:
-            return []
-        asks: list[Ask] = []
-        for start in range(0, min(len(texts), _FIRST_OF), _LOOK_UP):
-            asks += [ask for ask, stored in await self._looked_up(texts, start) if not stored]
-            if len(asks) >= self._per_call:
-                break
-        outcomes: list[tuple[Ask, Prediction | Exception]] = []
-        try:
-            async with (
-                # a slow call goes on, and the run joins it
-                asyncio.timeout(_PATIENCE),
-                aclosing(scheduler.run(asks[: self._per_call])) as found,
-            ):
-                async for answer in found:
-                    # not a comprehension: it would lose them when the time is over
-                    outcomes.append(answer)  # noqa: PERF401
-        except TimeoutError:
-            if scheduler.closed:
-                # pool and embedder are closed as well
-                raise ProviderError("the client was closed") from None
-        except STOPS:
-            # else the run hands over what is answered or stored
-            if all(isinstance(outcome, Exception) for _, outcome in outcomes):
-                if not await self._any_stored(texts):
-                    raise
-                return []
-        return outcomes
-
-    async def _any_stored(self, texts: Sequence[PoolText]) -> bool:
-        for start in range(0, len(texts), _LOOK_UP):
-            if any(stored for _, stored in await self._looked_up(texts, start)):
-                return True
-        return False
-
-    async def _looked_up(self, texts: Sequence[PoolText], start: int) -> list[tuple[Ask, bool]]:
-        """Return the asks of some texts without a known label, and whether each is stored."""
-        asks = await self._unlabeled(texts, start, 1)
-        stored = await self._store.get_predictions([ask.key for ask in asks])
-        return [(ask, hit is not None) for ask, hit in zip(asks, stored, strict=True)]
-
-    async def _unlabeled(self, texts: Sequence[PoolText], start: int, samples: int) -> list[Ask]:
-        """Return the asks of some texts without a known label."""
-        part = texts[start : start + _LOOK_UP]
-        known = await self._pool.labels([entry.hash for entry in part])
-        return [
-            self._predictor.ask(entry.text, entry.hash, place, sample)
-            for place, (entry, label) in enumerate(zip(part, known, strict=True), start)
-            if not any(map(self._is_known, (label, entry.label)))
-            for sample in range(samples)
-        ]
-
-    def _is_known(self, label: str | None) -> bool:
-        """Whether a known label is one of this client's; pools can be shared."""
-        return label is not None and self.labels.knows(label)
 
     async def salvage(self, neighborhoods: Neighborhoods, error: Exception) -> bool:
         """Complete the neighborhoods of a run that an error has ended.

@@ -13,7 +13,7 @@ from testnuc.cli.client_factory import client_of, parts_of
 from testnuc.cli.files import Table, check_output, read_table, require_store, usable
 from testnuc.cli.options_of_run import held_scopes, with_options_of_run
 from testnuc.cli.reading import holds_rows
-from testnuc.cli.stored import stored_texts, with_embedder
+from testnuc.cli.stored import stored_texts
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import StoredPrediction
 from testnuc.results import read_results
@@ -118,6 +118,4 @@ async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
 
 def with_known_options(client: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the options, with those of the run behind a source where none is given."""
-    beside = AnswerStore.beside(source)
-    known = with_options_of_run(client, source, beside)
-    return with_embedder(known, (known["store"] or beside) if holds_rows(source) else source)
+    return with_options_of_run(client, source, AnswerStore.beside(source))

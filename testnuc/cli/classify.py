@@ -25,9 +25,8 @@ from testnuc.cli.files import (
 )
 from testnuc.cli.long_texts import about_embedder, about_model
 from testnuc.cli.next_steps import next_step
-from testnuc.cli.options_of_run import remembered
+from testnuc.cli.options_of_run import remembered, with_embedder
 from testnuc.cli.progress import RunProgress
-from testnuc.cli.stored import with_embedder
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.limits import BatchPolicy
@@ -218,10 +217,10 @@ def end(
         parts = ["the referee", f"{spent.calls:,} calls", cost(spent)]
         console.print(", ".join(part for part in parts if part), markup=False)
     source = _source(store, output)
-    steps = [_advice(results, source)]
-    if client is not None:
-        steps.append(next_step(results, source, client))
-    for step in steps:
+    then = None if client is None else next_step(results, source, client)
+    # a run without a file is judged in another one
+    judging = "see below" if then else f"testnuc review {source or 'RESULTS'} -n 50"
+    for step in (_advice(results, judging), then):
         if step is not None:
             console.print(step, markup=False)
     if any(result.label is None for result in errors):
@@ -247,14 +246,13 @@ def _print_failures(console: Console, results: Results, store: AnswerStore) -> N
             console.print(f"first answer outside the labels: {said[:100]!r}", markup=False)
 
 
-def _advice(results: Results, source: str | None) -> str | None:
+def _advice(results: Results, judging: str) -> str | None:
     """Return what was decided without evidence, and what judgments would bring."""
     if results.learned is not None:
         return str(results.learned)
     if results.diagnosis is None or results.stopped is not None:
         return None
-    # a run without a file is judged in another one
-    return results.diagnosis.sentence(f"testnuc review {source or 'RESULTS'} -n 50")
+    return results.diagnosis.sentence(judging)
 
 
 def _source(store: AnswerStore, output: str | None) -> str | None:

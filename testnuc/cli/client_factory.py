@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc._engine.parameters import client_arguments
 from testnuc.cli.files import read_labels
-from testnuc.cli.options import EMBEDDER
+from testnuc.cli.options_of_run import EMBEDDER
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head
@@ -42,7 +42,7 @@ def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
 def embedder_of(options: Mapping[str, Any]) -> str:
     """Return the name of the embedder: the option's, or the head's where none was named."""
     name: str = options["embedder"]
-    if options.get("head") is None or name != EMBEDDER.default:
+    if options.get("head") is None or name != EMBEDDER:
         return name
     head = Head.load(options["head"])
     return head.embedder if head.loadable else name

@@ -11,9 +11,8 @@ from testnuc.cli.classify import AnswerStore
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import read_table, usable
-from testnuc.cli.options_of_run import held_scopes, with_options_of_store
+from testnuc.cli.options_of_run import held_scopes, with_embedder, with_options_of_store
 from testnuc.cli.reading import holds_rows
-from testnuc.cli.stored import with_embedder
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.results import read_results
@@ -37,7 +36,7 @@ def run(source: str, *, text_column: str, plot: str | None, client: dict[str, An
     else:
         if "://" not in source and not Path(source).is_file():
             raise InvalidInputError(f"there is no file or store {source}; check the path")
-        client = with_embedder(run_to_end(with_options_of_store(client, source)), source)
+        client = with_options_of_store(client, source)
         found = run_to_end(_of_store(source, client))
     print(found.told(f"testnuc review {source} -n 50"))  # noqa: T201 - the command's output
     if plot is not None:

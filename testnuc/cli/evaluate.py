@@ -21,7 +21,7 @@ from testnuc.cli.files import (
     require_new,
     usable,
 )
-from testnuc.cli.stored import with_embedder
+from testnuc.cli.options_of_run import with_embedder
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.multilabel_scores import score_multilabel
 from testnuc.evaluation.scores import ClassScore, Scores, score

@@ -24,7 +24,7 @@ from testnuc.cli.reading import (
     usable,
 )
 from testnuc.errors import InvalidInputError
-from testnuc.results import PREFIX, file_row
+from testnuc.records import PREFIX, file_row
 from testnuc.types import MultilabelClassification
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from testnuc.cli.files import (
     tell,
     write_results,
 )
-from testnuc.cli.options import command_of
+from testnuc.cli.next_steps import command
 from testnuc.cli.reading import holds_rows
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
@@ -78,7 +78,7 @@ def review(
     _new_review(output)
 
     # without what the source itself knows
-    then = command_of("learn", source, output, client)
+    then = command("learn", source, client, output)
     client = with_known_options(client, source)
 
     async def draw() -> tuple[Review, Table | None]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from testnuc.cli.options import client_options
-from testnuc.cli.stored import EMBEDDER
+from testnuc.cli.options_of_run import EMBEDDER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +29,7 @@ _OF_ANSWERS = (
 
 
 def command(name: str, source: str, client: Mapping[str, Any], *more: str) -> str:
-    """Return a command on the results of a run, as it is typed in a shell.
+    """Return a command on the results of a run, as it is typed in a shell, without passwords.
 
     Parameters
     ----------
@@ -40,14 +41,15 @@ def command(name: str, source: str, client: Mapping[str, Any], *more: str) -> st
         Further arguments.
     """
     usual = client_options()
-    parts = ["testnuc", name, source, *more]
-    for option in _OF_ANSWERS:
-        value = client.get(option)
+    words = ["testnuc", name, source, *more]
+    for option, value in client.items():
         # a table in the settings file is found there again
-        if value is None or value in (usual[option], EMBEDDER) or str(value).startswith(("{", "[")):
+        if value in (None, usual[option]) or str(value).startswith(("{", "[")):
             continue
-        parts += [f"--{option.replace('_', '-')}", str(value)]
-    return shlex.join(parts)
+        words += [f"--{option.replace('_', '-')}", str(value)]
+    return shlex.join(
+        "STORE" if "://" in word and urlsplit(word).password else word for word in words
+    )
 
 
 def next_step(results: Results, source: str | None, client: Mapping[str, Any]) -> str | None:
@@ -65,6 +67,8 @@ def next_step(results: Results, source: str | None, client: Mapping[str, Any]) -
         return None
     if source is None:
         return "next: name an output with -o (.csv, .xlsx, .jsonl) to judge some texts and learn"
+    # the embedder of a store is found there again
+    client = {name: client[name] for name in _OF_ANSWERS if client[name] != EMBEDDER}
     if results.learned is not None:
         return "next, prove how many labels are right: " + command("certify", source, client)
     judging = command("review", source, client, "-n", "50")

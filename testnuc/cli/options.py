@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import shlex
 from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
-from urllib.parse import urlsplit
 
 import typer
 from typer.models import OptionInfo
@@ -28,7 +26,6 @@ __all__ = [
     "OVERWRITE",
     "TEXT_COLUMN",
     "client_options",
-    "command_of",
     "options_of",
     "share_of",
     "with_client",
@@ -223,18 +220,6 @@ def _client(
 def client_options() -> dict[str, Any]:
     """Return the default of each option of a client, by its flat name."""
     return {name: p.default.default for name, p in inspect.signature(_client).parameters.items()}
-
-
-def command_of(name: str, source: str, file: str, client: dict[str, Any]) -> str:
-    """Return a command with the options that were given to this one, without passwords."""
-    words = ["testnuc", name, source, file]
-    usual = client_options()
-    for option, value in client.items():
-        if value is not None and value != usual[option]:
-            words += [f"--{option.replace('_', '-')}", str(value)]
-    return shlex.join(
-        "STORE" if "://" in word and urlsplit(word).password else word for word in words
-    )
 
 
 def with_client(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from testnuc import stores
 from testnuc._base.jsonl import table as records_of
@@ -14,11 +15,19 @@ from testnuc.cli.reading import holds_rows
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
-    from testnuc.stores.export import Movable
+__all__ = [
+    "EMBEDDER",
+    "held_scopes",
+    "remembered",
+    "with_embedder",
+    "with_options_of_run",
+    "with_options_of_store",
+]
 
-__all__ = ["held_scopes", "remembered", "with_options_of_run", "with_options_of_store"]
+#: The embedder of a store that has none yet.
+EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 
 #: Options that decide which stored answers are used, and how they are voted on.
 _KEPT = ("base_url", "embedder", "instructions", "none_label", "texts_per_call", "k", "policy")
@@ -56,11 +65,11 @@ def with_options_of_run(client: dict[str, Any], source: str, beside: str) -> dic
         store = client["store"] or beside
     else:
         require_store(source)
-    if "://" in store or Path(store).is_file():
-        client = run_to_end(with_options_of_store(client, store))
+    if _is_there(store):
+        client = run_to_end(_with_scope(client, store))
     if client["labels"] is None:
         raise InvalidInputError(f"{source} does not hold the label set; name it with --labels")
-    return client
+    return with_embedder(client, store)
 
 
 def _with_options_of_file(client: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -77,8 +86,36 @@ def _with_options_of_file(client: Mapping[str, Any], source: str) -> dict[str, A
     return _merged(client, facts)
 
 
-async def with_options_of_store(client: Mapping[str, Any], store: str) -> dict[str, Any]:
+def with_options_of_store(client: Mapping[str, Any], store: str) -> dict[str, Any]:
     """Return the options, with those of the last run that filled a store where none is given."""
+    return with_embedder(run_to_end(_with_scope(client, store)), store)
+
+
+def with_embedder(client: dict[str, Any], place: str | None) -> dict[str, Any]:
+    """Return the options with an embedder: as given, else that of the store, else the default.
+
+    Parameters
+    ----------
+    client : dict
+    place : str, optional
+        The store that the command reads.
+    """
+    if client["embedder"] is not None:
+        return client
+    found = [] if place is None or not _is_there(place) else run_to_end(_embedders(place))
+    return {**client, "embedder": found[0] if len(found) == 1 else EMBEDDER}
+
+
+def _is_there(store: str) -> bool:
+    return "://" in store or Path(store).is_file()
+
+
+async def _embedders(store: str) -> list[str]:
+    async with _opened(store) as opened:
+        return [name for name, _ in await opened.embedders()]
+
+
+async def _with_scope(client: Mapping[str, Any], store: str) -> dict[str, Any]:
     names = None
     if client["labels"] is not None:
         given = client["labels"]
@@ -115,13 +152,8 @@ def _merged(client: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, An
 
 async def _held(store: str) -> list[tuple[dict[str, Any], int]]:
     """Return the metadata of each scope with predictions, and their number."""
-    opened = stores.resolve(store)
-    await opened.open()
-    try:
-        scopes = await cast("Movable", opened).scopes()
-        counted = [(facts, await opened.count(scope)) for scope, facts in scopes]
-    finally:
-        await opened.close()
+    async with _opened(store) as opened:
+        counted = [(facts, await opened.count(scope)) for scope, facts in await opened.scopes()]
     return [(facts, n) for facts, n in counted if n and facts.get("labels")]
 
 
@@ -138,3 +170,14 @@ async def held_scopes(store: str) -> str:
     if not held:
         return f"{store} holds no predictions"
     return f"{store} holds predictions: {'; '.join(held)}"
+
+
+@asynccontextmanager
+async def _opened(store: str) -> AsyncIterator[Any]:
+    # all built-in stores are `Store` and `Movable`
+    opened = stores.resolve(store)
+    await opened.open()
+    try:
+        yield opened
+    finally:
+        await opened.close()

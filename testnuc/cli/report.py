@@ -7,7 +7,7 @@ from typing import Any
 
 from testnuc._base.jsonl import table
 from testnuc.cli.files import existing, read_labels, read_table, require_folder, tell
-from testnuc.cli.options import command_of
+from testnuc.cli.next_steps import command
 from testnuc.cli.reading import KINDS, holds_rows
 from testnuc.cli.stored import stored_results
 from testnuc.errors import InvalidInputError
@@ -50,7 +50,7 @@ def run(
         labels = read_labels(client["labels"])
         results.choices = tuple(labels)
         results.descriptions = dict(labels) if isinstance(labels, dict) else {}
-    then = command_of("learn", file, "marks.json", client)
+    then = command("learn", file, client, "marks.json")
     write(results, place, then=then, title=title or f"testnuc: {Path(file).name}", most=most)
     tell(f"{len(results):,} texts, written to {output}")
     if not any(result.neighbors for result in results):

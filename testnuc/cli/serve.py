@@ -13,7 +13,7 @@ from testnuc._base.checks import valid_text
 from testnuc.cli.client_factory import client_of, embedder_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import read_table
-from testnuc.cli.stored import with_embedder
+from testnuc.cli.options_of_run import with_embedder
 from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.server import ServerSettings, Service, page_of, serve
 

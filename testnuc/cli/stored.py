@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from testnuc import stores
 from testnuc.cli.client_factory import client_of, parts_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.options_of_run import held_scopes, with_options_of_store
@@ -15,45 +12,13 @@ from testnuc.cli.reading import Table
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from testnuc.client import TestNUC
     from testnuc.results import Results
-    from testnuc.stores.export import Movable
 
-__all__ = [
-    "EMBEDDER",
-    "stored_results",
-    "stored_texts",
-    "with_embedder",
-]
+__all__ = ["stored_results", "stored_texts"]
 
-#: The embedder of a store that has none yet.
-EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 #: Texts that are read from a pool at a time.
 _CHUNK = 2_000
-
-
-def with_embedder(client: dict[str, Any], place: str | None) -> dict[str, Any]:
-    """Return the options with an embedder: as given, else that of the store, else the default.
-
-    Parameters
-    ----------
-    client : dict
-    place : str, optional
-        The store that the command reads.
-    """
-    if client["embedder"] is not None:
-        return client
-    found: list[str] = []
-    if place is not None and ("://" in place or Path(place).is_file()):
-        found = run_to_end(_embedders(place))
-    return {**client, "embedder": found[0] if len(found) == 1 else EMBEDDER}
-
-
-async def _embedders(store: str) -> list[str]:
-    async with _opened(store) as opened:
-        return [name for name, _ in await opened.embedders()]
 
 
 async def stored_texts(nuc: TestNUC, store: str) -> Table:
@@ -92,7 +57,7 @@ def stored_results(store: str, client: dict[str, Any]) -> Results:
     InvalidInputError
         It holds none for these options.
     """
-    options = with_embedder(run_to_end(with_options_of_store(client, store)), store)
+    options = with_options_of_store(client, store)
 
     async def find() -> Results:
         # nothing is sent, so no key is needed
@@ -104,13 +69,3 @@ def stored_results(store: str, client: dict[str, Any]) -> Results:
                 return await nuc.classify_many(table.texts)
 
     return run_to_end(find())
-
-
-@asynccontextmanager
-async def _opened(store: str) -> AsyncIterator[Movable]:
-    opened = stores.resolve(store)
-    await opened.open()
-    try:
-        yield cast("Movable", opened)
-    finally:
-        await opened.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.stored import with_embedder
+from testnuc.cli.options_of_run import with_embedder
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:

@@ -76,31 +76,6 @@ class BudgetAccount:
         """Whether the budget bounds tokens or their cost."""
         return self._limits[0] is not None or self._limits[1] is not None
 
-    def try_reserve(self, pico_usd: int, tokens: int, calls: int = 1) -> Reservation | None:
-        """Reserve the worst case of a call.
-
-        Parameters
-        ----------
-        pico_usd : int
-            In 1e-12 US dollars.
-        tokens, calls : int
-            Input and output tokens together; calls.
-
-        Returns
-        -------
-        Reservation or None
-            None: it may fit after calls in flight have settled; `reserve` waits for that.
-
-        Raises
-        ------
-        BudgetExceededError
-            It does not fit, whatever calls in flight will cost.
-        """
-        amounts = (pico_usd, tokens, calls)
-        if self._waiting:
-            return None
-        return self._grant(amounts, batch=False)
-
     async def reserve(
         self, pico_usd: int, tokens: int, calls: int = 1, *, batch: bool = False
     ) -> Reservation:
@@ -108,8 +83,10 @@ class BudgetAccount:
 
         Parameters
         ----------
-        pico_usd, tokens, calls : int
-            As for `try_reserve`.
+        pico_usd : int
+            In 1e-12 US dollars.
+        tokens, calls : int
+            Input and output tokens together; calls.
         batch : bool
             Whether it is for a batch job.
 

@@ -69,8 +69,6 @@ class BatchServer:
         """Delete all batches."""
         self.files: dict[str, bytes] = {}
         self.batches: dict[str, Batch] = {}
-        #: Create requests received.
-        self.creations = 0
         self.downloads = 0
         self._uploads = 0
         self._refused = 0
@@ -267,7 +265,6 @@ class BatchServer:
     def _count_creation(self) -> None:
         """Count a create request; raises 429 as configured."""
         self.options.notify("create")
-        self.creations += 1
         if self._refused < self.options.refusals:
             self._refused += 1
             raise ErrorResponse(429, "Too many batches.", headers=b"retry-after-ms: 1\r\n")

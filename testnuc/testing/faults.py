@@ -41,8 +41,6 @@ FAULT_KINDS: Final = (*CURABLE_KINDS, "wrong-label", "refusal", "length", "conte
 #: Faults that lose the response body; the server does not count these as calls.
 LOST_KINDS: Final = frozenset({"refused", "reset-before", "reset-within", "stalled"})
 
-_NOT_BODIES = frozenset({"content-filter", "quota"})
-
 
 class Faults:
     """A schedule of faults for `LoopbackLLM`.

@@ -1,109 +1,86 @@
-"""Calibration: the probability that a label is right, from log odds that speak for it."""
+"""Calibration: logistic regression with a prior (Platt 1999)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc._base.display import brief
-
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-__all__ = ["TrustCurve", "fit_trust"]
+__all__ = ["chance_of", "fit_line", "logistic"]
 
-#: Standard deviation of the prior of each slope and of the intercept.
-_PRIOR_SPREAD = 1.0
-_NEWTON_STEPS = 20
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TrustCurve:
-    """The probability that a label is right, by log odds that speak for it.
-
-    Parameters
-    ----------
-    slopes : float64[F, 1 + d]
-        By fold; the first column is the intercept.
-    """
-
-    __repr__ = brief
-
-    slopes: NDArray[np.float64]
-
-    def __call__(
-        self, features: NDArray[np.floating], folds: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """Return float64[n], each text by the curve that was fitted without its fold."""
-        slopes = self.slopes[folds]
-        odds = slopes[:, 0] + (slopes[:, 1:] * features).sum(axis=1)
-        chances: NDArray[np.float64] = 1 / (1 + np.exp(-np.clip(odds, -30, 30)))
-        return chances
+#: The prior of a line is "the log odds are right as they are": intercept 0, slope 1.
+_AS_IT_IS = np.array([0.0, 1.0])
+_PRECISION = np.array([1.0, 1.0])
 
 
-def fit_trust(
-    features: NDArray[np.floating],
-    right: NDArray[np.bool_],
-    weights: NDArray[np.floating],
-    folds: NDArray[np.int64],
-    *,
-    n_folds: int,
-) -> TrustCurve:
-    """Fit the probability that a label is right by logistic regression, each fold on the others.
+def chance_of(odds: NDArray[np.floating], line: Sequence[float]) -> NDArray[np.float64]:
+    """Return the chance that labels are right, float64[n], by their log odds and a line."""
+    start, slope = line
+    chances: NDArray[np.float64] = 1 / (1 + np.exp(-np.clip(start + slope * odds, -30, 30)))
+    return chances
 
-    The prior is "the first feature is right as it is": slope 1, all else 0. Few judgments move it
-    little, and without judgments it stays.
+
+def fit_line(
+    odds: NDArray[np.floating], right: NDArray[np.bool_], weights: NDArray[np.floating]
+) -> tuple[float, float]:
+    """Fit the chance that a label is right as a function of log odds; returns start and slope.
+
+    Few texts move the line little, and without texts it stays as the prior has it.
 
     Parameters
     ----------
-    features : float[m, d]
-        Log odds of judged texts.
+    odds : float[m]
+        Log odds that speak for each label.
     right : bool[m]
     weights : float[m]
         1 / probability of drawing; scaled so that they sum to the effective number of texts.
-    folds : int64[m]
-    n_folds : int
     """
-    x = np.column_stack([np.ones(len(right)), features]).astype(np.float64)
-    prior = np.zeros(x.shape[1])
-    prior[1] = 1.0
-    slopes = np.empty((n_folds, x.shape[1]))
-    for fold in range(n_folds):
-        used = folds != fold
-        slopes[fold] = _logistic(x[used], right[used], weights[used].astype(np.float64), prior)
-    return TrustCurve(slopes)
-
-
-def _logistic(
-    x: NDArray[np.float64],
-    right: NDArray[np.bool_],
-    weights: NDArray[np.float64],
-    prior: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Return the slopes with the highest posterior probability, by Newton's method."""
-    slopes = prior.copy()
-    if not len(x):
-        return slopes
+    if not len(odds):
+        return 0.0, 1.0
+    x = np.column_stack([np.ones(len(odds)), odds]).astype(np.float64)
     # weights that differ much are worth fewer texts (Kish 1965)
     w = weights * weights.sum() / (weights**2).sum()
-    precision = np.eye(len(prior)) / _PRIOR_SPREAD**2
+    start, slope = logistic(x, right, w, _AS_IT_IS, _PRECISION)
+    return float(start), float(slope)
 
-    def loss(b: NDArray[np.float64]) -> float:
-        odds = x @ b
-        move = b - prior
-        return float(w @ (np.logaddexp(0, odds) - right * odds) + move @ precision @ move / 2)
 
-    for _ in range(_NEWTON_STEPS):
-        chance = 1 / (1 + np.exp(-np.clip(x @ slopes, -30, 30)))
-        slope = x.T @ (w * (chance - right)) + precision @ (slopes - prior)
-        bend = (x * (w * chance * (1 - chance))[:, None]).T @ x + precision
-        step = np.linalg.solve(bend, slope)
-        size, before = 1.0, loss(slopes)
-        while size > 1e-4 and loss(slopes - size * step) > before:
-            size /= 2
-        slopes = slopes - size * step
-        if np.abs(step).max() < 1e-8:
-            break
-    return slopes
+def logistic(
+    x: NDArray[np.float64],
+    right: NDArray[np.bool_],
+    weights: NDArray[np.floating],
+    mean: NDArray[np.float64],
+    precision: NDArray[np.float64],
+    least: Sequence[float | None] | None = None,
+) -> NDArray[np.float64]:
+    """Return the coefficients with the highest posterior probability, float64[d].
+
+    Parameters
+    ----------
+    x : float64[m, d]
+    right : bool[m]
+    weights : float[m]
+    mean, precision : float64[d]
+        Of the normal prior of each coefficient.
+    least : sequence of float or None, optional
+        Lower bound of each coefficient.
+    """
+    from scipy.optimize import minimize
+
+    signed = x * np.where(right, 1.0, -1.0)[:, None]
+
+    def loss(b: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        odds = signed @ b
+        away = b - mean
+        slope = precision * away - (signed * (weights / (1 + np.exp(odds)))[:, None]).sum(axis=0)
+        size = (weights * np.logaddexp(0, -odds)).sum() + (precision * away**2).sum() / 2
+        return float(size), slope
+
+    bounds = None if least is None else [(low, None) for low in least]
+    best = minimize(loss, mean, jac=True, method="L-BFGS-B", bounds=bounds)
+    found: NDArray[np.float64] = best.x
+    return found

@@ -18,6 +18,8 @@ __all__ = ["Certificate", "certify"]
 #: with the part of the error that a start may use.
 _STARTS = ((0.4, 0.8), (0.1, 0.2))
 _STEP = 0.025
+#: A probability that makes a bet nothing.
+_TINY = 1e-100
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,11 @@ def certify(
             best = (threshold, float((known >= threshold).mean()))
         if best[1]:
             break
-    reason = "" if best[1] else _why(known[rows], right, accuracy, error * _STARTS[0][1], m)
+    reason = ""
+    if not best[1]:
+        top = order[max(0, int(np.ceil(_STARTS[0][0] * n)) - 1)] if n else np.inf
+        top = max(top, np.finfo(np.float64).min)
+        reason = _why(known[rows] >= top, right, draws, accuracy, error * _STARTS[0][1])
     return Certificate(accuracy, confidence, *best, m, reason)
 
 
@@ -119,38 +125,74 @@ def _proved(
 
         hits, tries = int((inside & right).sum()), int(inside.sum())
         return bool(binom.sf(hits - 1, tries, accuracy) <= error)
-    # a certificate is about all texts: what bounds a bet is the least likely of them
-    left = draws.texts - np.arange(len(draws.probability), dtype=np.float64)
-    mixed = ~np.isclose(draws.floor * left, 1)
-    lowest = float((draws.probability * left)[mixed].min(initial=np.inf))
-    if mixed.any() and lowest > 1:
-        # some texts could not be drawn
-        return False
-    draws = Draws(draws.texts, draws.probability, np.where(mixed, lowest, 1) / left)
+    floor = np.maximum(_reach(draws), _TINY) / _left(draws)
+    draws = Draws(draws.texts, draws.probability, floor)
     values = np.where(inside, right - accuracy, 0.0)
     return bool(capital(values, draws, np.zeros(1))[0] >= np.log(1 / error))
 
 
+def _left(draws: Draws) -> NDArray[np.float64]:
+    """Return the number of texts before each draw."""
+    return draws.texts - np.arange(len(draws.probability), dtype=np.float64)
+
+
+def _reach(draws: Draws) -> NDArray[np.float64]:
+    """Return the lowest probability of any text at each draw, times the texts left.
+
+    A certificate is about all texts: what bounds a bet is the least likely of them. 0: some texts
+    could not be drawn, and nothing is bet.
+    """
+    left = _left(draws)
+    mixed = ~np.isclose(draws.floor * left, 1)
+    lowest = float((draws.probability * left)[mixed].min(initial=np.inf))
+    return np.where(mixed, lowest if lowest <= 1 else 0.0, 1.0)
+
+
 def _why(
-    trust: NDArray[np.float64], right: NDArray[np.bool_], accuracy: float, error: float, m: int
+    inside: NDArray[np.bool_],
+    right: NDArray[np.bool_],
+    draws: Draws,
+    accuracy: float,
+    error: float,
 ) -> str:
-    """Return why nothing is certified, and what would help."""
+    """Return why nothing is certified, and what would help.
+
+    Parameters
+    ----------
+    inside : bool[m]
+        Judged texts of the first part that is tested.
+    right : bool[m]
+    draws : Draws
+    accuracy, error : float
+    """
+    m = len(inside)
     least = int(np.ceil(np.log(error) / np.log(accuracy) / _STARTS[0][0]))
     if m < least:
         return f"{m} judged texts are too few; {least} drawn at random are needed at least"
-    top = np.argsort(-trust, kind="stable")[: max(1, int(_STARTS[0][0] * m))]
-    share = float(right[top].mean())
+    fair = _reach(draws) > 0
+    if fair.sum() < min(m, least):
+        return (
+            "some texts could not be drawn; a certificate needs a review with the goal 'certify', "
+            "before others"
+        )
+    # a draw is about the texts that were left, and those that were drawn before are known
+    weights = np.where(fair, 1 / draws.probability, 0) + np.cumsum(fair[::-1])[::-1] - fair
+    weights = (np.ones(m) if draws.uniform else weights)[inside]
+    if not weights.sum():
+        return "no judged text is among those with the highest trust; judge more drawn at random"
+    share = float(np.average(right[inside], weights=weights))
+    told = f"of the {_STARTS[0][0]:.0%} of the texts with the highest trust about {share:.0%} are"
     if share < accuracy:
         return (
-            f"of the judged texts with the highest trust {share:.0%} are right, fewer than "
-            f"{accuracy:.0%}: more judgments do not help, better labels do"
+            f"{told} right, fewer than {accuracy:.0%}: more judgments do not help, better labels do"
         )
     from scipy.stats import binom
 
-    tries = len(top)
+    # unequal weights are worth fewer texts (Kish 1965)
+    tries = max(1, int(weights.sum() ** 2 / (weights**2).sum()))
     while tries < 100_000 and binom.sf(int(share * tries) - 1, tries, accuracy) > error:
         tries = int(tries * 1.25) + 1
     return (
-        f"of the judged texts with the highest trust {share:.0%} are right, which is not yet proof;"
-        f" about {int(tries / _STARTS[0][0]):,} judged texts would do"
+        f"{told} right, which is not yet proof; about {int(tries / _STARTS[0][0]):,} texts judged "
+        "at random would do"
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc.trust.calibration import logistic
 from testnuc.trust.head import FOLDS
 
 if TYPE_CHECKING:
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["chances", "fit_trust"]
 
-#: Precision of the prior of each coefficient of trust, halved, and its mean: models are a little
-#: too sure, and the share of the votes tells where.
-_PRIOR = np.array([0.25, 2.0, 2.0])
+#: Precision of the prior of each coefficient of trust, and its mean: models are a little too sure,
+#: and the share of the votes tells where.
+_PRECISION = np.array([0.5, 4.0, 4.0])
 _MEAN = np.array([0.0, 0.7, 1.0])
 #: Half the way between all judgments alike and unbiased weights, which vary more.
 _WEIGHING = 0.5
@@ -76,8 +77,6 @@ def fit_trust(
     probability : float64[m]
         Of drawing each.
     """
-    from scipy.optimize import minimize
-
     if not len(rows):
         # the model's own probability
         return np.tile([0.0, 1.0, 0.0], (FOLDS, 1))
@@ -85,24 +84,11 @@ def fit_trust(
     z = _features(texts, found, label)[rows]
     weights = probability**-_WEIGHING
     weights = np.minimum(weights / weights.mean(), _HEAVIEST)
-    sign = np.where(right, 1.0, -1.0)
     for fold in range(FOLDS):
         others = texts.folds[rows] != fold
-
-        def loss(
-            b: NDArray[np.float64],
-            z: NDArray[np.float64] = z[others] * sign[others, None],
-            w: NDArray[np.float64] = weights[others],
-        ) -> tuple[float, NDArray[np.float64]]:
-            odds = z @ b
-            away = b - _MEAN
-            slope = -(z * (w / (1 + np.exp(odds)))[:, None]).sum(axis=0) + 2 * _PRIOR * away
-            return float((w * np.logaddexp(0, -odds)).sum() + (_PRIOR * away**2).sum()), slope
-
-        best = minimize(
-            loss, _MEAN, jac=True, method="L-BFGS-B", bounds=[(None, None), (0, None), (0, None)]
+        made[fold] = logistic(
+            z[others], right[others], weights[others], _MEAN, _PRECISION, (None, 0, 0)
         )
-        made[fold] = best.x
     return made
 
 

@@ -19,7 +19,7 @@ from testnuc._base.display import brief
 from testnuc.errors import StoreError
 from testnuc.trust.candidates import LabelCandidate, differing
 from testnuc.trust.certificates import certify
-from testnuc.trust.chances import chances, fit_trust
+from testnuc.trust.chances import chances
 from testnuc.trust.evidence import Draws, Gain
 from testnuc.trust.head import Softmax
 from testnuc.trust.model import HeadModel, VoteModel
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from testnuc.trust.certificates import Certificate
     from testnuc.trust.model import Texts
 
-__all__ = ["Applied", "Judgment", "Learned", "chosen_parts", "fit_trust", "rounded"]
+__all__ = ["Applied", "Judgment", "Learned", "chosen_parts", "rounded"]
 
 _VERSION = 1
 #: Judgments that prove a gain worth having where there is one.

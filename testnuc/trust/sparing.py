@@ -20,7 +20,7 @@ import numpy as np
 
 from testnuc._base.checks import checked_number
 from testnuc.errors import InvalidInputError
-from testnuc.trust.calibration import fit_trust
+from testnuc.trust.calibration import chance_of, fit_line
 from testnuc.trust.head import fit_folds, predict_folds
 from testnuc.trust.model import Texts, one_hot, vote_joined
 
@@ -198,7 +198,5 @@ def _trust(
 ) -> NDArray[np.float64]:
     """Return the chance that the LLM would give the same label, calibrated on the audit."""
     given = np.clip(chance, _TINY, 1 - _TINY)
-    odds = np.log(given / (1 - given))[:, None]
-    one = np.full(len(audit), -1, dtype=np.int64)
-    curve = fit_trust(odds[audit], agrees, np.ones(len(audit)), one, n_folds=1)
-    return curve(odds, np.zeros(len(odds), dtype=np.int64))
+    odds = np.log(given / (1 - given))
+    return chance_of(odds, fit_line(odds[audit], agrees, np.ones(len(audit))))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from testnuc.cli.options import client_options, command_of
+from testnuc.cli.next_steps import command
+from testnuc.cli.options import client_options
 from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.review import Review
@@ -86,10 +87,10 @@ def test_from_labels_to_better_ones_with_a_store(tickets):
         command = ["classify", tickets, *given, "--store", "labels.db", "-o"]
         code, _, err = run_here(*command, "before.csv")
         assert code == 0, err
-        last = err.splitlines()[-1]
-        assert last.startswith("The LLM's own labels are kept, because ")
-        assert "of 240 labels" in last
-        assert "testnuc review labels.db -n 50" in last
+        why, then = err.splitlines()[-2:]
+        assert why.startswith("The LLM's own labels are kept, because ")
+        assert "of 240 labels" in why
+        assert "testnuc review labels.db -n 50" in then
         assert llm.calls == 240
 
         # the labels and the other options are those of the store
@@ -308,10 +309,10 @@ def test_a_review_has_a_page(tickets, monkeypatch):
 
 
 def test_no_password_is_written_into_the_page():
-    command = command_of(
-        "learn", "postgresql://me:secret@db/x", "review.json", {**client_options(), "k": 3}
+    made = command(
+        "learn", "postgresql://me:secret@db/x", {**client_options(), "k": 3}, "review.json"
     )
-    assert command == "testnuc learn STORE review.json --k 3"
+    assert made == "testnuc learn STORE review.json --k 3"
 
 
 def test_reviews_of_several_people_are_joined(tickets):

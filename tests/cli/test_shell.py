@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from testnuc import TestNUC, __version__, embedders
-from testnuc.cli import stored
+from testnuc.cli import client_factory, options_of_run
 from testnuc.cli.wording import in_shell_words
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.cli.in_process import run_here
@@ -121,7 +122,7 @@ async def test_the_embedder_is_that_of_the_store(tmp_path, monkeypatch):
         return Named()
 
     monkeypatch.setattr(embedders, "resolve", resolve)
-    assert await stored._embedders(str(store)) == ["our/embedder"]
+    assert await options_of_run._embedders(str(store)) == ["our/embedder"]
 
 
 @pytest.mark.parametrize(
@@ -129,8 +130,8 @@ async def test_the_embedder_is_that_of_the_store(tmp_path, monkeypatch):
     [
         (["our/embedder"], None, "our/embedder"),
         (["our/embedder"], "another", "another"),
-        (["our/embedder", "second"], None, stored.EMBEDDER),
-        ([], None, stored.EMBEDDER),
+        (["our/embedder", "second"], None, options_of_run.EMBEDDER),
+        ([], None, options_of_run.EMBEDDER),
     ],
 )
 def test_an_option_wins_over_the_embedder_of_the_store(tmp_path, monkeypatch, held, given, taken):
@@ -140,10 +141,12 @@ def test_an_option_wins_over_the_embedder_of_the_store(tmp_path, monkeypatch, he
     async def embedders_of(_):
         return held
 
-    monkeypatch.setattr(stored, "_embedders", embedders_of)
+    monkeypatch.setattr(options_of_run, "_embedders", embedders_of)
     client = {"embedder": given, "store": None}
-    assert stored.with_embedder(client, str(place))["embedder"] == taken
-    assert stored.with_embedder(client, None)["embedder"] == given or stored.EMBEDDER
+    assert options_of_run.with_embedder(client, str(place))["embedder"] == taken
+    assert (
+        options_of_run.with_embedder(client, None)["embedder"] == given or options_of_run.EMBEDDER
+    )
 
 
 class Named(HashEmbedder):
@@ -158,3 +161,13 @@ def test_a_text_that_is_no_string_is_told_in_words(tmp_path):
     code, _, err = run_here("classify", file, "--labels", "a,b")
     assert code == 2
     assert "row 1 is a number, not a text; put it in quotes or leave it out" in err
+
+
+def test_a_head_brings_its_embedder_where_none_was_named(monkeypatch):
+    name = "sentence-transformers/another-model"
+    head = SimpleNamespace(embedder=name, loadable=True)
+    monkeypatch.setattr(client_factory.Head, "load", lambda _: head)
+    client = {"embedder": None, "head": "file.head"}
+    told = options_of_run.with_embedder(client, None)
+    assert client_factory.embedder_of(told) == name
+    assert client_factory.embedder_of({**told, "embedder": "my/own"}) == "my/own"

@@ -95,7 +95,7 @@ def test_never_exceeded(plan, cents, tokens, most):
 def test_waits_for_calls_that_may_free_room():
     async def main(loop):
         account = BudgetAccount(Budget(tokens=100))
-        first = account.try_reserve(0, 80)
+        first = await account.reserve(0, 80)
         second = asyncio.create_task(account.reserve(0, 60))
         third = asyncio.create_task(account.reserve(0, 10))
         await asyncio.sleep(1)
@@ -113,7 +113,7 @@ def test_waits_for_calls_that_may_free_room():
 def test_gives_up_once_nothing_can_free_enough():
     async def main(loop):
         account = BudgetAccount(Budget(tokens=100))
-        first = account.try_reserve(0, 80)
+        first = await account.reserve(0, 80)
         second = asyncio.create_task(account.reserve(0, 60))
         third = asyncio.create_task(account.reserve(0, 20))
         await asyncio.sleep(1)
@@ -129,7 +129,7 @@ def test_gives_up_once_nothing_can_free_enough():
 def test_a_cancelled_waiter_lets_the_next_one_pass():
     async def main(loop):
         account = BudgetAccount(Budget(calls=10, tokens=100))
-        first = account.try_reserve(0, 80)
+        first = await account.reserve(0, 80)
         second = asyncio.create_task(account.reserve(0, 60))
         third = asyncio.create_task(account.reserve(0, 10))
         await asyncio.sleep(1)

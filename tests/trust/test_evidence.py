@@ -1,5 +1,7 @@
 """Bounds and certificates: they are computed as defined, and are wrong as seldom as promised."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -176,6 +178,46 @@ def test_a_certificate_says_what_it_takes():
     good = certify(trust, rows, np.ones(200, bool), draws, accuracy=0.9, confidence=0.9)
     assert good.part == 1.0
     assert "100% of the texts" in str(good)
+
+
+def test_the_reason_is_about_all_texts_and_not_about_those_that_were_drawn_more_often():
+    random = np.random.default_rng(5)
+    n, m = 800, 150
+    trust = random.random(n)
+    # candidates differ on a fifth of the trusted texts, and half of those labels are wrong
+    among = random.random(n) < 0.2
+    right = ~(among & (random.random(n) < 0.5))
+    top = trust >= np.sort(trust)[::-1][319]
+    told, plain = [], []
+    for _ in range(200):
+        rows, draws = two_strata(random, among, m)
+        made = certify(trust, rows, right[rows], draws, accuracy=0.95, confidence=0.9)
+        found = re.search(
+            r"the 40% of the texts with the highest trust about (\d+)% are", str(made)
+        )
+        assert found
+        told.append(int(found[1]) / 100)
+        plain.append(right[rows][top[rows]].mean())
+    assert np.mean(told) == pytest.approx(right[top].mean(), abs=0.03)
+    assert np.mean(plain) < right[top].mean() - 0.1
+
+
+def test_judged_disagreements_alone_certify_nothing_and_do_not_stand_in_the_way():
+    n = 400
+    trust = np.linspace(0, 1, n)
+    right = np.ones(n, bool)
+    first, rest = np.arange(0, n, 8), np.arange(1, n, 4)
+    chance = 1 / (100 - np.arange(50))
+    alone = certify(
+        trust, first, right[first], Draws(n, chance, chance), accuracy=0.8, confidence=0.9
+    )
+    assert alone.part == 0
+    assert "could not be drawn" in str(alone)
+    # then a review of all that are left
+    chance = np.concatenate([chance, 1 / (n - 50 - np.arange(100))])
+    rows = np.concatenate([first, rest])
+    both = certify(trust, rows, right[rows], Draws(n, chance, chance), accuracy=0.8, confidence=0.9)
+    assert both.part > 0.5
 
 
 def test_a_text_of_unknown_trust_is_never_certified():

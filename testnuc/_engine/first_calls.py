@@ -1,0 +1,149 @@
+"""The first calls of a run, for own labels: before and while texts are embedded."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from testnuc.errors import EmbeddingError, ProviderError, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from testnuc._dispatch.predictor import Predictor
+    from testnuc._dispatch.scheduler import Ask, Scheduler
+    from testnuc.labels import LabelSet
+    from testnuc.protocols import Index, PoolText, Store
+    from testnuc.types import Prediction
+
+__all__ = ["STOPS", "FirstCalls"]
+
+#: Errors that end a run; what was answered before is handed over.
+STOPS = (ProviderError, StoreError, EmbeddingError)
+
+#: Texts among which the first call is chosen: those before are stored.
+_FIRST_OF = 4_096
+#: Texts looked up in the store at a time.
+_LOOK_UP = 256
+#: Seconds that embedding waits for the first call.
+_PATIENCE = 5.0
+
+
+class FirstCalls:
+    """Makes calls for own labels, which need no embeddings.
+
+    Parameters
+    ----------
+    labels : LabelSet
+    predictor, scheduler, pool, store
+        Components of the client.
+    samples : int
+        Of each text.
+    per_call : int
+        Texts in one call.
+    """
+
+    def __init__(
+        self,
+        labels: LabelSet,
+        *,
+        predictor: Predictor,
+        scheduler: Scheduler,
+        pool: Index,
+        store: Store,
+        samples: int,
+        per_call: int,
+    ) -> None:
+        self._labels = labels
+        self._predictor = predictor
+        self._scheduler = scheduler
+        self._pool = pool
+        self._store = store
+        self._samples = samples
+        self._per_call = per_call
+
+    async def ask(self, texts: Sequence[PoolText]) -> list[tuple[Ask, Prediction | Exception]]:
+        """Make the first call of a client; returns its outcomes."""
+        if self._scheduler.answered:
+            return []
+        asks: list[Ask] = []
+        for start in range(0, min(len(texts), _FIRST_OF), _LOOK_UP):
+            asks += [ask for ask, stored in await self._looked_up(texts, start) if not stored]
+            if len(asks) >= self._per_call:
+                break
+        outcomes: list[tuple[Ask, Prediction | Exception]] = []
+        try:
+            async with (
+                # a slow call goes on, and the run joins it
+                asyncio.timeout(_PATIENCE),
+                aclosing(self._scheduler.run(asks[: self._per_call])) as found,
+            ):
+                async for answer in found:
+                    # not a comprehension: it would lose them when the time is over
+                    outcomes.append(answer)  # noqa: PERF401
+        except TimeoutError:
+            if self._scheduler.closed:
+                # pool and embedder are closed as well
+                raise ProviderError("the client was closed") from None
+        except STOPS:
+            # else the run hands over what is answered or stored
+            if all(isinstance(outcome, Exception) for _, outcome in outcomes):
+                if not await self._any_stored(texts):
+                    raise
+                return []
+        return outcomes
+
+    async def ask_meanwhile(
+        self,
+        texts: Sequence[PoolText],
+        outcomes: list[tuple[Ask, Prediction | Exception]],
+        answered: Callable[[], object],
+    ) -> Exception | None:
+        """Append the outcomes of all calls for own labels; returns the error that ended them."""
+        known = {(ask.place, ask.sample) for ask, _ in outcomes}
+
+        async def asks() -> AsyncGenerator[list[Ask], None]:
+            for start in range(0, len(texts), _LOOK_UP):
+                yield [
+                    ask
+                    for ask in await self._unlabeled(texts, start, self._samples)
+                    if (ask.place, ask.sample) not in known
+                ]
+
+        try:
+            async with aclosing(self._scheduler.run(asks())) as found:
+                async for ask, outcome in found:
+                    outcomes.append((ask, outcome))
+                    if ask.sample == 0:
+                        answered()
+        except STOPS as error:
+            return error
+        return None
+
+    async def _any_stored(self, texts: Sequence[PoolText]) -> bool:
+        for start in range(0, len(texts), _LOOK_UP):
+            if any(stored for _, stored in await self._looked_up(texts, start)):
+                return True
+        return False
+
+    async def _looked_up(self, texts: Sequence[PoolText], start: int) -> list[tuple[Ask, bool]]:
+        """Return the asks of some texts without a known label, and whether each is stored."""
+        asks = await self._unlabeled(texts, start, 1)
+        stored = await self._store.get_predictions([ask.key for ask in asks])
+        return [(ask, hit is not None) for ask, hit in zip(asks, stored, strict=True)]
+
+    async def _unlabeled(self, texts: Sequence[PoolText], start: int, samples: int) -> list[Ask]:
+        """Return the asks of some texts without a known label."""
+        part = texts[start : start + _LOOK_UP]
+        known = await self._pool.labels([entry.hash for entry in part])
+        return [
+            self._predictor.ask(entry.text, entry.hash, place, sample)
+            for place, (entry, label) in enumerate(zip(part, known, strict=True), start)
+            if not any(map(self._is_known, (label, entry.label)))
+            for sample in range(samples)
+        ]
+
+    def _is_known(self, label: str | None) -> bool:
+        """Whether a known label is one of this client's; pools can be shared."""
+        return label is not None and self._labels.knows(label)

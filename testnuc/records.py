@@ -1,0 +1,156 @@
+"""One result as a record of a file: written, and read back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from testnuc.errors import TestNUCError
+from testnuc.types import (
+    Classification,
+    MultilabelClassification,
+    MultilabelPrediction,
+    Neighbor,
+    Prediction,
+    Usage,
+    row,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["PREFIX", "file_row", "line_of", "result_of", "rounded", "text_of", "usage_of"]
+
+#: Prefix of our columns in files, which hold the user's own columns, too.
+PREFIX = "nuc_"
+
+
+def file_row(result: Classification, *, full: bool = False) -> dict[str, Any]:
+    """Return the fields of a result for a file: names with a prefix, floats rounded."""
+    return {PREFIX + name: rounded(value) for name, value in row(result, full=full).items()}
+
+
+def usage_of(spent: Mapping[str, Any] | None) -> Usage | None:
+    """Return the usage in the record of a run; None: it holds none."""
+    known = {field.name for field in fields(Usage)}
+    if not spent:
+        return None
+    return Usage(**{name: value for name, value in spent.items() if name in known})
+
+
+def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classification:
+    """Return the result in a record that `file_row` made; numbers may be strings.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError, AttributeError
+        A value is malformed.
+    """
+    own = text_of(record.get("nuc_own_label"))
+    said = text_of(record.get("nuc_own_said"))
+    confidence = _number(record.get("nuc_own_confidence"))
+    error = text_of(record.get("nuc_error"))
+    asked = own is not None or said is not None or confidence is not None
+    text = record[text_column]
+    made, several = _several(record, confidence, said)
+    fields: dict[str, Any] = {
+        "label": text_of(record["nuc_label"]),
+        "prediction": Prediction(own, confidence, said) if asked else None,
+        **several,
+    }
+    return made(
+        **fields,
+        index=index,
+        text=text if isinstance(text, str) else "" if text is None else str(text),
+        share=_number(record.get("nuc_share")) or 0.0,
+        margin=_number(record.get("nuc_margin")) or 0.0,
+        voters=int(_number(record.get("nuc_voters")) or 0),
+        complete=record.get("nuc_complete") not in {False, "False", "false"},
+        neighbors=tuple(
+            Neighbor(
+                str(near["text"]),
+                _number(near["similarity"]) or 0.0,
+                text_of(near["label"]),
+                _number(near["confidence"]),
+            )
+            for near in _structure(record.get("nuc_neighbors"), [])
+        ),
+        votes={
+            str(label): _number(weight) or 0.0
+            for label, weight in _structure(record.get("nuc_votes"), {}).items()
+        },
+        error=None if error is None else TestNUCError(error),
+        trust=_number(record.get("nuc_trust")),
+        reason=text_of(record.get("nuc_reason")),
+        source=text_of(record.get("nuc_source")),
+        alternative=text_of(record.get("nuc_alternative")),
+        trust_of_alternative=_number(record.get("nuc_trust_of_alternative")),
+    )
+
+
+def _several(
+    record: Mapping[str, Any], confidence: float | None, said: str | None
+) -> tuple[type[Classification], dict[str, Any]]:
+    """Return the class of a record's result, and its arguments if a text has several labels."""
+    if record.get("nuc_labels") is None:
+        return Classification, {}
+    fields: dict[str, Any] = {
+        # "" is a text without labels
+        "label": record["nuc_label"],
+        "labels": tuple(map(str, _structure(record["nuc_labels"], []))),
+        "shares": _structure(record.get("nuc_shares"), {}),
+        "trusts": _structure(record.get("nuc_trusts"), {}),
+    }
+    if record.get("nuc_own_confidences") is not None:
+        outside = [name for name, _ in orjson.loads(said)] if said else []
+        labels = tuple(map(str, _structure(record.get("nuc_own_labels"), [])))
+        sure = tuple(map(_number, _structure(record["nuc_own_confidences"], [])))
+        outside = [name for name in outside if name not in labels]
+        fields["prediction"] = MultilabelPrediction(
+            record.get("nuc_own_label"), confidence, said, labels, sure, tuple(outside)
+        )
+    return MultilabelClassification, fields
+
+
+def _structure(value: Any, nothing: Any) -> Any:
+    """Return a list or an object; a CSV file holds them as JSON."""
+    if value is None or value == "":
+        return nothing
+    return orjson.loads(value) if isinstance(value, str) else value
+
+
+def text_of(value: Any) -> str | None:
+    """Return a string; None for the empty cell of a CSV file."""
+    return None if value is None or value == "" else str(value)
+
+
+def _number(value: Any) -> float | None:
+    if value is None or value == "":
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def rounded(value: Any) -> Any:
+    """Round all floats in a value, for the size of files."""
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def line_of(record: dict[str, Any]) -> bytes:
+    """Return a record as a line of JSON."""
+    try:
+        return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE, default=str)
+    except TypeError:
+        # a lone surrogate, which UTF-8 cannot encode: the text was rejected, but is in the results
+        mended = {
+            name: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+            for name, value in record.items()
+        }
+        return orjson.dumps(mended, option=orjson.OPT_APPEND_NEWLINE, default=str)
