@@ -145,6 +145,9 @@ def _client(
     instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
     none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
     texts_per_call: int = typer.Option(1, help="Texts packed in one prompt."),
+    shortlist: int | None = typer.Option(
+        None, help="Show each text only so many labels, the likely ones.", show_default="all"
+    ),
     reasoning_effort: str = typer.Option(
         "least", help="Of reasoning models: none, minimal, low, ..; least: what the model accepts."
     ),

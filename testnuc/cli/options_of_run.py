@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 __all__ = ["held_scopes", "remembered", "with_options_of_run", "with_options_of_store"]
 
 #: Options that decide which stored answers are used, and how they are voted on.
-_KEPT = ("base_url", "embedder", "instructions", "none_label", "texts_per_call", "k", "policy")
+_KEPT = (
+    "base_url",
+    "embedder",
+    "instructions",
+    "none_label",
+    "texts_per_call",
+    "shortlist",
+    "k",
+    "policy",
+)
 _SHOWN = 6
 
 
