@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +11,10 @@ import pytest
 
 from testnuc import InvalidInputError, Sampling, TestNUC, TopKICL
 from testnuc._engine.shortlist import nearest_labels
+from testnuc.cli.options import client_options
+from testnuc.cli.options_of_run import with_options_of_store
 from testnuc.testing import HashEmbedder, LoopbackLLM
+from tests.cli.in_process import run_here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -195,6 +200,19 @@ async def test_the_batch_lane_is_refused_before_any_call() -> None:
         with pytest.raises(InvalidInputError, match="second call after its shortlist"):
             await nuc.classify_many(TEXTS, lane="batch")
         assert llm.requests == 0
+
+
+def test_the_command_line_has_it_and_later_commands_know_it(tmp_path: Path) -> None:
+    source, store = tmp_path / "in.jsonl", tmp_path / "answers.db"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    with LoopbackLLM(right, record=100) as llm:
+        options = ["--labels", ",".join(LABELS), "--model", "openai/test", "--store", store]
+        asked = [*options, "--base-url", llm.base_url, "--k", "0", "-o", tmp_path / "out.csv"]
+        code, _, err = run_here("classify", source, *asked, "--shortlist", "3")
+        assert code == 0, err
+        assert {len(shown(body)) for body in llm.bodies} == {3}
+    facts = asyncio.run(with_options_of_store({**client_options(), "labels": None}, str(store)))
+    assert facts["shortlist"] == 3
 
 
 def test_the_nearest_labels_are_those_of_a_plain_sort() -> None:
