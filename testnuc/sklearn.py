@@ -28,6 +28,7 @@ from testnuc.head import Head
 from testnuc.index.memory_pool import Pool
 from testnuc.protocols import PoolText
 from testnuc.stores.memory import MemoryStore
+from testnuc.types import MultilabelClassification
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -64,6 +65,9 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The labels to choose from, or label -> description; default: those of ``y``.
     model, base_url, embedder, k, policy, method, instructions, none_label
         As for `TestNUC`.
+    multilabel : bool
+        Whether a text can have several labels. Then ``y`` and predictions are indicator matrices,
+        int[n, n_classes], and ``y`` is not learned from.
     rate_limit, max_concurrency, retry, budget
         As for `TestNUC`. The key comes from the provider's environment variable, so that neither
         ``repr`` nor a pickle contains it.
@@ -103,6 +107,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method: Method | None = None,
         instructions: str | None = None,
         none_label: str | None = None,
+        multilabel: bool = False,
         request_options: Mapping[str, Any] | None = None,
         texts_per_call: int = 1,
         temperature: float | None = 0.7,
@@ -124,6 +129,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.method = method
         self.instructions = instructions
         self.none_label = none_label
+        self.multilabel = multilabel
         self.request_options = request_options
         self.texts_per_call = texts_per_call
         self.temperature = temperature
@@ -156,7 +162,11 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             No call can succeed: a wrong key, an unknown model.
         """
         texts = _column(X)
-        gold = None if y is None else _gold(y, len(texts))
+        gold = None
+        if self.multilabel:
+            self._check_indicator(y, len(texts))
+        elif y is not None:
+            gold = _gold(y, len(texts))
         classes, asked = self._classes(gold)
         if gold is not None:
             known = set(classes.tolist())
@@ -181,7 +191,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
-        """Return the label of each text.
+        """Return the label of each text; with `multilabel`, 1 for each of its labels, else 0.
 
         Raises
         ------
@@ -194,6 +204,8 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if stopped is not None and None in results.labels:
             answered = sum(row.prediction is not None for row in results)
             raise with_count(stopped, answered) from stopped
+        if self.multilabel:
+            return self._indicator(results)
         found = [self._place(row) for row in results]
         predicted: NDArray[Any] = self.classes_[found]
         return predicted
@@ -202,19 +214,49 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return each label's share of the vote, float64[n, n_classes].
 
         Not a calibrated probability; in a tie, `predict` returns the label of the most similar
-        voter.
+        voter. With `multilabel` the shares of a text do not sum to 1.
         """
         results = self.results(X)
         places = {str(label): i for i, label in enumerate(self.classes_.tolist())}
         shares = np.zeros((len(results), len(self.classes_)))
         for at, result in enumerate(results):
-            for label, weight in result.votes.items():
+            parts = result.shares if isinstance(result, MultilabelClassification) else result.votes
+            for label, weight in parts.items():
                 shares[at, places[label]] = weight
+            if self.multilabel:
+                continue
             if not shares[at].any():
                 # without any vote, the label is the text's own
                 shares[at, self._place(result)] = 1.0
-        shares /= shares.sum(axis=1, keepdims=True)
+        if not self.multilabel:
+            shares /= shares.sum(axis=1, keepdims=True)
         return shares
+
+    def _indicator(self, results: Results) -> NDArray[Any]:
+        """Return 1 for each label of a text, int[n, n_classes]."""
+        places = {str(label): i for i, label in enumerate(self.classes_.tolist())}
+        found = np.zeros((len(results), len(places)), np.int64)
+        for at, labels in enumerate(results.label_lists):
+            if labels is None:
+                raise results[at].error or TestNUCError(
+                    f"text {at} ({results[at].text[:60]!r}) has no labels: the LLM's answer is "
+                    "outside the label set"
+                )
+            found[at, [places[label] for label in labels]] = 1
+        return found
+
+    def _check_indicator(self, y: Any, n: int) -> None:
+        """Check a matrix of correct labels, which scikit-learn passes to `fit`."""
+        if self.labels is None:
+            raise InvalidInputError("labels is None; with multilabel=True give labels=[..]")
+        if y is None:
+            return
+        given, wanted = np.asarray(y), (n, len(self.labels))
+        if given.shape != wanted or not np.isin(given, (0, 1)).all():
+            raise InvalidInputError(
+                f"y has the shape {given.shape}; with multilabel=True give a matrix of 0 and 1, "
+                f"{wanted}: a column for each label, in alphabetical order"
+            )
 
     def results(self, X: Any) -> Results:  # noqa: N803
         """Return the full results: labels, votes, neighbors, trust.
@@ -246,6 +288,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.string = True
         tags.input_tags.two_d_array = False
         tags.target_tags.required = False
+        tags.classifier_tags.multi_label = self.multilabel
         # LLM answers can vary between calls; stored answers are reused
         tags.non_deterministic = True
         return tags
@@ -261,7 +304,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         learned = state.pop("_learned", None)
         # version 0.1.0 pickled the result of `tune`; its decision is among the settings
         state.pop("tuning_", None)
-        super().__setstate__({"reasoning_effort": "least", **state})
+        super().__setstate__({"reasoning_effort": "least", "multilabel": False, **state})
         if learned is not None:
             self.__dict__.setdefault("learned_", None)
             fitted = _Fitted(self._client_arguments(learned["labels"]), self.store)

@@ -25,7 +25,7 @@ P = ParamSpec("P")
 #: Flat name -> the argument of `TestNUC` that has it as a field.
 GROUPS = {
     **{field.name: "sampling" for field in fields(Sampling)},
-    **dict.fromkeys(("prior", "prior_power", "min_trust"), "policy"),
+    **dict.fromkeys(("prior", "prior_power", "min_trust", "threshold"), "policy"),
     **dict.fromkeys(("headers", "organization", "project", "trust_env"), "model"),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "responses"), "model"),
     **dict.fromkeys(("requests_per_minute", "tokens_per_minute"), "rate_limit"),

@@ -3,17 +3,14 @@
 The share of a label is the weight of the texts that gave it, over the weight of all texts that
 voted. A text with an empty set votes: against every label. Weights are those of `vote`.
 
-The labels of the pool are ragged: those of text i are at ``offsets[i]:offsets[i + 1]``. Kernels
-receive B rows of K neighbors:
+The labels of the pool are ragged. Kernels receive B rows of K neighbors:
 
 - ``ids`` int64[B, K], positions in the pool; a position outside it is skipped;
 - ``similarities`` float32[B, K];
 - ``own`` int64[B], the position of the text itself;
-- ``pool``: (offsets int64[N + 1], labels int32[M], confidences float32[M] or [0], voted
-  uint8[N]); where ``voted`` is 0 the text has no prediction.
-
-The labels of a row with a weight above 0 are counted first, so that the results are ragged as well
-and threads write to disjoint parts of them.
+- ``pool``: (heads int64[N + 1], labels int32[M], factors float64[M] or [0]). A head is twice the
+  offset of the text's labels, plus 1 if the text has a prediction: both are read at once. A factor
+  is that of `confidence_factor`; without factors all are 1.
 """
 
 from __future__ import annotations
@@ -23,22 +20,14 @@ from typing import Any
 import numpy as np
 
 from testnuc._kernels.compile import given, inline, kernel, made, types
-from testnuc._kernels.vote import (
-    LIMIT,
-    NO_CONFIDENCE,
-    ONE,
-    OWN_WEIGHT,
-    base_weight,
-    confidence_factor,
-    fixed,
-)
+from testnuc._kernels.vote import LIMIT, ONE, OWN_WEIGHT, base_weight, confidence_factor, fixed
 
-__all__ = ["check_labels", "count_labels", "vote_labels"]
+__all__ = ["check_labels", "read_factors", "vote_labels"]
 
 I4, I8, U1 = types.int32, types.int64, types.uint8
 F4, F8 = types.float32, types.float64
-POOL = types.Tuple((given(I8), given(I4), given(F4), given(U1)))
-ROWS = (given(I8, 2), given(F4, 2), given(I8), POOL, given(F8))
+POOL = types.Tuple((given(I8), given(I4), given(F8)))
+FIRST = np.uintp(1)
 
 
 @kernel(I8(given(I8), given(I4), given(F4), I8))
@@ -56,97 +45,28 @@ def check_labels(offsets: Any, labels: Any, confidences: Any, n_classes: Any) ->
     return np.int64(-1)
 
 
-@inline
-def add(
-    place: Any,
-    similarity: Any,
-    scale: Any,
-    pool: Any,
-    policy: Any,
-    sums: Any,
-    found: Any,
-    n_found: Any,
-) -> Any:
-    """Add the votes of a text to `sums`; return the number of labels found and its weight."""
-    offsets, labels, confidences, voted = pool
-    base = base_weight(similarity, policy) if voted[place] > 0 else 0.0
-    weight = fixed(scale * base)
-    if weight > 0:
-        for at in range(offsets[place], offsets[place + 1]):
-            label = labels[at]
-            confidence = confidences[at] if confidences.size > 0 else NO_CONFIDENCE
-            part = fixed(scale * (base * confidence_factor(confidence, policy)))
-            if part > 0:
-                if sums[label] == 0:
-                    found[n_found] = label
-                    n_found += 1
-                sums[label] += part
-    return n_found, weight
+@kernel(types.void(given(F4), given(F8), made(F8)))
+def read_factors(confidences: Any, policy: Any, out: Any) -> None:
+    """Write the factor of each confidence under a policy."""
+    for at in range(confidences.size):
+        out[at] = confidence_factor(confidences[at], policy)
 
 
 @inline
-def add_neighbors(
-    row: Any,
-    ids: Any,
-    similarities: Any,
-    pool: Any,
-    policy: Any,
-    sums: Any,
-    found: Any,
-    n_found: Any,
-) -> Any:
-    """Add the votes of the neighbors; return labels found (-1: invalid), weight and voters."""
-    total, voters = np.int64(0), np.int64(0)
-    n_pool = pool[3].size
-    for j in range(ids.shape[1]):
-        place = ids[row, j]
-        if 0 <= place < n_pool:
-            if not abs(similarities[row, j]) <= LIMIT:
-                return np.int64(-1), total, voters
-            n_found, weight = add(
-                place, similarities[row, j], 1.0, pool, policy, sums, found, n_found
-            )
-            total += weight
-            voters += np.int64(weight > 0)
-    return n_found, total, voters
+def gave(place: Any, label: Any, heads: Any, labels: Any, factors: Any, policy: Any) -> Any:
+    """Return whether the own vote of a text counts for a label."""
+    base = base_weight(np.float32(1), policy)
+    for at in range(np.uintp(heads[place] >> 1), np.uintp(heads[place + FIRST] >> 1)):
+        if np.uintp(labels[at]) == label:
+            factor = factors[at] if factors.size > 0 else 1.0
+            return fixed(policy[OWN_WEIGHT] * (base * factor)) > 0
+    return False
 
 
-@kernel(I8(*ROWS, I8, I8, I8, made(I8)))
-def count_labels(
-    ids: Any,
-    similarities: Any,
-    own: Any,
-    pool: Any,
-    policy: Any,
-    n_classes: Any,
-    start: Any,
-    stop: Any,
-    counts: Any,
-) -> Any:
-    """Count the labels of the rows start..stop; return the first invalid row, or -1."""
-    sums = np.zeros(n_classes, np.int64)
-    found = np.empty(n_classes, np.int32)
-    for row in range(start, stop):
-        place = own[row]
-        none = np.int64(0)
-        n_found, weight = add(
-            place, np.float32(1), policy[OWN_WEIGHT], pool, policy, sums, found, none
-        )
-        n_found, _, voters = add_neighbors(
-            row, ids, similarities, pool, policy, sums, found, n_found
-        )
-        if n_found < 0:
-            return row
-        for at in range(n_found):
-            sums[found[at]] = 0
-        counts[row] = n_found
-        if weight == 0 and voters == 0 and pool[3][place] > 0:
-            # no vote: the row gets the text's own labels
-            counts[row] = pool[0][place + 1] - pool[0][place]
-    return np.int64(-1)
+ROWS = (given(I8, 2), given(F4, 2), given(I8), POOL, given(F8), F8, I8, I8, I8)
 
 
-@kernel(I8(*ROWS, F8, I8, given(I8), I8, I8, made(I4), made(F4), made(U1), made(I4), made(F4)))
+@kernel(I8(*ROWS, made(I4), made(F4), made(U1), made(I8), made(I4), made(F4)))
 def vote_labels(
     ids: Any,
     similarities: Any,
@@ -155,53 +75,84 @@ def vote_labels(
     policy: Any,
     threshold: Any,
     n_classes: Any,
-    starts: Any,
     start: Any,
     stop: Any,
     out_labels: Any,
     out_shares: Any,
     out_given: Any,
+    out_counts: Any,
     out_voters: Any,
     out_weight: Any,
 ) -> Any:
-    """Vote in the rows start..stop, whose labels are counted and valid.
+    """Vote in the rows start..stop; return the first row with an invalid similarity, or -1.
 
-    ``starts`` int64[B + 1] is where the labels of each row go, largest share first. Equal shares
-    rank by the most similar supporter, the text itself before all. A label is given above the
-    threshold, and at the threshold where the text itself gave it.
+    Writes the labels of these rows one after the other, largest share first, and their number to
+    ``out_counts``. Equal shares rank by the most similar supporter, the text itself before all. A
+    label is given above the threshold, and at the threshold where the text itself gave it.
     """
+    heads, labels, factors = pool
+    n_pool, k = np.uintp(heads.size - 1), np.uintp(ids.shape[1])
     sums = np.zeros(n_classes, np.int64)
-    found = np.empty(n_classes, np.int32)
-    offsets, labels, _, voted = pool
-    for row in range(start, stop):
-        place, first = own[row], starts[row]
-        none = np.int64(0)
-        n_own, weight = add(
-            place, np.float32(1), policy[OWN_WEIGHT], pool, policy, sums, found, none
-        )
-        n_found, total, voters = add_neighbors(
-            row, ids, similarities, pool, policy, sums, found, n_own
-        )
-        total += weight
-        voters += np.int64(weight > 0)
+    # one more: the place after the last is written, too
+    found = np.empty(n_classes + 1, np.uintp)
+    to = np.uintp(0)
+    for row in range(np.uintp(start), np.uintp(stop)):
+        mine = np.uintp(own[row])
+        total, voters = np.int64(0), np.int64(0)
+        n_own, n_found = np.uintp(0), np.uintp(0)
+        # not a function: passing arrays in the inner loop counts references
+        for j in range(k + FIRST):
+            place, similarity, scale = mine, np.float32(1), policy[OWN_WEIGHT]
+            if j > 0:
+                n_own = n_found if j == 1 else n_own
+                place = np.uintp(ids[row, j - FIRST])
+                similarity, scale = similarities[row, j - FIRST], 1.0
+            if place >= n_pool:
+                continue
+            if not abs(similarity) <= LIMIT:
+                return np.int64(row)
+            head = heads[place]
+            base = base_weight(similarity, policy) if head & 1 else 0.0
+            weight = fixed(scale * base)
+            if weight <= 0:
+                continue
+            total += weight
+            voters += np.int64(1)
+            for at in range(np.uintp(head >> 1), np.uintp(heads[place + FIRST] >> 1)):
+                label = np.uintp(labels[at])
+                part = weight
+                if factors.size > 0:
+                    part = fixed(scale * (base * factors[at]))
+                if part > 0:
+                    before = sums[label]
+                    sums[label] = before + part
+                    found[n_found] = label
+                    n_found += np.uintp(before == 0)
+        n_own = n_found if k == 0 else n_own
         out_voters[row], out_weight[row] = voters, total / ONE
-        if voters == 0:
-            if voted[place] > 0:
-                for at in range(offsets[place], offsets[place + 1]):
-                    to = first + at - offsets[place]
-                    out_labels[to], out_shares[to], out_given[to] = labels[at], 0.0, 1
-            continue
+        first = to
+        if voters == 0 and heads[mine] & 1:
+            # no vote: the row gets the text's own labels
+            for at in range(np.uintp(heads[mine] >> 1), np.uintp(heads[mine + FIRST] >> 1)):
+                out_labels[to], out_shares[to], out_given[to] = labels[at], 0.0, 1
+                to += FIRST
+        # insertion sort: a text and its neighbors have few labels
+        for at in range(n_found):
+            label = found[at]
+            value = sums[label]
+            i: Any = at
+            while i > 0 and sums[found[i - FIRST]] < value:
+                found[i] = found[i - FIRST]
+                i -= FIRST
+            found[i] = label
         for at in range(n_found):
             label = found[at]
             share = np.float64(sums[label]) / np.float64(total)
-            passed = share > threshold or (share == threshold and at < n_own)
-            # insertion sort: a text and its neighbors have few labels
-            to = first + at
-            while to > first and sums[out_labels[to - 1]] < sums[label]:
-                out_labels[to], out_shares[to] = out_labels[to - 1], out_shares[to - 1]
-                out_given[to] = out_given[to - 1]
-                to -= 1
+            sums[label] = 0
+            passed = share > threshold
+            if share == threshold and n_own > 0:
+                passed = gave(mine, label, heads, labels, factors, policy)
             out_labels[to], out_shares[to], out_given[to] = label, share, np.uint8(passed)
-        for at in range(n_found):
-            sums[found[at]] = 0
+            to += FIRST
+        out_counts[row] = np.int64(to - first)
     return np.int64(-1)

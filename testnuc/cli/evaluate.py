@@ -23,11 +23,14 @@ from testnuc.cli.files import (
 )
 from testnuc.cli.stored import with_embedder
 from testnuc.errors import InvalidInputError
-from testnuc.evaluation.scores import Scores, score
+from testnuc.evaluation.multilabel_scores import score_multilabel
+from testnuc.evaluation.scores import ClassScore, Scores, score
+from testnuc.labels import split_labels
 from testnuc.results import read_results
+from testnuc.types import SEPARATOR, MultilabelClassification
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from testnuc.results import Results
     from testnuc.types import Classification
@@ -36,6 +39,12 @@ __all__ = ["run"]
 
 #: Most rows of the table.
 _CLASSES = 40
+_SEVERAL = (
+    ("micro-F1", "micro_f1"),
+    ("macro-F1", "macro_f1"),
+    ("Jaccard index", "jaccard"),
+    ("exact match", "exact_match"),
+)
 
 
 def run(
@@ -59,7 +68,8 @@ def run(
         option="--label-column",
     )
     _check_output(output, overwrite=overwrite)
-    gold = {at: str(v).strip() for at, row in enumerate(table.rows) if (v := row.get(label_column))}
+    several = client["multilabel"]
+    gold = _gold(table.rows, label_column, several=several)
     if not gold:
         raise InvalidInputError(f"{file} has no label in column {label_column!r}")
     err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -82,6 +92,11 @@ def run(
         labeled = results
         notes(err, caught)
     right = [gold[at] for at in where]
+    if several:
+        _evaluate_several([split_labels(label) for label in right], results, output)
+        if labeled is not None:
+            end(err, labeled, kept)
+        return
     sure = [None if r.prediction is None else r.prediction.confidence for r in results]
     alone = score(right, [r.own_label for r in results], sure)
     voted = score(right, [r.label for r in results], [r.trust for r in results])
@@ -91,6 +106,68 @@ def run(
         write_whole(output, [(json.dumps(content, indent=2) + "\n").encode()])
     if labeled is not None:
         end(err, labeled, kept)
+
+
+def _gold(rows: Sequence[Mapping[str, Any]], column: str, *, several: bool) -> dict[int, str]:
+    """Return the gold label of each row that has one; several labels in one string."""
+    if not several:
+        return {at: str(v).strip() for at, row in enumerate(rows) if (v := row.get(column))}
+    gold = {}
+    for at, row in enumerate(rows):
+        value = row.get(column)
+        if isinstance(value, str) and value.lstrip().startswith("["):
+            value = json.loads(value)
+        if isinstance(value, list):
+            gold[at] = SEPARATOR.join(map(str, value))
+        elif value:
+            labels = (part.strip() for part in str(value).split(SEPARATOR.strip()))
+            gold[at] = SEPARATOR.join(filter(None, labels))
+    return gold
+
+
+def _each(labels: Iterable[str], client: dict[str, Any]) -> list[str]:
+    if not client["multilabel"]:
+        return list(labels)
+    return [one for label in labels for one in split_labels(label)]
+
+
+def _labels_of(result: Classification) -> list[str] | None:
+    """Return the labels of a result; a CSV file has them in one string, "" for none."""
+    if isinstance(result, MultilabelClassification):
+        return None if result.label is None else list(result.labels)
+    known = result.label is not None or (result.error is None and result.voters > 0)
+    return split_labels(result.label) if known else None
+
+
+def _own_labels_of(result: Classification) -> list[str] | None:
+    """Return the labels of a text's own prediction."""
+    own = result.prediction
+    if own is None:
+        # in a CSV file, an answer without labels is an empty cell
+        plain = not isinstance(result, MultilabelClassification)
+        return [] if plain and result.error is None and result.voters > 0 else None
+    return None if own.label is None else split_labels(own.label)
+
+
+def _evaluate_several(
+    gold: Sequence[Sequence[str]], results: Sequence[Classification], output: str | None
+) -> None:
+    """Show the scores of texts with several labels."""
+    alone = score_multilabel(gold, [_own_labels_of(result) for result in results])
+    voted = score_multilabel(gold, [_labels_of(result) for result in results])
+    console = Console(highlight=False)
+    grid = Grid(box=None, padding=(0, 2, 0, 0))
+    for heading in ("", "alone", "voted"):
+        grid.add_column(heading, justify="right" if heading else "left")
+    for name, field in _SEVERAL:
+        grid.add_row(name, _part(getattr(alone, field)), _part(getattr(voted, field)))
+    grid.add_row("texts", f"{alone.texts:,}", f"{voted.texts:,}")
+    grid.add_row("  labels unknown", f"{alone.unlabeled:,}", f"{voted.unlabeled:,}")
+    console.print(grid)
+    _show_classes(console, alone.per_class, voted.per_class)
+    if output is not None:
+        content = {"alone": asdict(alone), "voted": asdict(voted)}
+        write_whole(output, [(json.dumps(content, indent=2) + "\n").encode()])
 
 
 def _check_output(output: str | None, *, overwrite: bool) -> None:
@@ -107,13 +184,14 @@ def _take_labels(
 ) -> None:
     """Use the labels in the file; if labels are given, check that they include all of these."""
     if client["labels"] is None:
-        client["labels"] = sorted(set(gold.values()))
+        client["labels"] = sorted(set(_each(gold.values(), client)))
         return
     known = read_labels(client["labels"])
     for at, label in gold.items():
-        if label not in known and label != client["none_label"]:
+        wrong = [one for one in _each([label], client) if one not in known]
+        if wrong and label != client["none_label"]:
             raise InvalidInputError(
-                f"{file}, row {at + 1}: {label!r} in column {label_column!r} is not one of the "
+                f"{file}, row {at + 1}: {wrong[0]!r} in column {label_column!r} is not one of the "
                 f"labels {', '.join(map(repr, list(known)[:10]))}"
             )
 
@@ -131,12 +209,18 @@ def _show(console: Console, alone: Scores, voted: Scores) -> None:
     grid.add_row("texts", f"{alone.texts:,}", f"{voted.texts:,}")
     grid.add_row("  without a label", f"{alone.unlabeled:,}", f"{voted.unlabeled:,}")
     console.print(grid)
+    _show_classes(console, alone.per_class, voted.per_class)
+
+
+def _show_classes(
+    console: Console, alone: Sequence[ClassScore], voted: Sequence[ClassScore]
+) -> None:
     console.print("\nthe labels, voted, those with the lowest F1 first")
     grid = Grid(box=None, padding=(0, 2, 0, 0))
     for heading in ("label", "precision", "recall", "F1", "texts", "F1 alone"):
         grid.add_column(heading, justify="left" if heading == "label" else "right")
-    before = {of.label: of.f1 for of in alone.per_class}
-    ordered = sorted(voted.per_class, key=lambda of: of.f1)
+    before = {of.label: of.f1 for of in alone}
+    ordered = sorted(voted, key=lambda of: of.f1)
     for of in ordered[:_CLASSES]:
         grid.add_row(
             escape(of.label), _part(of.precision), _part(of.recall), _part(of.f1),

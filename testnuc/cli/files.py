@@ -25,6 +25,7 @@ from testnuc.cli.reading import (
 )
 from testnuc.errors import InvalidInputError
 from testnuc.results import PREFIX, file_row
+from testnuc.types import MultilabelClassification
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +48,9 @@ __all__ = [
     "usable",
     "write_results",
 ]
+
+#: Fields of a text with several labels, in JSON; a table has them as one string, `nuc_label`.
+_SEVERAL = ("nuc_labels", "nuc_shares", "nuc_trusts", "nuc_own_labels")
 
 #: Columns added to those of the input, with Arrow types.
 _TYPES = {
@@ -213,7 +217,9 @@ def _cells(result: Classification | None, problem: str | None, *, full: bool) ->
     if result is None:
         return dict.fromkeys(_TYPES) | {"nuc_error": problem}
     fields = file_row(result, full=full)
-    return fields if full else {name: fields[name] for name in _TYPES}
+    # a table ignores what is not among its columns
+    several = _SEVERAL if isinstance(result, MultilabelClassification) else ()
+    return fields if full else {name: fields[name] for name in (*_TYPES, *several)}
 
 
 def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter: str) -> str:

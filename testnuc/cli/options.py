@@ -55,6 +55,8 @@ _OF_ONE_RUN = frozenset(
 
 #: Options that a command without calls does not take.
 OF_ASKING = (
+    "multilabel",
+    "threshold",
     "neighbors",
     "budget_usd",
     "max_concurrency",
@@ -144,6 +146,11 @@ def _client(
     ),
     instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
     none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
+    multilabel: bool = typer.Option(  # noqa: FBT001
+        False,  # noqa: FBT003
+        "--multilabel",
+        help="A text can have several labels, or none.",
+    ),
     texts_per_call: int = typer.Option(1, help="Texts packed in one prompt."),
     shortlist: int | None = typer.Option(
         None, help="Show each text only so many labels, the likely ones.", show_default="all"
@@ -169,6 +176,12 @@ def _client(
     ),
     min_trust: float | None = typer.Option(
         None, help="Withhold labels with lower trust.", rich_help_panel=_VOTE
+    ),
+    threshold: float | None = typer.Option(
+        None,
+        help="With --multilabel: share of the vote from which a label is given.",
+        show_default="0.5",
+        rich_help_panel=_VOTE,
     ),
     budget_usd: float | None = typer.Option(
         None, help="The most US dollars to spend.", rich_help_panel=_LIMITS

@@ -47,6 +47,8 @@ _STRUCTURE = re.compile(
 #: Parameters whose names are in other messages, too.
 _ANY_WORD = frozenset({"include", "reasoning", "stream", "text"})
 _SCHEMA = re.compile(r"schema|grammar|guided|\benum\b|structured[_ ]?output")
+#: llama-cpp-python: a schema is taken beside the type of any JSON object.
+_TYPED = re.compile(r"response_format\W+type\W.{0,80}should be 'text' or 'json_object'")
 #: The schema is refused for its content, not as such.
 _ENUM = re.compile(r"\benum|too (complex|large|many|long|big)|complexity|timed? ?out")
 _EFFORT = re.compile(r"reasoning[_ .]?effort|\beffort\b")
@@ -90,6 +92,8 @@ class Dialect:
     added: tuple[tuple[str, object], ...] = ()
     #: Whether calls go to the Responses API.
     responses: bool = False
+    #: Whether a schema is sent with the type "json_object".
+    typed: bool = False
 
 
 def after_refusal(
@@ -123,13 +127,14 @@ def after_refusal(
     message = message.lower()
     if _NO_ENDPOINT.search(message):
         return _with_less(dialect, known, users, sent)
+    refused = _REFUSED.search(message) is not None
     after = _streamed(dialect, message) or _other_value(dialect, message, users, sent)
+    after = after or (_without(dialect, message) if refused else None)
     if after is not None:
         return after
-    refused = _REFUSED.search(message) is not None
-    if refused and (after := _without(dialect, message)) is not None:
-        return after
     if _STRUCTURE.search(message) and "response_format" not in users:
+        if _TYPED.search(message):
+            return replace(dialect, typed=True)
         if dialect.structure >= Structure.OBJECT and _SCHEMA.search(message):
             return dialect
         return less_structure(dialect, known, labels_only=_ENUM.search(message) is not None)

@@ -314,6 +314,8 @@ def _response_format(task: Task, n: int, dialect: Dialect) -> dict[str, Any] | N
     if _verbalized_instead(task, dialect):
         task = replace(task, confidence="verbalized")
     schema = answer_schema(task, n, structure)
+    if dialect.typed:
+        return {"type": "json_object", "schema": schema}
     return {
         "type": "json_schema",
         "json_schema": {"name": "answer", "strict": True, "schema": schema},

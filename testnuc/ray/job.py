@@ -40,6 +40,7 @@ _BLOCK_BYTES = 64 << 20
 _BLOCKS_PER_CPU = 2
 #: Arguments of `TestNUC` that a job does not support, and why.
 _REFUSED = {
+    "multilabel": "a row has one label; use TestNUC.stream for texts with several",
     "join_pool": "all texts of the dataset are each other's neighbors",
     "neighbors": "all texts of the dataset are asked about",
     "referee": "let a client of the same store learn from it; a job applies what was learned",

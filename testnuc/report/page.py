@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from testnuc._base.checks import checked_whole
 from testnuc._base.jsonl import write_whole
+from testnuc.errors import InvalidInputError
 from testnuc.report.contents import contents
-from testnuc.types import UNKNOWN, Classification, Prediction
+from testnuc.types import UNKNOWN, Classification, MultilabelClassification, Prediction
 
 if TYPE_CHECKING:
     import os
@@ -182,8 +183,13 @@ def write(
     Raises
     ------
     InvalidInputError
-        It cannot be written.
+        It cannot be written, or its texts have several labels.
     """
+    if results and isinstance(results[0], MultilabelClassification):
+        raise InvalidInputError(
+            "the page asks for one label of each text, and these have several (multilabel=True); "
+            "write them with to_jsonl"
+        )
     page = render(results, review=review, then=then, title=title, most=most)
     write_whole(path, [page.encode("utf-8", "replace")])
 

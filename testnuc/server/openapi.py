@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from testnuc._version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from testnuc.labels import LabelSet
     from testnuc.server.settings import ServerSettings
 
 __all__ = ["document"]
@@ -33,7 +32,7 @@ _ERRORS = {
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 
 
-def document(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
+def document(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
     """Return the OpenAPI document of a service with these labels and limits."""
     made: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -157,8 +156,17 @@ def _probe(summary: str, answers: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _schemas(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
-    label = {"enum": [*labels, None]}
+def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
+    label: dict[str, Any] = {"enum": [*labels.names, None]}
+    several: dict[str, Any] = {}
+    if labels.multilabel:
+        label = {"type": ["string", "null"], "description": "All labels, joined by '; '."}
+        list_of = {"type": "array", "items": {"enum": list(labels.names)}}
+        several = {
+            "labels": {**list_of, "description": "The labels, largest share first."},
+            "shares": {"type": "object", "additionalProperties": _SHARE},
+            "trusts": {"type": "object", "additionalProperties": _MAYBE_SHARE},
+        }
     text = {"type": "string", "minLength": 1, "maxLength": settings.max_text_chars}
     id_ = {"type": ["string", "integer"]}
     explain = {
@@ -207,6 +215,8 @@ def _schemas(labels: Sequence[str], settings: ServerSettings) -> dict[str, Any]:
             "oneOf": [error, {"type": "null"}],
         },
     )
+    # not required: an invalid text has none
+    result["properties"] |= several
     result["properties"] |= {
         "index": {"type": "integer", "minimum": 0, "description": "Index in `texts`."},
         "id": {**id_, "description": "The id given with the text."},

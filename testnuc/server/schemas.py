@@ -10,7 +10,7 @@ import orjson
 
 from testnuc._base.checks import valid_text
 from testnuc.server.errors import RequestError, error_fields
-from testnuc.types import Reason, row
+from testnuc.types import MultilabelClassification, Reason, row
 
 if TYPE_CHECKING:
     from testnuc.server.settings import ServerSettings
@@ -110,6 +110,10 @@ def record(result: Classification, asked: ClassifyRequest) -> dict[str, Any]:
     made = asked.echo(asked.places[result.index])
     made |= {name: fields[name] for name in _PLAIN}
     made["own"] = None if own is None else {"label": own.label, "confidence": own.confidence}
+    if isinstance(result, MultilabelClassification):
+        made |= {name: fields[name] for name in ("labels", "shares", "trusts")}
+        if own is not None:
+            made["own"]["labels"] = fields["own_labels"]
     made["reason"] = _reason(result.reason)
     made["source"] = result.source
     made["error"] = None if result.error is None else error_fields(result.error)

@@ -93,7 +93,7 @@ class Service:
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._metrics = Metrics(self._metrics_state)
         self._page = page
-        self._document = orjson.dumps(document(nuc.labels.names, self.settings))
+        self._document = orjson.dumps(document(nuc.labels, self.settings))
         folder = files("testnuc.server")
         self._static_pages = {
             path: (folder / name).read_text(encoding="utf-8")

@@ -257,7 +257,7 @@ class BatchServer:
             "created_at": _timestamp(batch.created),
             "expires_at": _timestamp(batch.created + _WINDOW),
             "ended_at": _timestamp(batch.created) if batch.ended else None,
-            "cancel_initiated_at": None,
+            "cancel_initiated_at": _timestamp(batch.created) if batch.cancelling else None,
             "archived_at": None,
             "results_url": f"/v1/messages/batches/{batch.id}/results" if batch.ended else None,
         }

@@ -244,10 +244,10 @@ class LoopbackLLM:
         batch = self._batches.respond(call)
         if batch is not None:
             return batch
-        match call.path.removesuffix("/"):
-            case "/v1/models":
-                model = {"id": self._model or "loopback", "object": "model", "owned_by": "testnuc"}
-                return json_response({"object": "list", "data": [model]})
+        path = call.path.removesuffix("/")
+        if path.startswith("/v1/models"):
+            return self._models(path)
+        match path:
             case "/stats":
                 return json_response(self.stats())
             case "/stats/asked":
@@ -255,8 +255,14 @@ class LoopbackLLM:
             case "/stats/reset" if call.method == "POST":
                 self.reset()
                 return json_response(self.stats())
-        message = f"LoopbackLLM has no endpoint {call.path!r}"
-        return Response(404, OPENAI.error(404, message, "unknown_url", None))
+        return _unknown(call.path)
+
+    def _models(self, path: str) -> Response:
+        name = self._model or "loopback"
+        model = {"id": name, "object": "model", "created": 1_700_000_000, "owned_by": "testnuc"}
+        if path == "/v1/models":
+            return json_response({"object": "list", "data": [model]})
+        return json_response(model) if path == f"/v1/models/{name}" else _unknown(path)
 
     def _item(self, wire: WireFormat, call: HTTPRequest) -> Item:
         """Execute one request of a batch."""
@@ -392,6 +398,11 @@ class LoopbackLLM:
         self._attempts[key] = attempt + 1
         self._drawn += 1
         return self._faults.draw(key, attempt, self._drawn - 1)
+
+
+def _unknown(path: str) -> Response:
+    message = f"LoopbackLLM has no endpoint {path!r}"
+    return Response(404, OPENAI.error(404, message, "unknown_url", None))
 
 
 def _cut(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,10 @@ __all__ = ["THRESHOLD", "PoolLabels", "VotedLabels", "vote_multilabel"]
 
 #: Share from which a label is given.
 THRESHOLD = 0.5
+#: Rows, and the most labels, of one call of the kernel.
+_ROWS, _LABELS = 16_384, 1 << 21
+_NO_FACTORS = np.empty(0, np.float64)
+_NO = (np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.uint8))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,32 +172,49 @@ def vote_multilabel(
     outside = own[(own < 0) | (own >= pool.voted.size)]
     if outside.size > 0:
         raise InvalidInputError(f"own_ids has {outside[0]}; the pool has {pool.voted.size} texts")
-    arrays = (pool.offsets, pool.labels, pool.confidences, pool.voted)
-    rows = (ids, cosines, own, arrays, policy.fields)
-    n_rows, kernels = len(own), _kernels()
-    counts = np.empty(n_rows, np.int64)
-    count, vote = kernels.count_labels(), kernels.vote_labels()
+    rows = (ids, cosines, own, _read(pool, policy), policy.fields, float(threshold), n_classes)
+    most = min(n_classes, (ids.shape[1] + 1) * int(np.diff(pool.offsets).max(initial=0)))
+    # rows whose labels are in memory before it is known how many there are
+    step = max(1, min(_ROWS, _LABELS // max(most, 1)))
+    n_rows, kernel = len(own), _kernels().vote_labels()
+    counts, voters = np.empty(n_rows, np.int64), np.empty(n_rows, np.int32)
+    weight = np.empty(n_rows, np.float32)
+    parts: dict[int, tuple[NDArray[Any], ...]] = {}
 
-    def counted(start: int, stop: int) -> int:
-        return int(count(*rows, n_classes, start, stop, counts))
+    def voted(start: int, stop: int) -> int:
+        size = min(step, stop - start) * most
+        out = (np.empty(size, np.int32), np.empty(size, np.float32), np.empty(size, np.uint8))
+        for at in range(start, stop, step):
+            end = min(at + step, stop)
+            bad = int(kernel(*rows, at, end, *out, counts, voters, weight))
+            if bad >= 0:
+                return bad
+            found = int(counts[at:end].sum())
+            parts[at] = tuple(array[:found].copy() for array in out)
+        return -1
 
-    bad = in_blocks(counted, n_rows, ids.size + n_rows, threads)
+    bad = in_blocks(voted, n_rows, ids.size + n_rows, threads)
     if bad >= 0:
         raise InvalidInputError(
             f"row {bad} has the similarities {cosines[bad].tolist()}; give cosines, from -1 to 1"
         )
+    joined = [np.concatenate([parts[at][i] for at in sorted(parts)] or [_NO[i]]) for i in range(3)]
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    total = int(starts[-1])
-    labels, shares = np.empty(total, np.int32), np.empty(total, np.float32)
-    given = np.empty(total, np.uint8)
-    voters, weight = np.empty(n_rows, np.int32), np.empty(n_rows, np.float32)
+    return VotedLabels(starts, joined[0], joined[1], joined[2].view(np.bool_), voters, weight)
 
-    def voted(start: int, stop: int) -> int:
-        out = (labels, shares, given, voters, weight)
-        return int(vote(*rows, float(threshold), n_classes, starts, start, stop, *out))
 
-    in_blocks(voted, n_rows, ids.size + n_rows, threads)
-    return VotedLabels(starts, labels, shares, given.view(np.bool_), voters, weight)
+def _read(pool: PoolLabels, policy: VotePolicy) -> tuple[NDArray[Any], ...]:
+    """Return the pool as the kernel reads it."""
+    heads = pool.offsets << 1
+    heads[:-1] |= pool.voted > 0
+    factors = _NO_FACTORS
+    if policy.uses_confidence:
+        given = pool.confidences
+        if not given.size:
+            given = np.full(pool.labels.size, np.nan, np.float32)
+        factors = np.empty(given.size, np.float64)
+        _kernels().read_factors()(given, policy.fields, factors)
+    return heads, pool.labels, factors
 
 
 @cache

@@ -32,7 +32,8 @@ def grouped_defaults():
 def test_client_and_components_have_the_same_parameters():
     ours, own = defaults(TestNUC.__init__), {"pool", "kernels", "transport"}
     assert ours == defaults(Components.__init__, own)
-    # labels, what a first user sets, the groups, the two of a referee, and the three of fewer calls
+    # labels, whether a text has several, the length of lists, what a first user sets, the groups,
+    # the two of a referee, and the three of fewer calls
     assert len(ours) + 1 == 26
 
 

@@ -303,3 +303,20 @@ def test_a_tight_limit_is_dropped_when_the_model_thinks_aloud():
     limited = OpenAI("m", base_url=LOCAL)
     limited.encode(request(options={"max_tokens": 5}))
     assert not limited.adapt(caught.value)  # the user's own limit
+
+
+def test_a_schema_goes_beside_json_object_where_the_server_takes_it_there():
+    provider, asked = OpenAI("m", base_url=LOCAL), request()
+    schema = sent(provider, asked)["response_format"]["json_schema"]["schema"]
+    said = (
+        "1 validation error: {'type': 'literal_error', 'loc': ('body', 'response_format', 'type'), "
+        "'msg': \"Input should be 'text' or 'json_object'\", 'input': 'json_schema'}"
+    )
+    error = refuse(provider, said)
+    assert provider.adapt(error)
+    form = {"type": "json_object", "schema": schema}
+    assert sent(provider, asked)["response_format"] == form
+    assert provider.adapt(error)  # was under way
+    assert sent(provider, asked)["response_format"] == form
+    assert provider.adapt(refuse(provider, "response_format: failed to parse grammar"))
+    assert sent(provider, asked)["response_format"] == {"type": "json_object"}

@@ -1,0 +1,32 @@
+"""Every public name is documented on one page of the reference, and every page is in the menu."""
+
+import re
+from pathlib import Path
+
+import testnuc
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = "\n".join(p.read_text(encoding="utf-8") for p in ROOT.glob("docs/reference/*.md"))
+NAMED = re.findall(r"(?m)^::: ([\w.]+)$", REFERENCE)
+
+
+def test_every_public_name_has_one_place():
+    # errors are documented as a module
+    public = {f"testnuc.{n}" for n in testnuc.__all__ if not n.endswith("Error")}
+    assert public <= set(NAMED)
+    assert len(NAMED) == len(set(NAMED))
+    assert "testnuc.errors" in NAMED
+
+
+def test_the_overview_links_every_page():
+    overview = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    pages = {f"reference/{p.name}" for p in ROOT.glob("docs/reference/*.md")}
+    assert pages == set(re.findall(r"\]\((reference/[\w.]+)\)", overview))
+
+
+def test_both_pictures_differ_in_colors_only():
+    drawn = [
+        re.sub("#[0-9a-f]{6}", "", (ROOT / "docs" / "images" / f"vote-{mode}.svg").read_text())
+        for mode in ("light", "dark")
+    ]
+    assert drawn[0] == drawn[1]

@@ -1,0 +1,96 @@
+"""A small real model behind two servers that others wrote; `make real` runs this.
+
+The model is weak on purpose: its labels are little better than chance, and left alone it rambles.
+What is tested is that each text gets one of the labels, for one call.
+"""
+
+import os
+
+import pytest
+
+import testnuc
+from testnuc.embedders.openai import OpenAIEmbedder
+from testnuc.testing import HashEmbedder
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
+
+#: Most calls that a text may need out of the box.
+MOST_CALLS = 1.2
+TEXTS = int(os.environ.get("TESTNUC_REAL_TEXTS", "200"))
+#: A CPU answers one call at a time; nothing here is about timeouts.
+PATIENT = testnuc.RetryPolicy(timeout=600, deadline=1800)
+
+
+def client(url, labels, store=None, **more):
+    settings = {"k": 0, "max_concurrency": 2, "embedder": HashEmbedder(), "retry": PATIENT} | more
+    return testnuc.TestNUC(labels, "openai/smollm2", base_url=url, store=store, **settings)
+
+
+def said(results, messages, usages, what):
+    """Print what the runs cost and how good they were."""
+    n = len(results)
+    calls = sum(usage.calls for usage in usages)
+    tokens = [sum(u.input_tokens for u in usages), sum(u.output_tokens for u in usages)]
+    right = sum(r.label == m["label"] for r, m in zip(results, messages, strict=True))
+    unread = sum(r.label is None for r in results)
+    print(
+        f"\n{what}: {n} texts, {calls / n:.2f} calls a text, {unread} without a label, "
+        f"accuracy {right / n:.3f}, {tokens[0] / n:.0f} + {tokens[1] / n:.0f} tokens a text"
+    )
+
+
+async def test_a_batch_is_labeled_with_a_call_for_each_text_and_resumed(
+    base_url, labels, messages, tmp_path, request
+):
+    chosen = messages[:TEXTS]
+    texts = [message["text"] for message in chosen]
+    store = str(tmp_path / "answers.db")
+    half = len(texts) // 2
+    async with client(base_url, labels, store) as nuc:
+        await nuc.classify_many(texts[:half])
+        first = nuc.usage
+    async with client(base_url, labels, store) as nuc:
+        results = await nuc.classify_many(texts)
+        again = nuc.usage
+    assert not results.errors
+    assert {result.label for result in results} <= set(labels)
+    # what the first run stored is not asked for again
+    assert again.calls <= MOST_CALLS * (len(texts) - half)
+    assert first.calls + again.calls <= MOST_CALLS * len(texts)
+    async with client(base_url, labels, store) as nuc:
+        stored = await nuc.classify_many(texts)
+        assert nuc.usage.calls == 0
+    assert [r.label for r in stored] == [r.label for r in results]
+    said(results, chosen, (first, again), request.node.callspec.params["base_url"])
+
+
+async def test_a_text_and_a_stream_are_labeled(base_url, labels, messages):
+    texts = [message["text"] for message in messages[:8]]
+    async with client(base_url, labels) as nuc:
+        assert (await nuc.classify(texts[0])).label in labels
+        found = [result async for result in nuc.stream(texts, window=4)]
+    assert sorted(result.index for result in found) == list(range(len(texts)))
+    assert {result.label for result in found} <= set(labels)
+    assert nuc.usage.calls <= MOST_CALLS * len(texts)
+
+
+async def test_texts_in_one_call_end_with_a_label_each(base_url, labels, messages):
+    texts = [message["text"] for message in messages[:8]]
+    packed = testnuc.Sampling(texts_per_call=4)
+    async with client(base_url, labels, sampling=packed) as nuc:
+        results = await nuc.classify_many(texts)
+    # the model counts badly: what it leaves out is asked for alone
+    assert not results.errors
+    assert {result.label for result in results} <= set(labels)
+    said(results, messages[:8], (nuc.usage,), "4 texts in a call")
+
+
+async def test_the_embeddings_endpoint_gives_neighbors(embeddings_url, labels, messages):
+    texts = [message["text"] for message in messages[:30]]
+    embedder = OpenAIEmbedder("smollm2", base_url=embeddings_url)
+    async with testnuc.TestNUC(
+        labels, "local/zero-shot", embedder=embedder, k=3, policy="weighted"
+    ) as nuc:
+        results = await nuc.classify_many(texts)
+    assert not results.errors
+    assert all(len(result.neighbors) == 3 for result in results)

@@ -1,0 +1,444 @@
+"""Texts with several labels, over real sockets: from the prompt to results, files and services."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from uuid import uuid4
+
+import numpy as np
+import orjson
+import pytest
+
+import testnuc
+from testnuc import BatchPolicy, Results, Sampling, TestNUC, VotePolicy
+from testnuc.errors import InvalidInputError, UnreadableReplyError
+from testnuc.labels import LabelSet
+from testnuc.prompts import parse_reply, system_prompt
+from testnuc.protocols import Answer, Reply, Task
+from testnuc.providers._answers import answer_schema, output_limit
+from testnuc.providers._dialect import Structure
+from testnuc.stores.memory import MemoryStore
+from testnuc.testing import Batches, HashEmbedder, LoopbackLLM
+from testnuc.types import MultilabelClassification, MultilabelPrediction, Prediction
+from tests import naive
+from tests.conftest import LABELS, confident, gold, messages
+
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
+
+SEVERAL = LabelSet(LABELS, multilabel=True)
+
+
+def labels_of(text: str) -> dict[str, float | None]:
+    """Return the intent, a second one in half of the messages, and nothing in some."""
+    number = int(text.rsplit(" ", 1)[1])
+    if number % 10 == 7:
+        return {}
+    first = gold(text)
+    second = LABELS[(LABELS.index(first) + 1) % len(LABELS)]
+    return {first: 0.9} | ({second: 0.6} if number % 2 else {})
+
+
+@pytest.fixture
+def nuc_of(client_of):
+    return lambda llm, **more: TestNUC(**client_of(llm, multilabel=True, **more))
+
+
+# -- reply and label set ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "labels"),
+    [
+        (
+            '{"labels": [{"label": "a", "confidence": 0.9}, {"label": "b"}]}',
+            [("a", 0.9), ("b", None)],
+        ),
+        ('{"labels": []}', []),
+        ('{"labels": ["b", "a"], "confidence": 0.5}', [("b", 0.5), ("a", 0.5)]),
+        ('{"labels": {"a": 0.9, "b": "20%"}}', [("a", 0.9), ("b", 0.2)]),
+        ('{"label": "a", "confidence": 0.9}', [("a", 0.9)]),
+        ('Here [1] it is:\n```json\n{"Labels": ["a"]}\n```\nsee [0] above', [("a", None)]),
+        ('["a", "b"]', [("a", None), ("b", None)]),
+        ('{"answers": [{"id": 1, "labels": ["a"]}]}', [("a", None)]),
+    ],
+)
+def test_a_reply_with_several_labels_is_read(content, labels):
+    (answer,) = parse_reply(content, 1, multilabel=True)
+    assert answer == Answer("", None, tuple(labels))
+
+
+@pytest.mark.parametrize(
+    "content", ["none", '{"labels": null}', '{"labels": [3, {}]}', "[]", "[[]]"]
+)
+def test_a_reply_without_a_list_of_labels_is_an_error(content):
+    (answer,) = parse_reply(content, 1, multilabel=True)
+    assert isinstance(answer, UnreadableReplyError)
+
+
+def test_packed_replies_are_matched_by_id():
+    content = orjson.dumps(
+        {"answers": [{"id": 2, "labels": []}, {"id": 1, "labels": [{"label": "a"}]}]}
+    ).decode()
+    assert parse_reply(content, 2, multilabel=True) == (
+        Answer("", None, (("a", None),)),
+        Answer("", None, ()),
+    )
+    missing = parse_reply('{"answers": [{"id": 1, "labels": ["a"]}]}', 2, multilabel=True)
+    assert missing[0] == Answer("", None, (("a", None),))
+    assert isinstance(missing[1], testnuc.MismatchedReplyError)
+
+
+def test_invented_labels_are_dropped_duplicates_merged_and_the_order_stays():
+    pairs = (("Login", 0.4), ("weather", 0.9), ("refund", None), ("login", 0.7))
+    made = SEVERAL.predicted(Answer("", None, pairs))
+    assert made.labels == ("login", "refund")
+    assert made.confidences == (0.7, None)
+    assert made.outside == ("weather",)
+    assert (made.label, made.confidence) == ("login; refund", None)
+    stored = Prediction(made.label, made.confidence, made.said)
+    assert SEVERAL.several(stored) == made, "a store returns plain predictions"
+
+
+def test_no_label_is_an_answer_and_only_invented_labels_abstain():
+    none = SEVERAL.predicted(Answer("", None, ()))
+    assert (none.label, none.labels) == ("", ())
+    lost = SEVERAL.predicted(Answer("", None, (("weather", 0.9),)))
+    assert (lost.label, lost.labels, lost.outside) == (None, (), ("weather",))
+
+
+def test_the_prompt_of_one_label_is_as_it_was_and_of_several_asks_for_a_list():
+    one, several = system_prompt(LabelSet(LABELS)), system_prompt(SEVERAL, multilabel=True)
+    assert one == system_prompt(SEVERAL)
+    assert "Select the one label" in one
+    assert '{"labels": [{"label": "<label>", "confidence": <number>}, ..]}' in several
+    task = Task("", SEVERAL.names, multilabel=True)
+    schema = answer_schema(task, 1, Structure.ENUM)["properties"]["labels"]
+    assert schema["type"] == "array"
+    assert schema["items"]["properties"]["label"]["enum"] == LABELS
+    longest = orjson.dumps({"labels": [{"label": name, "confidence": 0.123} for name in LABELS]})
+    assert output_limit(task, 1, Structure.ENUM) > len(longest)
+
+
+# -- runs ---------------------------------------------------------------------------------------
+
+
+def check(results, policy="weighted", threshold=0.5):
+    """Compare every result with the naive vote on its neighbors."""
+    for result in results:
+        voters = [(result.prediction, 1.0)]
+        by_text = {r.text: r.prediction for r in results}
+        voters += [(by_text[n.text], n.similarity) for n in result.neighbors]
+        expected, _, count = naive.multilabel_vote(
+            [
+                (
+                    [
+                        (LABELS.index(label), None if c is None else naive.as_float32(c))
+                        for label, c in zip(p.labels, p.confidences, strict=True)
+                    ],
+                    similarity,
+                )
+                for p, similarity in voters
+            ],
+            naive.PRESETS[policy],
+            threshold,
+        )
+        assert list(result.shares.items()) == [
+            (LABELS[label], share) for label, share, _ in expected
+        ]
+        assert result.labels == tuple(LABELS[label] for label, _, given in expected if given)
+        assert result.voters == count
+        assert result.label == "; ".join(result.labels)
+        assert result.trusts == {label: result.shares[label] for label in result.labels}
+
+
+@pytest.mark.parametrize("model", ["openai/test", "anthropic/test"])
+@pytest.mark.parametrize("per_call", [1, 4])
+async def test_a_batch_votes_for_each_label(nuc_of, model, per_call):
+    texts = messages(40)
+    async with (
+        LoopbackLLM(labels_of) as llm,
+        nuc_of(llm, model=model, k=6, sampling=Sampling(texts_per_call=per_call)) as nuc,
+    ):
+        results = await nuc.classify_many([*texts, texts[0]])
+        assert llm.calls == nuc.usage.calls == 40 // per_call
+        again = await nuc.classify_many(texts)
+        assert llm.calls == 40 // per_call
+    assert [dict(zip(r.prediction.labels, r.prediction.confidences, strict=True)) for r in results][
+        :40
+    ] == [labels_of(text) for text in texts]
+    check(results)
+    assert results.label_lists == [list(r.labels) for r in results]
+    assert results.labels == [r.label for r in results]
+    assert results.changed == sum(r.changed for r in results) > 0
+    assert again.label_lists == results.label_lists[:40]
+
+
+@pytest.mark.parametrize("policy", ["majority", "confidence_weighted", "filtered"])
+async def test_policies_weigh_each_label(nuc_of, policy):
+    async with LoopbackLLM(labels_of) as llm, nuc_of(llm, policy=policy, k=6) as nuc:
+        check(await nuc.classify_many(messages(30)), policy)
+
+
+async def test_the_threshold_decides_and_auto_is_weighted(nuc_of):
+    texts = messages(30)
+    async with LoopbackLLM(labels_of) as llm:
+        found = {}
+        for threshold in (0.2, 0.8):
+            policy = VotePolicy("auto", threshold=threshold)
+            async with nuc_of(llm, policy=policy, k=6) as nuc:
+                found[threshold] = await nuc.classify_many(texts)
+                check(found[threshold], threshold=threshold)
+        async with nuc_of(llm, policy="auto", k=6) as nuc:
+            check(await nuc.classify_many(texts))
+    most, least = (sum(map(len, found[t].label_lists)) for t in (0.2, 0.8))
+    assert most > least
+
+
+async def test_one_text_and_a_stream_get_what_a_batch_gets(nuc_of):
+    texts = messages(30)
+    async with LoopbackLLM(labels_of) as llm, nuc_of(llm, k=6) as nuc:
+        results = await nuc.classify_many(texts)
+        alone = await nuc.classify(texts[4])
+        streamed = {r.index: r async for r in nuc.stream(texts)}
+    assert isinstance(alone, MultilabelClassification)
+    assert (alone.labels, alone.shares) == (results[4].labels, results[4].shares)
+    assert [streamed[i].labels for i in range(30)] == [r.labels for r in results]
+
+
+async def test_labels_outside_the_set_are_counted_and_only_they_abstain(nuc_of):
+    texts = messages(12)
+    answers = {t: dict(labels_of(t)) for t in texts}
+    answers[texts[0]] = {"weather": 0.9, "refund": 0.8}
+    answers[texts[1]] = {"weather": 0.9}
+    async with LoopbackLLM(answers) as llm, nuc_of(llm, k=3) as nuc:
+        results = await nuc.classify_many(texts)
+    assert [r.index for r in results.outside] == [0, 1]
+    assert "2 answers hold 2 labels outside the set, such as 'weather'" in results.summary()
+    assert results[0].prediction.labels == ("refund",)
+    assert results[1].own_label is None
+    assert results[1].voters == 3, "its neighbors vote without it"
+    assert "outside the label set, not counted: 'weather'" in results[0].explain()
+
+
+async def test_a_failed_call_is_voted_on_by_the_neighbors(nuc_of):
+    texts = messages(12)
+    answers = {t: labels_of(t) for t in [*texts[:5], *texts[6:]]}
+    async with LoopbackLLM(answers) as llm, nuc_of(llm, k=3) as nuc:
+        results = await nuc.classify_many(texts)
+    assert results[5].prediction is None
+    assert results[5].error is not None
+    assert results[5].voters == 3
+    assert results[5].label is not None
+
+
+async def test_known_labels_vote_without_a_call(nuc_of):
+    texts = messages(12)
+    async with LoopbackLLM(labels_of) as llm, nuc_of(llm, k=3) as nuc:
+        await nuc.add(texts[:2], [["refund", "login"], []])
+        with pytest.raises(InvalidInputError, match=r"labels 0 are 'refund'; with multilabel=True"):
+            await nuc.add(texts[:1], ["refund"])
+        with pytest.raises(InvalidInputError, match=r"labels 1 are \['weather'\]"):
+            await nuc.add(texts[:2], [[], ["weather"]])
+        results = await nuc.classify_many(texts)
+        assert llm.calls == 10
+    assert [r.prediction.labels for r in results[:2]] == [("refund", "login"), ()]
+    assert results[0].prediction.confidences == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
+async def test_a_store_returns_what_was_said(nuc_of, kind, tmp_path, request):
+    stores = {"memory": MemoryStore(), "sqlite": tmp_path / "answers.db"}
+    store = stores.get(kind) or request.getfixturevalue("database").url(f"t{uuid4().hex}")
+    texts = messages(20)
+    async with LoopbackLLM(labels_of) as llm:
+        async with nuc_of(llm, store=store, k=3) as nuc:
+            await nuc.add([texts[0]], [["refund", "login"]])
+            first = await nuc.classify_many(texts)
+        async with nuc_of(llm, store=store, k=3) as nuc:
+            again = await nuc.classify_many(texts)
+            assert again.usage.calls == 0
+            assert (await nuc.stats()).foreign_labels == 0
+        assert llm.calls == 19
+    assert [r.prediction for r in again] == [r.prediction for r in first]
+    assert again.label_lists == first.label_lists
+
+
+async def test_the_batch_lane_reads_lists(nuc_of):
+    texts = messages(20)
+    policy = BatchPolicy(max_requests=100, first_poll=0.001, longest_poll=0.002)
+    async with (
+        LoopbackLLM(labels_of, batches=Batches(validation=2, polls=2)) as llm,
+        nuc_of(llm, batches=policy, k=3, store=MemoryStore()) as nuc,
+    ):
+        results = await nuc.classify_many(texts, lane="batch")
+    assert [
+        dict(zip(r.prediction.labels, r.prediction.confidences, strict=True)) for r in results
+    ] == [labels_of(text) for text in texts]
+
+
+async def test_a_custom_provider_answers_with_labels(nuc_of):
+    class Rule:
+        name, model, identity = "rule", "several", "1"
+
+        async def answer(self, request):
+            await asyncio.sleep(0)
+            said = [tuple(labels_of(text).items()) for text in request.texts]
+            return Reply(tuple(Answer("", None, pairs) for pairs in said))
+
+    class Wrong(Rule):
+        async def answer(self, request):
+            return Reply(tuple(Answer("", None, (("refund", 7.0),)) for _ in request.texts))
+
+    async with LoopbackLLM(confident) as llm:
+        async with nuc_of(llm, model=Rule(), base_url=None, api_key=None, k=6) as nuc:
+            check(await nuc.classify_many(messages(20)))
+        async with nuc_of(llm, model=Wrong(), base_url=None, api_key=None, k=0) as nuc:
+            with pytest.raises(testnuc.ReplyError, match=r"confidence is 7\.0"):
+                await nuc.classify("where is my parcel")
+
+
+# -- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"none_label": "other"}, "none_label is 'other'"),
+        ({"labels": ["a; b", "c"]}, "label 'a; b' contains '; '"),
+        ({"labels": []}, "labels is empty"),
+        ({"multilabel": "yes"}, "multilabel is 'yes'"),
+        ({"method": testnuc.SelfConsistency(n=3)}, "only StandardPrompting"),
+        ({"method": testnuc.TopKICL()}, "only StandardPrompting"),
+        ({"sampling": Sampling(confidence="logprobs")}, "confidence is 'logprobs'"),
+        ({"model": "local/zero-shot", "base_url": None}, "gives one label"),
+        ({"policy": VotePolicy(prior="balanced")}, "prior is 'balanced'"),
+        ({"policy": VotePolicy.auto(min_trust=0.7)}, "min_trust is 0.7"),
+        ({"ask": "unsure"}, "ask is 'unsure'"),
+        ({"referee": "openai/better"}, "referee is 'openai/better'"),
+        ({"head": "labels.head"}, "head is 'labels.head'"),
+    ],
+)
+async def test_what_needs_one_label_is_refused_before_any_call(nuc_of, client_of, more, match):
+    async with LoopbackLLM(labels_of) as llm:
+        with pytest.raises(InvalidInputError, match=match):
+            TestNUC(**{**client_of(llm, multilabel=True), **more})
+        with pytest.raises(InvalidInputError, match="set multilabel=True"):
+            TestNUC(**client_of(llm, policy=VotePolicy(threshold=0.3)))
+        async with nuc_of(llm) as nuc:
+            for call in (
+                nuc.review(10),
+                nuc.learn(["a"], ["refund"]),
+                nuc.distill("x.head"),
+                nuc.diagnose(),
+            ):
+                with pytest.raises(InvalidInputError, match="does not support multilabel=True"):
+                    await call
+        assert llm.calls == 0
+
+
+async def test_one_label_alone_can_apply_or_not(nuc_of):
+    async with (
+        LoopbackLLM(lambda text: {"refund": 0.9} if "money" in text else {}) as llm,
+        nuc_of(llm, labels=["refund"], k=0) as nuc,
+    ):
+        results = await nuc.classify_many(["my money", "a parcel"])
+    assert results.label_lists == [["refund"], []]
+    assert results.labels == ["refund", ""]
+
+
+# -- files, frames, services --------------------------------------------------------------------
+
+
+async def test_results_are_written_and_read_back(nuc_of, tmp_path):
+    texts = messages(20)
+    answers = {t: labels_of(t) for t in texts} | {texts[3]: {"weather": 0.5, "login": 0.5}}
+    async with LoopbackLLM(answers) as llm, nuc_of(llm, k=3) as nuc:
+        results = await nuc.classify_many(texts)
+    results.to_jsonl(tmp_path / "results.jsonl")
+    lines = list(map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines()))
+    assert lines[1]["nuc_labels"] == list(results[1].labels)
+    assert lines[1]["nuc_shares"] == pytest.approx(dict(results[1].shares), abs=1e-6)
+    read = Results.from_jsonl(tmp_path / "results.jsonl")
+    assert read.label_lists == results.label_lists
+    assert [r.prediction.labels for r in read] == [r.prediction.labels for r in results]
+    assert [r.prediction.outside for r in read] == [r.prediction.outside for r in results]
+    assert [r.label for r in read] == [r.label for r in results]
+    assert read.summary() == results.summary()
+
+
+async def test_the_page_which_asks_for_one_label_is_refused(nuc_of, tmp_path):
+    async with LoopbackLLM(labels_of) as llm, nuc_of(llm, k=3) as nuc:
+        results = await nuc.classify_many(messages(12))
+    with pytest.raises(InvalidInputError, match="have several"):
+        results.to_html(tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+async def test_frames_hold_lists_and_strings(nuc_of):
+    pytest.importorskip("pandas")
+    pytest.importorskip("polars")
+    async with LoopbackLLM(labels_of) as llm, nuc_of(llm, k=3) as nuc:
+        results = await nuc.classify_many(messages(12))
+    for frame in (results.to_pandas(), results.to_polars()):
+        assert list(map(list, frame["labels"])) == results.label_lists
+        assert list(frame["label"]) == results.labels
+
+
+async def test_the_service_answers_lists(nuc_of):
+    pytest.importorskip("prometheus_client")
+    from tests.server.serving import served
+
+    texts = messages(12)
+    async with LoopbackLLM(labels_of) as llm:
+        nuc = nuc_of(llm, k=3)
+        async with served(nuc) as (_, session):
+            body = {"texts": [*texts, ""], "explain": True}
+            async with session.post("/v1/classify", json=body) as response:
+                answered = (await response.json())["results"]
+            async with session.get("/openapi.json") as response:
+                document = await response.json()
+    fields = document["components"]["schemas"]["Result"]["properties"]
+    assert fields["labels"]["items"] == {"enum": LABELS}
+    for result in answered[:12]:
+        assert result["label"] == "; ".join(result["labels"])
+        assert set(result["labels"]) <= set(result["shares"])
+        assert result["own"]["labels"] == list(labels_of(result["text"]))
+    assert answered[12]["error"]["type"] == "invalid_input"
+
+
+def test_the_classifier_of_scikit_learn_takes_and_gives_indicator_matrices():
+    metrics = pytest.importorskip("sklearn.metrics")
+    from testnuc.sklearn import TestNUCClassifier
+
+    texts, order = messages(30), sorted(LABELS)
+    gold = np.array([[label in labels_of(text) for label in order] for text in texts], int)
+    with LoopbackLLM(labels_of) as llm:
+        classifier = TestNUCClassifier(
+            LABELS,
+            model="openai/test",
+            base_url=llm.base_url,
+            embedder=HashEmbedder(),
+            k=3,
+            multilabel=True,
+        )
+        with pytest.raises(InvalidInputError, match=r"y has the shape \(30,\)"):
+            classifier.fit(texts, gold[:, 0])
+        predicted = classifier.fit(texts, gold).predict(texts)
+        shares = classifier.predict_proba(texts)
+        copy = pickle.loads(pickle.dumps(classifier))
+        assert (copy.predict(texts) == predicted).all()
+        classifier.close()
+        copy.close()
+        assert llm.calls == 30
+    assert classifier.classes_.tolist() == order
+    assert ((shares > 0.5) <= (predicted == 1)).all()
+    assert ((shares >= 0.5) >= (predicted == 1)).all()
+    assert 0 < metrics.f1_score(gold, predicted, average="micro") < 1
+
+
+def test_old_predictions_stay_plain():
+    assert type(LabelSet(LABELS).predicted(Answer("refund", 0.5))) is Prediction
+    assert isinstance(SEVERAL.several(Prediction("refund; login", 1.0)), MultilabelPrediction)
+    assert np.isnan(testnuc.voting.PoolLabels.of([[(0, None)]]).confidences).all()
