@@ -77,6 +77,11 @@ class TestNUC:
         above the policy's ``threshold`` (1/2); results are `MultilabelClassification`. Policy
         "auto" is "weighted". Reviews, learning, heads, referees and few-shot methods need one
         label.
+    shortlist : int, optional
+        Show each text only so many labels: those whose names and descriptions are nearest to it,
+        and those of its neighbors, as far as they are known before the run. Where the LLM chooses
+        none of them, a second call shows the whole list. Saves tokens with many labels; `estimate`
+        does not foresee the second calls. Default: every prompt shows all labels.
     method : Method, optional
         How one text gets its own prediction: `StandardPrompting` (the default), `SelfConsistency`,
         `BestOfN`, `WeightedBestOfN`, `TopKICL`, `TopKICLP`, or your own. Neighbors vote with
@@ -160,6 +165,7 @@ class TestNUC:
         instructions: str | None = None,
         none_label: str | None = None,
         multilabel: bool = False,
+        shortlist: int | None = None,
         method: Method | None = None,
         sampling: Sampling | None = None,
         neighbors: Literal["predict", "stored"] = "predict",
@@ -187,6 +193,7 @@ class TestNUC:
             instructions=instructions,
             none_label=none_label,
             multilabel=multilabel,
+            shortlist=shortlist,
             method=method,
             sampling=sampling,
             neighbors=neighbors,

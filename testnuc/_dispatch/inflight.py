@@ -31,9 +31,11 @@ class Ask:
     sample : int
         Zero-based sample index.
     demonstrations : tuple of Demonstration
+    shown : tuple of int
+        Positions of the labels that the prompt shows; empty: all.
     """
 
-    __slots__ = ("demonstrations", "key", "place", "sample", "text", "text_hash")
+    __slots__ = ("demonstrations", "key", "place", "sample", "shown", "text", "text_hash")
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class Ask:
         place: int,
         sample: int = 0,
         demonstrations: tuple[Demonstration, ...] = (),
+        shown: tuple[int, ...] = (),
     ) -> None:
         self.key = key
         self.text = text
@@ -50,6 +53,7 @@ class Ask:
         self.place = place
         self.sample = sample
         self.demonstrations = demonstrations
+        self.shown = shown
 
 
 class Lane(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -20,24 +21,26 @@ from testnuc.errors import (
     ReplyError,
     UnreadableReplyError,
 )
+from testnuc.labels import LabelSet
 from testnuc.protocols import Request, Task, WireProvider
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from typing import Any, Literal
 
-    from testnuc.labels import LabelSet
     from testnuc.prompts import Demonstration
     from testnuc.protocols import Answer, Provider, Reply
     from testnuc.transport import Transport
     from testnuc.types import Prediction
 
-__all__ = ["Predictor"]
+__all__ = ["NONE_OF_THESE", "Predictor"]
 
 #: Texts without a readable reply after which a run stops, if no reply was ever readable.
 _SILENT_TEXTS = 20
 #: Most refused texts that are remembered.
 _MOST_REFUSED = 10_000
+#: The label of a shortlist that means none of its labels, if the user's labels have none.
+NONE_OF_THESE = "none of these"
 
 
 class Predictor:
@@ -57,6 +60,9 @@ class Predictor:
     texts_per_call : int
         Part of every key, because packing can change an answer.
     reasoning_effort : str, optional
+    shortlist : (int, str), optional
+        Labels in each shortlist, and the embedder that chooses them. Asks then name the labels that
+        their prompt shows; only with one text in a call.
     """
 
     def __init__(
@@ -72,6 +78,7 @@ class Predictor:
         options: Mapping[str, Any],
         texts_per_call: int,
         reasoning_effort: str | None = "least",
+        shortlist: tuple[int, str] | None = None,
     ) -> None:
         self.provider = provider
         self.labels = labels
@@ -81,14 +88,15 @@ class Predictor:
         # checked once: isinstance with a protocol takes 15 us
         self._wire = provider if isinstance(provider, WireProvider) else None
         self._other = None if isinstance(provider, WireProvider) else provider
-        self.task = Task(
-            system=prompts.system_prompt(
-                labels,
-                instructions=instructions,
-                confidence=confidence,
-                texts_per_call=texts_per_call,
-                multilabel=labels.multilabel,
-            ),
+        self._system = partial(
+            prompts.system_prompt,
+            instructions=instructions,
+            confidence=confidence,
+            texts_per_call=texts_per_call,
+            multilabel=labels.multilabel,
+        )
+        self.task = self.typical = Task(
+            system=self._system(labels),
             labels=labels.names,
             temperature=temperature,
             top_p=top_p,
@@ -97,6 +105,9 @@ class Predictor:
             reasoning_effort=reasoning_effort,
             multilabel=labels.multilabel,
         )
+        if shortlist is not None:
+            #: The task of the first call for a text, for estimates: with the longest labels.
+            self.typical = self._part_task(self._part(self._longest(shortlist[0])))
         validate = getattr(provider, "validate", None)
         if validate is not None:
             validate(self.task)
@@ -118,6 +129,7 @@ class Predictor:
                     texts_per_call,
                     # keys of older versions stay valid: what they had not is in them if it is set
                     *([] if reasoning_effort == "least" else [{"effort": reasoning_effort}]),
+                    *([] if shortlist is None else [{"shortlist": shortlist}]),
                 ],
                 option=orjson.OPT_SORT_KEYS,
             )
@@ -161,10 +173,14 @@ class Predictor:
         place: int,
         sample: int = 0,
         demonstrations: tuple[Demonstration, ...] = (),
+        shown: tuple[int, ...] = (),
     ) -> Ask:
-        """Return the ask for a text."""
+        """Return the ask for a text.
+
+        Its key does not depend on the labels that its prompt shows, which change as the pool grows.
+        """
         key = self.key(text, sample, demonstrations)
-        return Ask(key, text, text_hash, place, sample, demonstrations)
+        return Ask(key, text, text_hash, place, sample, demonstrations, shown)
 
     def key_of(self, kind: str, text_hash: bytes) -> bytes:
         """Return the key of a text's prediction by a kind of method, independent of its prompts."""
@@ -195,7 +211,8 @@ class Predictor:
         """Return the answers; remember refusals, and count texts without a readable reply."""
         outcomes: Sequence[Prediction | Exception]
         try:
-            outcomes = await self._answer(asks, step=0)
+            chosen = await self._choose(asks[0]) if asks[0].shown else None
+            outcomes = await self._answer(asks, step=0) if chosen is None else [chosen]
         except ProviderError as exc:
             outcomes = [exc]
             if len(asks) > 1:
@@ -251,7 +268,7 @@ class Predictor:
             # one refused text (too long, filtered) must not fail the texts packed with it
             answers = [exc] * len(asks)
         outcomes: list[Prediction | Exception] = [
-            a if isinstance(a, Exception) else self._predicted(a) for a in answers
+            a if isinstance(a, Exception) else self._predicted(a, self.labels) for a in answers
         ]
         failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, ProviderError)]
         if len(asks) > 1:
@@ -265,14 +282,45 @@ class Predictor:
                         outcomes[i] = outcome
         return outcomes
 
-    def _predicted(self, answer: Answer) -> Prediction | Exception:
+    async def _choose(self, ask: Ask) -> Prediction | Exception | None:
+        """Ask for one of the labels in an ask's shortlist; None: the LLM chose none of them."""
+        labels = self._part(ask.shown)
+        request = replace(self.request((ask,)), task=self._part_task(labels))
+        try:
+            answer = (await self._call(request)).answers[0]
+        except ReplyError as exc:
+            return exc
+        outcome = answer if isinstance(answer, Exception) else self._predicted(answer, labels)
+        if isinstance(outcome, Exception):
+            return outcome
+        return None if outcome.label in {None, labels.none_label} else outcome
+
+    def _part(self, shown: Sequence[int]) -> LabelSet:
+        """Return some of the labels, and one that means "none of these"."""
+        whole = self.labels
+        described = {whole.names[i]: whole.descriptions.get(whole.names[i], "") for i in shown}
+        given = described if any(described.values()) else list(described)
+        return LabelSet(given, none_label=whole.none_label or NONE_OF_THESE)
+
+    def _part_task(self, labels: LabelSet) -> Task:
+        return replace(self.task, system=self._system(labels), labels=labels.names)
+
+    def _longest(self, n: int) -> list[int]:
+        """Return the positions of the n longest labels, in their order."""
+        names, described = self.labels.names, self.labels.descriptions
+        places = [i for i, name in enumerate(names) if name != self.labels.none_label]
+        places.sort(key=lambda i: -len(names[i]) - len(described.get(names[i], "")))
+        return sorted(places[:n])
+
+    @staticmethod
+    def _predicted(answer: Answer, labels: LabelSet) -> Prediction | Exception:
         """Return the prediction of an answer; an error if a custom provider's is malformed."""
-        pairs: Any = answer.labels if self.labels.multilabel else None
+        pairs: Any = answer.labels if labels.multilabel else None
         for label, confidence in ((answer.label, answer.confidence),) if pairs is None else pairs:
             error = _malformed(label, confidence)
             if error is not None:
                 return error
-        return self.labels.predicted(answer)
+        return labels.predicted(answer)
 
     async def _retry_half(self, asks: tuple[Ask, ...], step: int) -> list[Prediction | Exception]:
         try:

@@ -14,6 +14,7 @@ from testnuc._engine.estimate import Estimator
 from testnuc._engine.multilabel import checked_policy, neighborhoods_class
 from testnuc._engine.neighborhoods import load_kernels
 from testnuc._engine.pipeline import Pipeline
+from testnuc._engine.shortlist import Shortlist, checked_shortlist
 from testnuc._engine.sparing import HeadRule
 from testnuc.batch import BatchLane, has_batches
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
@@ -66,6 +67,7 @@ class Components:
         instructions: str | None = None,
         none_label: str | None = None,
         multilabel: bool = False,
+        shortlist: int | None = None,
         method: Method | None = None,
         sampling: Sampling | None = None,
         neighbors: Literal["predict", "stored"] = "predict",
@@ -91,6 +93,7 @@ class Components:
             model,
             method,
             self.sampling.confidence,
+            shortlist=(shortlist, None),
             referee=(referee, None),
             escalate=(escalate, 0.0),
             ask=(ask, "all"),
@@ -105,8 +108,10 @@ class Components:
         if instructions is not None and not isinstance(instructions, str):
             raise InvalidInputError(f"instructions is {instructions!r}; give a string or None")
         per_call = self.sampling.texts_per_call
-        self.store = stores.resolve(store)
-        self.embedder = embedders.resolve(embedder)
+        method = methods.resolve(method, texts_per_call=per_call)
+        #: Labels in a prompt; None: all.
+        self.shortlist, note = checked_shortlist(shortlist, self.labels, method, per_call)
+        self.store, self.embedder = stores.resolve(store), embedders.resolve(embedder)
         # an embedder created here is closed here; one that the user passed stays open
         self._own_embedder = isinstance(embedder, str)
         if pool is None:
@@ -148,6 +153,7 @@ class Components:
             options=self.sampling.request_options,
             texts_per_call=per_call,
             reasoning_effort=self.sampling.reasoning_effort,
+            shortlist=None if self.shortlist is None else (self.shortlist, self.embedding.name),
         )
         self.scheduler = Scheduler(
             self.predictor.answer,
@@ -167,7 +173,7 @@ class Components:
         self.pipeline = Pipeline(
             self.labels,
             settings,
-            methods.resolve(method, texts_per_call=per_call),
+            method,
             neighbors,
             predictor=self.predictor,
             scheduler=self.scheduler,
@@ -178,6 +184,10 @@ class Components:
             per_call=per_call,
             ask=self.ask,
             head=self.head,
+            shortlist=None
+            if self.shortlist is None
+            else Shortlist(self.labels, self.shortlist, self.embedding),
+            note=note,
         )
         self.estimator = Estimator(
             self.predictor,
@@ -188,7 +198,7 @@ class Components:
             texts_per_call=per_call,
             price=price,
             batch_price=Price.of(provider.name, provider.model, url, batch=True),
-            batches=has_batches(provider),
+            batches=has_batches(provider) and self.shortlist is None,
             rate_limit=rate_limit,
             ask=self.ask,
             head=self.head is not None,
@@ -204,6 +214,7 @@ class Components:
             instructions=instructions,
             none_label=none_label,
             texts_per_call=per_call if per_call > 1 else None,
+            shortlist=self.shortlist,
             k=k,
             policy=policy if isinstance(policy, str) else None,
             descriptions=dict(self.labels.descriptions) or None,
@@ -234,6 +245,11 @@ class Components:
             There is no such lane, or the provider or the store has no batch lane; nothing was sent.
         """
         checked_choice("lane", lane, ("live", "batch"))
+        if lane == "batch" and self.shortlist is not None:
+            raise InvalidInputError(
+                "lane is 'batch', but a text can need a second call after its shortlist; leave "
+                "shortlist out, or use lane='live'"
+            )
         if lane == "batch" and self.batch_lane is None:
             self.batch_lane = BatchLane(
                 self.predictor,

@@ -183,7 +183,7 @@ class Estimator:
     async def _sum(
         self, texts: Sequence[tuple[str, tuple[Demonstration, ...]]], stored: int, stages: int
     ) -> Estimate:
-        task = self.predictor.task
+        task = self.predictor.typical
         reserve = getattr(self.predictor.provider, "reserve", None)
         sent = received = calls = 0
         pico_usd = [0, 0]
@@ -241,7 +241,7 @@ class Estimator:
 
     def _answer(self, part: Sequence[str]) -> int:
         """Return the tokens of a typical answer: reasoning, a median label and a confidence."""
-        task = self.predictor.task
+        task = self.predictor.typical
         label = sorted(task.labels, key=len)[len(task.labels) // 2]
         said: dict[str, object] = {"label": label}
         if task.confidence == "verbalized":

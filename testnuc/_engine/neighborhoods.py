@@ -111,6 +111,8 @@ class Neighborhoods:
         self.neighbors = neighbors
         self.similarities = similarities
         self.snapshot = snapshot
+        #: The labels that the prompt of each own text shows, int32[n_own, length]; None: all.
+        self.shortlists: NDArray[np.int32] | None = None
         #: Number of neighbors that count; reduced by early exit.
         self.counted = (neighbors >= 0).sum(axis=1)
         self.complete = np.ones(n_own, dtype=np.bool_)

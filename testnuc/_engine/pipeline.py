@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc._dispatch.predictor import Predictor
-    from testnuc._dispatch.scheduler import Scheduler
+    from testnuc._dispatch.scheduler import Ask, Scheduler
+    from testnuc._engine.shortlist import Shortlist
     from testnuc._engine.sparing import HeadRule
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.labels import LabelSet
@@ -88,6 +89,10 @@ class Pipeline:
         Ask only where a model of the answers is unsure.
     head : HeadRule, optional
         Ask only where a distilled head is unsure.
+    shortlist : Shortlist, optional
+        Chooses the labels that each prompt shows.
+    note : str
+        Added to the notes of each run.
     """
 
     def __init__(
@@ -106,6 +111,8 @@ class Pipeline:
         per_call: int = 1,
         ask: Unsure | None = None,
         head: HeadRule | None = None,
+        shortlist: Shortlist | None = None,
+        note: str = "",
     ) -> None:
         self.labels = labels
         self._kind = neighborhoods_class(multilabel=labels.multilabel)
@@ -121,6 +128,7 @@ class Pipeline:
         self.neighbors = neighbors
         self.join_pool = join_pool
         self._ask, self._head = ask, head
+        self._shortlist, self._note = shortlist, note
         self._predictor = predictor
         #: Lane -> scheduler; `Components` adds the batch lane when it is needed.
         self.lanes = {"live": scheduler}
@@ -165,7 +173,8 @@ class Pipeline:
 
         While the provider has not answered any call of this client, one of the calls that are
         needed anyway is made before anything is embedded, so that a wrong address, key or model
-        raises at once. Few-shot prompts need embeddings, so with them nothing is asked here.
+        raises at once. Few-shot prompts and shortlists need embeddings, so with them nothing is
+        asked here.
 
         Parameters
         ----------
@@ -190,7 +199,7 @@ class Pipeline:
         """
         # a head may label all texts
         ask_first = ask_first and self._head is None and self._examples is None
-        ask_first = ask_first and self._predictor.over_http
+        ask_first = ask_first and self._shortlist is None and self._predictor.over_http
         outcomes = await self._first.ask(texts) if ask_first else []
         settings = self.settings if settings is None else settings
         asking = None
@@ -212,6 +221,8 @@ class Pipeline:
             if asking is not None and not asking.done():
                 asking.cancel()
                 await asyncio.wait([asking])
+        if self._note:
+            neighborhoods.notes.append(self._note)
         sampler = Sampler(self.method, self._predictor, neighborhoods, ())
         for ask, outcome in outcomes:
             if not neighborhoods.answered(ask.place):
@@ -250,7 +261,10 @@ class Pipeline:
         )
         if self.join_pool and not together:
             await self._pool.add(texts, vectors)
-        return await self._neighborhoods(texts, matches, settings, snapshot)
+        neighborhoods = await self._neighborhoods(texts, matches, settings, snapshot)
+        if self._shortlist is not None:
+            await self._shortlist.attach(neighborhoods, vectors, self._retriever.stored)
+        return neighborhoods
 
     async def _without_neighbors(
         self, texts: Sequence[PoolText], settings: VoteSettings
@@ -404,11 +418,11 @@ class Pipeline:
         )
         # a stage of the batch lane takes hours, so the examples of all texts are one stage
         whole = lane != "live"
-        asks = (
-            sampler.asks()
-            if self._examples is None
-            else sampler.asks_with_examples(self._examples, scheduler, whole=whole)
-        )
+        asks: Iterator[Ask] | AsyncGenerator[list[Ask], None] = sampler.asks()
+        if self._examples is not None:
+            asks = sampler.asks_with_examples(self._examples, scheduler, whole=whole)
+        elif self._shortlist is not None:
+            asks = sampler.asks_with_shortlist(self._shortlist)
         try:
             async with aclosing(scheduler.run(asks)) as outcomes:
                 async for ask, outcome in outcomes:

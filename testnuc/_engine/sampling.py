@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from testnuc._dispatch.scheduler import Ask, Scheduler
     from testnuc._engine.examples import ExampleFinder
     from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc._engine.shortlist import Shortlist
     from testnuc.prompts import Demonstration
     from testnuc.protocols import Method, PoolText
     from testnuc.types import Prediction
@@ -97,17 +98,29 @@ class Sampler:
                 for ask in self._asks(place, demonstrations)
             ]
 
+    async def asks_with_shortlist(self, shortlist: Shortlist) -> AsyncGenerator[list[Ask], None]:
+        """Yield the asks of all texts, each with the labels to show, in lists."""
+        while block := list(islice(self._places, _BLOCK)):
+            lists = await shortlist.lists(self._neighborhoods, block)
+            yield [
+                ask
+                for place, labels in zip(block, lists, strict=True)
+                for ask in self._asks(place, (), labels)
+            ]
+
     async def remember(self, examples: ExampleFinder) -> None:
         """Store the predictions made since the last call, for stored neighbors."""
         seen, self._seen = self._seen, []
         await examples.remember(seen)
 
-    def _asks(self, place: int, shown: tuple[Demonstration, ...]) -> Iterator[Ask]:
+    def _asks(
+        self, place: int, shown: tuple[Demonstration, ...], labels: tuple[int, ...] = ()
+    ) -> Iterator[Ask]:
         entry = self._neighborhoods.entries[place]
         got = self._partial.get(place, ())
         missing = [sample for sample in range(self._method.samples) if sample not in got]
         for sample in missing:
-            yield self._predictor.ask(entry.text, entry.hash, place, sample, shown)
+            yield self._predictor.ask(entry.text, entry.hash, place, sample, shown, labels)
 
     def _reduced(self, outcomes: Sequence[Prediction | Exception]) -> Prediction | Exception:
         answered = [o for o in outcomes if not isinstance(o, Exception)]

@@ -25,6 +25,7 @@ _OF_ANSWERS = (
     "instructions",
     "none_label",
     "texts_per_call",
+    "shortlist",
 )
 
 

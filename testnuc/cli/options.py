@@ -149,6 +149,9 @@ def _client(
         help="A text can have several labels, or none.",
     ),
     texts_per_call: int = typer.Option(1, help="Texts packed in one prompt."),
+    shortlist: int | None = typer.Option(
+        None, help="Show each text only so many labels, the likely ones.", show_default="all"
+    ),
     reasoning_effort: str = typer.Option(
         "least", help="Of reasoning models: none, minimal, low, ..; least: what the model accepts."
     ),

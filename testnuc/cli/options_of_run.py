@@ -30,7 +30,16 @@ __all__ = [
 EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 
 #: Options that decide which stored answers are used, and how they are voted on.
-_KEPT = ("base_url", "embedder", "instructions", "none_label", "texts_per_call", "k", "policy")
+_KEPT = (
+    "base_url",
+    "embedder",
+    "instructions",
+    "none_label",
+    "texts_per_call",
+    "shortlist",
+    "k",
+    "policy",
+)
 _SHOWN = 6
 
 

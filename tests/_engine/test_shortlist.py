@@ -1,0 +1,229 @@
+"""Shortlists: each text is shown a few of many labels, and the whole list if none of them fits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from testnuc import InvalidInputError, Sampling, TestNUC, TopKICL
+from testnuc._engine.shortlist import nearest_labels
+from testnuc.cli.options import client_options
+from testnuc.cli.options_of_run import with_options_of_store
+from testnuc.testing import HashEmbedder, LoopbackLLM
+from tests.cli.in_process import run_here
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORDS = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen", "ibex", "jay", "koala", "lynx"]
+LABELS = [f"about_{word}" for word in WORDS]
+TEXTS = [f"about {word} number {i}" for i, word in enumerate(WORDS)]
+
+
+def right(text: str) -> tuple[str, float]:
+    """Answer with the label of the word in the text."""
+    return f"about_{text.split()[1]}", 0.9
+
+
+def rejecting(text: str, index: int) -> tuple[str, float]:
+    """Choose none of a shortlist, then answer rightly."""
+    return right(text) if index else ("none of these", 0.9)
+
+
+def client(llm: LoopbackLLM, **more: Any) -> TestNUC:
+    """Return a client that asks about each text alone."""
+    options: dict[str, Any] = {
+        "base_url": llm.base_url,
+        "api_key": "secret-key-123",
+        "embedder": HashEmbedder(),
+        "policy": "weighted",
+        "k": 0,
+        "shortlist": 3,
+        **more,
+    }
+    return TestNUC(options.pop("labels", LABELS), "openai/test", **options)
+
+
+def shown(body: dict[str, Any], labels: list[str] = LABELS) -> list[str]:
+    """Return the labels that the prompt of a request names."""
+    system = body["messages"][0]["content"]
+    return [label for label in labels if f'"{label}"' in system]
+
+
+def own(results: Any) -> list[str | None]:
+    """Return the LLM's own labels."""
+    return [result.own_label for result in results]
+
+
+async def test_a_prompt_shows_the_nearest_labels_and_none_of_these() -> None:
+    async with LoopbackLLM(right, record=100) as llm, client(llm) as nuc:
+        results = await nuc.classify_many(TEXTS)
+        assert own(results) == LABELS
+        assert llm.calls == len(TEXTS)
+    for body in llm.bodies:
+        text = body["messages"][-1]["content"]
+        options = shown(body)
+        assert len(options) == 3
+        assert right(text[text.index("about") :])[0] in options
+        assert "none of these" in body["messages"][0]["content"]
+        # the reply is bound to what is shown
+        assert str(body["response_format"]).count("about_") == 3
+
+
+async def test_where_none_is_chosen_the_whole_list_is_asked_once() -> None:
+    async with LoopbackLLM(rejecting, record=100) as llm, client(llm, join_pool=False) as nuc:
+        result = await nuc.classify(TEXTS[4])
+        assert result.own_label == LABELS[4]
+        assert [len(shown(body)) for body in llm.bodies] == [3, 12]
+        assert "none of these" not in llm.bodies[1]["messages"][0]["content"]
+        assert nuc.usage.calls == 2
+
+
+async def test_an_answer_outside_the_list_counts_as_none_of_it() -> None:
+    def unsure(text: str, index: int) -> str:
+        return right(text)[0] if index else "something else"
+
+    async with LoopbackLLM(unsure, record=10) as llm, client(llm) as nuc:
+        assert (await nuc.classify(TEXTS[0])).own_label == LABELS[0]
+        assert [len(shown(body)) for body in llm.bodies] == [3, 12]
+
+
+async def test_the_users_none_label_is_in_every_list_and_asked_again() -> None:
+    def other(_: str) -> str:
+        return "other"
+
+    async with (
+        LoopbackLLM(other, record=10) as llm,
+        client(llm, none_label="other") as nuc,
+    ):
+        assert (await nuc.classify(TEXTS[0])).own_label == "other"
+        assert [len(shown(body)) for body in llm.bodies] == [3, 12]
+        assert all("other" in body["messages"][0]["content"] for body in llm.bodies)
+
+
+async def test_a_second_run_makes_no_call(tmp_path: Path) -> None:
+    store = tmp_path / "answers.db"
+    async with LoopbackLLM(rejecting) as llm:
+        async with client(llm, store=store) as nuc:
+            first = await nuc.classify_many(TEXTS)
+        assert llm.calls == 2 * len(TEXTS)
+        async with client(llm, store=store) as nuc:
+            # as the pool is fuller, lists may differ; keys do not
+            again = await nuc.classify_many(TEXTS)
+            assert nuc.usage.calls == 0
+        assert own(again) == own(first) == LABELS
+        assert llm.calls == 2 * len(TEXTS)
+
+
+async def test_keys_differ_by_length_and_embedder_and_without_a_list_are_as_ever() -> None:
+    def scope(llm: LoopbackLLM, **more: Any) -> bytes:
+        return client(llm, **more)._engine.parts.predictor.scope
+
+    async with LoopbackLLM(right) as llm:
+        whole = scope(llm, shortlist=None)
+        scopes = {
+            scope(llm),
+            scope(llm, shortlist=4),
+            scope(llm, embedder=HashEmbedder(128)),
+            whole,
+        }
+        assert len(scopes) == 4
+        # off, so the same prompts and keys
+        assert scope(llm, shortlist=12) == whole
+
+
+async def test_labels_of_neighbors_are_in_the_list() -> None:
+    async with LoopbackLLM(right, record=10) as llm, client(llm, k=2) as nuc:
+        text = "zebra number one"
+        near = [f"{text} again {i}" for i in range(2)]
+        await nuc.add(near, labels=["about_lynx", "about_lynx"])
+        await nuc.classify(text)
+        assert "about_lynx" in shown(llm.bodies[0])
+
+
+async def test_texts_outside_the_pool_get_lists_and_the_pool_too() -> None:
+    async with LoopbackLLM(right, record=100) as llm, client(llm, join_pool=False) as nuc:
+        await nuc.add(TEXTS[:6])
+        await nuc.predict_pool()
+        await nuc.classify_many(TEXTS[6:])
+        assert llm.calls == len(TEXTS)
+        assert {len(shown(body)) for body in llm.bodies} == {3}
+
+
+async def test_an_estimate_foresees_fewer_tokens() -> None:
+    async with LoopbackLLM(right) as llm:
+        async with client(llm, shortlist=None) as nuc:
+            whole = await nuc.estimate(TEXTS)
+        async with client(llm) as nuc:
+            short = await nuc.estimate(TEXTS)
+            await nuc.classify_many(TEXTS)
+            assert short.calls == nuc.usage.calls == whole.calls
+        # the batch lane has no shortlists
+        assert [lane.lane for lane in short.lanes] == ["live"]
+        assert short.input_tokens is not None
+        assert whole.input_tokens is not None
+        assert short.input_tokens < whole.input_tokens
+
+
+async def test_a_list_as_long_as_the_labels_is_off_and_says_so() -> None:
+    async with LoopbackLLM(right, record=10) as llm, client(llm, shortlist=12) as nuc:
+        results = await nuc.classify_many(TEXTS[:1])
+        assert list(results.notes) == ["shortlist=12 is off: there are only 12 labels"]
+        assert "none of these" not in llm.bodies[0]["messages"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"shortlist": 1}, "shortlist is 1"),
+        ({"shortlist": "many"}, "shortlist is 'many'"),
+        ({"multilabel": True}, "shortlist is 3, which multilabel=True does not support"),
+        ({"sampling": Sampling(texts_per_call=5)}, "texts_per_call is 5"),
+        ({"method": TopKICL()}, "few-shot examples"),
+        ({"labels": [*LABELS, "None of these!"]}, "none_label='None of these!'"),
+    ],
+)
+async def test_what_a_shortlist_does_not_support_is_refused(
+    more: dict[str, Any], words: str
+) -> None:
+    async with LoopbackLLM(right) as llm:
+        with pytest.raises(InvalidInputError, match=words):
+            client(llm, **more)
+
+
+async def test_the_batch_lane_is_refused_before_any_call() -> None:
+    async with LoopbackLLM(right) as llm, client(llm) as nuc:
+        with pytest.raises(InvalidInputError, match="second call after its shortlist"):
+            await nuc.classify_many(TEXTS, lane="batch")
+        assert llm.requests == 0
+
+
+def test_the_command_line_has_it_and_later_commands_know_it(tmp_path: Path) -> None:
+    source, store = tmp_path / "in.jsonl", tmp_path / "answers.db"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    with LoopbackLLM(right, record=100) as llm:
+        options = ["--labels", ",".join(LABELS), "--model", "openai/test", "--store", store]
+        asked = [*options, "--base-url", llm.base_url, "--k", "0", "-o", tmp_path / "out.csv"]
+        code, _, err = run_here("classify", source, *asked, "--shortlist", "3")
+        assert code == 0, err
+        assert {len(shown(body)) for body in llm.bodies} == {3}
+    facts = asyncio.run(with_options_of_store({**client_options(), "labels": None}, str(store)))
+    assert facts["shortlist"] == 3
+
+
+def test_the_nearest_labels_are_those_of_a_plain_sort() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.normal(size=(50, 8)).astype(np.float32)
+    labels[7] = 0
+    vectors = rng.normal(size=(40, 8)).astype(np.float16)
+    first = [rng.choice(50, size=i % 3, replace=False).tolist() for i in range(40)]
+    first = [[label for label in of if label != 7] for of in first]
+    found = nearest_labels(labels, vectors, 5, first)
+    for vector, of, row in zip(vectors, first, found.tolist(), strict=True):
+        similar = {i: float(labels[i] @ vector.astype(np.float32)) for i in range(50) if i != 7}
+        order = sorted(similar, key=lambda i: (i not in of, -similar[i]))
+        assert row == sorted(order[:5])
