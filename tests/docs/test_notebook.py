@@ -25,11 +25,11 @@ def test_the_notebook_runs(monkeypatch):
     assert not any(cell.get("outputs") for cell in notebook.cells)
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    shown, table, counts, trust, queue = (cells[i] for i in (1, 2, 3, 4, 5))
+    shown, table, counts, trust, queue = (cells[i] for i in (2, 3, 4, 5, 6))
     assert "702" in outputs(shown, "text/html")[0]
     assert "own_label" in outputs(table, "text/html")[0]
     assert "track order" in outputs(counts, "text/plain")[0]
     alone, voted = map(float, re.findall(r"0\.\d+", trust["outputs"][0]["text"]))
     assert voted > alone
     assert "why" in outputs(queue, "text/html")[0]
-    assert "is labeled" in cells[6]["outputs"][0]["text"]
+    assert "is labeled" in cells[7]["outputs"][0]["text"]
