@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from testnuc._base.checks import hash_text, valid_text
 from testnuc.cli.classify import AnswerStore
 from testnuc.cli.client_factory import client_of, parts_of
-from testnuc.cli.files import Table, check_output, read_table, require_store, usable
+from testnuc.cli.files import Table, check_output, read_table, require_store, tell, usable
 from testnuc.cli.options_of_run import held_scopes, with_options_of_run
 from testnuc.cli.reading import holds_rows
 from testnuc.cli.stored import stored_texts
@@ -113,7 +113,10 @@ async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
         key = parts.predictor.key(result.text)
         rows.append(StoredPrediction(key, parts.predictor.scope, text_hash, 0, result.prediction))
     await parts.store.put_predictions(rows)
-    await nuc.add(list(dict.fromkeys(result.text for result in answered)))
+    texts = list(dict.fromkeys(result.text for result in answered))
+    if len(nuc) < len(texts):
+        tell(f"embedding {len(texts):,} texts; with --store they are kept from the first run on")
+    await nuc.add(texts)
 
 
 def with_known_options(client: dict[str, Any], source: str) -> dict[str, Any]:

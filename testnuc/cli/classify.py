@@ -86,7 +86,15 @@ def run(
     # after a trial of the first texts, the run of all resumes
     if not results.errors and results.learned is None and reading.get("limit") is None:
         store.remove()
-    end(console, results, store, invalid=len(problems), output=output, client=client)
+    end(
+        console,
+        results,
+        store,
+        invalid=len(problems),
+        output=output,
+        client=client,
+        text_column=table.text_column,
+    )
 
 
 def _record(results: Results, client: dict[str, Any], *, full: bool) -> dict[str, Any] | None:
@@ -202,6 +210,7 @@ def end(
     invalid: int = 0,
     output: str | None = None,
     client: dict[str, Any] | None = None,
+    text_column: str = "text",
 ) -> None:
     """Print what failed, a summary, and what comes next; exit with a status that tells.
 
@@ -217,7 +226,7 @@ def end(
         parts = ["the referee", f"{spent.calls:,} calls", cost(spent)]
         console.print(", ".join(part for part in parts if part), markup=False)
     source = _source(store, output)
-    then = None if client is None else next_step(results, source, client)
+    then = None if client is None else next_step(results, source, client, text_column)
     # a run without a file is judged in another one
     judging = "see below" if then else f"testnuc review {source or 'RESULTS'} -n 50"
     for step in (_advice(results, judging), then):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
+import typer
 
 from testnuc._base.checks import hash_text
 from testnuc.cli.answered_texts import LabeledTable, labeled, opened, with_known_options
@@ -78,7 +79,7 @@ def review(
     _new_review(output)
 
     # without what the source itself knows
-    then = command("learn", source, client, output)
+    then = command("learn", source, client, output, text_column=text_column)
     client = with_known_options(client, source)
 
     async def draw() -> tuple[Review, Table | None]:
@@ -178,7 +179,7 @@ def certify(
     """Print the certificate; write the texts that it covers."""
     if output is not None:
         require_new(output, overwrite=overwrite)
-    client = with_known_options(client, source)
+    given, client = client, with_known_options(client, source)
 
     async def find() -> tuple[Any, LabeledTable]:
         async with opened(source, client, text_column) as (nuc, given):
@@ -198,9 +199,14 @@ def certify(
         return
     covered = {result.index: result for result in results.certified(certificate)}
     if not covered:
-        # an answer, not a mistake of the user
-        tell(f"no text is certified; {output} was not written")
-        return
+        more = command(
+            "review", source, given, "-n", "100", "--goal", "certify", text_column=text_column
+        )
+        tell(
+            f"no text is certified; {output} was not written; a lower --accuracy may do, or {more}"
+        )
+        # a script must not go on without the file
+        raise typer.Exit(3)
     rows = [table.rows[found.valid[at]] for at in sorted(covered)]
     kept = replace(table, rows=rows)
     write_results(output, kept, dict(enumerate(covered[at] for at in sorted(covered))), {})

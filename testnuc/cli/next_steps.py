@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from testnuc.cli.options import client_options
 from testnuc.cli.options_of_run import EMBEDDER
+from testnuc.cli.reading import holds_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +30,9 @@ _OF_ANSWERS = (
 )
 
 
-def command(name: str, source: str, client: Mapping[str, Any], *more: str) -> str:
+def command(
+    name: str, source: str, client: Mapping[str, Any], *more: str, text_column: str = "text"
+) -> str:
     """Return a command on the results of a run, as it is typed in a shell, without passwords.
 
     Parameters
@@ -40,9 +43,13 @@ def command(name: str, source: str, client: Mapping[str, Any], *more: str) -> st
         Options of the run; those that are not the default are repeated.
     *more : str
         Further arguments.
+    text_column : str
+        Of a file.
     """
     usual = client_options()
     words = ["testnuc", name, source, *more]
+    if text_column != "text" and holds_rows(source):
+        words += ["--text-column", text_column]
     for option, value in client.items():
         # a table in the settings file is found there again
         if value in (None, usual[option]) or str(value).startswith(("{", "[")):
@@ -53,7 +60,9 @@ def command(name: str, source: str, client: Mapping[str, Any], *more: str) -> st
     )
 
 
-def next_step(results: Results, source: str | None, client: Mapping[str, Any]) -> str | None:
+def next_step(
+    results: Results, source: str | None, client: Mapping[str, Any], text_column: str = "text"
+) -> str | None:
     """Say what to do with results; None: there are none.
 
     Parameters
@@ -63,6 +72,8 @@ def next_step(results: Results, source: str | None, client: Mapping[str, Any]) -
         The file or store that holds them; None: neither does.
     client : mapping
         Options of the run.
+    text_column : str
+        Of a file.
     """
     if results.errors or not any(label is not None for label in results.labels):
         return None
@@ -71,6 +82,8 @@ def next_step(results: Results, source: str | None, client: Mapping[str, Any]) -
     # the embedder of a store is found there again
     client = {name: client[name] for name in _OF_ANSWERS if client[name] != EMBEDDER}
     if results.learned is not None:
-        return "next, prove how many labels are right: " + command("certify", source, client)
-    judging = command("review", source, client, "-n", "50")
+        return "next, prove how many labels are right: " + command(
+            "certify", source, client, text_column=text_column
+        )
+    judging = command("review", source, client, "-n", "50", text_column=text_column)
     return f"next, judge fifty texts (about three minutes): {judging}"

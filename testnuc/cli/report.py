@@ -50,7 +50,7 @@ def run(
         labels = read_labels(client["labels"])
         results.choices = tuple(labels)
         results.descriptions = dict(labels) if isinstance(labels, dict) else {}
-    then = command("learn", file, client, "marks.json")
+    then = command("learn", file, client, "marks.json", text_column=text_column)
     write(results, place, then=then, title=title or f"testnuc: {Path(file).name}", most=most)
     tell(f"{len(results):,} texts, written to {output}")
     if not any(result.neighbors for result in results):

@@ -73,6 +73,11 @@ def accuracy(path):
     return sum(row["nuc_label"] == true_label(row["text"]) for row in rows) / len(rows)
 
 
+def not_certified(*arguments):
+    code, _, err = run_here("certify", *arguments, "-o", "none.csv")
+    return code == 3 and "--goal certify" in err and not Path("none.csv").exists()
+
+
 def certified_rows(*arguments):
     code, _, err = run_here("certify", *arguments, "-o", "certified.csv")
     assert code == 0, err
@@ -111,19 +116,21 @@ def test_from_labels_to_better_ones_with_a_store(tickets):
 
         review = judged("review.json")
         code, out, err = run_here("learn", "labels.db", "review.json")
-        assert code == 0, err
-        assert "60 of 240 texts are judged" in out
+        assert (code, "60 of 240 texts are judged" in out) == (0, True), err
         code, _, err = run_here(*command, "after.csv")
         assert code == 0, err
         assert accuracy("after.csv") > accuracy("before.csv") + 0.1
         assert "texts are judged" in err
 
+        code, _, err = run_here(
+            "certify", "labels.db", *given, "--accuracy", "0.999", "-o", "c.csv"
+        )
+        assert (code, "--goal certify" in err, Path("c.csv").exists()) == (3, True, False)
         # texts at random over all prove more than those on which candidates differ
         code, _, err = run_here(*draw, "-n", "100", "--goal", "certify", "-o", "random.json")
         assert code == 0, err
         judged("random.json")
-        code, out, err = run_here("learn", "labels.db", "random.json", *given)
-        assert code == 0, err
+        assert run_here("learn", "labels.db", "random.json", *given)[0] == 0
         certified = certified_rows("labels.db", "--accuracy", "0.6")
         right = sum(row["nuc_label"] == true_label(row["text"]) for row in certified)
         assert right > 0.6 * len(certified) > 0

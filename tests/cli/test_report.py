@@ -71,7 +71,9 @@ def test_the_labels_of_the_run_can_be_chosen(tmp_path):
     told = data_of(page.read_text(encoding="utf-8"))
     assert told["labels"][: told["choices"]] == [*LABELS, "never said"]
     assert told["descriptions"] == ["told"] * len(LABELS) + ["rare"]
-    assert told["then"] == f"testnuc learn {results} marks.json --labels {labels}"
+    assert told["then"] == (
+        f"testnuc learn {results} marks.json --text-column message --labels {labels}"
+    )
 
 
 def test_lines_within_a_text_are_no_lines_of_the_file(tmp_path):
