@@ -104,10 +104,11 @@ def _several(
         "shares": _structure(record.get("nuc_shares"), {}),
         "trusts": _structure(record.get("nuc_trusts"), {}),
     }
-    if record.get("nuc_own_confidences") is not None:
+    # "" is an answer without labels; a list without items is not written everywhere
+    if record.get("nuc_own_label") is not None or record.get("nuc_own_confidences") is not None:
         outside = [name for name, _ in orjson.loads(said)] if said else []
         labels = tuple(map(str, _structure(record.get("nuc_own_labels"), [])))
-        sure = tuple(map(_number, _structure(record["nuc_own_confidences"], [])))
+        sure = tuple(map(_number, _structure(record.get("nuc_own_confidences"), [])))
         outside = [name for name in outside if name not in labels]
         fields["prediction"] = MultilabelPrediction(
             record.get("nuc_own_label"), confidence, said, labels, sure, tuple(outside)

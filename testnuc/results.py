@@ -18,6 +18,7 @@ from testnuc.types import (
     Classification,
     MultilabelClassification,
     MultilabelPrediction,
+    Prediction,  # noqa: F401 - pickles of version 0.1.0 name it here
     Usage,
     error_text,
     row,

@@ -78,6 +78,8 @@ class MultilabelPrediction(Prediction):
     the answer as JSON.
     """
 
+    __repr__ = brief
+
     #: The labels, in the order of the answer.
     labels: tuple[str, ...] = ()
     #: The LLM's own confidence in each of them, 0..1; None if it gave none.
@@ -226,6 +228,8 @@ class MultilabelClassification(Classification):
     `share` is the part of the weight that sides with the closest one; `margin` is that minus the
     part against it. `trust` is `share`; None with fewer than three voters.
     """
+
+    __repr__ = brief
 
     #: The labels, largest share first; empty if the text has none, and if `label` is None.
     labels: tuple[str, ...] = ()

@@ -133,8 +133,9 @@ def after_refusal(
     if after is not None:
         return after
     if _STRUCTURE.search(message) and "response_format" not in users:
-        if _TYPED.search(message):
-            return replace(dialect, typed=True)
+        kind = (sent.get("response_format") or {}).get("type")
+        if _TYPED.search(message) and kind == "json_schema":
+            return dialect if dialect.typed else replace(dialect, typed=True)
         if dialect.structure >= Structure.OBJECT and _SCHEMA.search(message):
             return dialect
         return less_structure(dialect, known, labels_only=_ENUM.search(message) is not None)

@@ -316,7 +316,16 @@ def test_a_schema_goes_beside_json_object_where_the_server_takes_it_there():
     assert provider.adapt(error)
     form = {"type": "json_object", "schema": schema}
     assert sent(provider, asked)["response_format"] == form
-    assert provider.adapt(error)  # was under way
-    assert sent(provider, asked)["response_format"] == form
     assert provider.adapt(refuse(provider, "response_format: failed to parse grammar"))
     assert sent(provider, asked)["response_format"] == {"type": "json_object"}
+
+
+def test_a_server_that_refuses_what_it_asks_for_is_sent_less():
+    provider, asked = OpenAI("m", base_url=LOCAL), request()
+    said = "('body', 'response_format', 'type'), 'msg': \"Input should be 'text' or 'json_object'\""
+    forms = []
+    while "response_format" in sent(provider, asked):
+        forms.append(sent(provider, asked)["response_format"]["type"])
+        assert provider.adapt(refuse(provider, said))
+    assert forms[:2] == ["json_schema", "json_object"]
+    assert len(forms) <= 4
