@@ -159,7 +159,9 @@ async def shell(command, environment):
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     out, _ = await asyncio.wait_for(process.communicate(), 100)
-    assert process.returncode == 0, f"{command}: {out.decode()}"
+    # few judgments prove no certificate
+    fine = {0, 3} if words[1] == "certify" else {0}
+    assert process.returncode in fine, f"{command}: {out.decode()}"
     return out.decode()
 
 
