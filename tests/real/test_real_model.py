@@ -92,5 +92,6 @@ async def test_the_embeddings_endpoint_gives_neighbors(embeddings_url, labels, m
         labels, "local/zero-shot", embedder=embedder, k=3, policy="weighted"
     ) as nuc:
         results = await nuc.classify_many(texts)
+    await embedder.close()
     assert not results.errors
     assert all(len(result.neighbors) == 3 for result in results)
