@@ -213,6 +213,7 @@ class Components:
             embedder=embedder if isinstance(embedder, str) else None,
             instructions=instructions,
             none_label=none_label,
+            multilabel=multilabel or None,
             texts_per_call=per_call if per_call > 1 else None,
             shortlist=self.shortlist,
             k=k,

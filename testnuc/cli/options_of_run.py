@@ -129,7 +129,8 @@ async def _with_scope(client: Mapping[str, Any], store: str) -> dict[str, Any]:
     if client["labels"] is not None:
         given = client["labels"]
         names = list(read_labels(given) if isinstance(given, str) else given)
-    every = [facts for facts, _ in await _held(store)]
+    # reviews and learning need one label for each text
+    every = [facts for facts, _ in await _held(store) if not facts.get("multilabel")]
     held = [
         facts
         for facts in every
@@ -174,6 +175,7 @@ async def held_scopes(store: str) -> str:
         more += [f", --embedder {facts['embedder']}" if facts.get("embedder") else ""]
         labels = ", ".join(map(repr, facts["labels"][:_SHOWN]))
         labels += ", .." if len(facts["labels"]) > _SHOWN else ""
+        labels += " (several for a text)" if facts.get("multilabel") else ""
         model = facts.get("model", "an unknown model")
         held.append(f"{n:,} of {model}{''.join(more)} with the labels {labels}")
     if not held:
