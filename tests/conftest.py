@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture, marker in NEEDS.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
-    long = {item.path for item in items if item.get_closest_marker("slow") is not None}
-    long |= {item.path for item in items if item.get_closest_marker("ray") is not None}
-    items.sort(key=lambda item: item.path not in long)
+    long = Counter(
+        item.path
+        for item in items
+        if any(item.get_closest_marker(name) for name in ("slow", "ray", "torch"))
+    )
+    items.sort(key=lambda item: -long[item.path])
 
 
 def _unexpected(config: pytest.Config, report: Any) -> bool:

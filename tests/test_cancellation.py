@@ -86,6 +86,7 @@ async def failing_caller(nuc, llm, texts):
     assert isinstance(caught.value.exceptions[0], KeyError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "broken_off",
     [cancelled_run, cancelled_classify, broken_stream, failing_caller],
@@ -163,6 +164,7 @@ async def test_leaving_does_not_wait_for_retries_without_end(client_of):
         await nothing_left(llm, threads)
 
 
+@pytest.mark.slow
 async def test_closing_can_itself_be_cancelled(client_of):
     threads = set(threading.enumerate())
     async with LoopbackLLM(confident, latency=0.3) as llm:
@@ -207,6 +209,7 @@ async def test_closing_while_texts_are_embedded_ends_every_run(client_of):
         assert all(isinstance(run.exception(), TestNUCError) for run in done)
 
 
+@pytest.mark.slow
 async def test_a_second_close_waits_for_the_first(client_of):
     async with LoopbackLLM(confident, latency=0.3) as llm:
         nuc = TestNUC(**client_of(llm, max_concurrency=4))

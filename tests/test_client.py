@@ -36,6 +36,7 @@ async def test_a_batch_is_its_own_pool_and_asks_once_a_text(client_of):
     assert again.labels == results.labels[:60]
 
 
+@pytest.mark.slow
 async def test_the_vote_is_that_of_the_reference(client_of):
     # every third answer is wrong, so that the vote has something to do
     texts = messages(90)
@@ -201,6 +202,7 @@ async def test_concurrent_runs_share_their_calls(client_of):
         assert nuc.usage.coalesced + nuc.usage.store_hits == 40
 
 
+@pytest.mark.slow
 async def test_many_concurrent_classify_calls_share_embedding_batches(client_of):
     class CountingEmbedder(HashEmbedder):
         batches = 0
@@ -267,6 +269,7 @@ async def test_a_fatal_error_in_a_stream_is_raised(client_of):
             [r async for r in nuc.stream(messages(30), window=10)]
 
 
+@pytest.mark.slow
 async def test_cancelling_loses_nothing_that_was_paid_for(client_of):
     texts = messages(100)
     async with LoopbackLLM(confident, latency=0.05) as llm:

@@ -89,6 +89,7 @@ async def test_a_distilled_head_labels_new_texts_without_an_llm(tmp_path):
     assert all(0 < row.trust < 1 for row in results)
 
 
+@pytest.mark.slow
 async def test_judged_texts_calibrate_trust_and_certify(tmp_path):
     made = await distilled(tmp_path / "judged.head", judged=200)
     read = Head.load(tmp_path / "judged.head", Clustered())
@@ -162,6 +163,7 @@ def test_another_embedder_or_label_set_is_refused(tmp_path):
         TestNUC(labels, model=Says(), embedder=Clustered(), head_trust=0.5)
 
 
+@pytest.mark.slow
 async def test_only_texts_below_a_trust_go_to_the_llm(tmp_path):
     path = tmp_path / "topics.head"
     made = await distilled(path)
@@ -261,6 +263,7 @@ def test_a_classifier_of_scikit_learn(tmp_path):
     assert again.predict(texts).tolist() == made.predict(texts).tolist()
 
 
+@pytest.mark.slow
 def test_a_file_is_used_from_the_shell(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     texts = [f"{word} number {i}" for i in range(60) for word in ("refund money", "parcel late")]

@@ -270,6 +270,7 @@ async def test_the_first_text_of_all_has_no_examples(client_of):
         assert parsed(prompt(llm.bodies[0])) == ([], "refund please")
 
 
+@pytest.mark.slow
 async def test_streams_show_examples_of_their_window(client_of):
     texts = messages(90)
     for method in (SelfConsistency(3), TopKICL(3), TopKICLP(3)):
@@ -329,6 +330,7 @@ async def test_stored_predictions_outlive_the_client(client_of, method, tmp_path
         assert llm.calls == calls + method.samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [SelfConsistency(2), TopKICL(3), TopKICLP(3)])
 async def test_the_auto_policy_judges_by_predictions_of_the_method(client_of, method):
     texts = messages(300)

@@ -153,6 +153,7 @@ def check(results, policy="weighted", threshold=0.5):
         assert result.trusts == {label: result.shares[label] for label in result.labels}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["openai/test", "anthropic/test"])
 @pytest.mark.parametrize("per_call", [1, 4])
 async def test_a_batch_votes_for_each_label(nuc_of, model, per_call):
@@ -181,6 +182,7 @@ async def test_policies_weigh_each_label(nuc_of, policy):
         check(await nuc.classify_many(messages(30)), policy)
 
 
+@pytest.mark.slow
 async def test_the_threshold_decides_and_auto_is_weighted(nuc_of):
     texts = messages(30)
     async with LoopbackLLM(labels_of) as llm:
@@ -247,6 +249,7 @@ async def test_known_labels_vote_without_a_call(nuc_of):
     assert results[0].prediction.confidences == (1.0, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
 async def test_a_store_returns_what_was_said(nuc_of, kind, tmp_path, request):
     stores = {"memory": MemoryStore(), "sqlite": tmp_path / "answers.db"}

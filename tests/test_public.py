@@ -25,6 +25,7 @@ def test_an_unknown_name_is_an_attribute_error():
         testnuc.nothing  # noqa: B018
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "heavy"),
     [

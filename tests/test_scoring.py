@@ -63,6 +63,7 @@ def test_the_interval_of_an_accuracy_is_that_of_wilson():
     assert (wilson(7, 7).value, wilson(7, 7).high) == (1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_the_bootstrap_covers_the_true_macro_f1():
     dice = np.random.default_rng(1)
     chances = np.array([0.35, 0.1, 0.05, 0.3, 0.15, 0.05])

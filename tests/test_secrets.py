@@ -105,6 +105,7 @@ async def test_servers_that_repeat_the_key(logged, key, what):
     assert key not in logged.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["refused", "reset-before", "reset-within", "stalled"])
 async def test_broken_connections(client_of, logged, kind):
     key = KEYS[0]

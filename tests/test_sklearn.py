@@ -160,6 +160,7 @@ def test_labels_come_from_y_and_keep_their_type(llm):
         assert fitted.score(NEW, [numbers[gold(text)] for text in NEW]) == 1.0
 
 
+@pytest.mark.slow
 def test_labels_choose_how_votes_weigh_only_where_that_is_left_open(llm):
     texts = messages(300)
     labels = [gold(text) if i % 3 else None for i, text in enumerate(texts)]
@@ -175,6 +176,7 @@ def test_labels_choose_how_votes_weigh_only_where_that_is_left_open(llm):
         classifier(llm, policy="auto", k=None).fit(TEXTS)
 
 
+@pytest.mark.slow
 def test_pipelines_searches_and_clones(llm, tmp_path):
     strip = FunctionTransformer(lambda texts: [text.strip() for text in texts])
     steps = [("strip", strip), ("vote", None)]
@@ -192,6 +194,7 @@ def test_pipelines_searches_and_clones(llm, tmp_path):
         copy.predict(TEXTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", [True, False])
 def test_a_pickled_classifier_has_all_that_was_paid_for(llm, tmp_path, stored):
     store = tmp_path / "labels.db" if stored else None

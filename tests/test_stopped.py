@@ -217,6 +217,7 @@ def unused_port():
         return free.getsockname()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["classify_many", "stream", "predict_pool", "classify"])
 async def test_an_address_without_a_server_ends_the_run_soon(client_of, way):
     embedder = Counting()
@@ -288,6 +289,7 @@ async def test_the_first_call_is_one_of_those_needed(client_of, per_call, sample
         assert again.usage.calls == 0
 
 
+@pytest.mark.slow
 async def test_a_slow_first_call_does_not_hold_up_embedding(client_of, monkeypatch):
     monkeypatch.setattr("testnuc._engine.first_calls._PATIENCE", 0.05)
     embedder = Counting()

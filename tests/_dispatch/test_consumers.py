@@ -73,6 +73,7 @@ class Counter(Watcher):
         self.texts += texts
 
 
+@pytest.mark.slow
 async def test_an_observer_sees_texts_being_embedded(client_of):
     texts, counter, again = messages(1_300), Counter(), Counter()
     async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, k=3)) as nuc:

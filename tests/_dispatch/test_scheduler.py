@@ -77,6 +77,7 @@ async def test_not_more_than_twice_the_workers_however_many_wait():
     await scheduler.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pace", [0, 0.001])
 @pytest.mark.parametrize("workers", [1, 64])
 async def test_no_call_goes_out_half_full_but_the_last(workers, pace):
@@ -228,6 +229,7 @@ async def test_a_consumer_that_stops_reading_closes_asks_that_come_with_time():
     await scheduler.close()
 
 
+@pytest.mark.slow
 async def test_asks_are_taken_as_workers_get_free_and_outcomes_are_read():
     model = Model()
     scheduler = scheduler_of(model, workers=2, per_call=5)
@@ -382,6 +384,7 @@ def rejecting(bad, kind=BadRequestError, pace=0.0):
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 16])
 @pytest.mark.parametrize("bad", [{0}, {0, 1, 2}, {5}])
 async def test_a_rejected_text_is_at_fault_alone_once_another_is_answered(workers, bad):

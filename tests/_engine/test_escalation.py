@@ -27,6 +27,7 @@ def client(servers, **more):
     return testnuc.TestNUC(LABELS, "openai/gpt-4o-mini", base_url=small.base_url, **given)
 
 
+@pytest.mark.slow
 async def test_calls_are_foreseen_and_told_apart(servers, tmp_path):
     small, big = servers
     async with client(servers, store=tmp_path / "s.db") as nuc:
@@ -72,6 +73,7 @@ async def test_the_price_of_a_referee_is_foreseen():
     assert judging.referee_usd > judging.usd
 
 
+@pytest.mark.slow
 async def test_a_stream_escalates_window_by_window(servers):
     small, big = servers
     async with client(servers) as nuc:
@@ -92,6 +94,7 @@ async def test_a_stream_escalates_window_by_window(servers):
             assert [streamed[i] for i in range(400)] == many.labels
 
 
+@pytest.mark.slow
 async def test_labels_are_not_lost_with_the_referee(servers, caplog):
     small, _ = servers
     with LoopbackLLM(gold, api_key="another") as big:
@@ -114,6 +117,7 @@ async def test_with_too_few_texts_nothing_is_asked(servers):
         assert big.calls == 0
 
 
+@pytest.mark.slow
 async def test_texts_whose_call_failed_are_not_asked_again(servers):
     _, big = servers
     refused = set(TEXTS[5:10])
@@ -128,6 +132,7 @@ async def test_texts_whose_call_failed_are_not_asked_again(servers):
             assert small.requests == 2 * requests
 
 
+@pytest.mark.slow
 async def test_concurrent_runs_judge_once(servers):
     _, big = servers
     async with client(servers, escalate=0.0) as nuc:

@@ -81,6 +81,7 @@ def judge(review, n=None):
         review.answer(item.index, gold(item.text))
 
 
+@pytest.mark.slow
 async def test_fifty_judgments_improve_labels_without_a_further_call():
     model = Says()
     async with client(model, policy="majority", k=0) as nuc:
@@ -212,6 +213,7 @@ async def test_wrong_labels_are_refused_with_the_closest_one():
             await nuc.learn(["c0 number 0"], ["topc 3"])
 
 
+@pytest.mark.slow
 async def test_learned_outlives_the_process_and_can_be_undone(tmp_path):
     texts = texts_of(400)
     async with client(Says(), store=tmp_path / "s.db") as nuc:
@@ -267,6 +269,7 @@ async def test_learned_is_the_same_after_bytes():
         assert again.certify(0.8) == learned.certify(0.8)
 
 
+@pytest.mark.slow
 async def test_random_judgments_certify_a_part():
     async with client(Says()) as nuc:
         texts = texts_of(600)

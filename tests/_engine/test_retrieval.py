@@ -135,6 +135,7 @@ class Counted:
         return await self._pool.fetch(ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("predicted", [0, 3, 40])
 @pytest.mark.parametrize("method", [StandardPrompting(), TopKICL(k=2)])
 async def test_a_pool_with_few_predictions_is_not_read_for_each_text(predicted, method):

@@ -67,6 +67,7 @@ def looked(nuc):
 # -- decisions -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_the_decision_follows_the_predictions():
     async with client() as nuc:
         await nuc.add(texts(0, 1_600))
@@ -92,6 +93,7 @@ async def test_calls_alone_let_the_decision_be_made_again():
         assert looked(nuc) >= 1.25 * first
 
 
+@pytest.mark.slow
 async def test_the_same_texts_do_not_let_the_pool_be_diagnosed_again(monkeypatch):
     async with client() as nuc:
         await nuc.add(texts(0, 400))

@@ -26,6 +26,7 @@ async def run(model, texts, **more):
         return await nuc.classify_many(texts)
 
 
+@pytest.mark.slow
 async def test_texts_that_a_model_predicts_need_no_call():
     model, texts = Says(sure), texts_of(2_000)
     results = await run(model, texts, ask="unsure")
@@ -49,6 +50,7 @@ async def test_all_texts_are_asked_about_where_the_model_is_no_match():
     assert results.notes == ()
 
 
+@pytest.mark.slow
 async def test_a_second_run_is_free_and_the_same(tmp_path):
     texts, store = texts_of(1_500), tmp_path / "answers.db"
     first = await run(Says(sure), texts, ask="unsure", store=store)
@@ -61,6 +63,7 @@ async def test_a_second_run_is_free_and_the_same(tmp_path):
     assert again.notes == first.notes
 
 
+@pytest.mark.slow
 async def test_a_run_that_a_budget_stopped_is_resumed(tmp_path):
     texts, store = texts_of(1_500), tmp_path / "answers.db"
     whole = await run(Says(sure), texts, ask="unsure")
@@ -73,6 +76,7 @@ async def test_a_run_that_a_budget_stopped_is_resumed(tmp_path):
     assert resumed.labels == whole.labels
 
 
+@pytest.mark.slow
 async def test_at_most_a_part_is_asked_about():
     model, texts = Says(), texts_of(2_000)
     results = await run(model, texts, ask=Unsure(most=0.25), k=0)
@@ -83,6 +87,7 @@ async def test_at_most_a_part_is_asked_about():
     assert np.mean([row.label == gold(row.text) for row in spared]) > 0.8
 
 
+@pytest.mark.slow
 async def test_judgments_that_prove_a_learned_model_better_stop_earlier():
     texts = texts_of(2_000)
     model = Says()
@@ -126,6 +131,7 @@ async def test_the_estimate_gives_a_range():
         assert "from 500 to 5,000 calls" in str(found)
 
 
+@pytest.mark.slow
 async def test_a_stream_spares_texts_in_each_window():
     model, texts = Says(sure), texts_of(2_000)
     async with client(model, ask="unsure") as nuc:
@@ -134,6 +140,7 @@ async def test_a_stream_spares_texts_in_each_window():
     assert 0 < sum(row.source == "head" for row in results) == 2_000 - len(model.asked)
 
 
+@pytest.mark.slow
 async def test_answers_outside_the_labels_and_errors_are_no_audit():
     class Silent(Says):
         async def answer(self, request):

@@ -51,6 +51,7 @@ def by_row(found):
     return rows
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(pools(), POLICIES, st.sampled_from([0.5, 0.0, 0.25, 1.0, 0.6180339]))
 def test_equals_the_naive_twin(case, policy, threshold):
@@ -85,6 +86,7 @@ def test_equals_the_naive_twin(case, policy, threshold):
         assert by_row(found) == expected
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(pools(), st.sampled_from(["majority", "weighted"]))
 def test_a_single_label_above_one_half_is_the_winner_of_the_plain_vote(case, policy):

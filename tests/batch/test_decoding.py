@@ -113,11 +113,13 @@ WANTED = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(WANTED, max_size=5).map(tuple), max_size=20))
 def test_items_are_stored_whole(wanted):
     assert unpack(pack(wanted)) == tuple(wanted)
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(WANTED, min_size=1, max_size=3).map(tuple), min_size=1), st.data())
 def test_items_that_are_cut_are_noticed(wanted, data):
     stored = pack(wanted)
@@ -148,6 +150,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(JSON)
 def test_strange_lines_are_lines_or_none(value):
     for read in (openai_line, anthropic_line):

@@ -128,6 +128,7 @@ async def test_packs_and_batches_multiply(model, lane):
         assert llm.batches == 4
 
 
+@pytest.mark.slow
 async def test_all_that_can_go_wrong_at_once(model, lane):
     texts = messages(1_000)
     batches = Batches(
@@ -186,6 +187,7 @@ async def test_the_rest_is_asked_live_or_left_as_the_user_chose(model, outcome, 
             assert (len(results.errors), llm.calls, llm.batches) == (0, 60, 2)
 
 
+@pytest.mark.slow
 async def test_the_rest_joins_live_requests_in_flight(lane):
     texts = messages(40)
     batches = Batches(outcomes=["expired"], answered=0.5)
@@ -446,6 +448,7 @@ async def test_processes_that_share_a_database_ask_once(lane, database):
         await asyncio.gather(slow, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_a_pool_is_predicted_in_one_stage(model, lane):
     async with (
         LoopbackLLM(confident) as llm,
@@ -624,6 +627,7 @@ async def test_batches_of_others_are_not_taken_for_ours(lane):
         assert (llm.batches, llm.calls) == (3, 120)
 
 
+@pytest.mark.slow
 async def test_a_provider_that_is_away_for_a_while_is_waited_for(model, lane):
     retry = testnuc.RetryPolicy(attempts=2, initial_wait=0.001)
     batches = Batches(polls=100, broken=2)

@@ -50,6 +50,7 @@ def left_behind(tmp_path, model):
     return leave
 
 
+@pytest.mark.slow
 def test_a_run_is_gone_on_with(left_behind, model):
     faults = Faults(schedule=["500"])
     with LoopbackLLM(confident, batches=Batches(polls=60), faults=faults, api_key=None) as llm:

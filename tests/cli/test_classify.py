@@ -441,6 +441,7 @@ def test_the_last_error_is_shown_for_two_minutes():
     assert progress.figures() == ""
 
 
+@pytest.mark.slow
 async def test_lines_while_nothing_is_answered(capsys, monkeypatch):
     monkeypatch.setattr(LineProgress, "every", 0.05)
     progress = RunProgress(Usage, live=False)

@@ -194,6 +194,7 @@ SCRIPT = (
 )
 
 
+@pytest.mark.slow
 def test_a_full_disk_behind_stdout_is_an_error(tmp_path):
     (tmp_path / "in.txt").write_text("\n".join(messages(4)))
     with LoopbackLLM(confident) as llm, Path("/dev/full").open("w") as full:

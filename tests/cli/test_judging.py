@@ -175,6 +175,7 @@ def test_results_without_a_store_keep_what_was_learned_beside_them(tickets, tmp_
         assert llm.calls == 240
 
 
+@pytest.mark.slow
 def test_results_in_full_and_answers_written_by_hand(tickets):
     with LoopbackLLM(wrong_at_random) as llm:
         given = [*options(llm), "--none-label", "other", "--instructions", "Be strict."]
@@ -204,6 +205,7 @@ def test_results_in_full_and_answers_written_by_hand(tickets):
         assert "did you mean 'refund'" in err
 
 
+@pytest.mark.slow
 def test_options_that_are_given_win_over_those_of_the_store(tickets):
     with LoopbackLLM(wrong_at_random) as llm:
         given = [*options(llm), "--store", "labels.db"]
@@ -240,6 +242,7 @@ def labels_in(path):
     return {row["text"]: row["nuc_label"] or None for row in rows}
 
 
+@pytest.mark.slow
 def test_after_a_review_every_output_has_the_corrected_labels(tickets):
     with LoopbackLLM(wrong_at_random) as llm:
         given = options(llm)
@@ -281,6 +284,7 @@ def test_after_a_review_every_output_has_the_corrected_labels(tickets):
         assert llm.calls == 240
 
 
+@pytest.mark.slow
 def test_a_review_has_a_page(tickets, monkeypatch):
     shown = []
     monkeypatch.setattr("webbrowser.open", lambda url: shown.append(url) or True)
@@ -322,6 +326,7 @@ def test_no_password_is_written_into_the_page():
     assert made == "testnuc learn STORE review.json --k 3"
 
 
+@pytest.mark.slow
 def test_reviews_of_several_people_are_joined(tickets):
     with LoopbackLLM(wrong_at_random) as llm:
         given = options(llm)
@@ -352,6 +357,7 @@ def test_reviews_of_several_people_are_joined(tickets):
         assert (code, "can be joined" in err) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["page", "0.1.0"])
 def test_marks_correct_but_prove_nothing(tickets, form):
     wrong = [t for t in TEXTS if wrong_at_random(t)[0] != true_label(t)][:20]

@@ -123,6 +123,7 @@ def answer(text):
     return LABELS[(LABELS.index(gold(text)) + (number % 5 == 0)) % 3], 0.9
 
 
+@pytest.mark.slow
 async def test_marks_are_learned_from(tmp_path, client_of):
     texts = messages(240)
     path = tmp_path / "marks.csv"

@@ -107,6 +107,7 @@ def test_a_file_that_is_not_there_and_an_environment_that_is_wrong(folder):
     assert "TESTNUC_MODLE is not a setting; did you mean TESTNUC_MODEL?" in err
 
 
+@pytest.mark.slow
 def test_help_is_quick():
     """CPU seconds of a cold start, as a part of what an empty interpreter takes: others' load
     hardly counts."""

@@ -68,6 +68,7 @@ class Server:
         await self.runner.cleanup()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behavior", ["", "lists", "busy"])
 async def test_vectors_come_in_the_order_of_the_texts(behavior):
     texts = [f"text {i}" for i in range(600)]

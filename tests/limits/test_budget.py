@@ -68,6 +68,7 @@ class Ledger:
             self.check()
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(calls, max_size=30),

@@ -125,6 +125,7 @@ def test_counts(text, number):
     assert headers.count(text) == number
 
 
+@pytest.mark.slow
 @given(st.text(max_size=80) | st.from_regex(r"\A[0-9.hmsdnu:TZ+, -]{0,70}\Z"))
 @example("0001-01-01T00:00:00+23:59")
 @example("9999-12-31T23:59:59-23:59")

@@ -29,6 +29,7 @@ def most_in_a_window(log, seconds):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(calls, max_size=60),
@@ -80,6 +81,7 @@ def test_no_sliding_minute_exceeds_the_limit(plan, requests, tokens, concurrency
     run(main)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 300), st.floats(0, 0.9), st.integers(0, 2**32))
 def test_the_server_sees_no_more_either(limit, jitter, seed):

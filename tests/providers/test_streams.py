@@ -132,6 +132,7 @@ def test_what_is_no_stream():
         assert joined(body) is None
 
 
+@pytest.mark.slow
 @given(events=st.lists(VALUES, max_size=4), cut=st.integers(0, 40))
 def test_no_stream_breaks_the_client(events, cut):
     body = stream(*events)

@@ -238,6 +238,7 @@ async def test_noise_and_halves_leave_the_service_well():
     assert held.asked == ["refund please"]
 
 
+@pytest.mark.slow
 async def test_hundreds_of_callers_are_embedded_together_and_ask_once(client_of):
     arrived = asyncio.Event()
 
@@ -361,6 +362,7 @@ async def test_what_fails_at_the_start_ends_the_service():
         await serve(service, prepare=prepare)
 
 
+@pytest.mark.slow
 async def test_nothing_blocks_the_event_loop(client_of, tmp_path):
     blockbuster = pytest.importorskip("blockbuster")
     async with LoopbackLLM(confident) as llm:

@@ -325,6 +325,7 @@ async def test_metrics_and_the_page(client_of):
     assert [r.index for r in seen] == [*range(10), 0]
 
 
+@pytest.mark.slow
 async def test_the_openapi_document_is_valid_and_true(client_of):
     validator = pytest.importorskip("openapi_spec_validator")
     from jsonschema import Draft202012Validator as Draft

@@ -87,6 +87,7 @@ async def same_labels(base_url, store, expected):
 KINDS = [".jsonl", ".parquet"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_to_another_file_and_again(filled, tmp_path, kind):
     import asyncio
@@ -166,6 +167,7 @@ async def test_a_record_that_cannot_be_read(tmp_path, record, problem):
     await store.close()
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line_and_exit_code_2(filled, tmp_path):
     path, _, _ = filled
     file, target = tmp_path / "moved.jsonl", tmp_path / "to.db"

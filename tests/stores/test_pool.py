@@ -153,6 +153,7 @@ async def _compare(steps, path):
     await store.close()
 
 
+@pytest.mark.slow
 async def test_the_client_labels_alike_with_both(tmp_path, client_of):
     texts = messages(300)
     async with LoopbackLLM(confident) as llm:
@@ -368,6 +369,7 @@ async def test_leftovers_of_killed_processes_are_cleared_away(tmp_path):
 # -- processes and threads -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_two_pools_save_one_after_the_other(tmp_path):
     path = tmp_path / "s.db"
     async with opened(path) as one, opened(path) as two:
@@ -447,6 +449,7 @@ def test_a_killed_process_loses_nothing_that_was_added(tmp_path):
     asyncio.run(check())
 
 
+@pytest.mark.slow
 async def test_the_event_loop_is_not_blocked(tmp_path, client_of):
     texts = messages(400)
     async with LoopbackLLM(confident) as llm:

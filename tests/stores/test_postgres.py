@@ -129,6 +129,7 @@ async def test_without_the_driver_the_message_says_what_to_install(monkeypatch):
 # -- opening ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_nobody_there_is_said_without_the_password(tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     store = PostgresStore(

@@ -101,6 +101,7 @@ SHALLOW = VALUES | st.lists(VALUES, max_size=2) | st.dictionaries(st.sampled_fro
 DEEP = SHALLOW | st.lists(SHALLOW, max_size=2) | st.dictionaries(st.sampled_from(WITHIN), SHALLOW)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from([*FIELDS, "output_config", "logprobs"]), DEEP))
 def test_no_body_breaks_the_server(body):
     for path in (b"/v1/chat/completions", b"/v1/messages"):

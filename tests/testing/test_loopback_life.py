@@ -131,6 +131,7 @@ def test_without_an_event_loop():
     assert "LoopbackLLM" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.slow
 def test_in_another_process(tmp_path):
     with serve_in_process({"a": ("x", 0.5), "b": "y"}, latency=0.001) as server:
         assert server.pid != os.getpid()
@@ -151,6 +152,7 @@ def test_in_another_process(tmp_path):
         assert json.loads(said(post(server.base_url, chat("a"))))["label"] == "x"
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_start_says_so(tmp_path, capfd):
     missing = serve_in_process(tmp_path / "missing.json")
     with pytest.raises(TestNUCError, match="exited with code"), missing:
@@ -161,6 +163,7 @@ def test_a_process_that_cannot_start_says_so(tmp_path, capfd):
         pass
 
 
+@pytest.mark.slow
 def test_on_the_command_line():
     import subprocess
 

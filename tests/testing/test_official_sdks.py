@@ -14,6 +14,9 @@ from pydantic import BaseModel
 from testnuc.testing import Batches, Faults, LoopbackLLM
 from tests.testing.loopback_client import FORMAT, SCHEMA, chat, message
 
+# the SDKs alone take seconds to import
+pytestmark = pytest.mark.slow
+
 GOLD = {"Where is it?": ("delivery", 0.9), "My money back!": ("refund", 0.75)}
 TEXTS = list(GOLD)
 

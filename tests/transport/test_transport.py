@@ -273,6 +273,7 @@ async def test_no_server():
         assert transport.account.spent == (0, 0, 0)
 
 
+@pytest.mark.slow
 async def test_calls_that_wait_fail_with_the_one_that_finds_no_server():
     async with serving(lambda n, r: said()) as (wire, _):
         pass
@@ -291,6 +292,7 @@ async def test_calls_that_wait_fail_with_the_one_that_finds_no_server():
     await transport.aclose()
 
 
+@pytest.mark.slow
 async def test_a_restart_is_outlasted():
     async with serving(lambda n, r: said()) as (wire, _), sending() as transport:
         await transport.call(wire, ONE)

@@ -101,6 +101,7 @@ async def test_few_predictions_keep_their_own():
     assert "20 predictions" in results[0].reason
 
 
+@pytest.mark.slow
 async def test_a_diagnosis_ends_with_what_was_decided_and_what_judgments_would_bring():
     _, nuc = client()
     async with nuc:
@@ -162,6 +163,7 @@ async def test_a_single_text_asks_no_neighbor_before_there_is_evidence():
     assert result.label == said("3 30")
 
 
+@pytest.mark.slow
 async def test_trust_is_unknown_without_voters_and_withholds_labels():
     _, nuc = client(policy="weighted", k=0)
     async with nuc:
@@ -177,6 +179,7 @@ async def test_trust_is_unknown_without_voters_and_withholds_labels():
     assert results.changed == sum(r.changed for r in results)
 
 
+@pytest.mark.slow
 async def test_what_the_vote_changed_is_counted_without_making_the_rows():
     _, nuc = client(policy="weighted")
     async with nuc:
@@ -185,6 +188,7 @@ async def test_what_the_vote_changed_is_counted_without_making_the_rows():
     assert 0 < len(changed) == results.changed < len(results)
 
 
+@pytest.mark.slow
 async def test_prior_balances_the_batch():
     _, nuc = client(policy=VotePolicy(prior={n: 1 + (n == NAMES[0]) * 20 for n in NAMES}))
     async with nuc:

@@ -180,6 +180,7 @@ def test_a_certificate_says_what_it_takes():
     assert "100% of the texts" in str(good)
 
 
+@pytest.mark.slow
 def test_the_reason_is_about_all_texts_and_not_about_those_that_were_drawn_more_often():
     random = np.random.default_rng(5)
     n, m = 800, 150

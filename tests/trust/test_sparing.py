@@ -50,6 +50,7 @@ def run(seed, noise, rule):
     return sparing, own, rounds
 
 
+@pytest.mark.slow
 def test_what_is_proved_holds_in_nine_of_ten_runs():
     wrong = spared = 0
     for seed in range(30):

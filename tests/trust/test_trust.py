@@ -136,6 +136,7 @@ def test_the_line_ends_at_one():
     assert estimate.error == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_plot():
     pytest.importorskip("matplotlib")
     ids, similarities, labels, _ = clustered(600, 0.7)
@@ -246,6 +247,7 @@ def pairs_among_others(seed=0, n=3_000):
     return ids, similarities, np.concatenate([labels, sevens]), np.concatenate([gold, sevens])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_labels_that_surely_lose_by_the_vote_keep_theirs(seed):
     ids, similarities, labels, gold = pairs_among_others(seed)
@@ -264,6 +266,7 @@ def test_no_label_is_kept_without_reason(right):
         assert diagnose(ids, similarities, labels, n_classes=CLASSES).decision.kept == ()
 
 
+@pytest.mark.slow
 def test_a_kept_label_is_not_overruled_by_its_neighbors():
     ids, similarities, labels, _ = pairs_among_others()
     texts = [PoolText(str(i), str(i).encode()) for i in range(len(labels))]
