@@ -112,6 +112,15 @@ def test_a_wrong_column_suggests_the_right_one(tmp_path, content, column, says):
     assert ";" not in str(caught.value).split("it has", 1)[1]
 
 
+def test_columns_of_one_name_are_refused_as_one_would_be_lost(tmp_path):
+    file = tmp_path / "in.csv"
+    file.write_text("id,note,text,note,,\n1,first,money back,second,,\n")
+    with LoopbackLLM(confident) as llm:
+        code, _, err = classify(llm, file, "-o", tmp_path / "out.csv")
+        assert (code, llm.requests) == (2, 0)
+        assert "in.csv has 2 columns named 'note'; rename all but one" in err
+
+
 def test_a_wrong_delimiter_is_told_as_such(tmp_path):
     file = tmp_path / "in.csv"
     file.write_text("id;message\n1;a\n")
