@@ -99,10 +99,9 @@ def require_new(output: str, *, overwrite: bool) -> None:
 def may_replace(output: str, table: Table) -> bool:
     """Return whether an output holds what an earlier run on these texts wrote, and no more.
 
-    Columns that were added since, such as correct labels, must not be lost.
+    Columns that were added since, such as correct labels, must not be lost. A .txt output holds no
+    texts by which to recognize it.
     """
-    if Path(output).suffix.lower() == ".txt":
-        return True
     try:
         held = read_table(output, table.text_column, quiet=True)
     except InvalidInputError:

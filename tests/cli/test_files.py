@@ -287,6 +287,11 @@ def test_with_a_store_a_run_on_the_same_texts_replaces_its_own_output_only(tmp_p
         # other texts
         out.write_text("text,nuc_label\nanother,refund\n")
         assert classify(llm, file, "-o", out, store=store)[0] == 2
+        # a .txt file can be anything
+        notes = tmp_path / "notes.txt"
+        notes.write_text("of mine\n")
+        assert classify(llm, file, "-o", notes, store=store)[0] == 2
+        assert notes.read_text() == "of mine\n"
 
 
 @pytest.mark.parametrize(
