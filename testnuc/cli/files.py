@@ -201,6 +201,9 @@ def _write_out(text: str) -> None:
     InvalidInputError
         It is a file on a full disk.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # JSON is UTF-8, whatever the locale of the shell cannot encode
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -204,6 +204,28 @@ SCRIPT = (
 
 
 @pytest.mark.slow
+def test_a_stdout_of_another_encoding(tmp_path):
+    file = tmp_path / "in.txt"
+    file.write_text(f"{GERMAN}\nlogin\n", encoding="utf-8")
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-c", SCRIPT, *map(str, arguments)],
+            capture_output=True, check=True,
+            env={"OPENAI_API_KEY": "x", "PYTHONPATH": ":".join(sys.path),
+                 "PYTHONIOENCODING": "ascii"},
+        ).stdout  # fmt: skip
+
+    with LoopbackLLM(lambda _: (LABELS[0], 0.9)) as llm:
+        answers = classify(llm, file, run=run)
+    # JSON is UTF-8 in any locale: no answer is lost
+    assert json.loads(answers.splitlines()[0])["text"] == GERMAN
+    for name, label in (("a.csv", "refund"), ("b.csv", "login")):
+        (tmp_path / name).write_text(f'text,nuc_label\n"{GERMAN}",{label}\n', encoding="utf-8")
+    assert b"P\\xe4ckchen" in run("compare", tmp_path / "a.csv", tmp_path / "b.csv")
+
+
+@pytest.mark.slow
 def test_a_full_disk_behind_stdout_is_an_error(tmp_path):
     (tmp_path / "in.txt").write_text("\n".join(messages(4)))
     with LoopbackLLM(confident) as llm, Path("/dev/full").open("w") as full:
