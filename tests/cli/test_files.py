@@ -347,6 +347,8 @@ def test_labels_from_files(tmp_path, name, content, expected):
 
 def test_labels_that_are_no_file():
     assert read_labels("refund, lost") == ["refund", "lost"]
+    many = [f"label number {i}" for i in range(300)]
+    assert read_labels(",".join(many)) == many
     with pytest.raises(InvalidInputError, match=r"no file labels\.csv"):
         read_labels("labels.csv")
     with pytest.raises(InvalidInputError, match="there is no such file, and it is one label"):
