@@ -24,7 +24,7 @@ from testnuc.cli.reading import (
     usable,
 )
 from testnuc.errors import InvalidInputError
-from testnuc.records import PREFIX, file_row
+from testnuc.records import PREFIX, cell_of, file_row
 from testnuc.types import MultilabelClassification
 
 if TYPE_CHECKING:
@@ -228,5 +228,5 @@ def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter
     out = io.StringIO(newline="")
     writer = csv.DictWriter(out, columns, extrasaction="ignore", delimiter=delimiter)
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: cell_of(value) for name, value in row.items()} for row in rows)
     return out.getvalue()

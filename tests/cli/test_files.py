@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,23 @@ def test_each_format_in_and_out(tmp_path, kind):
     assert [row["nuc_own_label"] for row in made.rows] == [gold(t) for t in texts]
     assert [str(row["id"]) for row in made.rows] == [str(i) for i in range(12)]
     assert made.columns[:3] == ["id", "text", "nuc_label"]
+
+
+@pytest.mark.parametrize("kind", [".csv", ".xlsx"])
+def test_what_a_cell_cannot_hold_is_text(tmp_path, kind):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    at, tags = datetime(2026, 1, 2, tzinfo=UTC), {"a": [1, None]}
+    columns = {"text": ["refund"], "at": [at], "tags": [tags], "raw": [b"x"]}
+    file, out = tmp_path / "in.parquet", tmp_path / f"out{kind}"
+    parquet.write_table(arrow.table(columns), file)
+    with LoopbackLLM(lambda _: (LABELS[0], 0.9)) as llm:
+        code, _, err = classify(llm, file, "-o", out)
+    assert code == 0, err
+    row = read_table(str(out), "text").rows[0]
+    assert datetime.fromisoformat(row["at"]) == at
+    assert json.loads(row["tags"]) == tags
+    assert row["raw"] == "b'x'"
 
 
 def test_a_workbook_as_people_make_them(tmp_path):
