@@ -20,6 +20,7 @@ __all__ = ["command", "next_step"]
 #: Options by which stored answers are found.
 _OF_ANSWERS = (
     "labels",
+    "store",
     "model",
     "base_url",
     "embedder",
@@ -79,6 +80,8 @@ def next_step(
         return "next: name an output with -o (.csv, .xlsx, .jsonl) to judge some texts and learn"
     # the embedder of a store is found there again
     client = {name: client[name] for name in _OF_ANSWERS if client[name] != EMBEDDER}
+    if client["store"] == source:
+        del client["store"]
     if results.learned is not None:
         return "next, prove how many labels are right: " + command(
             "certify", source, client, text_column=text_column
