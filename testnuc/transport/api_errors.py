@@ -82,7 +82,7 @@ _MALFORMED = re.compile(r"output that does not match the expected \S* ?format", 
 #: Some servers fail with a 500 on a format of the answer that they do not know.
 _FORMAT = re.compile(
     r"response[_ ]?format|json[_ ](object|schema)|structured[_ ]?output|output[_ ](config|format)"
-    r"|grammar|guided[_ ](json|decoding)|outlines",
+    r"|grammar|guided[_ ](json|decoding)|outlines|logprobs is not supported",
     re.IGNORECASE,
 )
 #: ``"retryDelay": "34s"``, also quoted by a gateway.
