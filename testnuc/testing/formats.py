@@ -171,8 +171,17 @@ class _OpenAI:
             }
         return orjson.dumps(body)
 
-    _TYPES: ClassVar = {429: "requests", 401: "invalid_request_error"}
-    _CODES: ClassVar = {429: "rate_limit_exceeded", 401: "invalid_api_key", 404: "model_not_found"}
+    _TYPES: ClassVar = {
+        401: "invalid_request_error",
+        403: "request_forbidden",
+        429: "requests",
+    }
+    _CODES: ClassVar = {
+        401: "invalid_api_key",
+        403: "unsupported_country_region_territory",
+        404: "model_not_found",
+        429: "rate_limit_exceeded",
+    }
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> bytes:
         kind = "server_error" if status >= 500 else "invalid_request_error"

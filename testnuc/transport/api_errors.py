@@ -228,7 +228,8 @@ def _kind(  # noqa: PLR0911 - one return for each kind
         return UnreadableReplyError, "", True
     if status in {400, 403, 422} and (lowered & _FILTERED_CODES or _FILTERED.search(text)):
         return ContentRefusedError, "", True
-    if status in {401, 403}:
+    if status in {401, 403} or "no_db_connection" in lowered:
+        # the latter is LiteLLM's proxy without a database, which knows one key;
         # OpenAI forbids log-probabilities of some models: no matter of the key
         return BadRequestError if "logprobs" in text else AuthenticationError, "", False
     if status == 404:
