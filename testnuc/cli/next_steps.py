@@ -28,6 +28,7 @@ _OF_ANSWERS = (
     "none_label",
     "texts_per_call",
     "shortlist",
+    "score_labels",
 )
 
 
@@ -55,7 +56,8 @@ def command(
         # a table in the settings file is found there again
         if value in (None, usual[option]) or str(value).startswith(("{", "[")):
             continue
-        words += [f"--{option.replace('_', '-')}", str(value)]
+        flag = f"--{option.replace('_', '-')}"
+        words += [flag] if value is True else [flag, str(value)]
     return shlex.join("STORE" if has_password(word) else word for word in words)
 
 

@@ -483,3 +483,16 @@ def test_a_bar_on_a_terminal(monkeypatch):
     progress.close()
     assert re.search(r"asking.*50/50", shown.getvalue(), re.DOTALL)
     assert "price unknown, 3 retries" in shown.getvalue()
+
+
+def test_labels_are_scored_and_the_next_command_says_so(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with LoopbackLLM(lambda _: ("refund", 0.1), record=100) as llm:
+        asked = [*options(llm), "--score-labels", "--k", "0"]
+        code, _, err = run_here("classify", source, *asked, "-o", "out.jsonl")
+        assert code == 0, err
+        assert {body["top_logprobs"] for body in llm.bodies} == {20}
+        # the others share what the reply leaves over
+        assert {row["nuc_label"] for row in rows(tmp_path / "out.jsonl")} == {"delivery"}
+        assert "--score-labels" in err
+        assert "--score-labels True" not in err
