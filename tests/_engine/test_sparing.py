@@ -131,6 +131,16 @@ async def test_the_estimate_gives_a_range():
         assert "from 500 to 5,000 calls" in str(found)
 
 
+async def test_the_estimate_knows_the_most_and_what_is_stored():
+    texts = texts_of(1_000)
+    async with client(Says(sure), ask=Unsure(stop=1, most=0.6)) as nuc:
+        before = await nuc.estimate(texts)
+        assert (before.least_calls, before.calls) == (600, 600)
+        await nuc.classify_many(texts)
+        after = await nuc.estimate(texts)
+        assert (after.least_calls, after.calls, after.store_hits) == (0, 0, 600)
+
+
 @pytest.mark.slow
 async def test_a_stream_spares_texts_in_each_window():
     model, texts = Says(sure), texts_of(2_000)
