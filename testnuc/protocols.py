@@ -67,6 +67,8 @@ class Task:
     reasoning_effort: str | None = "least"
     #: Whether a text can have several labels, or none.
     multilabel: bool = False
+    #: Whether the label is the one whose tokens are most probable.
+    score_labels: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from testnuc.cli.reading import (
     usable,
 )
 from testnuc.errors import InvalidInputError
-from testnuc.records import PREFIX, file_row
+from testnuc.records import PREFIX, cell_of, file_row
 from testnuc.types import MultilabelClassification, Reason
 
 if TYPE_CHECKING:
@@ -112,10 +112,9 @@ def free_name(output: str) -> str:
 def held_by(output: str, table: Table) -> tuple[bool, set[str]]:
     """Return whether an output holds these texts or the first of them, and columns that they lack.
 
-    Columns that were added since a run wrote it, such as correct labels, must not be lost.
+    Columns that were added since a run wrote it, such as correct labels, must not be lost. A .txt
+    output holds no texts by which to recognize it.
     """
-    if Path(output).suffix.lower() == ".txt":
-        return True, set()
     try:
         held = read_table(output, table.text_column, quiet=True)
     except InvalidInputError:
@@ -215,6 +214,9 @@ def _write_out(text: str) -> None:
     InvalidInputError
         It is a file on a full disk.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # JSON is UTF-8, whatever the locale of the shell cannot encode
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -242,5 +244,5 @@ def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter
     out = io.StringIO(newline="")
     writer = csv.DictWriter(out, columns, extrasaction="ignore", delimiter=delimiter)
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: cell_of(value) for name, value in row.items()} for row in rows)
     return out.getvalue()

@@ -14,7 +14,13 @@ import orjson
 import typer
 
 from testnuc._base.checks import hash_text
-from testnuc.cli.answered_texts import LabeledTable, labeled, opened, with_known_options
+from testnuc.cli.answered_texts import (
+    LabeledTable,
+    labeled,
+    opened,
+    texts_for,
+    with_known_options,
+)
 from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import (
@@ -123,11 +129,11 @@ def learn(
     take = _lesson(files, at_random=at_random)
 
     async def run() -> tuple[Learned, LabeledTable | None]:
-        async with opened(source, client, text_column) as (nuc, table):
-            learned = await take(nuc)
+        async with opened(source, client, text_column) as (nuc, given):
             if output is None:
-                return learned, None
-            return learned, await labeled(nuc, table, source, output)
+                return await take(nuc), None
+            table = await texts_for(nuc, given, source, output)
+            return await take(nuc), await labeled(nuc, table, source)
 
     learned, found = run_to_end(run())
     print(learned)  # noqa: T201 - the command's output
@@ -222,7 +228,7 @@ def certify(
     asked, client = client, with_known_options(client, source)
 
     async def find() -> tuple[Any, LabeledTable]:
-        async with opened(source, client, text_column) as (nuc, table):
+        async with opened(source, client, text_column) as (nuc, given):
             learned = nuc.learned
             if learned is None:
                 raise InvalidInputError(
@@ -230,7 +236,8 @@ def certify(
                     "testnuc learn; if it is an output of learn, name the results that learn read"
                 )
             certificate = learned.certify(accuracy, confidence)
-            return certificate, await labeled(nuc, table, source, output)
+            table = await texts_for(nuc, given, source, output)
+            return certificate, await labeled(nuc, table, source)
 
     certificate, found = run_to_end(find())
     results, table = found.results, found.table
@@ -252,6 +259,9 @@ def certify(
 
 def distill(source: str, *, output: str, text_column: str, client: dict[str, Any]) -> None:
     """Train a head on the labels, write it, and print what it is."""
+    if Path(output).suffix.lower() != ".head":
+        # it is replaced without --overwrite, so it must not be a file of texts
+        raise InvalidInputError(f"the output is {output!r}; name a .head file")
     require_folder(output)
     client = with_known_options(client, source)
 

@@ -41,6 +41,7 @@ _KEPT = (
     "none_label",
     "texts_per_call",
     "shortlist",
+    "score_labels",
     "k",
     "policy",
 )

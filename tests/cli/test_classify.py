@@ -248,12 +248,14 @@ def test_parquet_in_and_out(tmp_path):
 
 def test_parquet_that_is_none_and_rows_that_fit_into_none(tmp_path):
     pytest.importorskip("pyarrow")
-    source, mixed = tmp_path / "in.parquet", tmp_path / "mixed.jsonl"
+    source, mixed, large = (tmp_path / name for name in ("in.parquet", "mixed.jsonl", "l.jsonl"))
     source.write_text("text\nhello\n")
+    large.write_text(f'{{"text": "a", "n": {2**64 - 1}}}\n{{"text": "b", "n": -1}}\n')
     mixed.write_text('{"text": "a", "n": 1}\n{"text": "b", "n": "one"}\n')
     for file, output, says in (
         (source, "out.csv", "is not a Parquet file"),
         (mixed, tmp_path / "out.parquet", "cannot be written as Parquet"),
+        (large, tmp_path / "out.parquet", "cannot be written as Parquet"),
     ):
         code, _, err = run_here("classify", file, "--labels", "a,b", "-o", output)
         assert code == 2, err
@@ -481,3 +483,16 @@ def test_a_bar_on_a_terminal(monkeypatch):
     progress.close()
     assert re.search(r"asking.*50/50", shown.getvalue(), re.DOTALL)
     assert "price unknown, 3 retries" in shown.getvalue()
+
+
+def test_labels_are_scored_and_the_next_command_says_so(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with LoopbackLLM(lambda _: ("refund", 0.1), record=100) as llm:
+        asked = [*options(llm), "--score-labels", "--k", "0"]
+        code, _, err = run_here("classify", source, *asked, "-o", "out.jsonl")
+        assert code == 0, err
+        assert {body["top_logprobs"] for body in llm.bodies} == {20}
+        # the others share what the reply leaves over
+        assert {row["nuc_label"] for row in rows(tmp_path / "out.jsonl")} == {"delivery"}
+        assert "--score-labels" in err
+        assert "--score-labels True" not in err

@@ -167,6 +167,10 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
         code, _, err = run_here("review", "out.csv")
         assert code == 0, err
         judged("review.json")
+        # nothing is learned where the outcome cannot be written
+        code, _, refused = run_here("learn", "out.csv", "review.json", "-o", "better.doc")
+        assert (code, "better.doc is neither" in refused) == (2, True)
+        assert "nothing was learned" in run_here("unlearn", "out.csv")[2]
         learn = next_command(err)
         assert learn[:5] == ["learn", "out.csv", "review.json", "-o", "better.csv"]
         code, _, err = run_here(*learn)
@@ -463,6 +467,7 @@ def test_marks_correct_but_prove_nothing(tickets, form):
         (["review", "labeled.csv", "--labels", "a,b"], "--labels of the run"),
         (["review", "tickets.csv", "--goal", "best"], "decide, certify, correct"),
         (["review", "tickets.csv", "-o", "review.csv"], ".json"),
+        (["distill", "labeled.csv", "-o", "tickets.csv"], "name a .head file"),
         (["learn", "tickets.csv", "no.json", "--labels", "a,b"], "no file no.json"),
         (["learn", "tickets.csv", "tickets.csv", "--labels", "a,b"], "right_label"),
         (["classify", "tickets.csv", "--labels", "a,b", "--escalate", "10%"], "--referee MODEL"),
