@@ -168,8 +168,8 @@ def end(
         console.print(", ".join(part for part in parts if part), markup=False)
     if store.folder is not None:
         console.print(
-            f"{store.folder} has answers and embeddings, for the next commands; delete it at the "
-            "end",
+            f"{store.folder} has answers and embeddings, for the next commands; delete it when you "
+            "are done",
             markup=False,
         )
     source = _source(store, output)

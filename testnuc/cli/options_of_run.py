@@ -88,7 +88,10 @@ def with_options_of_run(client: dict[str, Any], source: str, beside: str) -> dic
     if _is_there(store):
         client = run_to_end(_with_scope(client, store))
     if client["labels"] is None:
-        raise InvalidInputError(f"{source} does not hold the label set; name it with --labels")
+        raise InvalidInputError(
+            f"{source} does not hold the label set; name it with --labels, or if `learn` wrote the "
+            "file, name the results that it read"
+        )
     return with_embedder(client, store)
 
 
