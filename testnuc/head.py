@@ -42,6 +42,16 @@ _VERSION = 1
 _BLOCK = 4_096
 #: Texts embedded at a time, as for a client.
 _TURN = 512
+#: What reading raises where a byte of the archive or of its header differs.
+_DAMAGED = (
+    zipfile.BadZipFile,
+    AttributeError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _TINY = np.float32(1e-4)
 _SURE = 0.9
 #: Drift: standard errors between the mean trust of new texts and that of the texts trained on, and
@@ -241,18 +251,19 @@ class Head:
                 header: dict[str, Any] = orjson.loads(file["header"].tobytes())
                 weights = file["weights"].astype(np.float32)
             if header["format"] != "testnuc head" or header["version"] != _VERSION:
-                raise InvalidInputError(
+                raise InvalidInputError(  # noqa: TRY301
                     f"{path} is not a head that this version of testnuc can read; upgrade testnuc, "
                     "or distill again"
                 )
             shape = (weights.ndim, weights.shape[-1])
             if shape != (2, len(header["labels"])) or not np.isfinite(weights).all():
-                raise ValueError("the weights do not fit the labels")  # noqa: TRY301
+                raise ValueError("the weights do not fit the labels")
             given = header["certificate"]
+            start, slope = header["curve"]
             made = cls(
                 header["labels"],
                 weights,
-                tuple(header["curve"]),
+                (float(start), float(slope)),
                 embedder=header["embedder"],
                 trained_on=TrainedOn(**header["trained_on"]),
                 drift=TrustDrift(*header["trust"]),
@@ -260,7 +271,9 @@ class Head:
             )
         except OSError as exc:
             raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
-        except (zipfile.BadZipFile, ValueError, KeyError, TypeError, EOFError) as exc:
+        except InvalidInputError:
+            raise
+        except _DAMAGED as exc:
             raise InvalidInputError(
                 f"{path} is damaged, or is not a head from `distill`: {exc}"
             ) from exc

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 import pickle
 from pathlib import Path
 
 import numpy as np
+import orjson
 import pytest
 
 from testnuc import Head, InvalidInputError, TestNUC
@@ -133,6 +135,19 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     path.write_bytes(whole[:weights] + bytes([whole[weights] ^ 255]) + whole[weights + 1 :])
     with pytest.raises(InvalidInputError, match="damaged"):
         Head.load(path)
+    # the compression method in the directory of the archive
+    method = whole.index(b"PK\x01\x02") + 10
+    path.write_bytes(whole[:method] + b"\x63" + whole[method + 1 :])
+    with pytest.raises(InvalidInputError, match="damaged"):
+        Head.load(path)
+    for wrong in ({"curve": "x"}, {"curve": [1.0]}, {"embedder": 5}):
+        with np.load(io.BytesIO(whole)) as file:
+            header = orjson.dumps(orjson.loads(file["header"].tobytes()) | wrong)
+            np.savez(
+                tmp_path / "w.npz", weights=file["weights"], header=np.frombuffer(header, "u1")
+            )
+        with pytest.raises(InvalidInputError, match="damaged"):
+            Head.load(tmp_path / "w.npz")
     with pytest.raises(InvalidInputError, match="cannot be read"):
         Head.load(tmp_path / "missing.head")
     np.savez(path.with_suffix(".npz"), other=np.zeros(3))
