@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from testnuc._engine.multilabel import MultilabelNeighborhoods, multilabel_classification
-from testnuc.types import Classification, Neighbor, Reason
+from testnuc.types import Classification, Reason
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -104,7 +104,7 @@ def classification(
     neighborhoods: Neighborhoods, place: int, result: VoteResult, row: int, index: int, text: str
 ) -> Classification:
     """Return the classification of the own text at `place`; its vote is row `row` of `result`."""
-    neighbors = _neighbors(neighborhoods, place)
+    neighbors = neighborhoods.near(place, max(neighborhoods.settings.k, _SHOWN))
     if isinstance(neighborhoods, MultilabelNeighborhoods):
         return multilabel_classification(neighborhoods, place, index, text, neighbors)
     names = neighborhoods.labels.names
@@ -113,8 +113,9 @@ def classification(
     assert single.votes is not None
     weights = single.votes[0]
     heaviest = sorted(np.flatnonzero(weights).tolist(), key=lambda c: (-weights[c], c != winner))
-    trust = neighborhoods.trust(place, winner, float(result.share[row]), int(result.voters[row]))
-    second = neighborhoods.alternative(place, winner)
+    basis = neighborhoods.basis(place, single)
+    trust = neighborhoods.trust(place, winner, float(result.share[row]), basis)
+    second = neighborhoods.alternative(place, winner, basis)
     reason = neighborhoods.reason(place)
     source = neighborhoods.source(place, int(result.voters[row]))
     least = neighborhoods.settings.min_trust
@@ -141,24 +142,3 @@ def classification(
         alternative=None if second is None else names[second[0]],
         trust_of_alternative=None if second is None else second[1],
     )
-
-
-def _neighbors(neighborhoods: Neighborhoods, place: int) -> tuple[Neighbor, ...]:
-    neighbors = []
-    shown = max(neighborhoods.settings.k, _SHOWN)
-    for other, similarity in zip(
-        neighborhoods.neighbors[place, :shown].tolist(),
-        neighborhoods.similarities[place, :shown].tolist(),
-        strict=True,
-    ):
-        if other >= 0:
-            prediction = neighborhoods.predictions[other]
-            neighbors.append(
-                Neighbor(
-                    neighborhoods.entries[other].text,
-                    similarity,
-                    prediction.label if prediction is not None else None,
-                    prediction.confidence if prediction is not None else None,
-                )
-            )
-    return tuple(neighbors)
