@@ -180,6 +180,16 @@ def test_what_a_cell_cannot_hold_is_text(tmp_path, kind):
     assert row["raw"] == "b'x'"
 
 
+def test_a_text_that_excel_would_cut_is_noted_before_the_run(tmp_path):
+    pytest.importorskip("openpyxl")
+    file = tmp_path / "in.csv"
+    file.write_text(f"text\nrefund\n{'long ' * 8_000}\n")
+    with LoopbackLLM(lambda _: (LABELS[0], 0.9)) as llm:
+        code, _, err = classify(llm, file, "-o", tmp_path / "out.xlsx", "--dry-run")
+    assert (code, llm.requests) == (0, 0)
+    assert "cuts texts at 32,767 characters, the most in a cell of Excel (1 of them)" in err
+
+
 def test_a_workbook_as_people_make_them(tmp_path):
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
