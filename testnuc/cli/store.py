@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 import orjson
 
-from testnuc._base.jsonl import json_object
+from testnuc._base.jsonl import table
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import existing, require_folder, require_store, tell
 from testnuc.errors import InvalidInputError
@@ -39,8 +39,8 @@ def export(store: str, file: str) -> None:
     path = Path(file)
     kind = _kind(file)
     require_folder(file)
-    if path.exists() and not path.is_file():
-        raise InvalidInputError(f"{file} is not a file; name another")
+    if path.exists() and not (path.is_file() and _is_export(kind, path)):
+        raise InvalidInputError(f"{file} exists and is no export of a store; name another file")
     # a temporary file first: an interruption must not leave a partial one
     part = path.with_name(path.name + ".part")
 
@@ -159,16 +159,18 @@ def _writer(kind: str, path: Path) -> _Writer:
 
 def _read(kind: str, path: Path) -> Iterator[Record]:
     if kind == ".jsonl":
-        return _json_lines(path)
+        return table(path)
     from testnuc.cli import parquet
 
     return parquet.read(path)
 
 
-def _json_lines(path: Path) -> Iterator[Record]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            yield json_object(line, path, number)
+def _is_export(kind: str, path: Path) -> bool:
+    """Return whether a file may be replaced: an earlier export, or an empty file."""
+    try:
+        return next(_read(kind, path), {"kind": "end"}).get("kind") in {*_COUNTED, "scope", "end"}
+    except (InvalidInputError, OSError):
+        return False
 
 
 def _kind(file: str) -> str:

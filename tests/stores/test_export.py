@@ -188,9 +188,12 @@ def test_mistakes_are_one_line_and_exit_code_2(filled, tmp_path):
     whole = file.read_text()
     foreign = tmp_path / "foreign.db"
     foreign.write_text("no database " * 100)
+    tickets = tmp_path / "tickets.jsonl"
+    tickets.write_text('{"text": "of mine"}\n')
     cases = [
         (("export", tmp_path / "none.db", file), "there is no store"),
         (("export", foreign, file), "foreign.db"),
+        (("export", path, tickets), "tickets.jsonl exists and is no export of a store"),
         (("export", path, tmp_path / "a.csv"), "neither .jsonl nor .parquet"),
         (("export", path, tmp_path / "none" / "a.jsonl"), "there is no folder"),
         (("export", path, tmp_path / "a.parquet"), "pip install 'testnuc[parquet]'"),
@@ -206,6 +209,7 @@ def test_mistakes_are_one_line_and_exit_code_2(filled, tmp_path):
             assert (code, out) == (2, ""), (arguments, err)
             assert problem in err
             assert len(err.splitlines()) == 1
+    assert tickets.read_text() == '{"text": "of mine"}\n'
     assert file.read_text() == whole, "an export that fails leaves the file as it was"
     assert sorted(p.name for p in tmp_path.glob("*.part")) == []
 
