@@ -168,7 +168,12 @@ def _read(kind: str, path: Path) -> Iterator[Record]:
 def _is_export(kind: str, path: Path) -> bool:
     """Return whether a file may be replaced: an earlier export, or an empty file."""
     try:
-        return next(_read(kind, path), {"kind": "end"}).get("kind") in {*_COUNTED, "scope", "end"}
+        return next(_read(kind, path), {"kind": "end"}).get("kind") in {
+            *_COUNTED,
+            "scope",
+            "learned",
+            "end",
+        }
     except (InvalidInputError, OSError):
         return False
 
@@ -181,4 +186,5 @@ def _kind(file: str) -> str:
 
 
 def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{counts[kind]:,} {name}" for kind, name in _COUNTED.items())
+    told = ", ".join(f"{counts[kind]:,} {name}" for kind, name in _COUNTED.items())
+    return told + (", and what was learned" if counts["learned"] else "")
