@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
+import weakref
 import zipfile
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
@@ -16,7 +18,7 @@ import orjson
 from testnuc import embedders
 from testnuc._base.checks import valid_text
 from testnuc._base.jsonl import write_whole
-from testnuc._base.loop_thread import Background
+from testnuc._base.loop_thread import Background, at_exit
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError
 from testnuc.protocols import Answer, Reply
@@ -170,6 +172,8 @@ class Head:
         self.drift = drift
         self.certificate = certificate
         self._embedder = None if isinstance(embedder, str) else embedder
+        #: Whether the embedder was created here, and is closed here.
+        self._own_embedder = False
         self._background: Background | None = None
         #: The name of the embedder.
         self.embedder = embedder if isinstance(embedder, str) else embedder_name(embedder)
@@ -280,6 +284,7 @@ class Head:
         made.loadable = bool(header["loadable"])
         if embedder is not None:
             made._embedder = made.checked_embedder(embedders.resolve(embedder))
+            made._own_embedder = isinstance(embedder, str)
         return made
 
     def checked_embedder(self, embedder: Embedder) -> Embedder:
@@ -417,7 +422,7 @@ class Head:
                     f"the head was trained with an embedder of your own, {self.embedder!r}; give "
                     "it, as Head.load(path, embedder=..)"
                 )
-            self._embedder = embedders.resolve(self.embedder)
+            self._embedder, self._own_embedder = embedders.resolve(self.embedder), True
         return self._embedder
 
     def _embedded(self, texts: list[str]) -> NDArray[np.float16]:
@@ -439,7 +444,12 @@ class Head:
 
         if self._background is None:
             # one loop for all calls: an embedder may keep connections
-            self._background = Background()
+            self._background = Background("testnuc-head")
+            # a head has no `close`: its thread and its connections end with it, or at exit
+            own = embedder if self._own_embedder else None
+            ending = weakref.finalize(self, self._background.leave, partial(_closed, own))
+            ending.atexit = False
+            at_exit(ending)
         self._background.run(embed())
         return out
 
@@ -450,6 +460,12 @@ def unit(vectors: NDArray[np.floating]) -> NDArray[np.float16]:
     norm = np.linalg.norm(made, axis=1, keepdims=True)
     result: NDArray[np.float16] = (made / np.maximum(norm, 1e-12)).astype(np.float16)
     return result
+
+
+async def _closed(embedder: Any) -> None:
+    close = getattr(embedder, "close", None)
+    if close is not None:
+        await close()
 
 
 def _is_own(embedder: Embedder) -> bool:
