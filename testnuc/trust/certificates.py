@@ -20,6 +20,8 @@ _STARTS = ((0.4, 0.8), (0.1, 0.2))
 _STEP = 0.025
 #: A probability that makes a bet nothing.
 _TINY = 1e-100
+#: Judgments that are asked for are a multiple of this, and at most so many.
+_ROUND, _MOST = 10, 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,9 @@ class Certificate:
         Judged texts that count.
     reason : str
         Why nothing is certified, and what it would take; empty where something is.
+    more : int
+        About how many more texts, judged at random from all, it would take; 0 where something is
+        certified, or where more judgments do not help.
     """
 
     accuracy: float
@@ -47,6 +52,7 @@ class Certificate:
     part: float
     judged: int
     reason: str = ""
+    more: int = 0
 
     def __str__(self) -> str:
         if not self.part:
@@ -110,11 +116,11 @@ def certify(
             best = (threshold, float((known >= threshold).mean()))
         if best[1]:
             break
-    reason = ""
+    reason, more = "", 0
     if not best[1]:
         top = max(least_of(_STARTS[0][0]), np.finfo(np.float64).min)
-        reason = _why(known[rows] >= top, right, draws, accuracy, error * _STARTS[0][1])
-    return Certificate(accuracy, confidence, *best, m, reason)
+        reason, more = _why(known[rows] >= top, right, draws, accuracy, error * _STARTS[0][1])
+    return Certificate(accuracy, confidence, *best, m, reason, more)
 
 
 def _proved(
@@ -161,8 +167,8 @@ def _why(
     draws: Draws,
     accuracy: float,
     error: float,
-) -> str:
-    """Return why nothing is certified, and what would help.
+) -> tuple[str, int]:
+    """Return why nothing is certified, and how many more judgments would help.
 
     Parameters
     ----------
@@ -172,34 +178,36 @@ def _why(
     draws : Draws
     accuracy, error : float
     """
+    from scipy.stats import binom
+
     m = len(inside)
     least = int(np.ceil(np.log(error) / np.log(accuracy) / _STARTS[0][0]))
-    if m < least:
-        return f"{m} judged texts are too few; {least} drawn at random are needed at least"
     fair = _reach(draws) > 0
-    if fair.sum() < min(m, least):
-        return (
-            "some texts could not be drawn; a certificate needs a review with the goal 'certify', "
-            "before others"
-        )
+    count = int(fair.sum())
     # a draw is about the texts that were left, and those that were drawn before are known
     weights = np.where(fair, 1 / draws.probability, 0) + np.cumsum(fair[::-1])[::-1] - fair
     weights = (np.ones(m) if draws.uniform else weights)[inside]
-    if not weights.sum():
-        return "no judged text is among those with the highest trust; judge more drawn at random"
-    share = float(np.average(right[inside], weights=weights))
+    known = bool(weights.sum())
+    share = float(np.average(right[inside], weights=weights)) if known else 1.0
     told = f"of the {_STARTS[0][0]:.0%} of the texts with the highest trust about {share:.0%} are"
-    if share < accuracy:
+    if share < accuracy and count >= least:
         return (
-            f"{told} right, fewer than {accuracy:.0%}: more judgments do not help, better labels do"
-        )
-    from scipy.stats import binom
-
+            f"{told} right, fewer than {accuracy:.0%}: more judgments do not prove it, better "
+            "labels do"
+        ), 0
     # unequal weights are worth fewer texts (Kish 1965)
-    tries = max(1, int(weights.sum() ** 2 / (weights**2).sum()))
-    while tries < 100_000 and binom.sf(int(share * tries) - 1, tries, accuracy) > error:
-        tries = int(tries * 1.25) + 1
-    return (
-        f"{told} right, which is not yet proof; about {int(tries / _STARTS[0][0]):,} texts judged "
-        "at random would do"
-    )
+    now = tries = max(1, int(weights.sum() ** 2 / (weights**2).sum())) if known else 1
+    while accuracy <= share and binom.sf(int(share * tries) - 1, tries, accuracy) > error:
+        tries += max(1, tries // 20)
+        if tries > _MOST:
+            break
+    more = max(least - count, int((tries - now) / _STARTS[0][0]), 1)
+    more = -(-more // _ROUND) * _ROUND
+    ending = f"about {more:,} more, drawn at random from all, would do: {m + more:,} in all"
+    if count < least:
+        unfair = f" of {m:,} (some texts could not be drawn for the others)" if count < m else ""
+        return (
+            f"{count:,} judged texts{unfair} count so far, and it takes {least:,}; {ending}",
+            more,
+        )
+    return f"{told} right, which is not yet proof; {ending}", more
