@@ -153,7 +153,7 @@ def end(
     client: dict[str, Any] | None = None,
     text_column: str = "text",
 ) -> None:
-    """Print what failed, a summary, and what comes next; exit with a status that tells.
+    """Print what failed, a summary, and what comes next; exit with a status.
 
     1: no text has a label, because of errors. 3: some have none, because of errors.
     """

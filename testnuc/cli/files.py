@@ -153,6 +153,11 @@ def check_output(
         from testnuc.cli import xlsx
 
         xlsx.require()
+        if long := xlsx.too_long(table.rows):
+            tell(
+                f"note: {output} cuts texts at {xlsx.CELL:,} characters, the most in a cell of "
+                f"Excel ({long:,} of them); a .csv file holds them whole"
+            )
 
 
 def write_results(

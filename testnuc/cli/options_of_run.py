@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EMBEDDER",
     "held_scopes",
+    "opened_store",
     "remembered",
     "run_of",
     "with_embedder",
@@ -134,7 +135,7 @@ def _is_there(store: str) -> bool:
 
 
 async def _embedders(store: str) -> list[str]:
-    async with _opened(store) as opened:
+    async with opened_store(store) as opened:
         return [name for name, _ in await opened.embedders()]
 
 
@@ -176,7 +177,7 @@ def _merged(client: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, An
 
 async def _held(store: str) -> list[tuple[dict[str, Any], int]]:
     """Return the metadata of each scope with predictions, and their number."""
-    async with _opened(store) as opened:
+    async with opened_store(store) as opened:
         counted = [(facts, await opened.count(scope)) for scope, facts in await opened.scopes()]
     return [(facts, n) for facts, n in counted if n and facts.get("labels")]
 
@@ -198,8 +199,8 @@ async def held_scopes(store: str) -> str:
 
 
 @asynccontextmanager
-async def _opened(store: str) -> AsyncIterator[Any]:
-    # all built-in stores are `Store` and `Movable`
+async def opened_store(store: str) -> AsyncIterator[Any]:
+    """Open a store, which is both a `Store` and `Movable`, as all that have a path or URL."""
     opened = stores.resolve(store)
     await opened.open()
     try:
