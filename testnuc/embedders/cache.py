@@ -198,13 +198,15 @@ class EmbeddingCache:
         embedded: Callable[[int], object],
     ) -> list[Vector | Exception]:
         """Embed texts and store their vectors; an error does not lose those of other texts."""
-        futures = [self._ask(text, key) for text, key in zip(texts, hashes, strict=True)]
+        # texts of similar length in a batch need little padding
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
+        futures = [self._ask(texts[i], hashes[i]) for i in order]
         try:
             # cancellation does not cancel them: another caller may wait for the same text
             for start in range(0, len(futures), _BATCH):
                 batch = futures[start : start + _BATCH]
                 await asyncio.wait(batch, return_when=asyncio.FIRST_EXCEPTION)
-                await self._keep(hashes[start : start + _BATCH], batch)
+                await self._keep([hashes[i] for i in order[start : start + _BATCH]], batch)
                 if any(map(_is_lost, batch)):
                     break
                 embedded(len(batch))
@@ -212,6 +214,7 @@ class EmbeddingCache:
             for future in futures:
                 # retrieved here, in case no other caller waits for it
                 future.add_done_callback(_retrieve)
+        futures = [future for _, future in sorted(zip(order, futures, strict=True))]
         for future in futures:
             if future.done():
                 # raises what ended the batch
