@@ -206,5 +206,8 @@ def _why(
     ending = f"about {more:,} more, drawn at random from all, would do: {m + more:,} in all"
     if count < least:
         unfair = f" of {m:,} (some texts could not be drawn for the others)" if count < m else ""
-        return f"{count:,} judged texts{unfair} count so far, and it takes {least:,}; {ending}", more
+        return (
+            f"{count:,} judged texts{unfair} count so far, and it takes {least:,}; {ending}",
+            more,
+        )
     return f"{told} right, which is not yet proof; {ending}", more
