@@ -254,7 +254,11 @@ def certify(
     rows = [table.rows[found.valid[at]] for at in sorted(covered)]
     kept = replace(table, rows=rows)
     write_results(output, kept, dict(enumerate(covered[at] for at in sorted(covered))), {})
-    tell(f"{len(covered):,} of {len(results):,} texts are certified, written to {output}")
+    people = sum(row.source == "person" for row in covered.values())
+    tell(
+        f"{len(covered):,} of {len(results):,} texts are certified, {people:,} of them judged by a "
+        f"person, written to {output}"
+    )
 
 
 def distill(source: str, *, output: str, text_column: str, client: dict[str, Any]) -> None:
