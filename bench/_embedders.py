@@ -152,6 +152,9 @@ def _export(path: str, folder: Path) -> None:
     ):
         shutil.copy(f"{path}/{file}", folder / file)
     loaded = AutoModel.from_pretrained(path, attn_implementation="eager").eval()
+    forward = loaded.forward
+    # by position, as the exporter gives them
+    loaded.forward = lambda *given: forward(**dict(zip(_INPUTS, given, strict=True)))[:1]
     example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in _INPUTS)
     axes = {name: {0: "batch", 1: "length"} for name in (*_INPUTS, "last_hidden_state")}
     torch.onnx.export(
