@@ -13,6 +13,7 @@ import orjson
 
 from testnuc import prompts
 from testnuc._dispatch.inflight import Ask
+from testnuc._dispatch.partial_labels import level_sets, longest_part, part_of
 from testnuc.errors import (
     BadRequestError,
     InvalidInputError,
@@ -21,26 +22,29 @@ from testnuc.errors import (
     ReplyError,
     UnreadableReplyError,
 )
-from testnuc.labels import LabelSet
+from testnuc.label_tree import path_of
 from testnuc.protocols import Request, Task, WireProvider
+from testnuc.types import LEVELS, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from typing import Any, Literal
 
+    from testnuc.labels import LabelSet
     from testnuc.prompts import Demonstration
     from testnuc.protocols import Answer, Provider, Reply
     from testnuc.transport import Transport
-    from testnuc.types import Prediction
 
-__all__ = ["NONE_OF_THESE", "Predictor"]
+__all__ = ["WHOLE_LIST", "Predictor"]
 
 #: Texts without a readable reply after which a run stops, if no reply was ever readable.
 _SILENT_TEXTS = 20
 #: Most refused texts that are remembered.
 _MOST_REFUSED = 10_000
-#: The label of a shortlist that means none of its labels, if the user's labels have none.
-NONE_OF_THESE = "none of these"
+#: Bytes of a typical text, which each call for it repeats.
+_TEXT_BYTES = 300
+#: The sample that sees the whole list of labels at once, whatever prompts show otherwise.
+WHOLE_LIST = 1 << 20
 
 
 class Predictor:
@@ -60,9 +64,10 @@ class Predictor:
     texts_per_call : int
         Part of every key, because packing can change an answer.
     reasoning_effort : str, optional
-    shortlist : (int, str), optional
-        Labels in each shortlist, and the embedder that chooses them. Asks then name the labels that
-        their prompt shows; only with one text in a call.
+    shortlist : (int, str) or ("levels",), optional
+        Labels in each shortlist, and the embedder that chooses them: asks then name the labels that
+        their prompt shows. Or: a call for each level of the tree of labels. Both only with one text
+        in a call.
     """
 
     def __init__(
@@ -78,7 +83,7 @@ class Predictor:
         options: Mapping[str, Any],
         texts_per_call: int,
         reasoning_effort: str | None = "least",
-        shortlist: tuple[int, str] | None = None,
+        shortlist: tuple[int, str] | tuple[str] | None = None,
     ) -> None:
         self.provider = provider
         self.labels = labels
@@ -95,7 +100,7 @@ class Predictor:
             texts_per_call=texts_per_call,
             multilabel=labels.multilabel,
         )
-        self.task = self.typical = Task(
+        self.task = Task(
             system=self._system(labels),
             labels=labels.names,
             temperature=temperature,
@@ -105,9 +110,15 @@ class Predictor:
             reasoning_effort=reasoning_effort,
             multilabel=labels.multilabel,
         )
-        if shortlist is not None:
-            #: The task of the first call for a text, for estimates: with the longest labels.
-            self.typical = self._part_task(self._part(self._longest(shortlist[0])))
+        #: Node -> the labels of the call that follows it; empty: labels are not asked by level.
+        self._levels: dict[tuple[str, ...], LabelSet] = {}
+        #: The tasks of the calls for a text, for estimates: with the longest labels.
+        self.steps: tuple[Task, ...] = (self.task,)
+        if shortlist is not None and len(shortlist) == 2:
+            self.steps = (self._part_task(longest_part(labels, int(shortlist[0]))),)
+        elif shortlist is not None:
+            self._levels = level_sets(labels)
+            self.steps = self._longest_levels()
         validate = getattr(provider, "validate", None)
         if validate is not None:
             validate(self.task)
@@ -146,6 +157,12 @@ class Predictor:
         self._refused: dict[bytes, tuple[type[ProviderError], str, int | None]] = {}
         #: Hashes of texts without a readable reply; None once a reply was readable.
         self._silent: set[bytes] | None = set()
+
+    @property
+    def prompt_bytes(self) -> int:
+        """The approximate size of the prompts for one text, to compare ways to ask."""
+        tasks = self.steps
+        return sum(len(t.system) + sum(map(len, t.labels)) + _TEXT_BYTES for t in tasks)
 
     @property
     def over_http(self) -> bool:
@@ -211,7 +228,7 @@ class Predictor:
         """Return the answers; remember refusals, and count texts without a readable reply."""
         outcomes: Sequence[Prediction | Exception]
         try:
-            chosen = await self._choose(asks[0]) if asks[0].shown else None
+            chosen = await self._chosen(asks[0])
             outcomes = await self._answer(asks, step=0) if chosen is None else [chosen]
         except ProviderError as exc:
             outcomes = [exc]
@@ -282,35 +299,66 @@ class Predictor:
                         outcomes[i] = outcome
         return outcomes
 
-    async def _choose(self, ask: Ask) -> Prediction | Exception | None:
-        """Ask for one of the labels in an ask's shortlist; None: the LLM chose none of them."""
-        labels = self._part(ask.shown)
+    async def _chosen(self, ask: Ask) -> Prediction | Exception | None:
+        """Ask for one of some labels; None: the LLM chose none of them, or all are to be shown."""
+        if ask.sample == WHOLE_LIST or not (ask.shown or self._levels):
+            return None
+        if self._levels:
+            return await self._descend(ask)
+        labels = part_of(self.labels, ask.shown)
+        outcome = await self._choose(ask, labels)
+        if isinstance(outcome, Exception):
+            return outcome
+        return None if outcome.label in {None, labels.none_label} else outcome
+
+    async def _descend(self, ask: Ask) -> Prediction | Exception | None:
+        """Ask level by level; None: the LLM chose none of the labels of a level.
+
+        The confidence is the product of those of the levels.
+        """
+        tree, node = self.labels.tree, tuple[str, ...]()
+        sure: float | None = 1.0
+        confidence: float | None
+        assert tree is not None
+        while True:
+            below = tree.children(node)
+            if len(below) == 1:
+                chosen, confidence = below[0], 1.0  # nothing to ask
+            else:
+                labels = self._levels[node]
+                outcome = await self._choose(ask, labels)
+                if isinstance(outcome, Exception):
+                    return outcome
+                if outcome.label in {None, labels.none_label}:
+                    # at the top level nothing is hidden behind the user's own "none of these"
+                    top = outcome.label is not None and not node
+                    return outcome if top and self.labels.none_label else None
+                chosen = path_of(str(outcome.label))
+                confidence = outcome.confidence
+            sure = None if sure is None or confidence is None else sure * confidence
+            if chosen == node or not tree.children(chosen):
+                return Prediction(LEVELS.join(chosen), sure)
+            node = chosen
+
+    async def _choose(self, ask: Ask, labels: LabelSet) -> Prediction | Exception:
         request = replace(self.request((ask,)), task=self._part_task(labels))
         try:
             answer = (await self._call(request)).answers[0]
         except ReplyError as exc:
             return exc
-        outcome = answer if isinstance(answer, Exception) else self._predicted(answer, labels)
-        if isinstance(outcome, Exception):
-            return outcome
-        return None if outcome.label in {None, labels.none_label} else outcome
+        return answer if isinstance(answer, Exception) else self._predicted(answer, labels)
 
-    def _part(self, shown: Sequence[int]) -> LabelSet:
-        """Return some of the labels, and one that means "none of these"."""
-        whole = self.labels
-        described = {whole.names[i]: whole.descriptions.get(whole.names[i], "") for i in shown}
-        given = described if any(described.values()) else list(described)
-        return LabelSet(given, none_label=whole.none_label or NONE_OF_THESE)
+    def _longest_levels(self) -> tuple[Task, ...]:
+        """Return the longest task of each level."""
+        longest: dict[int, Task] = {}
+        for node, labels in self._levels.items():
+            task, known = self._part_task(labels), longest.get(len(node))
+            if known is None or len(task.system) > len(known.system):
+                longest[len(node)] = task
+        return tuple(longest[level] for level in sorted(longest))
 
     def _part_task(self, labels: LabelSet) -> Task:
         return replace(self.task, system=self._system(labels), labels=labels.names)
-
-    def _longest(self, n: int) -> list[int]:
-        """Return the positions of the n longest labels, in their order."""
-        names, described = self.labels.names, self.labels.descriptions
-        places = [i for i, name in enumerate(names) if name != self.labels.none_label]
-        places.sort(key=lambda i: -len(names[i]) - len(described.get(names[i], "")))
-        return sorted(places[:n])
 
     @staticmethod
     def _predicted(answer: Answer, labels: LabelSet) -> Prediction | Exception:

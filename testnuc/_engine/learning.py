@@ -27,7 +27,7 @@ from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, diff
 from testnuc.trust.chances import fit_trust
 from testnuc.trust.head import folds_of
 from testnuc.trust.learned import Judgment, Learned, chosen_parts, rounded
-from testnuc.trust.model import HeadModel, Texts
+from testnuc.trust.model import HeadModel, Texts, most_texts
 from testnuc.trust.review import GOALS, Drawn, Review, ReviewItem, closest_label, draw
 from testnuc.types import Neighbor
 
@@ -318,13 +318,15 @@ class Learning:
         )
         if decides == "vote":
             kept = verdict.chosen.labels
-        label = learned.apply(taught, kept).label
+        applied = learned.apply(taught, kept)
+        label = applied.label
         found = model.probabilities(taught)
         right = (label[rows] == labels) & (labels >= 0)
         coefficients = fit_trust(taught, found, label, rows, right, draws.probability)
         learned = replace(learned, coefficients=coefficients, right=right)
-        trust = learned.trusts(taught, found, label).astype(np.float32)
-        return replace(learned, trust=trust)
+        trust = learned.trusts(taught, found, label)
+        learned = replace(learned, trust=trust.astype(np.float32))
+        return learned.with_levels(trust, applied.levels, label[rows], labels)
 
     def _kept(self, fitted: _PoolFit) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """Return the labels that are kept now, as far as learned models give them, and trust."""
@@ -360,7 +362,8 @@ class Learning:
         """Return the candidates, fitted on the pool as it is."""
         parts = self._parts
         await parts.ready()
-        found, vectors = await parts.pipeline.labeled_pool(_MOST_TEXTS, _NEIGHBORS)
+        most = most_texts(len(parts.labels.names), _MOST_TEXTS)
+        found, vectors = await parts.pipeline.labeled_pool(most, _NEIGHBORS)
         n = found.n_own
         if n < LEAST_TEXTS:
             raise InvalidInputError(

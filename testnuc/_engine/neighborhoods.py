@@ -41,8 +41,8 @@ __all__ = [
 
 #: Neighbors in the first wave, and the fewest in each further wave.
 _FIRST_WAVE = 5
-#: Rows whose vote weights of all labels are in memory at a time.
-_BLOCK = 4_096
+#: Rows whose vote weights of all labels are in memory at a time, and their weights.
+_BLOCK, _CELLS = 4_096, 16_000_000
 #: With fewer voters, a share is not a useful estimate of trust.
 LEAST_VOTERS = 3
 
@@ -172,14 +172,18 @@ class Neighborhoods:
         )
         self.counted = (self.neighbors[:, : decision.k] >= 0).sum(axis=1)
 
+    @property
+    def _block(self) -> int:
+        return max(1, min(_BLOCK, _CELLS // len(self.labels.names)))
+
     def balance(self) -> None:
         """Compute the prior correction; call it when all predictions are set."""
         prior = self.settings.prior
         if prior is None:
             return
         mass = np.zeros(len(prior))
-        for start in range(0, self.n_own, _BLOCK):
-            votes = self._vote(slice(start, start + _BLOCK), votes=True).votes
+        for start in range(0, self.n_own, self._block):
+            votes = self._vote(slice(start, start + self._block), votes=True).votes
             assert votes is not None
             mass += votes.sum(axis=0)
         self._scale = factors(mass, prior, self.settings.prior_power)
@@ -251,7 +255,8 @@ class Neighborhoods:
         if self._scale is None:
             return self._vote(rows, votes=votes)
         numbers = np.arange(self.n_own)[rows]
-        parts = [numbers[i : i + _BLOCK] for i in range(0, len(numbers), _BLOCK)]
+        step = self._block
+        parts = [numbers[i : i + step] for i in range(0, len(numbers), step)]
         return _joined([self._corrected(part) for part in parts or [numbers]], votes=votes)
 
     def _corrected(self, rows: NDArray[np.int64]) -> VoteResult:
@@ -292,7 +297,7 @@ class Neighborhoods:
         if winner < 0 or not self.complete[place]:
             return None
         if self.settings.auto:
-            weights, voters = self._weights(place)
+            weights, voters = self.weights(place)
             share = float(weights[winner] / weights.sum()) if voters else 0.0
         return share if voters >= LEAST_VOTERS else None
 
@@ -305,7 +310,7 @@ class Neighborhoods:
             return self.applied.alternative(place)
         if self.is_spared(place):
             return None
-        weights, voters = self._weights(place)
+        weights, voters = self.weights(place)
         weights = weights.copy()
         total = float(weights.sum())
         if winner >= 0:
@@ -316,7 +321,7 @@ class Neighborhoods:
         trust = self.trust(place, other, float(weights[other]) / total, voters)
         return (other, trust) if trust else None
 
-    def _weights(self, place: int) -> tuple[NDArray[np.float64], int]:
+    def weights(self, place: int) -> tuple[NDArray[np.float64], int]:
         """Return the weight of each label in the votes that trust rests on, and their number."""
         rows = np.array([place])
         if self.settings.auto:

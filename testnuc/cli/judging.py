@@ -171,6 +171,7 @@ def certify(
     *,
     accuracy: float,
     confidence: float,
+    level: int | None,
     output: str | None,
     overwrite: bool,
     text_column: str,
@@ -189,7 +190,7 @@ def certify(
                     f"nothing was learned about {source} yet: testnuc review {source}, then "
                     "testnuc learn"
                 )
-            certificate = learned.certify(accuracy, confidence)
+            certificate = learned.certify(accuracy, confidence, level=level)
             return certificate, await labeled(nuc, given, source, output)
 
     certificate, found = run_to_end(find())

@@ -39,6 +39,9 @@ class Certificate:
         Judged texts that count.
     reason : str
         Why nothing is certified, and what it would take; empty where something is.
+    level : int, optional
+        Of labels in a tree: the level that is right, 1 = the top; `trust` is that of this level.
+        None: whole labels.
     """
 
     accuracy: float
@@ -47,13 +50,15 @@ class Certificate:
     part: float
     judged: int
     reason: str = ""
+    level: int | None = None
 
     def __str__(self) -> str:
         if not self.part:
             return f"not certified: {self.reason}"
+        at = "" if self.level is None else f" at level {self.level} of the labels"
         return (
             f"{self.part:.0%} of the texts, those with a trust of at least {self.trust:.2f}, are "
-            f"at least {self.accuracy:.0%} right, with {self.confidence:.0%} confidence "
+            f"at least {self.accuracy:.0%} right{at}, with {self.confidence:.0%} confidence "
             f"({self.judged} judged texts)"
         )
 
