@@ -237,7 +237,7 @@ def _columns(results: Results) -> dict[str, list[Any]]:
     tree = isinstance(results[0], TreeClassification) if len(results) else False
     more = ("labels",) if results.multilabel else ("path", "path_trusts") if tree else ()
     names = ("text", *more, *CELLS)
-    return {name: [fields[name] for fields in rows] for name in names}
+    return {name: [fields.get(name) for fields in rows] for name in names}
 
 
 def _library(name: str) -> Any:

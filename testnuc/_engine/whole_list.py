@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_with_whole_list", "compared_part"]
 
-#: The part of the texts that is compared, and the fewest; of fewer texts than the last, none is.
-_PART, _LEAST, _FROM = 0.02, 20, 100
+#: The part of the texts that is compared, the fewest and the most; of fewer than `_FROM`, none is.
+_PART, _LEAST, _MOST, _FROM = 0.02, 20, 200, 100
 #: A list is called harmful where it lacks the label for at least this part of the texts.
 _HARM = 0.02
 
@@ -42,7 +42,7 @@ def compared_part(entries: Sequence[PoolText]) -> list[int]:
     if len(entries) < _FROM:
         return []
     order = sorted(range(len(entries)), key=lambda at: _rank(entries[at].hash))
-    return order[: max(_LEAST, int(_PART * len(entries)))]
+    return order[: min(max(_LEAST, int(_PART * len(entries))), _MOST)]
 
 
 def _rank(text_hash: bytes) -> bytes:
