@@ -83,9 +83,9 @@ class TestNUC:
         those of its neighbors as far as they are known before the run, and those that a model
         learned from judgments finds likely. "levels": of labels in a tree, those of a level at a
         time. Where the LLM chooses none of them, another call shows the whole list; `estimate` does
-        not foresee these calls. 20 to 200 texts of `classify_many`, of at least 100, are asked about
-        with the whole list besides, and `Results.notes` compares the answers. "auto":
-        50 of more than 200 labels, or levels if these prompts are shorter. None: all labels.
+        not foresee these calls. 20 to 200 texts of `classify_many`, of at least 100, are asked
+        about with the whole list besides, and `Results.notes` compares the answers. "auto": 50 of
+        more than 200 labels, or levels if these prompts are shorter. None: all labels.
     method : Method, optional
         How one text gets its own prediction: `StandardPrompting` (the default), `SelfConsistency`,
         `BestOfN`, `WeightedBestOfN`, `TopKICL`, `TopKICLP`, or your own. Neighbors vote with

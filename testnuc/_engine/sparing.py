@@ -12,7 +12,7 @@ import numpy as np
 from testnuc._engine.applying import said_of
 from testnuc.trust import Sparing, Unsure
 from testnuc.trust.head import folds_of
-from testnuc.trust.model import MOST_CELLS, HeadModel, Texts, fit_model, teach
+from testnuc.trust.model import HeadModel, Texts, fit_model, fits, teach
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -79,10 +79,11 @@ async def ask_unsure(
     """Yield the own texts to ask about, in rounds; the others are spared at the end."""
     settings = neighborhoods.settings
     n_classes = len(neighborhoods.labels.names)
-    if len(rows) * n_classes > MOST_CELLS:
+    if not fits(len(rows), n_classes):
         neighborhoods.notes.append(
             f"the LLM is asked about all texts: a model of {len(rows):,} texts x {n_classes:,} "
-            "labels does not fit into memory; label fewer texts at a time, as `stream` does"
+            "labels would be too large; label fewer texts at a time, as `stream` does, or use fewer "
+            "labels"
         )
         yield rows.tolist()
         return

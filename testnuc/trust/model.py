@@ -35,6 +35,7 @@ __all__ = [
     "Texts",
     "VoteModel",
     "fit_model",
+    "fits",
     "most_texts",
     "one_hot",
     "teach",
@@ -54,7 +55,7 @@ _MOVE_SPREAD, _BIAS_SPREAD = np.float32(10), np.float32(2)
 #: Largest move of a log odds: far texts stay finite.
 _FARTHEST = 30
 #: Most labels that a model is fitted to, and cells (texts x labels) of a table in a fit.
-_MOST_LABELS, _FIT_CELLS = 4_000, 40_000_000
+_MOST_LABELS, _FIT_CELLS = 2_000, 40_000_000
 #: Cells of the largest table in memory where a model is applied, and of a block of texts.
 MOST_CELLS, _BLOCK_CELLS = 100_000_000, 4_000_000
 
@@ -257,6 +258,11 @@ class HeadModel:
         weighed = _careful(probabilities, texts.own[: len(texts)], self.care)
         result: NDArray[np.int32] = weighed.argmax(axis=1).astype(np.int32)
         return result
+
+
+def fits(texts: int, n_classes: int) -> bool:
+    """Whether a model of so many texts and labels fits into memory."""
+    return n_classes <= _MOST_LABELS and texts * n_classes <= MOST_CELLS
 
 
 def most_texts(n_classes: int, most: int) -> int:
