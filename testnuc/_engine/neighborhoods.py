@@ -18,7 +18,7 @@ from testnuc.trust import (
     diagnose,
     factors,
 )
-from testnuc.types import Prediction, Reason
+from testnuc.types import Neighbor, Prediction, Reason
 from testnuc.voting import VotePolicy, VoteResult, decided, vote_pool
 
 if TYPE_CHECKING:
@@ -148,6 +148,20 @@ class Neighborhoods:
         """Whether the text at a place has an outcome."""
         return self.predictions[place] is not None or place in self.errors
 
+    def near(self, place: int, most: int) -> tuple[Neighbor, ...]:
+        """Return the nearest neighbors of the own text at a place, most similar first."""
+        found = []
+        for other, similarity in zip(
+            self.neighbors[place, :most].tolist(),
+            self.similarities[place, :most].tolist(),
+            strict=True,
+        ):
+            if other >= 0:
+                said = self.predictions[other]
+                label, confidence = (None, None) if said is None else (said.label, said.confidence)
+                found.append(Neighbor(self.entries[other].text, similarity, label, confidence))
+        return tuple(found)
+
     @property
     def policy(self) -> VotePolicy:
         """The vote policy; weighted by similarity until one is decided."""
@@ -175,6 +189,16 @@ class Neighborhoods:
     @property
     def _block(self) -> int:
         return max(1, min(_BLOCK, _CELLS // len(self.labels.names)))
+
+    def decide_by_settings(self) -> None:
+        """Under auto, apply the decision of the settings, or else that of a diagnosis of these."""
+        if self.settings.policy is not None:
+            return
+        decision, diagnosis = self.settings.decision, None
+        if decision is None:
+            diagnosis = self.diagnose()
+            decision = diagnosis.decision
+        self.decide(decision, diagnosis)
 
     def balance(self) -> None:
         """Compute the prior correction; call it when all predictions are set."""
@@ -283,49 +307,15 @@ class Neighborhoods:
             votes=votes or None,
         )
 
-    def trust(self, place: int, winner: int, share: float, voters: int) -> float | None:
-        """Return how far a label can be trusted.
+    def basis(self, place: int, single: VoteResult) -> tuple[NDArray[np.float64], int]:
+        """Return the weight of each label in the votes that trust rests on, and their number.
 
-        Under a given policy that is its share. Under auto it is the label's share of the votes of
+        Under a given policy these are the votes that decide, `single`. Under auto they are those of
         the text itself and all its neighbors, by similarity, also where they do not decide.
         """
-        if self.applied is not None:
-            chance = float(self.applied.trust[place])
-            return None if np.isnan(chance) else chance
-        if self.spared_trust is not None and self.is_spared(place):
-            return float(self.spared_trust[place])
-        if winner < 0 or not self.complete[place]:
-            return None
-        if self.settings.auto:
-            weights, voters = self.weights(place)
-            share = float(weights[winner] / weights.sum()) if voters else 0.0
-        return share if voters >= LEAST_VOTERS else None
-
-    def alternative(self, place: int, winner: int) -> tuple[int, float] | None:
-        """Return the label other than `winner` that is trusted most, and its trust.
-
-        None: no voter has another label, or trust is unknown.
-        """
-        if self.applied is not None:
-            return self.applied.alternative(place)
-        if self.is_spared(place):
-            return None
-        weights, voters = self.weights(place)
-        weights = weights.copy()
-        total = float(weights.sum())
-        if winner >= 0:
-            weights[winner] = 0
-        other = int(weights.argmax())
-        if weights[other] <= 0:
-            return None
-        trust = self.trust(place, other, float(weights[other]) / total, voters)
-        return (other, trust) if trust else None
-
-    def weights(self, place: int) -> tuple[NDArray[np.float64], int]:
-        """Return the weight of each label in the votes that trust rests on, and their number."""
-        rows = np.array([place])
-        if self.settings.auto:
-            result = vote_pool(
+        if self.settings.auto and self.applied is None and not self.is_spared(place):
+            rows = np.array([place])
+            single = vote_pool(
                 self.neighbors[rows],
                 self.similarities[rows],
                 self._winners,
@@ -335,10 +325,54 @@ class Neighborhoods:
                 n_classes=len(self.labels.names),
                 votes=True,
             )
-        else:
-            result = self.vote(rows, votes=True)
-        assert result.votes is not None
-        return result.votes[0], int(result.voters[0])
+        assert single.votes is not None
+        return single.votes[0], int(single.voters[0])
+
+    def trust(
+        self, place: int, winner: int, share: float, basis: tuple[NDArray[np.float64], int]
+    ) -> float | None:
+        """Return how far a label can be trusted: its share of the votes in `basis`.
+
+        Parameters
+        ----------
+        place, winner : int
+        share : float
+            Of the votes that decide.
+        basis
+            From `basis`.
+        """
+        if self.applied is not None:
+            chance = float(self.applied.trust[place])
+            return None if np.isnan(chance) else chance
+        if self.spared_trust is not None and self.is_spared(place):
+            return float(self.spared_trust[place])
+        if winner < 0 or not self.complete[place]:
+            return None
+        weights, voters = basis
+        if self.settings.auto:
+            share = float(weights[winner] / weights.sum()) if voters else 0.0
+        return share if voters >= LEAST_VOTERS else None
+
+    def alternative(
+        self, place: int, winner: int, basis: tuple[NDArray[np.float64], int]
+    ) -> tuple[int, float] | None:
+        """Return the label other than `winner` that is trusted most, and its trust.
+
+        None: no voter has another label, or trust is unknown.
+        """
+        if self.applied is not None:
+            return self.applied.alternative(place)
+        if self.is_spared(place):
+            return None
+        weights = basis[0].copy()
+        total = float(weights.sum())
+        if winner >= 0:
+            weights[winner] = 0
+        other = int(weights.argmax())
+        if weights[other] <= 0:
+            return None
+        trust = self.trust(place, other, float(weights[other]) / total, basis)
+        return (other, trust) if trust else None
 
     def reason(self, place: int) -> Reason | None:
         """Return why the neighbors of the own text at `place` do not decide; None: they do."""

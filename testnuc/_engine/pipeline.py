@@ -307,12 +307,8 @@ class Pipeline:
         for place in range(n_own):
             if not neighborhoods.answered(place) and not neighborhoods.is_spared(place):
                 neighborhoods.put(place, error)
-        if answered and neighborhoods.settings.policy is None:
-            decision, diagnosis = neighborhoods.settings.decision, None
-            if decision is None:
-                diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
-                decision = diagnosis.decision
-            neighborhoods.decide(decision, diagnosis)
+        if answered:
+            await asyncio.to_thread(neighborhoods.decide_by_settings)
         return answered
 
     async def predict(

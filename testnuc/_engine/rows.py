@@ -9,7 +9,7 @@ import numpy as np
 
 from testnuc._engine.multilabel import MultilabelNeighborhoods, multilabel_classification
 from testnuc._engine.tree_rows import levels_of
-from testnuc.types import Classification, Neighbor, Reason, TreeClassification
+from testnuc.types import Classification, Reason, TreeClassification
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -105,7 +105,7 @@ def classification(
     neighborhoods: Neighborhoods, place: int, result: VoteResult, row: int, index: int, text: str
 ) -> Classification:
     """Return the classification of the own text at `place`; its vote is row `row` of `result`."""
-    neighbors = _neighbors(neighborhoods, place)
+    neighbors = neighborhoods.near(place, max(neighborhoods.settings.k, _SHOWN))
     if isinstance(neighborhoods, MultilabelNeighborhoods):
         return multilabel_classification(neighborhoods, place, index, text, neighbors)
     names = neighborhoods.labels.names
@@ -114,8 +114,9 @@ def classification(
     assert single.votes is not None
     weights = single.votes[0]
     heaviest = sorted(np.flatnonzero(weights).tolist(), key=lambda c: (-weights[c], c != winner))
-    trust = neighborhoods.trust(place, winner, float(result.share[row]), int(result.voters[row]))
-    second = neighborhoods.alternative(place, winner)
+    basis = neighborhoods.basis(place, single)
+    trust = neighborhoods.trust(place, winner, float(result.share[row]), basis)
+    second = neighborhoods.alternative(place, winner, basis)
     reason = neighborhoods.reason(place)
     source = neighborhoods.source(place, int(result.voters[row]))
     least = neighborhoods.settings.min_trust
@@ -127,7 +128,7 @@ def classification(
     fields: dict[str, Any] = {}
     kind = Classification if neighborhoods.labels.tree is None else TreeClassification
     if kind is TreeClassification:
-        fields = levels_of(neighborhoods, place, winner, weights, trust)
+        fields = levels_of(neighborhoods, place, winner, weights, trust, basis)
     return kind(
         **fields,
         index=index,
@@ -147,24 +148,3 @@ def classification(
         alternative=None if second is None else names[second[0]],
         trust_of_alternative=None if second is None else second[1],
     )
-
-
-def _neighbors(neighborhoods: Neighborhoods, place: int) -> tuple[Neighbor, ...]:
-    neighbors = []
-    shown = max(neighborhoods.settings.k, _SHOWN)
-    for other, similarity in zip(
-        neighborhoods.neighbors[place, :shown].tolist(),
-        neighborhoods.similarities[place, :shown].tolist(),
-        strict=True,
-    ):
-        if other >= 0:
-            prediction = neighborhoods.predictions[other]
-            neighbors.append(
-                Neighbor(
-                    neighborhoods.entries[other].text,
-                    similarity,
-                    prediction.label if prediction is not None else None,
-                    prediction.confidence if prediction is not None else None,
-                )
-            )
-    return tuple(neighbors)

@@ -23,6 +23,7 @@ def levels_of(
     winner: int,
     weights: NDArray[np.float64],
     trust: float | None,
+    basis: tuple[NDArray[np.float64], int],
 ) -> dict[str, Any]:
     """Return the fields of a `TreeClassification` besides those of its label.
 
@@ -37,13 +38,17 @@ def levels_of(
         Of its votes.
     trust : float or None
         Of the label.
+    basis
+        The votes that trust rests on, from `Neighborhoods.basis`.
     """
     tree, least = neighborhoods.labels.tree, neighborhoods.settings.min_trust
     if tree is None or winner < 0:
         return {}
     path = tree.paths[winner]
     shares = [_share(weights, tree.nodes(level), winner) for level in range(1, len(path) + 1)]
-    trusts = [_trust(neighborhoods, place, winner, level, trust) for level in range(1, len(path))]
+    trusts = [
+        _trust(neighborhoods, place, winner, level, trust, basis) for level in range(1, len(path))
+    ]
     trusts.append(trust)
     if least is not None and trust is not None and trust < least:
         kept = sum(one is not None and one >= least for one in trusts)
@@ -57,7 +62,12 @@ def _share(weights: NDArray[np.float64], nodes: NDArray[np.int32], winner: int) 
 
 
 def _trust(
-    neighborhoods: Neighborhoods, place: int, winner: int, level: int, trust: float | None
+    neighborhoods: Neighborhoods,
+    place: int,
+    winner: int,
+    level: int,
+    trust: float | None,
+    basis: tuple[NDArray[np.float64], int],
 ) -> float | None:
     """Return the trust of a level above the label."""
     applied = neighborhoods.applied
@@ -70,5 +80,5 @@ def _trust(
         if applied.levels is None:
             return trust
         return float(trust_of_level(np.float64(trust), applied.levels[place, level - 1]))
-    weights, voters = neighborhoods.weights(place)
+    weights, voters = basis
     return _share(weights, tree.nodes(level), winner) if voters >= LEAST_VOTERS else None

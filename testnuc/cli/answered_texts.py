@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.types import Classification
 
-__all__ = ["LabeledTable", "labeled", "opened", "with_known_options"]
+__all__ = ["LabeledTable", "labeled", "opened", "texts_for", "with_known_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,15 @@ async def opened(
             yield nuc, table
 
 
-async def labeled(
-    nuc: TestNUC, given: Table | None, source: str, output: str | None
-) -> LabeledTable:
-    """Label the texts of a file or a store by what was learned; it makes no call."""
+async def texts_for(nuc: TestNUC, given: Table | None, source: str, output: str | None) -> Table:
+    """Return the texts of a file or a store, once it is known that the output can be written."""
     table = await stored_texts(nuc, source) if given is None else given
-    if output is not None:
-        check_output(output, source, table)
+    check_output(output, source, table)
+    return table
+
+
+async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
+    """Label the texts of a file or a store by what was learned; it makes no call."""
     problems, valid = usable(table, source)
     texts = [table.texts[at] for at in valid]
     calls = (await nuc.estimate(texts)).calls

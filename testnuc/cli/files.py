@@ -24,7 +24,7 @@ from testnuc.cli.reading import (
     usable,
 )
 from testnuc.errors import InvalidInputError
-from testnuc.records import PREFIX, file_row
+from testnuc.records import PREFIX, cell_of, file_row
 from testnuc.types import MultilabelClassification, TreeClassification
 
 if TYPE_CHECKING:
@@ -101,10 +101,9 @@ def require_new(output: str, *, overwrite: bool) -> None:
 def may_replace(output: str, table: Table) -> bool:
     """Return whether an output holds what an earlier run on these texts wrote, and no more.
 
-    Columns that were added since, such as correct labels, must not be lost.
+    Columns that were added since, such as correct labels, must not be lost. A .txt output holds no
+    texts by which to recognize it.
     """
-    if Path(output).suffix.lower() == ".txt":
-        return True
     try:
         held = read_table(output, table.text_column, quiet=True)
     except InvalidInputError:
@@ -211,6 +210,9 @@ def _write_out(text: str) -> None:
     InvalidInputError
         It is a file on a full disk.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # JSON is UTF-8, whatever the locale of the shell cannot encode
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -240,5 +242,5 @@ def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter
     out = io.StringIO(newline="")
     writer = csv.DictWriter(out, columns, extrasaction="ignore", delimiter=delimiter)
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: cell_of(value) for name, value in row.items()} for row in rows)
     return out.getvalue()

@@ -14,7 +14,13 @@ import orjson
 import typer
 
 from testnuc._base.checks import hash_text
-from testnuc.cli.answered_texts import LabeledTable, labeled, opened, with_known_options
+from testnuc.cli.answered_texts import (
+    LabeledTable,
+    labeled,
+    opened,
+    texts_for,
+    with_known_options,
+)
 from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import (
@@ -121,10 +127,10 @@ def learn(
 
     async def run() -> tuple[Learned, LabeledTable | None]:
         async with opened(source, client, text_column) as (nuc, given):
-            learned = await take(nuc)
             if output is None:
-                return learned, None
-            return learned, await labeled(nuc, given, source, output)
+                return await take(nuc), None
+            table = await texts_for(nuc, given, source, output)
+            return await take(nuc), await labeled(nuc, table, source)
 
     learned, found = run_to_end(run())
     print(learned)  # noqa: T201 - the command's output
@@ -191,7 +197,8 @@ def certify(
                     "testnuc learn"
                 )
             certificate = learned.certify(accuracy, confidence, level=level)
-            return certificate, await labeled(nuc, given, source, output)
+            table = await texts_for(nuc, given, source, output)
+            return certificate, await labeled(nuc, table, source)
 
     certificate, found = run_to_end(find())
     results, table = found.results, found.table
@@ -216,6 +223,9 @@ def certify(
 
 def distill(source: str, *, output: str, text_column: str, client: dict[str, Any]) -> None:
     """Train a head on the labels, write it, and print what it is."""
+    if Path(output).suffix.lower() != ".head":
+        # it is replaced without --overwrite, so it must not be a file of texts
+        raise InvalidInputError(f"the output is {output!r}; name a .head file")
     require_folder(output)
     client = with_known_options(client, source)
 

@@ -130,7 +130,7 @@ def certify(
 def distill(
     client: dict[str, Any],
     source: str = _RESULTS_OR_STORE,
-    output: str = typer.Option("labels.head", "--output", "-o", help="The file of the head."),
+    output: str = typer.Option("labels.head", "--output", "-o", help="A .head file."),
     text_column: str = TEXT_COLUMN,
 ) -> None:
     """Train a classifier of embeddings on the labels: a file that needs no LLM; makes no call."""

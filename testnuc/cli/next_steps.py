@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from testnuc.cli.options import client_options
 from testnuc.cli.options_of_run import EMBEDDER
 from testnuc.cli.reading import holds_rows
+from testnuc.cli.settings import has_password
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,9 +55,7 @@ def command(
         if value in (None, usual[option]) or str(value).startswith(("{", "[")):
             continue
         words += [f"--{option.replace('_', '-')}", str(value)]
-    return shlex.join(
-        "STORE" if "://" in word and urlsplit(word).password else word for word in words
-    )
+    return shlex.join("STORE" if has_password(word) else word for word in words)
 
 
 def next_step(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -103,7 +104,7 @@ def read_table(
     Raises
     ------
     InvalidInputError
-        It is missing, empty, of an unknown format, or lacks the column.
+        It is missing, empty, of an unknown format, lacks the column, or repeats one.
     """
     if limit is not None and limit < 1:
         raise InvalidInputError(f"--limit is {limit}; give a number of at least 1")
@@ -145,6 +146,7 @@ def read_table(
             tell(_about_encoding(file, content, found))
     if not rows:
         raise InvalidInputError(f"{file} has no texts; give a file with at least two")
+    _require_distinct(file, columns)
     _require_text(file, columns, text_column, rows, given, option)
     return Table(rows[:limit], columns, text_column, schema, delimiter or ",", found)
 
@@ -260,6 +262,15 @@ def require_column(
     raise InvalidInputError(
         f"{file} has no column {name!r}; it has {', '.join(map(repr, columns)) or 'none'}: {remedy}"
     )
+
+
+def _require_distinct(file: str, columns: Sequence[str]) -> None:
+    """Check that no column would be lost: a row has one value for each name."""
+    for name, times in Counter(filter(None, columns)).most_common(1):
+        if times > 1:
+            raise InvalidInputError(
+                f"{file} has {times} columns named {name!r}; rename all but one"
+            )
 
 
 def _closest(name: str, columns: Sequence[str]) -> str | None:

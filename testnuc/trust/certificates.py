@@ -98,10 +98,15 @@ def certify(
     n, m = len(known), len(rows)
     error = 1 - confidence
     best = (np.inf, 0.0)
+
+    def least_of(part: float) -> float:
+        """Return the lowest trust of a part of the texts, highest trust first."""
+        return float(order[max(0, int(np.ceil(part * n)) - 1)]) if n else -np.inf
+
     for start, share in _STARTS:
         steps = round((1 - start) / _STEP) + 1
         for part in np.minimum(1.0, start + _STEP * np.arange(steps)):
-            threshold = float(order[max(0, int(np.ceil(part * n)) - 1)]) if n else -np.inf
+            threshold = least_of(part)
             inside = known[rows] >= threshold
             if not np.isfinite(threshold) or not _proved(
                 inside, right, draws, accuracy, error * share
@@ -112,8 +117,7 @@ def certify(
             break
     reason = ""
     if not best[1]:
-        top = order[max(0, int(np.ceil(_STARTS[0][0] * n)) - 1)] if n else np.inf
-        top = max(top, np.finfo(np.float64).min)
+        top = max(least_of(_STARTS[0][0]), np.finfo(np.float64).min)
         reason = _why(known[rows] >= top, right, draws, accuracy, error * _STARTS[0][1])
     return Certificate(accuracy, confidence, *best, m, reason)
 
@@ -145,12 +149,15 @@ def _reach(draws: Draws) -> NDArray[np.float64]:
     """Return the lowest probability of any text at each draw, times the texts left.
 
     A certificate is about all texts: what bounds a bet is the least likely of them. 0: some texts
-    could not be drawn, and nothing is bet.
+    could not be drawn, and nothing is bet. Where it is unknown, it is taken to be the same at all
+    draws that are not uniform.
     """
     left = _left(draws)
     mixed = ~np.isclose(draws.floor * left, 1)
     lowest = float((draws.probability * left)[mixed].min(initial=np.inf))
-    return np.where(mixed, lowest if lowest <= 1 else 0.0, 1.0)
+    guess = np.where(mixed, lowest if lowest <= 1 else 0.0, 1.0)
+    known = draws.lowest
+    return guess if known is None else np.where(np.isnan(known), guess, known * left)
 
 
 def _why(

@@ -63,6 +63,8 @@ class Judgment:
     floor: float | None
     #: Number of texts that it was drawn from.
     texts: int
+    #: None: an older version of testnuc did not say.
+    lowest: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,12 +160,11 @@ class Learned:
             assert self.level_right is not None
             trust, right = self.level_trust[level - 1], self.level_right[level - 1]
         used = self.person
-        draws = Draws(self.draws.texts, self.draws.probability[used], self.draws.floor[used])
         made = certify(
             trust.astype(np.float64),
             self.rows[used],
             right[used],
-            draws,
+            self.draws.only(used),
             accuracy=accuracy,
             confidence=confidence,
         )
@@ -194,25 +195,43 @@ class Learned:
     def _applied(
         self, texts: Texts, kept: NDArray[np.int32], grounds: Sequence[Ground] = ()
     ) -> Applied:
-        given: Sequence[Ground | None] = grounds or [None] * (1 + len(self.bases))
-        own_ground, *others = given
-        found = self.model.probabilities(texts, own_ground)
+        found = self.model.probabilities(texts, grounds[0] if grounds else None)
+        label = self.label(texts, kept, found, grounds[1:])
+        shown = shown_shares(found, label) if self.decides == "head" else None
+        parts = parts_by_level(found, label, self.tree)
+        return Applied(label, self.trusts(texts, found, label), shown, *second(found, label), parts)
+
+    def label(
+        self,
+        texts: Texts,
+        kept: NDArray[np.int32],
+        found: NDArray[np.float32],
+        grounds: Sequence[Ground] = (),
+    ) -> NDArray[np.int32]:
+        """Return int32[b], the label of each text.
+
+        Parameters
+        ----------
+        texts, kept
+            As for `apply`.
+        found : float32[b, C]
+            The probabilities of the model.
+        grounds : sequence of Ground, optional
+            Of the bases.
+        """
         if self.decides != "head":
-            parts = parts_by_level(found, kept, self.tree)
-            trust = self.trusts(texts, found, kept)
-            return Applied(kept, trust, None, *second(found, kept), parts)
+            return kept
         label, own = self.model.label_of(found, texts), texts.own[: len(texts)]
         if self.bases:
+            given: Sequence[Ground | None] = grounds or [None] * len(self.bases)
             plain = replace(texts, judged=None)
             made = [LabelCandidate("", 1.0, m, m.label(plain)) for m in (VoteModel(0), self.vote)]
             made += [
                 LabelCandidate("", 1.0, m, m.label(plain, ground))
-                for m, ground in zip(self.bases, others, strict=True)
+                for m, ground in zip(self.bases, given, strict=True)
             ]
             label = np.where(differing(made) | (own < 0), label, own).astype(np.int32)
-        trust = self.trusts(texts, found, label)
-        parts = parts_by_level(found, label, self.tree)
-        return Applied(label, trust, shown_shares(found, label), *second(found, label), parts)
+        return label
 
     def trusts(
         self, texts: Texts, found: NDArray[np.float32], label: NDArray[np.int32]
@@ -300,6 +319,8 @@ class Learned:
         }
         if self.level_trust is not None and self.level_right is not None:
             arrays |= {"level_trust": self.level_trust, "level_right": self.level_right}
+        if self.draws.lowest is not None:
+            arrays["lowest"] = self.draws.lowest
         models = []
         for number, model in enumerate([self.model, *self.bases]):
             heads = np.stack([head.weights for head in model.heads]).astype(np.float16)
@@ -319,7 +340,7 @@ class Learned:
             "dissent": self.dissent,
             "models": models,
             "judged": [
-                [j.text, j.hash.hex(), j.label, j.source, j.probability, j.floor, j.texts]
+                [j.text, j.hash.hex(), j.label, j.source, j.probability, j.floor, j.texts, j.lowest]
                 for j in self.judged
             ],
             "arrays": [
@@ -389,7 +410,12 @@ class Learned:
                 rows=arrays["rows"],
                 right=arrays["right"],
                 person=arrays["person"],
-                draws=Draws(header["population"], arrays["probability"], arrays["floor"]),
+                draws=Draws(
+                    header["population"],
+                    arrays["probability"],
+                    arrays["floor"],
+                    arrays.get("lowest"),
+                ),
                 dissent=tuple(header["dissent"]),
                 level_trust=arrays.get("level_trust"),
                 level_right=arrays.get("level_right"),

@@ -250,12 +250,14 @@ def test_parquet_in_and_out(tmp_path):
 
 def test_parquet_that_is_none_and_rows_that_fit_into_none(tmp_path):
     pytest.importorskip("pyarrow")
-    source, mixed = tmp_path / "in.parquet", tmp_path / "mixed.jsonl"
+    source, mixed, large = (tmp_path / name for name in ("in.parquet", "mixed.jsonl", "l.jsonl"))
     source.write_text("text\nhello\n")
+    large.write_text(f'{{"text": "a", "n": {2**64 - 1}}}\n{{"text": "b", "n": -1}}\n')
     mixed.write_text('{"text": "a", "n": 1}\n{"text": "b", "n": "one"}\n')
     for file, output, says in (
         (source, "out.csv", "is not a Parquet file"),
         (mixed, tmp_path / "out.parquet", "cannot be written as Parquet"),
+        (large, tmp_path / "out.parquet", "cannot be written as Parquet"),
     ):
         code, _, err = run_here("classify", file, "--labels", "a,b", "-o", output)
         assert code == 2, err

@@ -162,6 +162,10 @@ def test_results_without_a_store_keep_what_was_learned_beside_them(tickets, tmp_
         code, _, err = run_here("review", "out.csv", *given)
         assert code == 0, err
         judged("review.json")
+        # nothing is learned where the outcome cannot be written
+        code, _, err = run_here("learn", "out.csv", "review.json", "-o", "better.doc")
+        assert (code, "better.doc is neither" in err) == (2, True)
+        assert "nothing was learned" in run_here("unlearn", "out.csv", *given)[2]
         # the store beside the results knows the options
         code, _, err = run_here("learn", "out.csv", "review.json")
         assert code == 0, err
@@ -399,6 +403,7 @@ def test_marks_correct_but_prove_nothing(tickets, form):
         (["review", "labeled.csv", "--labels", "a,b"], "--labels of the run"),
         (["review", "tickets.csv", "--goal", "best"], "decide, certify, correct"),
         (["review", "tickets.csv", "-o", "review.csv"], ".json"),
+        (["distill", "labeled.csv", "-o", "tickets.csv"], "name a .head file"),
         (["learn", "tickets.csv", "no.json", "--labels", "a,b"], "no file no.json"),
         (["learn", "tickets.csv", "tickets.csv", "--labels", "a,b"], "right_label"),
         (["classify", "tickets.csv", "--labels", "a,b", "--escalate", "10%"], "--referee MODEL"),
