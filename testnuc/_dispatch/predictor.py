@@ -64,6 +64,8 @@ class Predictor:
     texts_per_call : int
         Part of every key, because packing can change an answer.
     reasoning_effort : str, optional
+    score_labels : bool
+        Then the prompt asks for no confidence.
     shortlist : (int, str) or ("levels",), optional
         Labels in each shortlist, and the embedder that chooses them: asks then name the labels that
         their prompt shows. Or: a call for each level of the tree of labels. Both only with one text
@@ -83,6 +85,7 @@ class Predictor:
         options: Mapping[str, Any],
         texts_per_call: int,
         reasoning_effort: str | None = "least",
+        score_labels: bool = False,
         shortlist: tuple[int, str] | tuple[str] | None = None,
     ) -> None:
         self.provider = provider
@@ -90,6 +93,7 @@ class Predictor:
         #: Stores the answers of a packed call before the other texts are asked again; never raises.
         self.keep: Callable[[list[tuple[Ask, Prediction]]], Awaitable[None]] | None = None
         self._transport = transport
+        confidence = "logprobs" if score_labels else confidence
         # checked once: isinstance with a protocol takes 15 us
         self._wire = provider if isinstance(provider, WireProvider) else None
         self._other = None if isinstance(provider, WireProvider) else provider
@@ -109,6 +113,7 @@ class Predictor:
             options=dict(options),
             reasoning_effort=reasoning_effort,
             multilabel=labels.multilabel,
+            score_labels=score_labels,
         )
         #: Node -> the labels of the call that follows it; empty: labels are not asked by level.
         self._levels: dict[tuple[str, ...], LabelSet] = {}
@@ -141,6 +146,7 @@ class Predictor:
                     # keys of older versions stay valid: what they had not is in them if it is set
                     *([] if reasoning_effort == "least" else [{"effort": reasoning_effort}]),
                     *([] if shortlist is None else [{"shortlist": shortlist}]),
+                    *([{"score_labels": True}] if score_labels else []),
                 ],
                 option=orjson.OPT_SORT_KEYS,
             )

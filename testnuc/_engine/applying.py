@@ -30,7 +30,7 @@ async def apply_learned(neighborhoods: Neighborhoods, embedding: EmbeddingCache)
     learned = neighborhoods.settings.learned
     assert learned is not None
     entries = neighborhoods.entries
-    vectors = await embedding.vectors([e.text for e in entries], [e.hash for e in entries])
+    vectors, _ = await embedding.each([e.text for e in entries], [e.hash for e in entries])
     await asyncio.to_thread(_apply, neighborhoods, learned, vectors)
 
 
@@ -72,7 +72,10 @@ def _apply(neighborhoods: Neighborhoods, learned: Learned, vectors: NDArray[np.f
     kept = neighborhoods.plain_vote(slice(0, n_own)).label.copy()
     if neighborhoods.refitted is not None:
         learned = replace(learned, model=neighborhoods.refitted)
-    neighborhoods.applied = learned.apply(texts, kept)
+    neighborhoods.applied = applied = learned.apply(texts, kept)
+    # without a vector, the model knows nothing
+    rejected = [*neighborhoods.rejected]
+    applied.label[rejected], applied.trust[rejected] = kept[rejected], np.nan
     judge(neighborhoods, {place: found for place, found in said.items() if place < n_own})
 
 

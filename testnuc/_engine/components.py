@@ -95,6 +95,7 @@ class Components:
             method,
             self.sampling.confidence,
             shortlist=(None if shortlist in ("auto", ALL) else shortlist, None),
+            score_labels=(self.sampling.score_labels, False),
             referee=(referee, None),
             escalate=(escalate, 0.0),
             ask=(ask, "all"),
@@ -216,6 +217,7 @@ class Components:
             multilabel=multilabel or None,
             texts_per_call=per_call if per_call > 1 else None,
             shortlist=self.shortlist,
+            score_labels=self.sampling.score_labels or None,
             k=k,
             policy=policy if isinstance(policy, str) else None,
             descriptions=dict(self.labels.descriptions) or None,
@@ -253,6 +255,7 @@ class Components:
             options=sampling.request_options,
             texts_per_call=sampling.texts_per_call,
             reasoning_effort=sampling.reasoning_effort,
+            score_labels=sampling.score_labels,
             shortlist=("levels",)
             if shortlist == "levels"
             else (shortlist, self.embedding.name)

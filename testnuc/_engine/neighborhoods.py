@@ -118,6 +118,8 @@ class Neighborhoods:
         self.complete = np.ones(n_own, dtype=np.bool_)
         self.predictions: list[Prediction | None] = [None] * len(entries)
         self.errors: dict[int, Exception] = {}
+        #: Errors of own texts that the embedder rejected: they have no neighbors.
+        self.rejected: dict[int, Exception] = {}
         #: The error that ended the run while the neighbors were retrieved.
         self.failure: Exception | None = None
         #: Place -> sample -> outcome, of texts that lack some samples.
@@ -161,6 +163,10 @@ class Neighborhoods:
                 label, confidence = (None, None) if said is None else (said.label, said.confidence)
                 found.append(Neighbor(self.entries[other].text, similarity, label, confidence))
         return tuple(found)
+
+    def error(self, place: int) -> Exception | None:
+        """Return what failed for the own text at a place: its call, or else its embedding."""
+        return self.errors.get(place) or self.rejected.get(place)
 
     @property
     def policy(self) -> VotePolicy:
@@ -376,13 +382,13 @@ class Neighborhoods:
 
     def reason(self, place: int) -> Reason | None:
         """Return why the neighbors of the own text at `place` do not decide; None: they do."""
-        if place in self.judges:
-            if self.applied is not None and self.applied.label[place] < 0:
-                return Reason(
-                    "none_of_the_labels",
-                    f"a {self.judges[place]} said that none of the labels is right",
-                )
-            return None
+        judge = self.judges.get(place)
+        if judge is not None:
+            none = self.applied is not None and self.applied.label[place] < 0
+            said = Reason("none_of_the_labels", f"a {judge} said that none of the labels is right")
+            return said if none else None
+        if place in self.rejected:
+            return Reason("not_embedded", "the embedder rejected the text: it has no neighbors")
         if self.decision is None or self.settings.head_decides or self.is_spared(place):
             return None
         if self.decision.policy is None:
@@ -399,7 +405,8 @@ class Neighborhoods:
         """Return what gave the label of the own text at `place`."""
         if place in self.judges:
             return self.judges[place]
-        if (self.settings.head_decides and self.applied is not None) or self.is_spared(place):
+        decides = self.settings.head_decides and self.applied is not None
+        if (decides or self.is_spared(place)) and place not in self.rejected:
             return "head"
         return "llm" if voters <= 1 or self.reason(place) is not None else "vote"
 

@@ -65,7 +65,7 @@ class Rows(Sequence[Classification]):
 
     def failed(self) -> list[int]:
         """Return the positions of the texts with an error."""
-        errors = self._neighborhoods.errors
+        errors = self._neighborhoods.errors.keys() | self._neighborhoods.rejected.keys()
         if not errors:
             return []
         return [at for at, place in enumerate(self._places.tolist()) if place in errors]
@@ -141,7 +141,7 @@ def classification(
         prediction=neighborhoods.predictions[place],
         neighbors=neighbors,
         votes={names[c]: float(weights[c]) for c in heaviest},
-        error=neighborhoods.errors.get(place),
+        error=neighborhoods.error(place),
         trust=trust,
         reason=reason,
         source=None if label is None and place not in neighborhoods.judges else source,

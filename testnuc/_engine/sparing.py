@@ -100,6 +100,12 @@ async def ask_unsure(
         places = await asyncio.to_thread(sparing.next, own)
     left = np.flatnonzero(~sparing.asked)
     if not len(left):
+        if rule.stop < 1:
+            neighborhoods.notes.append(
+                f"the LLM was asked about all {len(rows):,} texts, so no call was saved: it was "
+                "not proved before that a model of its answers gives at least "
+                f"{rule.stop:.1%} of all labels as the LLM does; a lower stop may save calls"
+            )
         return
     neighborhoods.spare(rows[left], sparing.labels[left], sparing.trust[left])
     if settings.learned is not None and proved:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import hash_text, valid_text
-from testnuc.cli.classify import AnswerStore
+from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.client_factory import client_of, parts_of
 from testnuc.cli.files import Table, check_output, read_table, require_store, tell, usable
 from testnuc.cli.options_of_run import held_scopes, with_options_of_run
@@ -59,7 +59,7 @@ async def opened(
         warnings.simplefilter("ignore", SmallPoolWarning)
         answered = [] if table is None else _answered(nuc, table, source)
         if table is not None and client["store"] is None:
-            AnswerStore.of(client, source, always=True).create()
+            AnswerStore.of(client, source).create()
         async with nuc:
             if answered:
                 await _take(nuc, answered)
@@ -85,7 +85,8 @@ async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
     calls = (await nuc.estimate(texts)).calls
     if calls:
         raise InvalidInputError(
-            f"{calls:,} texts have no stored answer; run `testnuc classify` first"
+            f"{calls:,} of {len(texts):,} texts in the column {table.text_column!r} have no stored "
+            "answer; run `testnuc classify` first, or name another --text-column"
         )
     return LabeledTable(table, await nuc.classify_many(texts), valid, problems)
 

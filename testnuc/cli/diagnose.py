@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import valid_text
-from testnuc.cli.classify import AnswerStore
+from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import read_table, require_folder, usable
@@ -62,7 +62,7 @@ class _Recorded:
 async def _of_file(file: str, text_column: str, client: dict[str, Any]) -> Diagnosis:
     table = read_table(file, text_column)
     usable(table, file)
-    results = read_results(table.rows, file, text_column)
+    results = read_results(table.rows, file, table.text_column)
     with_own = [r for r in results if r.own_label is not None and valid_text(r.text) is None]
     labels = client["labels"] or sorted({r.own_label for r in with_own if r.own_label is not None})
     if len(labels) < 2:

@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from testnuc._base.jsonl import write_whole
-from testnuc.cli.classify import AnswerStore, end, label_all, notes, show_estimate
+from testnuc.cli.answer_store import AnswerStore
+from testnuc.cli.classify import end, label_all, notes, show_estimate
 from testnuc.cli.files import (
     read_labels,
     read_table,

@@ -20,6 +20,7 @@ __all__ = ["command", "next_step"]
 #: Options by which stored answers are found.
 _OF_ANSWERS = (
     "labels",
+    "store",
     "model",
     "base_url",
     "embedder",
@@ -27,6 +28,7 @@ _OF_ANSWERS = (
     "none_label",
     "texts_per_call",
     "shortlist",
+    "score_labels",
 )
 
 
@@ -54,7 +56,8 @@ def command(
         # a table in the settings file is found there again
         if value in (None, usual[option]) or str(value).startswith(("{", "[")):
             continue
-        words += [f"--{option.replace('_', '-')}", str(value)]
+        flag = f"--{option.replace('_', '-')}"
+        words += [flag] if value is True else [flag, str(value)]
     return shlex.join("STORE" if has_password(word) else word for word in words)
 
 
@@ -79,6 +82,8 @@ def next_step(
         return "next: name an output with -o (.csv, .xlsx, .jsonl) to judge some texts and learn"
     # the embedder of a store is found there again
     client = {name: client[name] for name in _OF_ANSWERS if client[name] != EMBEDDER}
+    if client["store"] == source:
+        del client["store"]
     if results.learned is not None:
         return "next, prove how many labels are right: " + command(
             "certify", source, client, text_column=text_column

@@ -15,6 +15,7 @@ import orjson
 
 from testnuc._base.checks import valid_text
 from testnuc._base.jsonl import json_object
+from testnuc.cli.answer_store import noted_column
 from testnuc.cli.decoding import DELIMITERS, checked_delimiter, decoded, delimiter_of, named
 from testnuc.errors import InvalidInputError
 
@@ -25,6 +26,7 @@ __all__ = [
     "KINDS",
     "STANDARD",
     "Table",
+    "column_of_results",
     "content_of",
     "existing",
     "holds_rows",
@@ -84,6 +86,7 @@ def read_table(
     limit: int | None = None,
     quiet: bool = False,
     option: str | None = "--text-column",
+    guess: bool = True,
 ) -> Table:
     """Read a file of texts.
 
@@ -100,6 +103,8 @@ def read_table(
         Whether to tell nothing.
     option : str, optional
         The option that names the column.
+    guess : bool
+        Whether to guess the column of texts in a file of results that lacks `text_column`.
 
     Raises
     ------
@@ -147,8 +152,30 @@ def read_table(
     if not rows:
         raise InvalidInputError(f"{file} has no texts; give a file with at least two")
     _require_distinct(file, columns)
+    text_column = column_of_results(file, text_column, columns, rows, guess=guess)
     _require_text(file, columns, text_column, rows, given, option)
     return Table(rows[:limit], columns, text_column, schema, delimiter or ",", found)
+
+
+def column_of_results(
+    file: str,
+    name: str,
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    guess: bool = True,
+) -> str:
+    """Return the column of texts; in a file of results it need not be named again."""
+    if name in columns or name != _LIKELY[0] or "nuc_label" not in columns:
+        return name
+    known = noted_column(file)
+    if known is not None and known in columns:
+        return known
+    likely = _longest(rows, columns) if guess else None
+    if likely is None:
+        return name
+    tell(f"note: the texts of {file} are read from the column {likely!r} (--text-column)")
+    return likely
 
 
 def _about_encoding(file: str, content: str, encoding: str) -> str:

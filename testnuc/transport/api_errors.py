@@ -82,7 +82,7 @@ _MALFORMED = re.compile(r"output that does not match the expected \S* ?format", 
 #: Some servers fail with a 500 on a format of the answer that they do not know.
 _FORMAT = re.compile(
     r"response[_ ]?format|json[_ ](object|schema)|structured[_ ]?output|output[_ ](config|format)"
-    r"|grammar|guided[_ ](json|decoding)|outlines",
+    r"|grammar|guided[_ ](json|decoding)|outlines|logprobs is not supported",
     re.IGNORECASE,
 )
 #: ``"retryDelay": "34s"``, also quoted by a gateway.
@@ -233,7 +233,8 @@ def _kind(  # noqa: PLR0911 - one return for each kind
         return UnreadableReplyError, "", True
     if status in {400, 403, 422} and (lowered & _FILTERED_CODES or _FILTERED.search(text)):
         return ContentRefusedError, "", True
-    if status in {401, 403}:
+    if status in {401, 403} or "no_db_connection" in lowered:
+        # the latter is LiteLLM's proxy without a database, which knows one key;
         # OpenAI forbids log-probabilities of some models: no matter of the key
         return BadRequestError if "logprobs" in text else AuthenticationError, "", False
     if status == 404:

@@ -39,6 +39,9 @@ class Certificate:
         Judged texts that count.
     reason : str
         Why nothing is certified, and what it would take; empty where something is.
+    more : int
+        About how many more texts, judged at random from all, it would take; 0 where something is
+        certified, or where more judgments do not help.
     level : int, optional
         Of labels in a tree: the level that is right, 1 = the top; `trust` is that of this level.
         None: whole labels.
@@ -50,6 +53,7 @@ class Certificate:
     part: float
     judged: int
     reason: str = ""
+    more: int = 0
     level: int | None = None
 
     def __str__(self) -> str:
@@ -115,11 +119,11 @@ def certify(
             best = (threshold, float((known >= threshold).mean()))
         if best[1]:
             break
-    reason = ""
+    reason, more = "", 0
     if not best[1]:
         top = max(least_of(_STARTS[0][0]), np.finfo(np.float64).min)
-        reason = _why(known[rows] >= top, right, draws, accuracy, error * _STARTS[0][1])
-    return Certificate(accuracy, confidence, *best, m, reason)
+        reason, more = _why(known[rows] >= top, right, draws, accuracy, error * _STARTS[0][1])
+    return Certificate(accuracy, confidence, *best, m, reason, more)
 
 
 def _proved(
@@ -166,8 +170,8 @@ def _why(
     draws: Draws,
     accuracy: float,
     error: float,
-) -> str:
-    """Return why nothing is certified, and what would help.
+) -> tuple[str, int]:
+    """Return why nothing is certified, and how many more judgments would help.
 
     Parameters
     ----------
@@ -179,32 +183,35 @@ def _why(
     """
     m = len(inside)
     least = int(np.ceil(np.log(error) / np.log(accuracy) / _STARTS[0][0]))
-    if m < least:
-        return f"{m} judged texts are too few; {least} drawn at random are needed at least"
     fair = _reach(draws) > 0
-    if fair.sum() < min(m, least):
+    count = int(fair.sum())
+    if count < least:
+        more = least - count
+        unfair = f" of {m:,} (some texts could not be drawn for the others)" if count < m else ""
         return (
-            "some texts could not be drawn; a certificate needs a review with the goal 'certify', "
-            "before others"
-        )
+            f"{count:,} judged texts{unfair} count so far; it takes at least {least:,}, which are "
+            f"{more:,} more, drawn at random from all"
+        ), more
     # a draw is about the texts that were left, and those that were drawn before are known
     weights = np.where(fair, 1 / draws.probability, 0) + np.cumsum(fair[::-1])[::-1] - fair
     weights = (np.ones(m) if draws.uniform else weights)[inside]
     if not weights.sum():
-        return "no judged text is among those with the highest trust; judge more drawn at random"
+        return f"none of {m:,} judged texts is among those with the highest trust", least
     share = float(np.average(right[inside], weights=weights))
     told = f"of the {_STARTS[0][0]:.0%} of the texts with the highest trust about {share:.0%} are"
     if share < accuracy:
         return (
-            f"{told} right, fewer than {accuracy:.0%}: more judgments do not help, better labels do"
-        )
+            f"{told} right, fewer than {accuracy:.0%}: more judgments do not prove it, better "
+            "labels do"
+        ), 0
     from scipy.stats import binom
 
     # unequal weights are worth fewer texts (Kish 1965)
-    tries = max(1, int(weights.sum() ** 2 / (weights**2).sum()))
+    now = tries = max(1, int(weights.sum() ** 2 / (weights**2).sum()))
     while tries < 100_000 and binom.sf(int(share * tries) - 1, tries, accuracy) > error:
         tries = int(tries * 1.25) + 1
+    more = max(1, int((tries - now) / _STARTS[0][0]))
     return (
-        f"{told} right, which is not yet proof; about {int(tries / _STARTS[0][0]):,} texts judged "
-        "at random would do"
-    )
+        f"{told} right, which is not yet proof; about {more:,} more texts, drawn at random from "
+        f"all, would do: {m + more:,} in all"
+    ), more

@@ -101,7 +101,7 @@ def test_decoding_names_what_it_took():
         ("id;message\n1;a\n", "mesage", "did you mean --text-column 'message'?"),
         ("id,Text \n1,a\n", "text", "did you mean --text-column 'Text '?"),
         ("id,body_de,kind\n1,a long message,x\n", "text", "did you mean --text-column 'body_de'?"),
-        ("id,nuc_label,note\n1,abcdefghijkl,bcd\n", "text", "did you mean --text-column 'note'?"),
+        ("id,nuc_trust,note\n1,abcdefghijkl,bcd\n", "text", "did you mean --text-column 'note'?"),
     ],
 )
 def test_a_wrong_column_suggests_the_right_one(tmp_path, content, column, says):
@@ -286,7 +286,10 @@ def test_an_output_that_exists_is_replaced_on_request_alone(tmp_path):
     with LoopbackLLM(confident) as llm:
         assert classify(llm, file, "-o", out)[0] == 0
         before = out.read_bytes()
-        code, _, err = classify(llm, file, "-o", out)
+        # the same command again, whose answers are stored, changes nothing
+        assert classify(llm, file, "-o", out)[0] == 0
+        assert out.read_bytes() == before
+        code, _, err = classify(llm, file, "-o", out, "--k", "0")
         assert code == 2
         assert f"{out} exists; add --overwrite to replace it, or name another -o" in err
         assert (llm.calls, out.read_bytes()) == (8, before)
