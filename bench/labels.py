@@ -50,7 +50,7 @@ class _Data:
 def _lines(folder: Path, dataset: str) -> tuple[str, list[dict[str, Any]]]:
     """Return the texts of a data set, with recorded answers if there are any, and a name."""
     files = sorted((folder / "predictions").glob(f"{dataset}.*.jsonl"))
-    plain = [folder / "datasets" / dataset / f"{size}.jsonl" for size in ("large", "small")]
+    plain = [folder / "datasets" / dataset / f"{size}.jsonl" for size in ("small", "large")]
     files += [path for path in plain if path.exists()]
     if not files:
         sys.exit(
@@ -139,7 +139,8 @@ async def _asked(data: _Data, texts: int, k: int, size: int | None) -> tuple[Usa
         await nuc.add([data.texts[i] for i in pool], [names[data.own[i]] for i in pool])
         results = await nuc.classify_many([data.texts[i] for i in own])
         if [r.own_label for r in results] != [names[data.own[i]] for i in own]:
-            sys.exit("bench labels: an answer was lost")
+            first = next((r.error for r in results if r.error is not None), "no error")
+            sys.exit(f"bench labels: an answer was lost: {first}")
         if llm.calls != nuc.usage.calls or llm.input_tokens != nuc.usage.input_tokens:
             sys.exit("bench labels: the server and the client counted differently")
         return nuc.usage, len(own)
@@ -181,6 +182,7 @@ async def _report(data: _Data, texts: int, k: int, lengths: list[int]) -> Report
     report.note(
         f"and neighbors: up to half of a list are recorded answers of the {k} nearest texts"
     )
+    report.note("calls and tokens: with those for a part of the texts by the whole list")
     report.note("least of a label: the label whose texts' lists hold it least often")
     report.note(
         "calls: a recorded answer outside the list counts as none of it, so the whole list follows"

@@ -180,7 +180,7 @@ async def test_a_level_is_certified(tmp_path: Path) -> None:
             assert not whole.part
             assert top.part > 0.5
             assert "at level 1 of the labels" in str(top)
-            with pytest.raises(InvalidInputError, match="level is 2; 1 levels are above"):
+            with pytest.raises(InvalidInputError, match="level is 2; give 1 to 1, or"):
                 learned.certify(level=2)
             results = await nuc.classify_many(texts)
             covered = results.certified(top)

@@ -152,9 +152,9 @@ class Learned:
             levels = 0 if self.level_trust is None else len(self.level_trust)
             checked_whole("level", level, least=1)
             if level > levels:
+                most = f"give 1 to {levels}" if levels else "the labels have no levels"
                 raise InvalidInputError(
-                    f"level is {level}; {levels} levels are above the labels that were learned: "
-                    "leave level out for the labels themselves"
+                    f"level is {level}; {most}, or leave level out for the labels themselves"
                 )
             assert self.level_trust is not None
             assert self.level_right is not None
