@@ -65,11 +65,11 @@ class LabelSet:
         "_matched",
         "_strict",
         "_too_long",
+        "_tree",
         "descriptions",
         "multilabel",
         "names",
         "none_label",
-        "tree",
     )
 
     def __init__(
@@ -98,8 +98,8 @@ class LabelSet:
         #: label -> description, for labels that have one.
         self.descriptions: Mapping[str, str] = MappingProxyType(descriptions)
         self.none_label = none_label
-        #: The tree that the labels are in; None: they are not, or a text can have several.
-        self.tree = None if multilabel else LabelTree.of(self.names)
+        # made when it is needed: a prompt of few labels needs none
+        self._tree: tuple[LabelTree | None] | None = (None,) if multilabel else None
         self._index = {name: i for i, name in enumerate(self.names)}
         #: Normalized labels -> position; -1 if two labels share a form, which is then ambiguous.
         self._strict: dict[str, int] = {}
@@ -117,6 +117,13 @@ class LabelSet:
                 )
             folded = _fold_punctuation(folded)
             self._loose[folded] = -1 if folded in self._loose else i
+
+    @property
+    def tree(self) -> LabelTree | None:
+        """The tree that the labels are in; None: they are not, or a text can have several."""
+        if self._tree is None:
+            self._tree = (LabelTree.of(self.names),)
+        return self._tree[0]
 
     def index(self, name: str) -> int | None:
         """Return the position of a label, compared exactly, or None."""
