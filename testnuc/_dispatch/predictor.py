@@ -68,8 +68,8 @@ class Predictor:
         Then the prompt asks for no confidence.
     shortlist : (int, str) or ("levels",), optional
         Labels in each shortlist, and the embedder that chooses them: asks then name the labels that
-        their prompt shows. Or: a call for each level of the tree of labels. Both only with one text
-        in a call.
+        their prompt shows, and a packed call shows those of all its texts. Or: a call for each
+        level of the tree of labels, only with one text in a call.
     """
 
     def __init__(
@@ -117,10 +117,13 @@ class Predictor:
         )
         #: Node -> the labels of the call that follows it; empty: labels are not asked by level.
         self._levels: dict[tuple[str, ...], LabelSet] = {}
-        #: The tasks of the calls for a text, for estimates: with the longest labels.
+        #: The tasks of the calls for a text, for estimates: with as many labels as they can show,
+        #: and the longest of them.
         self.steps: tuple[Task, ...] = (self.task,)
         if shortlist is not None and len(shortlist) == 2:
-            self.steps = (self._part_task(longest_part(labels, int(shortlist[0]))),)
+            most = int(shortlist[0]) * texts_per_call
+            if not self._are_all(most):
+                self.steps = (self._part_task(longest_part(labels, most)),)
         elif shortlist is not None:
             self._levels = level_sets(labels)
             self.steps = self._longest_levels()
@@ -234,8 +237,7 @@ class Predictor:
         """Return the answers; remember refusals, and count texts without a readable reply."""
         outcomes: Sequence[Prediction | Exception]
         try:
-            chosen = await self._chosen(asks[0])
-            outcomes = await self._answer(asks, step=0) if chosen is None else [chosen]
+            outcomes = await self._chosen(asks)
         except ProviderError as exc:
             outcomes = [exc]
             if len(asks) > 1:
@@ -276,8 +278,32 @@ class Predictor:
         error.fatal = True
         return error
 
-    async def _answer(self, asks: tuple[Ask, ...], step: int) -> list[Prediction | Exception]:
-        request = replace(self.request(asks), step=step) if step else self.request(asks)
+    async def _chosen(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
+        """Answer from the shortlists of all asks together; from all labels where none fits."""
+        if self._levels and asks[0].sample != WHOLE_LIST:
+            chosen = await self._descend(asks[0])
+            if chosen is not None:
+                return [chosen]
+        shown = sorted({place for ask in asks for place in ask.shown})
+        if not all(ask.shown for ask in asks) or self._are_all(len(shown)):
+            return _certain(await self._answer(asks, 0, None))
+        outcomes = await self._answer(asks, 0, part_of(self.labels, shown))
+        left = [i for i, outcome in enumerate(outcomes) if outcome is None]
+        if left:
+            await self._kept(asks, outcomes)
+            again = await self._answer_part(tuple(asks[i] for i in left), 0, None)
+            for i, outcome in zip(left, again, strict=True):
+                outcomes[i] = outcome
+        return _certain(outcomes)
+
+    async def _answer(
+        self, asks: tuple[Ask, ...], step: int, part: LabelSet | None
+    ) -> list[Prediction | Exception | None]:
+        """Return the outcome of each ask; None: the LLM chose none of the labels in `part`."""
+        request = self.request(asks)
+        if step or part is not None:
+            task = request.task if part is None else self._part_task(part)
+            request = replace(request, task=task, step=step)
         answers: Sequence[Answer | Exception]
         try:
             answers = (await self._call(request)).answers
@@ -290,32 +316,18 @@ class Predictor:
                 raise
             # one refused text (too long, filtered) must not fail the texts packed with it
             answers = [exc] * len(asks)
-        outcomes: list[Prediction | Exception] = [
-            a if isinstance(a, Exception) else self._predicted(a, self.labels) for a in answers
-        ]
+        outcomes = [a if isinstance(a, Exception) else self._predicted(a, part) for a in answers]
         failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, ProviderError)]
         if len(asks) > 1:
             if failed:
                 await self._kept(asks, outcomes)
             half = -(-len(failed) // 2)
-            for part in (failed[:half], failed[half:]):
-                if part:
-                    again = await self._retry_half(tuple(asks[i] for i in part), step)
-                    for i, outcome in zip(part, again, strict=True):
+            for items in (failed[:half], failed[half:]):
+                if items:
+                    again = await self._answer_part(tuple(asks[i] for i in items), step, part)
+                    for i, outcome in zip(items, again, strict=True):
                         outcomes[i] = outcome
         return outcomes
-
-    async def _chosen(self, ask: Ask) -> Prediction | Exception | None:
-        """Ask for one of some labels; None: the LLM chose none of them, or all are to be shown."""
-        if ask.sample == WHOLE_LIST or not (ask.shown or self._levels):
-            return None
-        if self._levels:
-            return await self._descend(ask)
-        labels = part_of(self.labels, ask.shown)
-        outcome = await self._choose(ask, labels)
-        if isinstance(outcome, Exception):
-            return outcome
-        return None if outcome.label in {None, labels.none_label} else outcome
 
     async def _descend(self, ask: Ask) -> Prediction | Exception | None:
         """Ask level by level; None: the LLM chose none of the labels of a level.
@@ -352,7 +364,7 @@ class Predictor:
             answer = (await self._call(request)).answers[0]
         except ReplyError as exc:
             return exc
-        return answer if isinstance(answer, Exception) else self._predicted(answer, labels)
+        return answer if isinstance(answer, Exception) else self._checked(answer, labels)
 
     def _longest_levels(self) -> tuple[Task, ...]:
         """Return the longest task of each level."""
@@ -366,9 +378,22 @@ class Predictor:
     def _part_task(self, labels: LabelSet) -> Task:
         return replace(self.task, system=self._system(labels), labels=labels.names)
 
+    def _are_all(self, shown: int) -> bool:
+        """Whether a prompt with so many labels would show all labels."""
+        return shown >= len(self.labels.names) - (self.labels.none_label is not None)
+
+    def _predicted(self, answer: Answer, part: LabelSet | None) -> Prediction | Exception | None:
+        """Return the prediction of an answer; an error if a custom provider's is malformed.
+
+        None: the answer is none of the labels in `part`.
+        """
+        found = self._checked(answer, self.labels if part is None else part)
+        if part is None or isinstance(found, Exception):
+            return found
+        return None if found.label in {None, part.none_label} else found
+
     @staticmethod
-    def _predicted(answer: Answer, labels: LabelSet) -> Prediction | Exception:
-        """Return the prediction of an answer; an error if a custom provider's is malformed."""
+    def _checked(answer: Answer, labels: LabelSet) -> Prediction | Exception:
         pairs: Any = answer.labels if labels.multilabel else None
         for label, confidence in ((answer.label, answer.confidence),) if pairs is None else pairs:
             error = _malformed(label, confidence)
@@ -376,21 +401,26 @@ class Predictor:
                 return error
         return labels.predicted(answer)
 
-    async def _retry_half(self, asks: tuple[Ask, ...], step: int) -> list[Prediction | Exception]:
+    async def _answer_part(
+        self, asks: tuple[Ask, ...], step: int, part: LabelSet | None
+    ) -> list[Prediction | Exception | None]:
+        """Answer some asks of a call; an error does not lose the answers to the others."""
         try:
-            outcomes = await self._answer(asks, step)
-        except Exception as exc:  # noqa: BLE001 - the other half keeps its answers
+            outcomes = await self._answer(asks, step, part)
+        except Exception as exc:  # noqa: BLE001 - the other asks keep their answers
             return [exc] * len(asks)
         await self._kept(asks, outcomes)
         return outcomes
 
     async def _kept(
-        self, asks: tuple[Ask, ...], outcomes: Sequence[Prediction | Exception]
+        self, asks: tuple[Ask, ...], outcomes: Sequence[Prediction | Exception | None]
     ) -> None:
         """Store answers before others are asked for again: the client may close meanwhile."""
         if self.keep is not None:
             found = zip(asks, outcomes, strict=True)
-            await self.keep([(ask, o) for ask, o in found if not isinstance(o, Exception)])
+            await self.keep(
+                [(ask, o) for ask, o in found if o is not None and not isinstance(o, Exception)]
+            )
 
     async def _call(self, request: Request) -> Reply:
         if self._wire is not None:
@@ -406,6 +436,13 @@ class Predictor:
                 "texts; return one for each text, in their order"
             )
         return reply
+
+
+def _certain(
+    outcomes: Sequence[Prediction | Exception | None],
+) -> list[Prediction | Exception]:
+    """Return outcomes of calls that showed all labels: none is None."""
+    return [outcome for outcome in outcomes if outcome is not None]
 
 
 def _again(kind: type[ProviderError], message: str, status_code: int | None) -> ProviderError:

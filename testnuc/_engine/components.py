@@ -121,13 +121,9 @@ class Components:
         self.embedding = EmbeddingCache(self.embedder, self.store, self.pool)
         provider = self.provider(model, base_url, api_key)
         self.model = f"{provider.name}/{provider.model}"
-        url = getattr(provider, "url", None)
-        price = Price.of(
-            provider.name,
-            provider.model,
-            url,
-            tier=self.sampling.request_options.get("service_tier"),
-        )
+        url, ttl = getattr(provider, "url", None), getattr(provider, "cache_ttl", None)
+        priced = partial(Price.of, provider.name, provider.model, url, cache_ttl=ttl)
+        price = priced(tier=self.sampling.request_options.get("service_tier"))
         require_price(budget, price, self.model)
         self.meter = Meter()
         self.telemetry = Telemetry.of(provider.name, provider.model, url)
@@ -152,8 +148,7 @@ class Components:
             made,
             over_http=isinstance(provider, WireProvider),
         )
-        self._automatic = shortlist == "auto"
-        self.predictor = made(self.shortlist)
+        self.predictor, self._automatic = made(self.shortlist), shortlist == "auto"
         self.scheduler = Scheduler(
             self.predictor.answer,
             self.store,
@@ -196,7 +191,7 @@ class Components:
             neighbors=neighbors == "predict",
             texts_per_call=per_call,
             price=price,
-            batch_price=Price.of(provider.name, provider.model, url, batch=True),
+            batch_price=priced(batch=True),
             batches=has_batches(provider) and self.shortlist is None,
             rate_limit=rate_limit,
             ask=self.ask,
@@ -222,9 +217,9 @@ class Components:
             policy=policy if isinstance(policy, str) else None,
             descriptions=dict(self.labels.descriptions) or None,
         )
+        self._address = (model, base_url, api_key)
         #: As given.
         self.make_transport, self.referee = transport, referee
-        self._address = (model, base_url, api_key)
         self.escalate = checked_number("escalate", escalate, 0, 1) or 0.0
         if self.escalate and referee is None:
             raise InvalidInputError("escalate needs a referee; name it, as referee='openai/gpt-5'")

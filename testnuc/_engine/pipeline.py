@@ -129,6 +129,7 @@ class Pipeline:
         self.join_pool = join_pool
         self._ask, self._head = ask, head
         self._shortlist, self._note = shortlist, note
+        self._per_call = per_call
         self._predictor = predictor
         #: Lane -> scheduler; `Components` adds the batch lane when it is needed.
         self.lanes = {"live": scheduler}
@@ -434,7 +435,7 @@ class Pipeline:
         if self._examples is not None:
             asks = sampler.asks_with_examples(self._examples, scheduler, whole=whole)
         elif self._shortlist is not None and not whole:
-            asks = sampler.asks_with_shortlist(self._shortlist)
+            asks = await sampler.asks_with_shortlists(self._shortlist, packed=self._per_call > 1)
         try:
             async with aclosing(scheduler.run(asks)) as outcomes:
                 async for ask, outcome in outcomes:

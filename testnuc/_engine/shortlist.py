@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from testnuc._dispatch.predictor import Predictor
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.embedders.cache import EmbeddingCache
+    from testnuc.label_tree import LabelTree
     from testnuc.labels import LabelSet
     from testnuc.protocols import Method, PoolText
     from testnuc.trust.model import HeadModel
@@ -35,6 +36,8 @@ __all__ = [
     "described",
     "nearest_labels",
     "neighbors_labels",
+    "similar_together",
+    "with_head",
 ]
 
 #: "auto" shows all of so many labels; of more, a list of the second number.
@@ -50,6 +53,9 @@ _CELLS = 4_000_000
 _NO_TREE = (
     "shortlist is 'levels', but the labels are not in a tree; name them as 'refund > late', or "
     "leave shortlist out"
+)
+_PACKED = (
+    "shortlist is 'levels', which asks about each text alone; leave texts_per_call or shortlist out"
 )
 #: Times that a label would be in a list by chance, from which one that never is is reported.
 _EXPECTED = 10
@@ -69,7 +75,7 @@ def checked_shortlist(
 
     Parameters
     ----------
-    size, labels, method, texts_per_call
+    size, labels, method
         Of the client.
     predictor_of : callable
         Returns the predictor of a length of shortlists, or of "levels".
@@ -84,12 +90,13 @@ def checked_shortlist(
     if size is None or size == ALL:
         return None, ""
     n = len(labels.names) - (labels.none_label is not None)
-    problem = _problem(labels, method, texts_per_call)
+    problem = _problem(labels, method)
     if size == "auto":
         many = n > AUTOMATIC_ABOVE and over_http and not labels.multilabel
-        return _automatic(n, problem, labels, predictor_of) if many else (None, "")
+        tree = None if texts_per_call > 1 else labels.tree
+        return _automatic(n, problem, tree, predictor_of) if many else (None, "")
     if size == "levels":
-        problem = problem or _NO_TREE * (labels.tree is None)
+        problem = problem or _NO_TREE * (labels.tree is None) or _PACKED * (texts_per_call > 1)
     elif isinstance(size, str):
         problem = f"shortlist is {size!r}; give a number of labels, 'auto', 'levels' or None"
     else:
@@ -105,11 +112,11 @@ def checked_shortlist(
 
 
 def _automatic(
-    n: int, problem: str, labels: LabelSet, predictor_of: Callable[[int | str], Predictor]
+    n: int, problem: str, tree: LabelTree | None, predictor_of: Callable[[int | str], Predictor]
 ) -> tuple[int | Literal["levels"] | None, str]:
     if problem:
         return None, f"every prompt shows all {n:,} labels: {problem}"
-    if labels.tree is not None:
+    if tree is not None:
         one, levels = predictor_of(_AUTOMATIC), predictor_of("levels")
         if levels.prompt_bytes < one.prompt_bytes:
             return "levels", (
@@ -122,13 +129,8 @@ def _automatic(
     )
 
 
-def _problem(labels: LabelSet, method: Method, texts_per_call: int) -> str:
+def _problem(labels: LabelSet, method: Method) -> str:
     """Return why the labels of a prompt cannot be chosen for each text; "" if they can."""
-    if texts_per_call > 1:
-        return (
-            f"texts_per_call is {texts_per_call}, but each text has its own shortlist; leave "
-            "texts_per_call or shortlist out"
-        )
     if method.context:
         return (
             f"method is {method!r}, whose few-shot examples shortlist does not support; leave "
@@ -273,6 +275,19 @@ def coverage_of(
     )
 
 
+def similar_together(lists: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return an order of texts in which those that share labels follow each other.
+
+    Parameters
+    ----------
+    lists : int32[n, size]
+        The labels to show for each text.
+    """
+    # by the commonest labels first, as in an FP-tree
+    rank = np.argsort(np.argsort(-np.bincount(lists.ravel()), kind="stable"))
+    return np.lexsort(np.sort(rank[lists], axis=1).T[::-1])
+
+
 class Shortlist:
     """Chooses the labels that the prompt of each text shows.
 
@@ -322,20 +337,24 @@ class Shortlist:
             )
         neighborhoods.shortlists = await self._nearest(vectors, first)
 
-    async def lists(
-        self, neighborhoods: Neighborhoods, places: Sequence[int]
-    ) -> list[tuple[int, ...]]:
+    async def lists(self, neighborhoods: Neighborhoods, places: Sequence[int]) -> NDArray[np.int32]:
         """Return the labels to show for the texts at some places, in label order."""
         own = neighborhoods.shortlists
-        others = [place for place in places if own is None or place >= neighborhoods.n_own]
-        entries = [neighborhoods.entries[place] for place in others]
-        vectors = await self._embedding.vectors(
-            [e.text for e in entries], [e.hash for e in entries]
-        )
-        found = dict(zip(others, await self._nearest(vectors), strict=True))
-        if own is not None:
-            found |= {place: own[place] for place in places if place < neighborhoods.n_own}
-        return [tuple(found[place].tolist()) for place in places]
+        found = np.empty((len(places), self._size), dtype=np.int32)
+        others = []
+        for row, place in enumerate(places):
+            if own is None or place >= neighborhoods.n_own:
+                others.append(row)
+            else:
+                found[row] = own[place]
+        for start in range(0, len(others), _BLOCK):
+            rows = others[start : start + _BLOCK]
+            entries = [neighborhoods.entries[places[row]] for row in rows]
+            vectors = await self._embedding.vectors(
+                [e.text for e in entries], [e.hash for e in entries]
+            )
+            found[rows] = await self._nearest(vectors)
+        return found
 
     def _place(self, label: str | None) -> int:
         """Return the position of a label that a list may hold; -1: it may not."""

@@ -198,7 +198,9 @@ class EmbeddingCache:
         embedded: Callable[[int], object],
     ) -> list[Vector | Exception]:
         """Embed texts and store their vectors; an error does not lose those of other texts."""
-        futures = [self._ask(text, key) for text, key in zip(texts, hashes, strict=True)]
+        # texts of similar length in a batch need little padding
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
+        futures = [self._ask(texts[i], hashes[i]) for i in order]
         try:
             # cancellation does not cancel them: another caller may wait for the same text
             for start in range(0, len(futures), _BATCH):
@@ -211,6 +213,7 @@ class EmbeddingCache:
             for future in futures:
                 # retrieved here, in case no other caller waits for it
                 future.add_done_callback(_retrieve)
+        futures = [future for _, future in sorted(zip(order, futures, strict=True))]
         new = [
             (key, row)
             for key, future in zip(hashes, futures, strict=True)
