@@ -430,12 +430,13 @@ class Pipeline:
         sampler = Sampler(
             self.method, self._predictor, neighborhoods, self._open(neighborhoods, places)
         )
-        # a stage of the batch lane takes hours, so the examples of all texts are one stage
+        # a stage of the batch lane takes hours: the examples of all texts are one stage, and there
+        # is no second call after a shortlist
         whole = lane != "live"
         asks: Iterator[Ask] | AsyncGenerator[list[Ask], None] = sampler.asks()
         if self._examples is not None:
             asks = sampler.asks_with_examples(self._examples, scheduler, whole=whole)
-        elif self._shortlist is not None:
+        elif self._shortlist is not None and not whole:
             asks = await sampler.asks_with_shortlists(self._shortlist, packed=self._per_call > 1)
         try:
             async with aclosing(scheduler.run(asks)) as outcomes:

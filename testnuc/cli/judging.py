@@ -217,6 +217,7 @@ def certify(
     *,
     accuracy: float,
     confidence: float,
+    level: int | None,
     output: str | None,
     overwrite: bool,
     text_column: str,
@@ -235,7 +236,7 @@ def certify(
                     f"nothing was learned about {source} yet: testnuc review {source}, then "
                     "testnuc learn; if it is an output of learn, name the results that learn read"
                 )
-            certificate = learned.certify(accuracy, confidence)
+            certificate = learned.certify(accuracy, confidence, level=level)
             table = await texts_for(nuc, given, source, output)
             return certificate, await labeled(nuc, table, source)
 

@@ -107,6 +107,9 @@ def certify(
     source: str = _RESULTS_OR_STORE,
     accuracy: float = typer.Option(0.9, help="Part of the certified labels that is right."),
     confidence: float = typer.Option(0.9, help="Probability that the certificate holds."),
+    level: int | None = typer.Option(
+        None, help="Of labels in a tree, 1 = the top.", show_default="whole labels"
+    ),
     output: str | None = typer.Option(
         None, "--output", "-o", help="A file for the certified texts and labels."
     ),
@@ -121,6 +124,7 @@ def certify(
             source,
             accuracy=accuracy,
             confidence=confidence,
+            level=level,
             output=output,
             overwrite=overwrite,
             text_column=text_column,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc import stores
 from testnuc._base.jsonl import table as records_of
+from testnuc._engine.shortlist import ALL, AUTOMATIC_ABOVE
 from testnuc.cli.answer_store import noted_run
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import existing, read_labels, require_store
@@ -153,7 +154,9 @@ async def _with_scope(client: Mapping[str, Any], store: str) -> dict[str, Any]:
         and client["model"] in {client_options()["model"], facts.get("model")}
     ]
     if len(held) == 1:
-        return _merged(client, held[0])
+        # without a shortlist, prompts had all labels, however many
+        many = len(held[0]["labels"]) > AUTOMATIC_ABOVE
+        return _merged(client, {"shortlist": ALL, **held[0]} if many else held[0])
     if client["labels"] is not None:
         return dict(client)
     if len({tuple(facts["labels"]) for facts in every}) != 1:

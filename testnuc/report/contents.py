@@ -106,6 +106,13 @@ def contents(
                 "v": [[labels.of(label), _number(w)] for label, w in fields["votes"].items()]
                 if result.voters > 1 and result.source not in _JUDGES
                 else [],
+                # the levels of a label in a tree, with their trust
+                "p": [
+                    [name, _number(trust)]
+                    for name, trust in zip(
+                        fields.get("path", ()), fields.get("path_trusts", ()), strict=True
+                    )
+                ],
                 "b": labels.of(fields["alternative"]),
                 "bt": _number(fields["trust_of_alternative"]),
                 "k": [
