@@ -330,12 +330,7 @@ async def test_what_needs_one_label_is_refused_before_any_call(nuc_of, client_of
         with pytest.raises(InvalidInputError, match="set multilabel=True"):
             TestNUC(**client_of(llm, policy=VotePolicy(threshold=0.3)))
         async with nuc_of(llm) as nuc:
-            for call in (
-                nuc.review(10),
-                nuc.learn(["a"], ["refund"]),
-                nuc.distill("x.head"),
-                nuc.diagnose(),
-            ):
+            for call in (nuc.distill("x.head"), nuc.diagnose()):
                 with pytest.raises(InvalidInputError, match="does not support multilabel=True"):
                     await call
         assert llm.calls == 0

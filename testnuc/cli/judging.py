@@ -33,6 +33,7 @@ from testnuc.report.marks import read_marks
 from testnuc.results import read_results, run_record
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import GOALS, Review, ReviewItem
+from testnuc.types import MultilabelClassification, split_labels
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from testnuc.client import TestNUC
     from testnuc.head import Head
     from testnuc.results import Results
-    from testnuc.trust.learned import Learned
+    from testnuc.trust import Learned, MultilabelLearned
 
 __all__ = ["certify", "distill", "learn", "review", "unlearn"]
 
@@ -119,7 +120,7 @@ def learn(
     client = with_known_options(client, source)
     take = _lesson(files, at_random=at_random)
 
-    async def run() -> tuple[Learned, LabeledTable | None]:
+    async def run() -> tuple[Learned | MultilabelLearned, LabeledTable | None]:
         async with opened(source, client, text_column) as (nuc, given):
             learned = await take(nuc)
             if output is None:
@@ -144,7 +145,9 @@ def learn(
     tell(f"{len(results):,} labels, {people:,} of them judged by a person, written to {output}")
 
 
-def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awaitable[Learned]]:
+def _lesson(
+    files: Sequence[str], *, at_random: bool
+) -> Callable[[TestNUC], Awaitable[Learned | MultilabelLearned]]:
     """Read what was judged; returns a function by which a client learns from it."""
     if all(map(_is_review_file, files)):
         judged = _read_reviews(files)
@@ -155,7 +158,9 @@ def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awa
         if any(item.probability is not None for item in judged):
             return lambda nuc: nuc.learn(judged)
         texts = [item.text for item in judged.judged]
-        labels: list[str | None] = [item.answer for item in judged.judged]
+        labels: list[Any] = [item.answer for item in judged.judged]
+        if judged.multilabel:
+            labels = list(map(split_labels, labels))
     elif len(files) > 1:
         raise InvalidInputError("only the .json files of reviews and of the page can be joined")
     else:
@@ -195,6 +200,8 @@ def certify(
     certificate, found = run_to_end(find())
     results, table = found.results, found.table
     print(certificate)  # noqa: T201 - the command's output
+    if results and isinstance(results[0], MultilabelClassification):
+        tell("right: the text has exactly its labels, none is missing and none is wrong")
     if output is None:
         return
     covered = {result.index: result for result in results.certified(certificate)}
@@ -284,7 +291,7 @@ def _show(
     tell(f"in the terminal: testnuc review {path} --answer")
 
 
-def _chosen_by_hand(texts: list[str], labels: list[str | None], nuc: TestNUC) -> Review:
+def _chosen_by_hand(texts: list[str], labels: list[Any], nuc: TestNUC) -> Review:
     """Return marks as a review whose texts were chosen: they correct, and prove nothing."""
     items = [
         ReviewItem(
@@ -301,7 +308,7 @@ def _chosen_by_hand(texts: list[str], labels: list[str | None], nuc: TestNUC) ->
         )
         for at, text in enumerate(texts)
     ]
-    made = Review(items, nuc.labels.names, len(nuc), nuc.model)
+    made = Review(items, nuc.labels.names, len(nuc), nuc.model, multilabel=nuc.labels.multilabel)
     for at, label in enumerate(labels):
         made.answer(at, label)
     return made

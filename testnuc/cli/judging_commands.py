@@ -7,7 +7,14 @@ from typing import Any
 import typer
 
 from testnuc.cli.interrupting import interruptible
-from testnuc.cli.options import LABELS_OF_RUN, OF_ASKING, OVERWRITE, TEXT_COLUMN, with_client
+from testnuc.cli.options import (
+    LABELS_OF_RUN,
+    OF_ASKING,
+    OF_SEVERAL,
+    OVERWRITE,
+    TEXT_COLUMN,
+    with_client,
+)
 
 __all__ = ["add_judging"]
 
@@ -122,7 +129,7 @@ def certify(
         )
 
 
-@with_client(*OF_ASKING, "min_trust", labels=LABELS_OF_RUN)
+@with_client(*OF_ASKING, *OF_SEVERAL, "min_trust", labels=LABELS_OF_RUN)
 def distill(
     client: dict[str, Any],
     source: str = _RESULTS_OR_STORE,

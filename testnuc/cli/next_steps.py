@@ -27,6 +27,7 @@ _OF_ANSWERS = (
     "none_label",
     "texts_per_call",
     "shortlist",
+    "multilabel",
 )
 
 
@@ -54,7 +55,8 @@ def command(
         # a table in the settings file is found there again
         if value in (None, usual[option]) or str(value).startswith(("{", "[")):
             continue
-        words += [f"--{option.replace('_', '-')}", str(value)]
+        words.append(f"--{option.replace('_', '-')}")
+        words += [] if value is True else [str(value)]
     return shlex.join(
         "STORE" if "://" in word and urlsplit(word).password else word for word in words
     )

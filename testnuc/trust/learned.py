@@ -23,6 +23,7 @@ from testnuc.trust.chances import chances
 from testnuc.trust.evidence import Draws, Gain
 from testnuc.trust.head import Softmax
 from testnuc.trust.model import HeadModel, VoteModel
+from testnuc.trust.packing import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Applied", "Judgment", "Learned", "chosen_parts", "rounded"]
 
-_VERSION = 1
 #: Judgments that prove a gain worth having where there is one.
 _ENOUGH = 200
 #: Smaller shares of a label are not shown.
@@ -59,6 +59,24 @@ class Judgment:
     floor: float | None
     #: Number of texts that it was drawn from.
     texts: int
+
+    def record(self) -> list[Any]:
+        """Return its values, as they are stored."""
+        return [
+            self.text,
+            self.hash.hex(),
+            self.label,
+            self.source,
+            self.probability,
+            self.floor,
+            self.texts,
+        ]
+
+    @classmethod
+    def of(cls, record: Sequence[Any]) -> Judgment:
+        """Return the judgment of a record."""
+        text, key, *rest = record
+        return cls(text, bytes.fromhex(key), *rest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -255,32 +273,20 @@ class Learned:
             if model.moves is not None:
                 arrays[f"moves{number}"] = model.moves.astype(np.float16)
             models.append([model.care, model.power])
-        header = {
-            "version": _VERSION,
-            "labels": self.labels,
-            "name": self.name,
-            "decides": self.decides,
-            "gain": [self.gain.value, self.gain.low, self.gain.high],
-            "texts": self.texts,
-            "population": self.draws.texts,
-            "dissent": self.dissent,
-            "models": models,
-            "judged": [
-                [j.text, j.hash.hex(), j.label, j.source, j.probability, j.floor, j.texts]
-                for j in self.judged
-            ],
-            "arrays": [
-                [name, array.dtype.newbyteorder("<").str, array.shape]
-                for name, array in arrays.items()
-            ],
-        }
-        # a gain may be a scalar of numpy
-        head = orjson.dumps(header, option=orjson.OPT_SERIALIZE_NUMPY)
-        body = b"".join(
-            np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")).tobytes()
-            for a in arrays.values()
+        return pack(
+            {
+                "labels": self.labels,
+                "name": self.name,
+                "decides": self.decides,
+                "gain": [self.gain.value, self.gain.low, self.gain.high],
+                "texts": self.texts,
+                "population": self.draws.texts,
+                "dissent": self.dissent,
+                "models": models,
+                "judged": [judgment.record() for judgment in self.judged],
+            },
+            arrays,
         )
-        return zlib.compress(len(head).to_bytes(8, "little") + head + body, 1)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Learned:
@@ -292,21 +298,7 @@ class Learned:
             It is damaged, or a newer version of testnuc wrote it.
         """
         try:
-            raw = zlib.decompress(data)
-            at = 8 + int.from_bytes(raw[:8], "little")
-            header = orjson.loads(raw[8:at])
-            if header["version"] != _VERSION:
-                raise StoreError(
-                    "what was learned was stored by another version of testnuc; upgrade it, or "
-                    "learn again after `unlearn`"
-                )
-            arrays: dict[str, NDArray[Any]] = {}
-            for name, kind, shape in header["arrays"]:
-                dtype = np.dtype(kind)
-                size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-                found = np.frombuffer(raw[at : at + size], dtype=dtype).reshape(shape)
-                arrays[name] = found.astype(dtype.newbyteorder("="))
-                at += size
+            header, arrays = unpack(data)
             models = [
                 HeadModel(
                     tuple(Softmax(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
@@ -323,10 +315,7 @@ class Learned:
                 name=header["name"],
                 decides=header["decides"],
                 gain=Gain(*header["gain"]),
-                judged=tuple(
-                    Judgment(text, bytes.fromhex(key), *rest)
-                    for text, key, *rest in header["judged"]
-                ),
+                judged=tuple(map(Judgment.of, header["judged"])),
                 texts=header["texts"],
                 model=models[0],
                 vote=VoteModel(int(k), own_weight),
