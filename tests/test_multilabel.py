@@ -366,14 +366,6 @@ async def test_results_are_written_and_read_back(nuc_of, tmp_path):
     assert read.summary() == results.summary()
 
 
-async def test_the_page_which_asks_for_one_label_is_refused(nuc_of, tmp_path):
-    async with LoopbackLLM(labels_of) as llm, nuc_of(llm, k=3) as nuc:
-        results = await nuc.classify_many(messages(12))
-    with pytest.raises(InvalidInputError, match="have several"):
-        results.to_html(tmp_path / "page.html")
-    assert not (tmp_path / "page.html").exists()
-
-
 async def test_frames_hold_lists_and_strings(nuc_of):
     pytest.importorskip("pandas")
     pytest.importorskip("polars")
