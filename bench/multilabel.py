@@ -36,6 +36,7 @@ _SHAPES = {
 _SIMULATED = ((0.1, 0.1, 0.5), (0.2, 0.3, 0.0), (0.2, 0.3, 0.5), (0.4, 0.5, 0.5))
 _JUDGED = (50, 200)
 _CERTIFY = 300
+_ACCURACIES = (0.8, 0.9)
 
 
 def _pool(n: int, n_classes: int, random: np.random.Generator) -> PoolLabels:
@@ -162,25 +163,25 @@ def _certificates(sets: Mapping[str, Unions], draws: int) -> Report:
     )
     for name, data in sets.items():
         (pairs, heads), n_classes = data.pairs(), data.gold.shape[1]
-        for accuracy in (0.8, 0.9):
-            parts, wrong, least = [], 0, 1.0
-            for seed in range(draws):
-                learned = data.learned(pairs, heads, _CERTIFY, seed)
-                made = learned.certify(accuracy, 0.9)
-                parts.append(made.part)
-                if not made.part:
-                    continue
-                applied = learned.apply(pairs)
-                right = (_table(pairs, applied.given, n_classes) == data.gold).all(1)
-                true = float(right[learned.trust >= made.trust].mean())
-                wrong, least = wrong + (true < accuracy), min(least, true)
+        found: dict[float, list[tuple[float, float]]] = {accuracy: [] for accuracy in _ACCURACIES}
+        for seed in range(draws):
+            learned = data.learned(pairs, heads, _CERTIFY, seed)
+            given = learned.apply(pairs).given
+            right = (_table(pairs, given, n_classes) == data.gold).all(1)
+            for accuracy, made in found.items():
+                certificate = learned.certify(accuracy, 0.9)
+                inside = learned.trust >= certificate.trust
+                true = float(right[inside].mean()) if certificate.part else 1.0
+                made.append((certificate.part, true))
+        for accuracy, made in found.items():
+            parts, true_ = np.array(made).T
             report.row(
                 **{
                     "texts": name,
                     "accuracy": accuracy,
-                    "part certified": float(np.mean(parts)),
-                    "wrong": wrong / draws,
-                    "lowest accuracy": least,
+                    "part certified": float(parts.mean()),
+                    "wrong": float((true_ < accuracy).mean()),
+                    "lowest accuracy": float(true_.min()),
                 }
             )
     report.note("`wrong`: part of the draws whose certificate does not hold; 0.1 is promised.")
@@ -221,4 +222,5 @@ def main(arguments: list[str]) -> None:
     if options.only in {None, "gain"}:
         _gain(sets, options.draws).show()
     if options.only in {None, "certificates"}:
-        _certificates(sets, options.draws).show()
+        # the labels of the first ones are nearly all right
+        _certificates(dict(list(sets.items())[-2:]), options.draws).show()

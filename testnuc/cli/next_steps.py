@@ -28,6 +28,7 @@ _OF_ANSWERS = (
     "texts_per_call",
     "shortlist",
     "multilabel",
+    "threshold",
 )
 
 
