@@ -45,6 +45,10 @@ class Sampling:
         By default the paper's; None: the provider's own.
     confidence : {"verbalized", "logprobs"}
         The source of the LLM's confidence: its own words, or its token log-probabilities.
+    score_labels : bool
+        Choose the label by token log-probabilities, at temperature 0: each label gets the
+        probability of the tokens that lead to it, whatever the reply says. The confidence is the
+        winner's share. For small models; the server must return ``top_logprobs``.
     texts_per_call : int
         Texts packed in one prompt.
     request_options : mapping
@@ -69,12 +73,15 @@ class Sampling:
     texts_per_call: int = 1
     request_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     reasoning_effort: str | None = "least"
+    score_labels: bool = False
 
     def __post_init__(self) -> None:
         checked_number("temperature", self.temperature, 0.0, 2.0)
         checked_number("top_p", self.top_p, 0.0, 1.0)
         checked_choice("confidence", self.confidence, ("verbalized", "logprobs"))
         checked_whole("texts_per_call", self.texts_per_call, least=1)
+        if not isinstance(self.score_labels, bool):
+            raise InvalidInputError(f"score_labels is {self.score_labels!r}; give True or False")
         if not isinstance(self.request_options, Mapping):
             raise InvalidInputError(
                 f"request_options is {self.request_options!r}; give a mapping such as "

@@ -71,7 +71,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     rate_limit, max_concurrency, retry, budget
         As for `TestNUC`. The key comes from the provider's environment variable, so that neither
         ``repr`` nor a pickle contains it.
-    temperature, top_p, confidence, texts_per_call, request_options, reasoning_effort
+    temperature, top_p, confidence, texts_per_call, request_options, reasoning_effort, score_labels
         As for `Sampling`; flat, so that a search can vary them.
     store : str or path, optional
         Stores predictions and embeddings: with it, fits on the same texts (clones, folds of a
@@ -114,6 +114,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         top_p: float | None = 1.0,
         confidence: Literal["verbalized", "logprobs"] = "verbalized",
         reasoning_effort: str | None = "least",
+        score_labels: bool = False,
         rate_limit: RateLimit | None = None,
         max_concurrency: int = 64,
         retry: RetryPolicy | None = None,
@@ -136,6 +137,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.top_p = top_p
         self.confidence = confidence
         self.reasoning_effort = reasoning_effort
+        self.score_labels = score_labels
         self.rate_limit = rate_limit
         self.max_concurrency = max_concurrency
         self.retry = retry
@@ -304,7 +306,8 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         learned = state.pop("_learned", None)
         # version 0.1.0 pickled the result of `tune`; its decision is among the settings
         state.pop("tuning_", None)
-        super().__setstate__({"reasoning_effort": "least", "multilabel": False, **state})
+        later = {"reasoning_effort": "least", "multilabel": False, "score_labels": False}
+        super().__setstate__({**later, **state})
         if learned is not None:
             self.__dict__.setdefault("learned_", None)
             fitted = _Fitted(self._client_arguments(learned["labels"]), self.store)

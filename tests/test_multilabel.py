@@ -315,6 +315,7 @@ async def test_a_custom_provider_answers_with_labels(nuc_of):
         ({"method": testnuc.SelfConsistency(n=3)}, "only StandardPrompting"),
         ({"method": testnuc.TopKICL()}, "only StandardPrompting"),
         ({"sampling": Sampling(confidence="logprobs")}, "confidence is 'logprobs'"),
+        ({"sampling": Sampling(score_labels=True)}, "score_labels is True"),
         ({"model": "local/zero-shot", "base_url": None}, "gives one label"),
         ({"policy": VotePolicy(prior="balanced")}, "prior is 'balanced'"),
         ({"policy": VotePolicy.auto(min_trust=0.7)}, "min_trust is 0.7"),

@@ -60,6 +60,8 @@ class Predictor:
     texts_per_call : int
         Part of every key, because packing can change an answer.
     reasoning_effort : str, optional
+    score_labels : bool
+        Then the prompt asks for no confidence.
     shortlist : (int, str), optional
         Labels in each shortlist, and the embedder that chooses them. Asks then name the labels that
         their prompt shows; only with one text in a call.
@@ -78,6 +80,7 @@ class Predictor:
         options: Mapping[str, Any],
         texts_per_call: int,
         reasoning_effort: str | None = "least",
+        score_labels: bool = False,
         shortlist: tuple[int, str] | None = None,
     ) -> None:
         self.provider = provider
@@ -85,6 +88,7 @@ class Predictor:
         #: Stores the answers of a packed call before the other texts are asked again; never raises.
         self.keep: Callable[[list[tuple[Ask, Prediction]]], Awaitable[None]] | None = None
         self._transport = transport
+        confidence = "logprobs" if score_labels else confidence
         # checked once: isinstance with a protocol takes 15 us
         self._wire = provider if isinstance(provider, WireProvider) else None
         self._other = None if isinstance(provider, WireProvider) else provider
@@ -104,6 +108,7 @@ class Predictor:
             options=dict(options),
             reasoning_effort=reasoning_effort,
             multilabel=labels.multilabel,
+            score_labels=score_labels,
         )
         if shortlist is not None:
             #: The task of the first call for a text, for estimates: with the longest labels.
@@ -130,6 +135,7 @@ class Predictor:
                     # keys of older versions stay valid: what they had not is in them if it is set
                     *([] if reasoning_effort == "least" else [{"effort": reasoning_effort}]),
                     *([] if shortlist is None else [{"shortlist": shortlist}]),
+                    *([{"score_labels": True}] if score_labels else []),
                 ],
                 option=orjson.OPT_SORT_KEYS,
             )

@@ -94,6 +94,7 @@ class Components:
             method,
             self.sampling.confidence,
             shortlist=(shortlist, None),
+            score_labels=(self.sampling.score_labels, False),
             referee=(referee, None),
             escalate=(escalate, 0.0),
             ask=(ask, "all"),
@@ -153,6 +154,7 @@ class Components:
             options=self.sampling.request_options,
             texts_per_call=per_call,
             reasoning_effort=self.sampling.reasoning_effort,
+            score_labels=self.sampling.score_labels,
             shortlist=None if self.shortlist is None else (self.shortlist, self.embedding.name),
         )
         self.scheduler = Scheduler(
@@ -216,6 +218,7 @@ class Components:
             multilabel=multilabel or None,
             texts_per_call=per_call if per_call > 1 else None,
             shortlist=self.shortlist,
+            score_labels=self.sampling.score_labels or None,
             k=k,
             policy=policy if isinstance(policy, str) else None,
             descriptions=dict(self.labels.descriptions) or None,

@@ -14,16 +14,14 @@ from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.learned import Judgment, Learned
 from testnuc.trust.multilabel import MultilabelLearned
-from testnuc.types import Neighbor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from testnuc._engine.components import Components
-    from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.trust import Review, VoteSettings
 
-__all__ = ["LEAST_TEXTS", "MOST_TEXTS", "Judging", "check_enough", "shown_neighbors"]
+__all__ = ["LEAST_TEXTS", "MOST_TEXTS", "SHOWN", "Judging", "check_enough"]
 
 _log = logging.getLogger("testnuc.client")
 
@@ -32,7 +30,7 @@ MOST_TEXTS = 200_000
 #: Fewest texts with a prediction to learn from.
 LEAST_TEXTS = 10
 #: Neighbors shown with a text to be judged.
-_SHOWN = 5
+SHOWN = 5
 
 L = TypeVar("L", Learned, MultilabelLearned)
 
@@ -95,6 +93,7 @@ class Judging(ABC, Generic[L]):
                     item.probability,
                     item.floor,
                     review.texts,
+                    item.lowest,
                 )
                 for item in review[: last + 1]
             ]
@@ -139,6 +138,7 @@ class Judging(ABC, Generic[L]):
                     chance := 1 / max(left - place, 1),
                     chance,
                     size,
+                    chance,
                 )
                 for place, entry in enumerate(entries)
             ]
@@ -199,27 +199,6 @@ def check_enough(texts: int) -> None:
             f"the pool has {texts} texts with a prediction; label at least {LEAST_TEXTS} first, by "
             "`classify_many` or `predict_pool`"
         )
-
-
-def shown_neighbors(found: Neighborhoods, row: int) -> tuple[Neighbor, ...]:
-    """Return the neighbors that are shown with a text to be judged."""
-    near = []
-    for place, similarity in zip(
-        found.neighbors[row, :_SHOWN].tolist(),
-        found.similarities[row, :_SHOWN].tolist(),
-        strict=True,
-    ):
-        if place >= 0:
-            said = found.predictions[place]
-            near.append(
-                Neighbor(
-                    found.entries[place].text,
-                    similarity,
-                    None if said is None else said.label,
-                    None if said is None else said.confidence,
-                )
-            )
-    return tuple(near)
 
 
 def _key(parts: Components) -> bytes:

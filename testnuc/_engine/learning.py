@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from testnuc._base.checks import checked_whole
-from testnuc._engine.applying import judged_labels
-from testnuc._engine.judging import MOST_TEXTS, Judging, check_enough, shown_neighbors
+from testnuc._engine.applying import said_of, texts_among
+from testnuc._engine.judging import MOST_TEXTS, SHOWN, Judging, check_enough
 from testnuc._engine.judgments import (
     class_of,
     context_of,
@@ -23,9 +23,8 @@ from testnuc._engine.judgments import (
 from testnuc.errors import InvalidInputError
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
 from testnuc.trust.chances import fit_trust
-from testnuc.trust.head import folds_of
 from testnuc.trust.learned import Learned, chosen_parts, rounded
-from testnuc.trust.model import HeadModel, Texts
+from testnuc.trust.model import NEIGHBORS, HeadModel
 from testnuc.trust.review import GOALS, Drawn, Review, ReviewItem, closest_label, draw
 
 if TYPE_CHECKING:
@@ -37,10 +36,9 @@ if TYPE_CHECKING:
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.trust import VoteSettings
     from testnuc.trust.learned import Judgment
+    from testnuc.trust.model import Texts
 
 __all__ = ["Learning"]
-
-_NEIGHBORS = 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +89,7 @@ class Learning(Judging[Learned]):
         rng = np.random.default_rng([seed, len(seen)])
         drawn = draw(n, goal, differing(fitted.candidates), open_, trust, rng)
         items = [
-            self._item(fitted, index, found, float(trust[found[0]]), int(kept[found[0]]))
+            self._item(fitted, index, found, float(trust[found.row]), int(kept[found.row]))
             for index, found in enumerate(drawn)
         ]
         parts, before = self._parts, self.learned
@@ -107,7 +105,7 @@ class Learning(Judging[Learned]):
     def _item(
         self, fitted: _PoolFit, index: int, drawn: Drawn, trust: float, kept: int
     ) -> ReviewItem:
-        row, goal, probability, floor = drawn
+        row = drawn.row
         found, names = fitted.neighborhoods, (*self._parts.labels.names, None)
         given: dict[str | None, list[str]] = {}
         for candidate in fitted.candidates:
@@ -122,10 +120,11 @@ class Learning(Judging[Learned]):
             own_label=None if own is None else own.label,
             candidates=tuple((label, tuple(by)) for label, by in given.items()),
             trust=None if np.isnan(trust) else trust,
-            neighbors=shown_neighbors(found, row),
-            goal=goal,
-            probability=probability,
-            floor=floor,
+            neighbors=found.near(row, SHOWN),
+            goal=drawn.goal,
+            probability=drawn.probability,
+            floor=drawn.floor,
+            lowest=drawn.lowest,
         )
 
     def _checked(self, labels: Sequence[Any]) -> list[str | None]:
@@ -153,11 +152,11 @@ class Learning(Judging[Learned]):
         self, fitted: _PoolFit, judged: tuple[Judgment, ...], kept: NDArray[np.int32]
     ) -> Learned:
         texts, candidates = fitted.texts, fitted.candidates
-        names = {name: i for i, name in enumerate(self._parts.labels.names)}
-        none = self._parts.labels.none_label
         known = [j for j in judged if j.hash in fitted.rows]
         where = np.array([fitted.rows[j.hash] for j in known], dtype=np.int64)
-        gold = np.array([class_of(j, names, none) for j in known], dtype=np.int32)
+        gold = np.array(
+            [class_of(j.label, j.source, self._parts.labels) for j in known], dtype=np.int32
+        )
         drawn = np.array([j.probability is not None for j in known], dtype=np.bool_)
         rows, labels = where[drawn], gold[drawn]
         draws = draws_of([j for j in known if j.probability is not None], len(texts))
@@ -190,8 +189,8 @@ class Learning(Judging[Learned]):
         )
         if decides == "vote":
             kept = verdict.chosen.labels
-        label = learned.apply(taught, kept).label
         found = model.probabilities(taught)
+        label = learned.label(taught, kept, found)
         right = (label[rows] == labels) & (labels >= 0)
         coefficients = fit_trust(taught, found, label, rows, right, draws.probability)
         learned = replace(learned, coefficients=coefficients, right=right)
@@ -203,11 +202,10 @@ class Learning(Judging[Learned]):
         learned, texts = self.learned, fitted.texts
         own = texts.own
         if learned is not None:
-            names = {name: i for i, name in enumerate(self._parts.labels.names)}
-            said = judged_labels(learned, names, self._parts.labels.none_label)
-            at = [(row, said[key][0]) for key, row in fitted.rows.items() if key in said]
-            pairs = np.array([p for p in at if p[1] >= 0], dtype=np.int64).reshape(-1, 2)
-            texts = texts.with_judged(pairs[:, 0], pairs[:, 1].astype(np.int32))
+            said = said_of(fitted.neighborhoods, range(len(texts)), learned)
+            pairs = [(row, label) for row, (label, _) in said.items() if label >= 0]
+            judged = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+            texts = texts.with_judged(judged[:, 0], judged[:, 1].astype(np.int32))
             kept = own if learned.decides != "vote" else learned.vote.label(texts)
             applied = learned.apply(texts, kept)
             return applied.label, applied.trust
@@ -218,13 +216,9 @@ class Learning(Judging[Learned]):
 
     async def _kept_by_settings(self, fitted: _PoolFit) -> NDArray[np.int32]:
         """Return the labels that the settings of the client give without judgments."""
-        found, settings = fitted.neighborhoods, self._parts.settings
-        found.settings = settings
-        if settings.policy is None:
-            decision = settings.decision
-            if decision is None:
-                decision = (await asyncio.to_thread(found.diagnose)).decision
-            found.decide(decision)
+        found = fitted.neighborhoods
+        found.settings = self._parts.settings
+        await asyncio.to_thread(found.decide_by_settings)
         await asyncio.to_thread(found.balance)
         return (await asyncio.to_thread(found.counted_vote, slice(0, found.n_own))).label
 
@@ -232,7 +226,7 @@ class Learning(Judging[Learned]):
         """Return the candidates, fitted on the pool as it is."""
         parts = self._parts
         await parts.ready()
-        found, vectors = await parts.pipeline.labeled_pool(MOST_TEXTS, _NEIGHBORS)
+        found, vectors = await parts.pipeline.labeled_pool(MOST_TEXTS, NEIGHBORS)
         n = found.n_own
         check_enough(n)
         hashes = [entry.hash for entry in found.entries[:n]]
@@ -240,17 +234,7 @@ class Learning(Judging[Learned]):
         digest = blake2b(b"".join(hashes) + own.tobytes()).digest()
         if self._last is not None and self._last.digest == digest:
             return self._last
-        neighbors = np.where(found.neighbors < n, found.neighbors, -1)
-        # missing ones last
-        order = np.argsort(neighbors < 0, axis=1, kind="stable")
-        texts = Texts(
-            vectors,
-            own,
-            np.take_along_axis(neighbors, order, axis=1),
-            np.take_along_axis(found.similarities, order, axis=1),
-            folds_of(hashes),
-            len(parts.labels.names),
-        )
+        texts = texts_among(found, np.arange(n), vectors, own)
         candidates = await asyncio.to_thread(candidates_of, texts)
         for i, candidate in enumerate(candidates):
             if isinstance(candidate.model, HeadModel):

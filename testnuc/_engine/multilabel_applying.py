@@ -38,7 +38,7 @@ async def apply_sets(
     vectors = None
     if learned.heads and embedding is not None:
         entries = neighborhoods.entries[: neighborhoods.n_own]
-        vectors = await embedding.vectors([e.text for e in entries], [e.hash for e in entries])
+        vectors, _ = await embedding.each([e.text for e in entries], [e.hash for e in entries])
     await asyncio.to_thread(_apply, neighborhoods, learned, vectors)
 
 
@@ -59,6 +59,8 @@ def _apply(
     )
     applied, answers = learned.apply(pairs), learned.answers
     trust = applied.trust.copy()
+    # without neighbors and a vector
+    trust[[*neighborhoods.rejected]] = np.nan
     said = {place: answers[e.hash] for place, e in enumerate(entries) if e.hash in answers}
     judged = np.zeros(n, dtype=np.bool_)
     more: list[tuple[int, int]] = []

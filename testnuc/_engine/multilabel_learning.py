@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from testnuc._base.checks import checked_whole
-from testnuc._engine.judging import MOST_TEXTS, Judging, check_enough, shown_neighbors
+from testnuc._engine.judging import MOST_TEXTS, SHOWN, Judging, check_enough
 from testnuc._engine.judgments import draws_of
 from testnuc._engine.multilabel import MultilabelNeighborhoods
 from testnuc.errors import InvalidInputError
@@ -96,7 +96,7 @@ class MultilabelLearning(Judging[MultilabelLearned]):
         drawn = draw(n, goal, every, open_, trust, rng)
         own = pairs.by_llm()
         items = [
-            self._item(fitted, index, found, float(trust[found[0]]), scores, given)
+            self._item(fitted, index, found, float(trust[found.row]), scores, given)
             for index, found in enumerate(drawn)
         ]
         changed = np.zeros(len(pairs), dtype=np.bool_)
@@ -119,7 +119,7 @@ class MultilabelLearning(Judging[MultilabelLearned]):
         scores: NDArray[np.float32],
         given: NDArray[np.bool_],
     ) -> ReviewItem:
-        row, goal, probability, floor = drawn
+        row = drawn.row
         found, pairs, names = fitted.neighborhoods, fitted.pairs, self._parts.labels.names
         own = found.predictions[row]
         at = np.arange(pairs.starts[row], pairs.starts[row + 1])
@@ -137,10 +137,11 @@ class MultilabelLearning(Judging[MultilabelLearned]):
             own_label=None if own is None else own.label,
             candidates=tuple(candidates),
             trust=None if np.isnan(trust) else trust,
-            neighbors=shown_neighbors(found, row),
-            goal=goal,
-            probability=probability,
-            floor=floor,
+            neighbors=found.near(row, SHOWN),
+            goal=drawn.goal,
+            probability=drawn.probability,
+            floor=drawn.floor,
+            lowest=drawn.lowest,
         )
 
     def _checked(self, labels: Sequence[Any]) -> list[str | None]:

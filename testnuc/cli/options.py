@@ -157,6 +157,11 @@ def _client(
     reasoning_effort: str = typer.Option(
         "least", help="Of reasoning models: none, minimal, low, ..; least: what the model accepts."
     ),
+    score_labels: bool = typer.Option(  # noqa: FBT001
+        False,  # noqa: FBT003
+        "--score-labels",
+        help="Choose labels by token log-probabilities; for small models.",
+    ),
     k: int | None = typer.Option(
         None,
         help="Number of neighbors that vote; 0: no vote.",

@@ -37,6 +37,7 @@ _KEPT = (
     "none_label",
     "texts_per_call",
     "shortlist",
+    "score_labels",
     "k",
     "policy",
     "multilabel",

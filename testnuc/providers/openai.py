@@ -15,7 +15,9 @@ from testnuc.errors import (
     BadRequestError,
     EmptyReplyError,
     InvalidInputError,
+    ReplyError,
     UnknownModelError,
+    UnreadableReplyError,
 )
 from testnuc.prompts import VERBALIZED
 from testnuc.protocols import APIKey, Reply, Request, Task, TokenUsage
@@ -23,7 +25,7 @@ from testnuc.providers import _reasoning, _responses
 from testnuc.providers._answers import answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
 from testnuc.providers._http import HTTPProvider
-from testnuc.providers._logprobs import with_logprobs
+from testnuc.providers._logprobs import TOP, with_logprobs, with_scores
 from testnuc.providers._messages import Body, Message
 from testnuc.transport.endpoint import Endpoint, checked_headers, missing_key
 from testnuc.transport.keys import key_of
@@ -40,6 +42,7 @@ _AZURE = (
     ".services.ai.azure.com",
 )
 
+_LOGPROBS = re.compile(r"logprobs?\b", re.IGNORECASE)
 #: Reasoning models without a temperature; Azure's gpt-35-turbo is GPT-3.5.
 _REASONING = re.compile(r"(o\d|gpt-(?!35)([5-9]|\d\d)|codex)(?!.*-chat)", re.IGNORECASE)
 
@@ -132,6 +135,8 @@ class OpenAI(HTTPProvider):
             "prompt_cache_retention": prompt_cache_retention,
         }
         self._cache = {name: value for name, value in cache.items() if value is not None}
+        #: Whether a reply had the log-probabilities that scores need.
+        self._scored = False
         #: Whether the server may tell us to use the Responses API.
         self._may_switch = responses is None
         named = endpoint.path.endswith(_responses.PATH) or (own and _responses.needs(short))
@@ -148,6 +153,8 @@ class OpenAI(HTTPProvider):
 
     def adapt(self, error: Exception) -> bool:
         """Change how requests are encoded because of `error`; see `HTTPProvider.adapt`."""
+        if "top_logprobs" in self._sent and _LOGPROBS.search(str(error)):
+            return False  # there are no scores without them
         refused = isinstance(error, (BadRequestError, UnknownModelError))
         if refused and self._may_switch and _responses.NEEDED.search(str(error)):
             if self.dialect.responses:
@@ -216,8 +223,11 @@ class OpenAI(HTTPProvider):
             parameters |= {name: value for name, value in sampling.items() if value is not None}
         if effort:
             parameters["reasoning_effort"] = effort
-        if task.confidence == "logprobs":
+        if task.confidence == "logprobs" and "logprobs" not in dialect.dropped:
             parameters["logprobs"] = True
+            if task.score_labels:
+                # the label does not depend on which reply was drawn
+                parameters |= {"top_logprobs": TOP, "temperature": 0.0}
         form = _response_format(task, n, dialect)
         if form is not None:
             parameters["response_format"] = form
@@ -228,11 +238,30 @@ class OpenAI(HTTPProvider):
     def decode(self, request: Request, body: bytes) -> Reply:
         """Decode a 200 response; see `HTTPProvider.decode`."""
         message = self._parse(body)
-        reply = self._read(request, message)
-        if request.task.confidence == "logprobs" and "logprobs" not in self.dialect.dropped:
+        reply, task = self._read(request, message), request.task
+        if task.score_labels:
+            scored = with_scores(reply.answers, message.content, message.logprobs, task.labels)
+            if scored is None:
+                raise self._unscored(message)
+            self._scored = True
+            return replace(reply, answers=scored)
+        if task.confidence == "logprobs" and "logprobs" not in self.dialect.dropped:
             answers = with_logprobs(reply.answers, message.content, message.logprobs)
             return replace(reply, answers=answers)
         return reply
+
+    def _unscored(self, message: Message) -> ReplyError:
+        """Return the error of a reply without log-probabilities, which ends a run if none had."""
+        error = UnreadableReplyError(
+            f"{self._where}: the response has no log-probabilities, which score_labels "
+            "needs; choose a server that returns them (start llama-cpp-python's with "
+            "--logits_all true), or leave score_labels out",
+            usage=message.usage,
+            request_id=message.request_id,
+            status_code=200,
+        )
+        error.retryable, error.fatal = False, not self._scored
+        return error
 
     def parse(self, answer: dict[str, Any]) -> Message:
         """Return the content of the first choice.

@@ -60,6 +60,7 @@ def contents(
     review: Review | None,
     only: bool,
     then: str | None,
+    file: str | None,
     most: int,
     several: bool = False,
 ) -> dict[str, Any]:
@@ -140,6 +141,7 @@ def contents(
         "several": several,
         "only": only,
         "then": then,
+        "file": file,
         "total": len(rows),
         "summary": {**summary, "review": len(queue)},
         "labels": list(labels.known),

@@ -86,6 +86,7 @@ def render(
     instructions: str | None = None,
     review: Review | None = None,
     then: str | None = None,
+    file: str | None = None,
     title: str | None = None,
     most: int = MOST_LISTED,
     several: bool | None = None,
@@ -112,6 +113,8 @@ def render(
         The texts to be judged; default: those that look wrong.
     then : str, optional
         The command that learns from the judgments.
+    file : str, optional
+        Name of the file that the judgments are saved in; default: review.json or marks.json.
     title : str, optional
     most : int
         Most results to list; of more, those to review first. Counts are over all results.
@@ -154,6 +157,7 @@ def render(
         review=review,
         only=results is None,
         then=then,
+        file=file,
         most=most,
         several=several or (review is not None and review.multilabel),
     )
@@ -180,6 +184,7 @@ def write(
     *,
     review: Review | None = None,
     then: str | None = None,
+    file: str | None = None,
     title: str | None = None,
     most: int = MOST_LISTED,
     several: bool | None = None,
@@ -191,7 +196,9 @@ def write(
     InvalidInputError
         It cannot be written.
     """
-    page = render(results, review=review, then=then, title=title, most=most, several=several)
+    page = render(
+        results, review=review, then=then, file=file, title=title, most=most, several=several
+    )
     write_whole(path, [page.encode("utf-8", "replace")])
 
 

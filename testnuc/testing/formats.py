@@ -17,6 +17,8 @@ __all__ = ["ANTHROPIC", "OPENAI", "Prompt", "ReportedLimit", "Tokens", "WireForm
 
 _PIECE = re.compile(r"\s+|\w+|[^\w\s]")
 _CHARS_PER_TOKEN = 4
+#: Alternatives of a token that OpenAI reports at most.
+_MOST_TOP = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,10 @@ class Prompt:
     #: Name of the tool that receives the answer, if any.
     tool: str | None = None
     logprobs: bool = False
+    #: Number of alternatives of each token to report.
+    top: int = 0
+    #: The labels in the JSON schema of the answer.
+    labels: tuple[str, ...] = ()
     #: Whether the prompt cache is enabled; Anthropic requires an explicit marker.
     cached: bool = True
 
@@ -109,6 +115,9 @@ class _OpenAI:
     def invalid(self, body: dict[str, Any], version: bytes | None) -> str | None:  # noqa: ARG002
         if not isinstance(body.get("model"), str):
             return "you must provide a model parameter"
+        top = body.get("top_logprobs")
+        if top is not None and (not body.get("logprobs") or not 0 <= top <= _MOST_TOP):
+            return f"'top_logprobs' needs 'logprobs', and is from 0 to {_MOST_TOP}"
         return _invalid_messages(body)
 
     def prompt(self, body: dict[str, Any]) -> Prompt:
@@ -125,6 +134,8 @@ class _OpenAI:
             structured=None if asked is None else "response_format",
             confidence=_has_confidence(schema) if schema else not body.get("logprobs"),
             logprobs=bool(body.get("logprobs")),
+            top=body.get("top_logprobs") or 0,
+            labels=_labels(schema),
         )
 
     def success(
@@ -138,7 +149,7 @@ class _OpenAI:
                 "content": None if refused else content.text,
                 "refusal": content.text if refused else None,
             },
-            "logprobs": {"content": _logprobs(content), "refusal": None}
+            "logprobs": {"content": _logprobs(content, prompt), "refusal": None}
             if prompt.logprobs
             else None,
             "finish_reason": "length" if content.finish == "length" else "stop",
@@ -160,8 +171,17 @@ class _OpenAI:
             }
         return orjson.dumps(body)
 
-    _TYPES: ClassVar = {429: "requests", 401: "invalid_request_error"}
-    _CODES: ClassVar = {429: "rate_limit_exceeded", 401: "invalid_api_key", 404: "model_not_found"}
+    _TYPES: ClassVar = {
+        401: "invalid_request_error",
+        403: "request_forbidden",
+        429: "requests",
+    }
+    _CODES: ClassVar = {
+        401: "invalid_api_key",
+        403: "unsupported_country_region_territory",
+        404: "model_not_found",
+        429: "rate_limit_exceeded",
+    }
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> bytes:
         kind = "server_error" if status >= 500 else "invalid_request_error"
@@ -315,15 +335,30 @@ def _messages(messages: list[dict[str, Any]]) -> tuple[str, str, int]:
 
 def _has_confidence(schema: dict[str, Any]) -> bool:
     """Return whether a JSON schema of answers has the field; True for an unknown schema."""
+    fields = _fields(schema)
+    return fields is None or "confidence" in fields
+
+
+def _labels(schema: dict[str, Any] | None) -> tuple[str, ...]:
+    """Return the labels that a JSON schema of answers allows; none if it allows any."""
+    fields = _fields(schema) if schema else None
     try:
-        fields = schema["properties"]
+        return tuple((fields or {})["label"]["enum"])
+    except (KeyError, TypeError):
+        return ()
+
+
+def _fields(schema: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the fields of an answer in a JSON schema; None for an unknown schema."""
+    try:
+        fields: dict[str, Any] = schema["properties"]
         if "answers" in fields:
             fields = fields["answers"]["items"]["properties"]
         if "labels" in fields:
             fields = fields["labels"]["items"]["properties"]
     except (KeyError, TypeError):
-        return True
-    return "confidence" in fields
+        return None
+    return fields
 
 
 def _text(content: Any) -> str:
@@ -341,21 +376,42 @@ def _duration(seconds: float) -> str:
     return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"
 
 
-def _logprobs(content: Content) -> list[dict[str, Any]]:
-    """Split the answer into tokens; the product over a label's tokens is its probability."""
-    tokens: list[tuple[str, float]] = []
+def _logprobs(content: Content, prompt: Prompt) -> list[dict[str, Any]]:
+    """Split the answer into tokens; the product over a label's tokens is its probability.
+
+    The other labels share the rest: their first tokens are alternatives of the label's first token.
+    """
+    tokens: list[tuple[str, float, list[tuple[str, float]]]] = []
     at = 0
     for label, probability in content.labels:
         start = content.text.find(label, at)
         if start < 0:
             continue
-        tokens += [(piece, 0.0) for piece in _PIECE.findall(content.text[at:start])]
+        tokens += [(piece, 0.0, []) for piece in _PIECE.findall(content.text[at:start])]
         pieces = _PIECE.findall(label)
-        share = math.log(max(probability, 1e-30)) / len(pieces)
-        tokens += [(piece, share) for piece in pieces]
+        if prompt.top:
+            rest = [orjson.dumps(other).decode()[1:-1] for other in prompt.labels]
+            rest = [_PIECE.findall(other)[0] for other in rest if other != label]
+            part = _log((1 - probability) / max(1, len(rest)))
+            first, *pieces = pieces
+            tokens.append((first, _log(probability), [(other, part) for other in rest]))
+            tokens += [(piece, 0.0, []) for piece in pieces]
+        else:
+            share = _log(probability) / len(pieces)
+            tokens += [(piece, share, []) for piece in pieces]
         at = start + len(label)
-    tokens += [(piece, 0.0) for piece in _PIECE.findall(content.text[at:])]
-    return [
-        {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}
-        for token, logprob in tokens
-    ]
+    tokens += [(piece, 0.0, []) for piece in _PIECE.findall(content.text[at:])]
+    found = []
+    for token, logprob, others in tokens:
+        ranked = sorted([(token, logprob), *others], key=lambda one: -one[1])
+        top = [_token(*one) for one in ranked[: prompt.top]]
+        found.append({**_token(token, logprob), "top_logprobs": top})
+    return found
+
+
+def _token(token: str, logprob: float) -> dict[str, Any]:
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+
+
+def _log(probability: float) -> float:
+    return math.log(max(probability, 1e-30))

