@@ -11,6 +11,7 @@ import pytest
 from testnuc import InvalidInputError, MultilabelLearned, Review, TestNUC, VotePolicy, join_reviews
 from testnuc.testing import LoopbackLLM
 from testnuc.types import Prediction
+from tests.report.test_report import data_of
 
 LABELS = ["refund", "delivery", "login", "fees", "card"]
 SETS = [(0,), (1,), (0, 1), (2, 3), (), (3, 4), (0, 2, 4), (4,)]
@@ -197,17 +198,22 @@ async def test_a_review_of_sets_is_saved_joined_and_checked(tmp_path):
 @pytest.mark.slow
 async def test_judged_sets_are_served():
     pytest.importorskip("prometheus_client")
+    from testnuc.server.page import page_of
     from tests.server.serving import served
 
     texts = texts_of(24)
     async with LoopbackLLM(says) as llm:
         nuc = client(llm, k=3, policy=VotePolicy(threshold=0.4))
-        async with served(nuc) as (_, session):
+        async with served(nuc, page=page_of(nuc)) as (_, session):
             await nuc.classify_many(texts)
             await nuc.learn([texts[0], texts[5]], [["login"], ["refund", "fees"]])
             body = {"texts": [texts[0], texts[5]]}
             async with session.post("/v1/classify", json=body) as response:
                 rows = (await response.json())["results"]
+            async with session.get("/results") as response:
+                page = data_of(await response.text())
+    assert page["several"] is True
+    assert [page["labels"][row["l"]] for row in page["rows"]] == ["login", "refund; fees"]
     assert [(row["labels"], row["source"]) for row in rows] == [
         (["login"], "person"),
         (["refund", "fees"], "person"),
