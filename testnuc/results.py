@@ -370,9 +370,12 @@ class Results(Sequence[Classification]):
         Parameters
         ----------
         certificate : Certificate
-            From `Learned.certify`.
+            From `Learned.certify`. Of one label: the results that have it with that trust.
         """
-        least = certificate.trust
+        least, label = certificate.trust, getattr(certificate, "label", None)
+        if label is not None:
+            several = (row for row in self if isinstance(row, MultilabelClassification))
+            return [row for row in several if (row.trusts.get(label) or 0) >= least]
         return [row for row in self if row.trust is not None and row.trust >= least]
 
     def summary(self) -> str:

@@ -39,6 +39,7 @@ from testnuc.report import write
 from testnuc.report.marks import read_marks
 from testnuc.results import read_results, run_record
 from testnuc.trust.joining import join_reviews
+from testnuc.trust.multilabel import MultilabelLearned
 from testnuc.trust.review import GOALS, Review, ReviewItem
 from testnuc.types import MultilabelClassification, split_labels
 
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
     from testnuc.client import TestNUC
     from testnuc.head import Head
     from testnuc.results import Results
-    from testnuc.trust import Learned, MultilabelLearned
     from testnuc.trust.certificates import Certificate
+    from testnuc.trust.learned import Learned
 
 __all__ = ["certify", "distill", "learn", "review", "unlearn"]
 
@@ -222,6 +223,7 @@ def certify(
     *,
     accuracy: float,
     confidence: float,
+    label: str | None,
     output: str | None,
     overwrite: bool,
     text_column: str,
@@ -240,7 +242,14 @@ def certify(
                     f"nothing was learned about {source} yet: testnuc review {source}, then "
                     "testnuc learn; if it is an output of learn, name the results that learn read"
                 )
-            certificate = learned.certify(accuracy, confidence)
+            if isinstance(learned, MultilabelLearned):
+                certificate = learned.certify(accuracy, confidence, label=label)
+            elif label is not None:
+                raise InvalidInputError(
+                    f"--label is {label!r}, but a text has one label; leave --label out"
+                )
+            else:
+                certificate = learned.certify(accuracy, confidence)
             table = await texts_for(nuc, given, source, output)
             return certificate, await labeled(nuc, table, source)
 
@@ -248,7 +257,7 @@ def certify(
     results, table = found.results, found.table
     covered = {result.index: result for result in results.certified(certificate)}
     print(certificate)  # noqa: T201 - the command's output
-    if results and isinstance(results[0], MultilabelClassification):
+    if label is None and results and isinstance(results[0], MultilabelClassification):
         tell("right: the text has exactly its labels, none is missing and none is wrong")
     if output is None or not covered:
         tell(_after(certificate, source, asked, text_column))

@@ -114,6 +114,9 @@ def certify(
     source: str = _RESULTS_OR_STORE,
     accuracy: float = typer.Option(0.9, help="Part of the certified labels that is right."),
     confidence: float = typer.Option(0.9, help="Probability that the certificate holds."),
+    label: str | None = typer.Option(
+        None, help="Of texts with several labels: certify this one.", show_default="all of a text"
+    ),
     output: str | None = typer.Option(
         None, "--output", "-o", help="A file for the certified texts and labels."
     ),
@@ -128,6 +131,7 @@ def certify(
             source,
             accuracy=accuracy,
             confidence=confidence,
+            label=label,
             output=output,
             overwrite=overwrite,
             text_column=text_column,

@@ -10,21 +10,22 @@ text are right, by the product of the former.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import orjson
 
 from testnuc._base.display import brief
-from testnuc.errors import StoreError
+from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.calibration import logistic
-from testnuc.trust.certificates import certify
+from testnuc.trust.certificates import LabelCertificate, certify
 from testnuc.trust.evidence import Draws, Gain, gain_of
 from testnuc.trust.head import FOLDS, OneVsRest
 from testnuc.trust.label_pairs import LabelPairs, Truth, fit_thresholds
 from testnuc.trust.learned import Judgment
 from testnuc.trust.packing import pack, unpack
+from testnuc.trust.review import closest_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +52,21 @@ _LABEL_MEAN, _LABEL_PRECISION = np.array([0.0, 0.7, 1.0]), np.array([0.5, 4.0, 4
 _TEXT_MEAN, _TEXT_PRECISION = np.array([0.0, 1.0]), np.array([0.5, 4.0])
 #: Scores and chances nearer to 0 and 1 count as this near.
 _NEAR, _NEAREST = 0.01, 1e-4
+
+#: Arrays of a `MultilabelLearned` that are stored as they are.
+_ARRAYS = (
+    "limits",
+    "of_label",
+    "of_text",
+    "trust",
+    "rows",
+    "right",
+    "person",
+    "given_rows",
+    "given_labels",
+    "given_chances",
+    "given_right",
+)
 
 Decides = Literal["settings", "llm", "thresholds", "head"]
 
@@ -120,6 +136,12 @@ class MultilabelLearned:
     right: NDArray[np.bool_]
     person: NDArray[np.bool_]
     draws: Draws = field(repr=False)
+    #: int32[G], int32[G], float32[G], bool[G]: the text and the number of each given label, the
+    #: chance that it applies, and whether a judgment says that it does.
+    given_rows: NDArray[np.int32]
+    given_labels: NDArray[np.int32]
+    given_chances: NDArray[np.float32]
+    given_right: NDArray[np.bool_]
 
     @property
     def answers(self) -> dict[bytes, tuple[str | None, str]]:
@@ -133,7 +155,9 @@ class MultilabelLearned:
             return {}
         return dict(zip(self.labels, self.limits.mean(axis=0).tolist(), strict=True))
 
-    def certify(self, accuracy: float = 0.9, confidence: float = 0.9) -> Certificate:
+    def certify(
+        self, accuracy: float = 0.9, confidence: float = 0.9, *, label: str | None = None
+    ) -> Certificate:
         """Return the trust above which texts have exactly their labels, proved by judged texts.
 
         Of the texts above it, at least the part `accuracy` have all of their labels and no other.
@@ -143,7 +167,17 @@ class MultilabelLearned:
         accuracy : float
         confidence : float
             Over the draw of the judged texts.
+        label : str, optional
+            Certify this label alone: of the texts that have it with at least this trust, the label
+            is right for at least the part `accuracy`.
+
+        Raises
+        ------
+        InvalidInputError
+            The label is not in the label set.
         """
+        if label is not None:
+            return self._certified(label, accuracy, confidence)
         used = self.person
         return certify(
             self.trust.astype(np.float64),
@@ -153,6 +187,32 @@ class MultilabelLearned:
             accuracy=accuracy,
             confidence=confidence,
         )
+
+    def _certified(self, label: str, accuracy: float, confidence: float) -> LabelCertificate:
+        if label not in self.labels:
+            raise InvalidInputError(
+                f"the label {label!r} is not in the label set{closest_label(label, self.labels)}"
+            )
+        given = self.given_labels == self.labels.index(label)
+        texts, rows = self.given_rows[given], self.rows[self.person]
+        at = np.searchsorted(texts, rows)
+        found = np.flatnonzero(np.append(texts, -1)[at] == rows)
+        rows = at[found].astype(np.int64)
+        if not self.draws.uniform:
+            reason = "judged texts must be drawn at random from all: a review with goal 'certify'"
+            return LabelCertificate(
+                accuracy, confidence, np.inf, 0.0, len(rows), reason, label=label
+            )
+        # texts drawn at random from all are drawn at random from those with the label
+        made = certify(
+            self.given_chances[given].astype(np.float64),
+            rows,
+            self.given_right[given][rows],
+            Draws.at_random(len(texts), len(rows)),
+            accuracy=accuracy,
+            confidence=confidence,
+        )
+        return LabelCertificate(**asdict(made), label=label)
 
     def apply(self, pairs: LabelPairs) -> AppliedSets:
         """Label texts."""
@@ -198,10 +258,7 @@ class MultilabelLearned:
 
     def to_bytes(self) -> bytes:
         """Return everything as bytes, without pickle."""
-        arrays: dict[str, NDArray[Any]] = {
-            name: getattr(self, name)
-            for name in ("limits", "of_label", "of_text", "trust", "rows", "right", "person")
-        }
+        arrays: dict[str, NDArray[Any]] = {name: getattr(self, name) for name in _ARRAYS}
         arrays |= {"probability": self.draws.probability, "floor": self.draws.floor}
         if self.draws.lowest is not None:
             arrays["lowest"] = self.draws.lowest
@@ -311,9 +368,24 @@ def learn_sets(
         right=truth.exact(_given(truth.pairs, chosen, limits[chosen])) & known,
         person=judged.person,
         draws=judged.draws,
+        given_rows=np.empty(0, dtype=np.int32),
+        given_labels=np.empty(0, dtype=np.int32),
+        given_chances=np.empty(0, dtype=np.float32),
+        given_right=np.empty(0, dtype=np.bool_),
     )
     learned = _calibrated(learned, taught, learned.right[known])
-    return replace(learned, trust=learned.apply(pairs).trust.astype(np.float32))
+    applied = learned.apply(pairs)
+    given, of_pair = np.flatnonzero(applied.given), pairs.rows
+    right = dict(zip(rows.tolist(), judged.right, strict=True))
+    said = zip(of_pair[given].tolist(), pairs.labels[given].tolist(), strict=True)
+    return replace(
+        learned,
+        trust=applied.trust.astype(np.float32),
+        given_rows=of_pair[given].astype(np.int32),
+        given_labels=pairs.labels[given],
+        given_chances=applied.chances[given].astype(np.float32),
+        given_right=np.array([c in (right.get(row) or ()) for row, c in said], dtype=np.bool_),
+    )
 
 
 def _calibrated(

@@ -72,6 +72,9 @@ def test_a_file_is_judged_learned_from_and_certified(tickets, output):
     code, out, err = run_here("certify", output, "--accuracy", "0.5", *options)
     assert code == 0, err
     assert "exactly its labels" in err
+    code, out, err = run_here("certify", output, "--label", "login", "-o", "sure.jsonl", *options)
+    assert code in {0, 3}, err
+    assert "label 'login'" in out or "not certified" in out
     code, _, err = run_here("unlearn", output, *options)
     assert (code, "dropped" in err) == (0, True)
     code, _, err = run_here("report", output, "-o", "page.html", *options)

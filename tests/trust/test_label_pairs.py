@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testnuc import StoreError
+from testnuc import InvalidInputError, StoreError
 from testnuc.evaluation import score_multilabel
 from testnuc.trust.evidence import Draws
 from testnuc.trust.head import FOLDS, fit_one_vs_rest, predict_folds
@@ -152,6 +152,11 @@ def test_trust_is_calibrated_and_what_was_learned_survives_bytes():
     again = MultilabelLearned.from_bytes(learned.to_bytes())
     assert again.to_bytes() == learned.to_bytes()
     assert again.certify(0.7) == learned.certify(0.7)
+    by_label = again.certify(0.7, label="label 2")
+    assert by_label == learned.certify(0.7, label="label 2")
+    assert "of the texts with the label 'label 2', those with a trust" in str(by_label)
+    with pytest.raises(InvalidInputError, match="did you mean 'label 2'"):
+        again.certify(label="labell 2")
     with pytest.raises(StoreError, match="damaged"):
         MultilabelLearned.from_bytes(b"no")
 
@@ -170,7 +175,7 @@ def test_certificates_are_wrong_as_seldom_as_promised():
     pairs, gold, heads, _ = made(1_000, missed=0.3)
     right = [frozenset(np.flatnonzero(row).tolist()) for row in gold]
     truth = Truth.of(pairs, right)
-    wrong = certified = 0
+    wrong = certified = of_label = wrong_label = 0
     for seed in range(60):
         learned = learned_of(pairs, gold, heads, 200, seed)
         certificate = learned.certify(0.8, 0.9)
@@ -178,6 +183,15 @@ def test_certificates_are_wrong_as_seldom_as_promised():
             inside = learned.trust >= certificate.trust
             certified += 1
             wrong += truth.exact(learned.apply(pairs).given)[inside].mean() < 0.8
+        certificate = learned.certify(0.8, 0.9, label="label 1")
+        if certificate.part:
+            given = learned.given_labels == 1
+            inside = learned.given_rows[given][learned.given_chances[given] >= certificate.trust]
+            assert certificate.part == len(inside) / given.sum()
+            of_label += 1
+            wrong_label += gold[inside, 1].mean() < 0.8
+    assert of_label > 15
+    assert wrong_label <= 12
     assert certified > 30
     # at most 10 % are expected; more than 12 of 60 has a chance below 1 %
     assert wrong <= 12
