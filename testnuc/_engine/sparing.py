@@ -28,8 +28,6 @@ __all__ = ["HeadRule", "ask_unsure"]
 
 _log = logging.getLogger("testnuc.client")
 
-#: Of the texts: asked about at most, where judgments prove a learned model better than the LLM.
-_PROVED = 0.25
 #: Judged texts of a run from which a model is taught again.
 _TAUGHT = 20
 
@@ -80,7 +78,7 @@ async def ask_unsure(
     settings = neighborhoods.settings
     proved = settings.head_decides
     if proved:
-        rule = replace(rule, most=min(rule.most, _PROVED))
+        rule = rule.proved
     unknown = np.full(len(rows), -1, dtype=np.int32)
     texts = texts_among(neighborhoods, rows, vectors[rows], unknown)
     sparing = Sparing(texts, [neighborhoods.entries[r].hash for r in rows], rule)

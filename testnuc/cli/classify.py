@@ -25,7 +25,7 @@ from testnuc.cli.files import (
 )
 from testnuc.cli.long_texts import about_embedder, about_model
 from testnuc.cli.next_steps import next_step
-from testnuc.cli.options_of_run import remembered, with_embedder
+from testnuc.cli.options_of_run import remembered, run_of, with_embedder
 from testnuc.cli.progress import RunProgress
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, SmallPoolWarning
@@ -89,7 +89,7 @@ def run(
         raise InvalidInputError(f"{exc}; the answers are stored in {store.where}") from exc
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if output is not None:
-        store.note(output, table.text_column, asked)
+        store.note(output, table.text_column, asked, run_of(client, results))
     notes(console, caught)
     end(
         console,
@@ -168,11 +168,14 @@ def end(
         console.print(", ".join(part for part in parts if part), markup=False)
     if store.folder is not None:
         console.print(
-            f"{store.folder} has answers and embeddings, for the next commands; delete it at the "
-            "end",
+            f"{store.folder} has answers and embeddings, for the next commands; delete it when you "
+            "are done",
             markup=False,
         )
     source = _source(store, output)
+    if store.folder is not None:
+        # the output's options are noted beside it
+        client, text_column = None if client is None else {}, "text"
     then = None if client is None else next_step(results, source, client, text_column)
     # a run without a file is judged in another one
     judging = "see below" if then else f"testnuc review {source or 'RESULTS'} -n 50"
