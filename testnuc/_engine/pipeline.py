@@ -17,7 +17,8 @@ from testnuc._engine.applying import apply_judged, apply_learned
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.first_calls import STOPS, FirstCalls
 from testnuc._engine.inputs import without_foreign_labels
-from testnuc._engine.multilabel import neighborhoods_class
+from testnuc._engine.multilabel import MultilabelNeighborhoods, neighborhoods_class
+from testnuc._engine.multilabel_applying import apply_sets
 from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches, spread
 from testnuc._engine.sampling import Sampler
@@ -469,14 +470,20 @@ class Pipeline:
             Whether an error ended the run; if vectors are missing, only judged labels are applied.
         """
         await asyncio.to_thread(neighborhoods.balance)
-        if neighborhoods.settings.learned is None:
+        if neighborhoods.settings.taught is None:
             return
         try:
-            await apply_learned(neighborhoods, self._embedding)
+            if isinstance(neighborhoods, MultilabelNeighborhoods):
+                await apply_sets(neighborhoods, self._embedding)
+            else:
+                await apply_learned(neighborhoods, self._embedding)
         except STOPS:
             if not stopped:
                 raise
-            await asyncio.to_thread(apply_judged, neighborhoods)
+            if isinstance(neighborhoods, MultilabelNeighborhoods):
+                await apply_sets(neighborhoods, None)
+            else:
+                await asyncio.to_thread(apply_judged, neighborhoods)
 
     async def predict_own(self, neighborhoods: Neighborhoods) -> None:
         """Predict the own texts; neighbors get their stored predictions only."""

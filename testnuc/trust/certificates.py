@@ -12,7 +12,7 @@ from testnuc.trust.evidence import Draws, capital
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Certificate", "certify"]
+__all__ = ["Certificate", "LabelCertificate", "certify"]
 
 #: Parts of the texts are tested in growing order until one fails, from each of these starts;
 #: with the part of the error that a start may use.
@@ -67,6 +67,22 @@ class Certificate:
             f"at least {self.accuracy:.0%} right{at}, with {self.confidence:.0%} confidence "
             f"({self.judged} judged texts)"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCertificate(Certificate):
+    """A proved accuracy of one label, where a text can have several.
+
+    `trust` is that of the label (`MultilabelClassification.trusts`), and `part` that of the texts
+    that have it.
+    """
+
+    label: str = ""
+
+    def __str__(self) -> str:
+        # slots: super() without arguments would not find its class
+        told = Certificate.__str__(self)
+        return told.replace("of the texts,", f"of the texts with the label {self.label!r},", 1)
 
 
 def certify(
