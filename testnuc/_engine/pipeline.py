@@ -23,7 +23,7 @@ from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighbo
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches, spread
 from testnuc._engine.sampling import Sampler
 from testnuc._engine.sparing import ask_unsure
-from testnuc.errors import with_count
+from testnuc.errors import EmbeddingError, with_count
 from testnuc.trust import MIN_PREDICTIONS
 
 if TYPE_CHECKING:
@@ -241,9 +241,10 @@ class Pipeline:
     ) -> Neighborhoods:
         hashes = [entry.hash for entry in texts]
         vectors, rejected = await self._embedding.each([e.text for e in texts], hashes, embedded)
-        if rejected and len(rejected) == len(texts):
+        broken = [error for error in rejected.values() if isinstance(error, EmbeddingError)]
+        if broken and len(broken) == len(texts):
             # not one text is at fault, but the embedder
-            raise next(iter(rejected.values()))
+            raise broken[0]
         texts = await self._with_known_labels(texts)
         await asyncio.sleep(0)
         # a text without a vector neither joins the pool nor has neighbors
