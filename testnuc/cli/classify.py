@@ -289,6 +289,8 @@ def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) 
         print(f"  {name:<24}{value:>14}")  # noqa: T201
     if len(usage.lanes) > 1:
         print(f"\n{usage}")  # noqa: T201
+    elif usage.note:
+        tell(f"note: {usage.note}")
     if (note := about_model(nuc, texts)) is not None:
         tell(f"note: {note}")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc import stores
 from testnuc._base.jsonl import table as records_of
+from testnuc._engine.shortlist import ALL, AUTOMATIC_ABOVE
 from testnuc.cli.answer_store import noted_run
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import existing, read_labels, require_store
@@ -45,6 +46,8 @@ _KEPT = (
     "score_labels",
     "k",
     "policy",
+    "multilabel",
+    "threshold",
 )
 _SHOWN = 6
 
@@ -144,8 +147,11 @@ async def _with_scope(client: Mapping[str, Any], store: str) -> dict[str, Any]:
     if client["labels"] is not None:
         given = client["labels"]
         names = list(read_labels(given) if isinstance(given, str) else given)
-    # reviews and learning need one label for each text
-    every = [facts for facts, _ in await _held(store) if not facts.get("multilabel")]
+    # a command without the option is about texts with one label
+    several = "multilabel" in client
+    every = [facts for facts, _ in await _held(store) if several or not facts.get("multilabel")]
+    if client.get("multilabel"):
+        every = [facts for facts in every if facts.get("multilabel")]
     held = [
         facts
         for facts in every
@@ -153,7 +159,9 @@ async def _with_scope(client: Mapping[str, Any], store: str) -> dict[str, Any]:
         and client["model"] in {client_options()["model"], facts.get("model")}
     ]
     if len(held) == 1:
-        return _merged(client, held[0])
+        # without a shortlist, prompts had all labels, however many
+        many = len(held[0]["labels"]) > AUTOMATIC_ABOVE
+        return _merged(client, {"shortlist": ALL, **held[0]} if many else held[0])
     if client["labels"] is not None:
         return dict(client)
     if len({tuple(facts["labels"]) for facts in every}) != 1:
@@ -165,6 +173,9 @@ def _merged(client: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, An
     """Return the options; those that have their default are the run's."""
     defaults = client_options()
     merged = dict(client)
+    if facts.get("multilabel") and "multilabel" in merged:
+        # shares, and the thresholds that are learned on them, depend on these
+        merged = {name: defaults[name] for name in ("k", "policy")} | merged
     for name in ("model", *_KEPT):
         if name in facts and name in merged and merged[name] == defaults[name]:
             merged[name] = facts[name]

@@ -54,7 +54,9 @@ def run(
         results.choices = tuple(labels)
         results.descriptions = dict(labels) if isinstance(labels, dict) else {}
     then = command("learn", file, client, "marks.json", text_column=text_column)
-    write(results, place, then=then, title=title or f"testnuc: {Path(file).name}", most=most)
+    title = title or f"testnuc: {Path(file).name}"
+    several = client["multilabel"] or None
+    write(results, place, then=then, title=title, most=most, several=several)
     tell(f"{len(results):,} texts, written to {output}")
     if not any(result.neighbors for result in results):
         tell(
