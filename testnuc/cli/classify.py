@@ -65,13 +65,13 @@ def run(
     table = read_table(file, text_column, guess=False, **reading)
     store = AnswerStore.of(client, output)
     asked, client = client, with_embedder(client, store.where)
-    same, again = True, False
+    others = again = False
     if output is not None and Path(output).is_file():
-        same, added = held_by(output, table)
+        same, others, added = held_by(output, table)
         # nothing is lost if a run replaces what it wrote before: the answers are stored
         again = store.keeps and same and not added and is_as_written(output, asked)
     check_output(output, file, table, full=full, overwrite=overwrite or dry_run or again)
-    if not same and not dry_run:
+    if others and not dry_run:
         # the answers beside the output are those of other texts
         store.remove()
     problems, valid = usable(table, file)
