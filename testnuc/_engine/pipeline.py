@@ -240,12 +240,11 @@ class Pipeline:
     ) -> Neighborhoods:
         hashes = [entry.hash for entry in texts]
         vectors, rejected = await self._embedding.each([e.text for e in texts], hashes, embedded)
-        known = await self._pool.labels(hashes)
+        if rejected and len(rejected) == len(texts):
+            # not one text is at fault, but the embedder
+            raise next(iter(rejected.values()))
+        texts = await self._with_known_labels(texts)
         await asyncio.sleep(0)
-        texts = [
-            entry if label is None else replace(entry, label=label)
-            for entry, label in zip(texts, known, strict=True)
-        ]
         # a text without a vector neither joins the pool nor has neighbors
         rows = [at for at in range(len(texts)) if at not in rejected]
         found = vectors[rows] if rejected else vectors
@@ -278,16 +277,19 @@ class Pipeline:
                 neighborhoods.put(place, error)
         return neighborhoods
 
+    async def _with_known_labels(self, texts: Sequence[PoolText]) -> Sequence[PoolText]:
+        known = await self._pool.labels([entry.hash for entry in texts])
+        return [
+            entry if label is None else replace(entry, label=label)
+            for entry, label in zip(texts, known, strict=True)
+        ]
+
     async def _without_neighbors(
         self, texts: Sequence[PoolText], settings: VoteSettings
     ) -> Neighborhoods:
         # the pool may be what failed
         with suppress(Exception):
-            known = await self._pool.labels([entry.hash for entry in texts])
-            texts = [
-                entry if label is None else replace(entry, label=label)
-                for entry, label in zip(texts, known, strict=True)
-            ]
+            texts = await self._with_known_labels(texts)
         texts, matches = without_foreign_labels(texts, self.labels), no_matches(len(texts))
         ids = distinct_ids(matches)
         return build_neighborhoods(self.labels, settings, texts, ids, [], matches, kind=self._kind)

@@ -214,12 +214,11 @@ class EmbeddingCache:
             for future in futures:
                 # retrieved here, in case no other caller waits for it
                 future.add_done_callback(_retrieve)
-        futures = [future for _, future in sorted(zip(order, futures, strict=True))]
         for future in futures:
             if future.done():
                 # raises what ended the batch
                 future.result()
-        return [future.result() for future in futures]
+        return [future.result() for _, future in sorted(zip(order, futures, strict=True))]
 
     async def _keep(
         self, hashes: Sequence[bytes], batch: Sequence[asyncio.Future[Vector | Exception]]
