@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from testnuc.cli.options import client_options
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -133,7 +134,12 @@ def _noted(output: str) -> dict[str, Any]:
 
 def _options(client: Mapping[str, Any]) -> str:
     """Return the hash of the options that decide what is written."""
-    kept = {name: value for name, value in client.items() if name not in _NO_MATTER}
+    defaults = client_options()
+    kept = {
+        name: value
+        for name, value in client.items()
+        if name not in _NO_MATTER and value != defaults.get(name)
+    }
     return hashlib.sha256(orjson.dumps(kept, default=str, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 

@@ -167,7 +167,19 @@ def column_of_results(
     *,
     guess: bool = True,
 ) -> str:
-    """Return the column of texts; in a file of results it need not be named again."""
+    """Return the column of texts; in a file of results it need not be named again.
+
+    Raises
+    ------
+    InvalidInputError
+        Another column was noted when the file was written.
+    """
+    written = noted_column(file) if guess and "nuc_label" in columns else None
+    if written is not None and written in columns and name not in (written, _LIKELY[0]):
+        raise InvalidInputError(
+            f"the run that wrote {file} read its texts from the column {written!r}; leave "
+            "--text-column out"
+        )
     if name in columns or name != _LIKELY[0] or "nuc_label" not in columns:
         return name
     known = noted_column(file)
