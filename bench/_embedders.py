@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["NAMES", "Timed", "ways"]
+__all__ = ["NAMES", "OTHERS", "Timed", "ways"]
 
 #: The plain one first.
 NAMES = (WHEEL_MODEL, f"{WHEEL_MODEL}@torch,dtype=bfloat16", f"{WHEEL_MODEL}@openvino")
+#: Models that are made from the plain one, and other libraries.
+OTHERS = ("openvino-int8", "static", "sentence-transformers", "fastembed")
 #: Texts that int8 is calibrated on.
-_CALIBRATION = 100
+_CALIBRATION = 40
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -50,9 +52,9 @@ def ways(model: str, texts: list[str], folder: Path) -> dict[str, Callable[[], s
         For the models that are made.
     """
     return {
-        "OpenVINO, int8": partial(_int8, model, texts, folder / "int8"),
-        "static (model2vec)": partial(_static, model, folder / "static"),
-        "sentence-transformers, encode": partial(_encode, model, texts),
+        "openvino-int8": partial(_int8, model, texts, folder / "int8"),
+        "static": partial(_static, model, folder / "static"),
+        "sentence-transformers": partial(_encode, model, texts),
         "fastembed": partial(_fastembed, model, texts, folder / "onnx"),
     }
 

@@ -111,7 +111,8 @@ def _report(path: Path, given: argparse.Namespace) -> Report:
         if given.others:
             folder = Path(given.cache or temporary)
             folder.mkdir(parents=True, exist_ok=True)
-            ways |= _embedders.ways(given.embedders[0], texts, folder)
+            made = _embedders.ways(given.embedders[0], texts, folder)
+            ways |= {name: made[name] for name in given.others}
         for name, way in ways.items():
             tokens = _Tokens()
             try:
@@ -156,10 +157,11 @@ def main(argv: list[str]) -> None:
         "--embedders", nargs="+", default=list(_embedders.NAMES), help="names, the plain one first"
     )
     parser.add_argument(
-        "--no-others",
-        dest="others",
-        action="store_false",
-        help="without models that are made here (int8, static), and other libraries",
+        "--others",
+        nargs="*",
+        choices=_embedders.OTHERS,
+        default=list(_embedders.OTHERS),
+        help="models that are made here from the plain one, and other libraries",
     )
     parser.add_argument("--cache", help="folder for models made here (default: a temporary one)")
     parser.add_argument("--json", help="write the result to this file")

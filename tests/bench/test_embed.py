@@ -34,7 +34,7 @@ def test_a_worse_embedder_shows(tmp_path, monkeypatch):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     known = {"plain": HashEmbedder(), "noisy": Noisy()}
     monkeypatch.setattr(embedders, "resolve", lambda name: known[name])
-    given = Namespace(texts=None, embedders=["plain", "noisy", "absent"], others=False)
+    given = Namespace(texts=None, embedders=["plain", "noisy", "absent"], others=[])
     report = _report(path, given)
     plain, noisy = report.rows
     assert (plain["recall"], plain["padding"]) == (1, None)
