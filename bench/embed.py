@@ -109,7 +109,9 @@ def _report(path: Path, given: argparse.Namespace) -> Report:
         ways: dict[str, Callable[[], str | _embedders.Timed]]
         ways = {name: partial(str, name) for name in given.embedders}
         if given.others:
-            ways |= _embedders.ways(given.embedders[0], texts, Path(temporary))
+            folder = Path(given.cache or temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            ways |= _embedders.ways(given.embedders[0], texts, folder)
         for name, way in ways.items():
             tokens = _Tokens()
             try:
@@ -159,6 +161,7 @@ def main(argv: list[str]) -> None:
         action="store_false",
         help="without models that are made here (int8, static), and other libraries",
     )
+    parser.add_argument("--cache", help="folder for models made here (default: a temporary one)")
     parser.add_argument("--json", help="write the result to this file")
     given = parser.parse_args(argv)
     inner = Path(given.data) / "predictions"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from testnuc._engine.components import Components
 from testnuc._engine.engine import Engine
@@ -42,8 +42,9 @@ class TestNUC:
 
     Parameters
     ----------
-    labels : sequence of str or mapping of str to str
-        The labels to choose from; the values of a mapping describe them to the LLM.
+    labels : sequence of str, mapping of str to str, or LabelTree
+        The labels to choose from; the values of a mapping describe them to the LLM. Labels such as
+        ``"refund > late"``, or a nested mapping, are a tree: results are `TreeClassification`.
     model : str or Provider
         ``"openai/<model>"``, ``"anthropic/<model>"``, ``"local/zero-shot"``; or an object:
         `OpenAI` and `Anthropic` (with headers, an organization or proxies), or any object with
@@ -76,11 +77,14 @@ class TestNUC:
         Whether a text can have several labels, or none. Each label is voted on alone and given
         above the policy's ``threshold`` (1/2); results are `MultilabelClassification`. Policy
         "auto" is "weighted". Head files, referees and few-shot methods need one label.
-    shortlist : int, optional
+    shortlist : int or {"auto", "levels"}, optional
         Show each text only so many labels: those whose names and descriptions are nearest to it,
-        and those of its neighbors, as far as they are known before the run. Where the LLM chooses
-        none of them, a second call shows the whole list. Saves tokens with many labels; `estimate`
-        does not foresee the second calls. Default: every prompt shows all labels.
+        those of its neighbors as far as they are known before the run, and those that a model
+        learned from judgments finds likely. "levels": of labels in a tree, those of a level at a
+        time. Where the LLM chooses none of them, another call shows the whole list; `estimate` does
+        not foresee these calls. 20 to 200 texts of `classify_many`, of at least 100, are asked
+        about with the whole list besides, and `Results.notes` compares the answers. "auto": 50 of
+        more than 200 labels, or levels if these prompts are shorter. None: all labels.
     method : Method, optional
         How one text gets its own prediction: `StandardPrompting` (the default), `SelfConsistency`,
         `BestOfN`, `WeightedBestOfN`, `TopKICL`, `TopKICLP`, or your own. Neighbors vote with
@@ -152,7 +156,7 @@ class TestNUC:
     @refuse_flat_names
     def __init__(
         self,
-        labels: Sequence[str] | Mapping[str, str],
+        labels: Sequence[str] | Mapping[str, Any],
         model: str | Provider | WireProvider = "openai/gpt-4o-mini",
         *,
         base_url: str | None = None,
@@ -164,7 +168,7 @@ class TestNUC:
         instructions: str | None = None,
         none_label: str | None = None,
         multilabel: bool = False,
-        shortlist: int | None = None,
+        shortlist: int | str | None = "auto",
         method: Method | None = None,
         sampling: Sampling | None = None,
         neighbors: Literal["predict", "stored"] = "predict",

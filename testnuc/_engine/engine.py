@@ -22,9 +22,11 @@ from testnuc._engine.multilabel_learning import MultilabelLearning
 from testnuc._engine.multilabel_rows import rows_of
 from testnuc._engine.pipeline import STOPS
 from testnuc._engine.rows import classification
+from testnuc._engine.shortlist import coverage_of
 from testnuc._engine.small_pool import few_neighbors, few_predictions
 from testnuc._engine.stored_voters import known_labels
 from testnuc._engine.streaming import stream_windows
+from testnuc._engine.whole_list import compare_with_whole_list
 from testnuc.errors import InvalidInputError, with_note
 from testnuc.progress import Counter, start_progress
 from testnuc.protocols import PoolText
@@ -278,15 +280,19 @@ class Engine:
                 known = sum(map(neighborhoods.answered, range(n_own)))
                 if known > counter.done:
                     bar.advance(known - counter.done)
-                # a wave in the batch lane can take a day
-                waves = not pipeline.join_pool and lane == "live"
-                predict = pipeline.predict(neighborhoods, waves=waves, lane=lane)
+                predict = pipeline.predict(
+                    neighborhoods,
+                    # a wave in the batch lane can take a day
+                    waves=not pipeline.join_pool and lane == "live",
+                    lane=lane,
+                )
                 with operation(telemetry, "predict"):
                     async with aclosing(predict) as answered:
                         async for place in answered:
                             if place < n_own:
                                 bar.advance()
                 bar.advance(neighborhoods.n_spared)
+                await self._compare(neighborhoods, lane)
             except STOPS as error:
                 if neighborhoods is None or not await pipeline.salvage(neighborhoods, error):
                     raise
@@ -316,10 +322,27 @@ class Engine:
             learned=None if (found := neighborhoods.settings.taught) is None else str(found),
             escalated=escalated,
             notes=neighborhoods.notes,
+            coverage=self._coverage(neighborhoods, lane),
             referee_usage=None if referee is None else referee.meter.since(refereed),
         )
         self._report(results, len(entries))
         return results
+
+    async def _compare(self, neighborhoods: Neighborhoods, lane: str) -> None:
+        """Compare a part of the answers with those by prompts of all labels, if others are sent."""
+        parts = self.parts
+        if parts.shortlist is not None and lane == "live":
+            live = parts.pipeline.lanes["live"]
+            await compare_with_whole_list(neighborhoods, parts.predictor, live)
+
+    def _coverage(self, neighborhoods: Neighborhoods, lane: str) -> dict[str, int]:
+        """Return how many shortlists hold each label, and note those that none holds."""
+        labels, lists = self.parts.labels, neighborhoods.shortlists
+        if lists is None or lane != "live":
+            return {}
+        found, note = coverage_of(lists, labels.names, labels.none_label)
+        neighborhoods.notes.extend([note] if note else [])
+        return found
 
     async def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096

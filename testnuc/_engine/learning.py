@@ -24,7 +24,8 @@ from testnuc.errors import InvalidInputError
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
 from testnuc.trust.chances import fit_trust
 from testnuc.trust.learned import Learned, chosen_parts, rounded
-from testnuc.trust.model import NEIGHBORS, HeadModel
+from testnuc.trust.levels import parts_by_level
+from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
 from testnuc.trust.review import GOALS, Drawn, Review, ReviewItem, closest_label, draw
 
 if TYPE_CHECKING:
@@ -194,8 +195,10 @@ class Learning(Judging[Learned]):
         right = (label[rows] == labels) & (labels >= 0)
         coefficients = fit_trust(taught, found, label, rows, right, draws.probability)
         learned = replace(learned, coefficients=coefficients, right=right)
-        trust = learned.trusts(taught, found, label).astype(np.float32)
-        return replace(learned, trust=trust)
+        trust = learned.trusts(taught, found, label)
+        learned = replace(learned, trust=trust.astype(np.float32))
+        levels = parts_by_level(found, label, learned.tree)
+        return learned.with_levels(trust, levels, label[rows], labels)
 
     def _kept(self, fitted: _PoolFit) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """Return the labels that are kept now, as far as learned models give them, and trust."""
@@ -226,7 +229,8 @@ class Learning(Judging[Learned]):
         """Return the candidates, fitted on the pool as it is."""
         parts = self._parts
         await parts.ready()
-        found, vectors = await parts.pipeline.labeled_pool(MOST_TEXTS, NEIGHBORS)
+        most = most_texts(len(parts.labels.names), MOST_TEXTS)
+        found, vectors = await parts.pipeline.labeled_pool(most, NEIGHBORS)
         n = found.n_own
         check_enough(n)
         hashes = [entry.hash for entry in found.entries[:n]]

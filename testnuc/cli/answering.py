@@ -37,7 +37,7 @@ def answer(
     path : str
         The file to save it in.
     then : str
-        The command that comes next; None: nothing is told about the file.
+        The command that comes next; None: the file is not mentioned.
     read : callable, optional
         Returns a line for a prompt; raises `EOFError` at the end. Default: `input`.
     """

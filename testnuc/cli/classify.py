@@ -153,7 +153,7 @@ def end(
     client: dict[str, Any] | None = None,
     text_column: str = "text",
 ) -> None:
-    """Print what failed, a summary, and what comes next; exit with a status that tells.
+    """Print what failed, a summary, and what comes next; exit with a status.
 
     1: no text has a label, because of errors. 3: some have none, because of errors.
     """
@@ -289,6 +289,8 @@ def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) 
         print(f"  {name:<24}{value:>14}")  # noqa: T201
     if len(usage.lanes) > 1:
         print(f"\n{usage}")  # noqa: T201
+    elif usage.note:
+        tell(f"note: {usage.note}")
     if (note := about_model(nuc, texts)) is not None:
         tell(f"note: {note}")
 

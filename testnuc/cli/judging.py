@@ -223,6 +223,7 @@ def certify(
     *,
     accuracy: float,
     confidence: float,
+    level: int | None,
     label: str | None,
     output: str | None,
     overwrite: bool,
@@ -242,14 +243,7 @@ def certify(
                     f"nothing was learned about {source} yet: testnuc review {source}, then "
                     "testnuc learn; if it is an output of learn, name the results that learn read"
                 )
-            if isinstance(learned, MultilabelLearned):
-                certificate = learned.certify(accuracy, confidence, label=label)
-            elif label is not None:
-                raise InvalidInputError(
-                    f"--label is {label!r}, but a text has one label; leave --label out"
-                )
-            else:
-                certificate = learned.certify(accuracy, confidence)
+            certificate = _certificate(learned, accuracy, confidence, level, label)
             table = await texts_for(nuc, given, source, output)
             return certificate, await labeled(nuc, table, source)
 
@@ -270,7 +264,32 @@ def certify(
     rows = [table.rows[found.valid[at]] for at in sorted(covered)]
     kept = replace(table, rows=rows)
     write_results(output, kept, dict(enumerate(covered[at] for at in sorted(covered))), {})
-    tell(f"{len(covered):,} of {len(results):,} texts are certified, written to {output}")
+    people = sum(row.source == "person" for row in covered.values())
+    tell(
+        f"{len(covered):,} of {len(results):,} texts are certified, {people:,} of them judged by a "
+        f"person, written to {output}"
+    )
+
+
+def _certificate(
+    learned: Learned | MultilabelLearned,
+    accuracy: float,
+    confidence: float,
+    level: int | None,
+    label: str | None,
+) -> Certificate:
+    if isinstance(learned, MultilabelLearned):
+        if level is not None:
+            raise InvalidInputError(
+                f"--level is {level}, but these texts have several labels, which are in no tree; "
+                "leave --level out"
+            )
+        return learned.certify(accuracy, confidence, label=label)
+    if label is not None:
+        raise InvalidInputError(
+            f"--label is {label!r}, but a text has one label; leave --label out"
+        )
+    return learned.certify(accuracy, confidence, level=level)
 
 
 def distill(source: str, *, output: str, text_column: str, client: dict[str, Any]) -> None:

@@ -114,6 +114,9 @@ def certify(
     source: str = _RESULTS_OR_STORE,
     accuracy: float = typer.Option(0.9, help="Part of the certified labels that is right."),
     confidence: float = typer.Option(0.9, help="Probability that the certificate holds."),
+    level: int | None = typer.Option(
+        None, help="Of labels in a tree, 1 = the top.", show_default="whole labels"
+    ),
     label: str | None = typer.Option(
         None, help="Of texts with several labels: certify this one.", show_default="all of a text"
     ),
@@ -131,6 +134,7 @@ def certify(
             source,
             accuracy=accuracy,
             confidence=confidence,
+            level=level,
             label=label,
             output=output,
             overwrite=overwrite,

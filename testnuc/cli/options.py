@@ -151,8 +151,10 @@ def _client(
         help="A text can have several labels, or none.",
     ),
     texts_per_call: int = typer.Option(1, help="Texts packed in one prompt."),
-    shortlist: int | None = typer.Option(
-        None, help="Show each text only so many labels, the likely ones.", show_default="all"
+    shortlist: str = typer.Option(
+        "auto",
+        help="Show each text only so many labels, the likely ones; all; levels: one of a tree at a "
+        "time; auto: 50 of more than 200, or levels.",
     ),
     reasoning_effort: str = typer.Option(
         "least", help="Of reasoning models: none, minimal, low, ..; least: what the model accepts."

@@ -115,6 +115,13 @@ def contents(
                 ]
                 if result.voters > 1 and result.source not in _JUDGES
                 else [],
+                # the levels of a label in a tree, with their trust
+                "p": [
+                    [name, _number(trust)]
+                    for name, trust in zip(
+                        fields.get("path", ()), fields.get("path_trusts", ()), strict=True
+                    )
+                ],
                 "b": labels.of(fields["alternative"]),
                 "bt": _number(fields["trust_of_alternative"]),
                 "k": [

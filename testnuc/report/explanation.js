@@ -76,6 +76,7 @@ function explanationOf({ data, choices, described, nameOf, rowOf, goTo, leave })
       ["the LLM said", own],
       ["trust", row.t === null ? null : `${two(row.t)}${row.bt === null || row.b === null ? "" : `; ${two(row.bt)} for ${cut(labels[row.b], 100)}`}`],
       ["", row.t === null ? null : trustMeans(data)],
+      ["trust by level", row.p.length < 2 && row.l !== null || !row.p.length ? null : row.p.map(([name, trust]) => `${cut(name, 100)} ${trust === null ? "–" : two(trust)}`).join(" > ")],
       ["votes", row.n > 1 ? `share ${two(row.s)}, margin ${two(row.m)}, ${many(row.n, "voter")}` : null],
       ["asked", row.c ? null : "until the winner was certain; the other neighbors were not asked"],
       ["reason", row.r],

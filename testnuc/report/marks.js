@@ -115,11 +115,13 @@ const formats = (() => {
   /** The judgments in a file, as [text, label] pairs; undefined: not a file of judgments. */
   function read(content) {
     const given = JSON.parse(content);
+    const isText = (mark) => typeof mark?.text === "string";
     if (Array.isArray(given)) {
-      return given.filter((mark) => typeof mark?.right_label === "string" || Array.isArray(mark?.right_label)).map((mark) => [mark.text, mark.right_label]);
+      const isRight = (label) => typeof label === "string" || Array.isArray(label);
+      return given.filter((mark) => isText(mark) && isRight(mark.right_label)).map((mark) => [mark.text, mark.right_label]);
     }
     if (given?.format !== "testnuc.review" || !Array.isArray(given.items)) return undefined;
-    return given.items.filter((item) => item.source === "person").map((item) => [item.text, item.answer]);
+    return given.items.filter((item) => isText(item) && item.source === "person").map((item) => [item.text, item.answer]);
   }
 
   return {

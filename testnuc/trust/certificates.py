@@ -44,6 +44,9 @@ class Certificate:
     more : int
         About how many more texts, judged at random from all, it would take; 0 where something is
         certified, or where more judgments do not help.
+    level : int, optional
+        Of labels in a tree: the level that is right, 1 = the top; `trust` is that of this level.
+        None: whole labels.
     """
 
     accuracy: float
@@ -53,13 +56,15 @@ class Certificate:
     judged: int
     reason: str = ""
     more: int = 0
+    level: int | None = None
 
     def __str__(self) -> str:
         if not self.part:
             return f"not certified: {self.reason}"
+        at = "" if self.level is None else f" at level {self.level} of the labels"
         return (
             f"{self.part:.0%} of the texts, those with a trust of at least {self.trust:.2f}, are "
-            f"at least {self.accuracy:.0%} right, with {self.confidence:.0%} confidence "
+            f"at least {self.accuracy:.0%} right{at}, with {self.confidence:.0%} confidence "
             f"({self.judged} judged texts)"
         )
 

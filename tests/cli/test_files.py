@@ -149,6 +149,20 @@ def test_each_format_in_and_out(tmp_path, kind):
     assert made.columns[:3] == ["id", "text", "nuc_label"]
 
 
+def test_lines_end_where_editors_end_them(tmp_path):
+    file = tmp_path / "in.txt"
+    file.write_bytes("one\u2028text\r\nan\x85other\rlast\n".encode())
+    assert read_table(str(file), "text").texts == ["one\u2028text", "an\x85other", "last"]
+
+
+def test_a_csv_file_of_a_tsv_file_has_commas(tmp_path):
+    file, out = tmp_path / "in.tsv", tmp_path / "out.csv"
+    file.write_text("id\ttext\n1\trefund\n")
+    with LoopbackLLM(lambda _: (LABELS[0], 0.9)) as llm:
+        assert classify(llm, file, "-o", out)[0] == 0
+    assert out.read_text().startswith("id,text,nuc_label")
+
+
 @pytest.mark.parametrize("kind", [".csv", ".xlsx"])
 def test_what_a_cell_cannot_hold_is_text(tmp_path, kind):
     arrow = pytest.importorskip("pyarrow")
@@ -164,6 +178,16 @@ def test_what_a_cell_cannot_hold_is_text(tmp_path, kind):
     assert datetime.fromisoformat(row["at"]) == at
     assert json.loads(row["tags"]) == tags
     assert row["raw"] == "b'x'"
+
+
+def test_a_text_that_excel_would_cut_is_noted_before_the_run(tmp_path):
+    pytest.importorskip("openpyxl")
+    file = tmp_path / "in.csv"
+    file.write_text(f"text\nrefund\n{'long ' * 8_000}\n")
+    with LoopbackLLM(lambda _: (LABELS[0], 0.9)) as llm:
+        code, _, err = classify(llm, file, "-o", tmp_path / "out.xlsx", "--dry-run")
+    assert (code, llm.requests) == (0, 0)
+    assert "cuts texts at 32,767 characters, the most in a cell of Excel (1 of them)" in err
 
 
 def test_a_workbook_as_people_make_them(tmp_path):
