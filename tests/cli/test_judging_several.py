@@ -53,15 +53,13 @@ def test_a_file_is_judged_learned_from_and_certified(tickets, output):
         )  # fmt: skip
         assert code == 0, err
         calls = llm.calls
-    step = next(line for line in err.splitlines() if "testnuc review" in line)
-    assert "--multilabel" in step
-    given = ["--labels", ",".join(LABELS), "--model", "openai/test", "--base-url", llm.base_url]
-    options = [*given, "--multilabel"] if not full else []
-    code, _, err = run_here("review", output, "-n", "30", "--no-open", *options)
+    # the options of the run are known
+    assert f"testnuc review {output} -n 50" in err
+    code, _, err = run_here("review", output, "-n", "30", "--no-open")
     assert code == 0, err
     assert data_of(Path("review.html").read_text("utf-8"))["several"] is True
     judged = judge("review.json")
-    code, out, err = run_here("learn", output, "review.json", "-o", "better.jsonl", *options)
+    code, out, err = run_here("learn", output, "review.json", "-o", "better.jsonl")
     assert code == 0, err
     assert "30 of 80 texts are judged" in out
     rows = list(map(json.loads, Path("better.jsonl").read_text("utf-8").splitlines()))
@@ -69,15 +67,15 @@ def test_a_file_is_judged_learned_from_and_certified(tickets, output):
     assert len(rows) == 30
     assert all(set(row["nuc_labels"]) == judged[row["text"]] for row in rows)
     assert {row["nuc_source"] for row in rows} == {"person"}
-    code, out, err = run_here("certify", output, "--accuracy", "0.5", *options)
+    code, out, err = run_here("certify", output, "--accuracy", "0.5")
     assert code == 0, err
     assert "exactly its labels" in err
-    code, out, err = run_here("certify", output, "--label", "login", "-o", "sure.jsonl", *options)
+    code, out, err = run_here("certify", output, "--label", "login", "-o", "sure.jsonl")
     assert code in {0, 3}, err
     assert "label 'login'" in out or "not certified" in out
-    code, _, err = run_here("unlearn", output, *options)
+    code, _, err = run_here("unlearn", output)
     assert (code, "dropped" in err) == (0, True)
-    code, _, err = run_here("report", output, "-o", "page.html", *options)
+    code, _, err = run_here("report", output, "-o", "page.html")
     assert code == 0, err
     told = data_of(Path("page.html").read_text("utf-8"))
     assert told["several"] is True
