@@ -48,6 +48,8 @@ class Judging(ABC, Generic[L]):
         self._lock = asyncio.Lock()
         #: Whether what is learned is kept in the store, and read from there.
         self.shared = True
+        #: What the store was last known to hold.
+        self._data: bytes | None = None
         parts.on_open = self.load
 
     @property
@@ -126,6 +128,7 @@ class Judging(ABC, Generic[L]):
         # also where classified texts do not join the pool: candidates are fitted on the pool
         await parts.pool.add(entries, vectors)
         size = max(len(parts.pool), len(entries))
+        await self.load()
         before = self.learned
         left = size - (len(before.judged) if before is not None else 0)
         return await self._learn(
@@ -151,16 +154,23 @@ class Judging(ABC, Generic[L]):
         drop = getattr(parts.store, "drop_learned", None)
         if drop is not None:
             await drop(_key(parts))
+        self._data = None
         known = self.learned is not None
         parts.pipeline.settings = parts.settings
         return known
 
     async def load(self) -> None:
-        """Read what was learned from the store."""
+        """Read what was learned from the store, here or by another client since."""
         parts = self._parts
         get = getattr(parts.store, "get_learned", None)
-        data = None if get is None or not self.shared else await get(_key(parts))
+        if get is None or not self.shared:
+            return
+        data = await get(_key(parts))
+        if data == self._data:
+            return
+        self._data = data
         if data is None:
+            parts.pipeline.settings = parts.settings
             return
         try:
             learned = await asyncio.to_thread(self._read, data)
@@ -171,6 +181,7 @@ class Judging(ABC, Generic[L]):
 
     async def _learn(self, new: Sequence[Judgment]) -> L:
         async with self._lock:
+            await self.load()
             before = self.learned
             judged = {j.hash: j for j in before.judged} if before is not None else {}
             for judgment in new:
@@ -186,7 +197,9 @@ class Judging(ABC, Generic[L]):
             parts = self._parts
             put = getattr(parts.store, "put_learned", None)
             if put is not None and self.shared:
-                await put(_key(parts), await asyncio.to_thread(learned.to_bytes))
+                data = await asyncio.to_thread(learned.to_bytes)
+                await put(_key(parts), data)
+                self._data = data
             # once, on success: a concurrent run uses the former settings
             parts.pipeline.settings = self._with(learned)
         return learned

@@ -76,6 +76,8 @@ class Learning(Judging[Learned]):
         checked_whole("n", n, least=1)
         if goal is not None and goal not in GOALS:
             raise InvalidInputError(f"goal is {goal!r}; choose from {', '.join(GOALS)}, or None")
+        await self._parts.ready()
+        await self.load()
         fitted = await self._fitted()
         before = self.learned
         seen = {j.hash for j in before.judged} if before is not None else set()

@@ -76,6 +76,8 @@ class MultilabelLearning(Judging[MultilabelLearned]):
             raise InvalidInputError(
                 f"goal is {goal!r}; with multilabel=True choose from {', '.join(_GOALS)}, or None"
             )
+        await self._parts.ready()
+        await self.load()
         fitted = await self._fitted()
         return await asyncio.to_thread(self._drawn, fitted, n, goal or "certify", seed)
 

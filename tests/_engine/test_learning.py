@@ -237,6 +237,26 @@ async def test_learned_outlives_the_process_and_can_be_undone(tmp_path):
         assert (await nuc.classify_many(texts)).labels == before.labels
 
 
+async def test_what_another_client_learned_or_dropped_meanwhile_counts(tmp_path):
+    texts = texts_of(200)
+    async with client(Says(), store=tmp_path / "s.db") as first:
+        await first.classify_many(texts)
+        async with client(Says(), store=tmp_path / "s.db") as second:
+            theirs = await second.review(20)
+            judge(theirs)
+            await second.learn(theirs)
+        ours = await first.review(5)
+        assert not {item.hash for item in ours} & {item.hash for item in theirs}
+        judge(ours)
+        assert len((await first.learn(ours)).judged) == 25
+        async with client(Says(), store=tmp_path / "s.db") as second:
+            assert len(second.learned.judged) == 25
+            assert await second.unlearn()
+        again = await first.review(5)
+        judge(again)
+        assert len((await first.learn(again)).judged) == 5
+
+
 async def test_a_failure_changes_nothing(monkeypatch):
     async with client(Says()) as nuc:
         texts = texts_of(200)
