@@ -240,7 +240,7 @@ class Pipeline:
     ) -> Neighborhoods:
         hashes = [entry.hash for entry in texts]
         vectors, rejected = await self._embedding.each([e.text for e in texts], hashes, embedded)
-        if rejected and len(rejected) == len(texts):
+        if len(rejected) == len(texts) > 1:
             # not one text is at fault, but the embedder
             raise next(iter(rejected.values()))
         texts = await self._with_known_labels(texts)
