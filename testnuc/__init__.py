@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         UnreadableReplyError,
     )
     from testnuc.head import Head
+    from testnuc.label_tree import LabelTree
     from testnuc.labels import LabelSet
     from testnuc.limits import BatchPolicy, Budget, RateLimit, RetryPolicy
     from testnuc.methods import (
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
         Diagnosis,
         JoinedReview,
         Learned,
+        MultilabelLearned,
         Review,
         ReviewItem,
         ReviewReason,
@@ -91,6 +93,7 @@ if TYPE_CHECKING:
         PoolStats,
         Prediction,
         Reason,
+        TreeClassification,
         Usage,
     )
     from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
@@ -129,6 +132,7 @@ _HOMES = {
         "UnreadableReplyError",
     ),
     "head": ("Head",),
+    "label_tree": ("LabelTree",),
     "labels": ("LabelSet",),
     "limits": ("BatchPolicy", "Budget", "RateLimit", "RetryPolicy"),
     "methods": (
@@ -151,6 +155,7 @@ _HOMES = {
         "Diagnosis",
         "JoinedReview",
         "Learned",
+        "MultilabelLearned",
         "Review",
         "ReviewItem",
         "ReviewReason",
@@ -168,6 +173,7 @@ _HOMES = {
         "PoolStats",
         "Prediction",
         "Reason",
+        "TreeClassification",
         "Usage",
     ),
     "voting": ("VotePolicy", "VoteResult", "decided", "vote", "vote_curve", "vote_pool"),
@@ -198,12 +204,14 @@ __all__ = [
     "InvalidInputError",
     "JoinedReview",
     "LabelSet",
+    "LabelTree",
     "LaneEstimate",
     "Learned",
     "Measured",
     "MismatchedReplyError",
     "MissingDependencyError",
     "MultilabelClassification",
+    "MultilabelLearned",
     "MultilabelPrediction",
     "Neighbor",
     "NotAnsweredError",
@@ -233,6 +241,7 @@ __all__ = [
     "TestNUCError",
     "TopKICL",
     "TopKICLP",
+    "TreeClassification",
     "TruncatedReplyError",
     "UnknownModelError",
     "UnreadableReplyError",

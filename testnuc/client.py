@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from testnuc._engine.components import Components
 from testnuc._engine.engine import Engine
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from testnuc.head import Head
     from testnuc.labels import LabelSet
     from testnuc.protocols import APIKey, Embedder, Method, Provider, Store
-    from testnuc.trust import Diagnosis, Learned, Review, Unsure
+    from testnuc.trust import Diagnosis, Learned, MultilabelLearned, Review, Unsure
     from testnuc.voting import VotePolicy
 
 __all__ = ["TestNUC"]
@@ -42,8 +42,9 @@ class TestNUC:
 
     Parameters
     ----------
-    labels : sequence of str or mapping of str to str
-        The labels to choose from; the values of a mapping describe them to the LLM.
+    labels : sequence of str, mapping of str to str, or LabelTree
+        The labels to choose from; the values of a mapping describe them to the LLM. Labels such as
+        ``"refund > late"``, or a nested mapping, are a tree: results are `TreeClassification`.
     model : str or Provider
         ``"openai/<model>"``, ``"anthropic/<model>"``, ``"local/zero-shot"``; or an object:
         `OpenAI` and `Anthropic` (with headers, an organization or proxies), or any object with
@@ -75,13 +76,15 @@ class TestNUC:
     multilabel : bool
         Whether a text can have several labels, or none. Each label is voted on alone and given
         above the policy's ``threshold`` (1/2); results are `MultilabelClassification`. Policy
-        "auto" is "weighted". Reviews, learning, heads, referees and few-shot methods need one
-        label.
-    shortlist : int, optional
+        "auto" is "weighted". Head files, referees and few-shot methods need one label.
+    shortlist : int or {"auto", "levels"}, optional
         Show each text only so many labels: those whose names and descriptions are nearest to it,
-        and those of its neighbors, as far as they are known before the run. Where the LLM chooses
-        none of them, a second call shows the whole list. Saves tokens with many labels; `estimate`
-        does not foresee the second calls. Default: every prompt shows all labels.
+        those of its neighbors as far as they are known before the run, and those that a model
+        learned from judgments finds likely. "levels": of labels in a tree, those of a level at a
+        time. Where the LLM chooses none of them, another call shows the whole list; `estimate` does
+        not foresee these calls. 20 to 200 texts of `classify_many`, of at least 100, are asked
+        about with the whole list besides, and `Results.notes` compares the answers. "auto": 50 of
+        more than 200 labels, or levels if these prompts are shorter. None: all labels.
     method : Method, optional
         How one text gets its own prediction: `StandardPrompting` (the default), `SelfConsistency`,
         `BestOfN`, `WeightedBestOfN`, `TopKICL`, `TopKICLP`, or your own. Neighbors vote with
@@ -153,7 +156,7 @@ class TestNUC:
     @refuse_flat_names
     def __init__(
         self,
-        labels: Sequence[str] | Mapping[str, str],
+        labels: Sequence[str] | Mapping[str, Any],
         model: str | Provider | WireProvider = "openai/gpt-4o-mini",
         *,
         base_url: str | None = None,
@@ -165,7 +168,7 @@ class TestNUC:
         instructions: str | None = None,
         none_label: str | None = None,
         multilabel: bool = False,
-        shortlist: int | None = None,
+        shortlist: int | str | None = "auto",
         method: Method | None = None,
         sampling: Sampling | None = None,
         neighbors: Literal["predict", "stored"] = "predict",
@@ -476,7 +479,8 @@ class TestNUC:
             "decide": drawn from the texts that ways to label give different labels; tells which is
             best. "certify": from all texts; proves how many labels are right. "correct": the least
             trusted texts, where a person corrects most; proves nothing. Default: four in five
-            texts for "decide", the others for "certify".
+            texts for "decide", the others for "certify". With ``multilabel=True`` there is no
+            "decide", and the default is "certify".
         seed : int
 
         Returns
@@ -512,7 +516,7 @@ class TestNUC:
         await self._engine.ask(review, model, shown)
 
     @property
-    def learned(self) -> Learned | None:
+    def learned(self) -> Learned | MultilabelLearned | None:
         """What was learned from judged texts, here or by an earlier run; None: nothing.
 
         A store is read when the client is opened.
@@ -525,8 +529,10 @@ class TestNUC:
         return self._engine.referee_usage
 
     async def learn(
-        self, texts: Review | Iterable[str], labels: Sequence[str | None] | None = None
-    ) -> Learned:
+        self,
+        texts: Review | Iterable[str],
+        labels: Sequence[str | None] | Sequence[Sequence[str]] | None = None,
+    ) -> Learned | MultilabelLearned:
         """Learn from judged texts how to label, and what trust means.
 
         Of several ways to label (the LLM's own labels, the vote, and models of your texts) that one
@@ -540,11 +546,12 @@ class TestNUC:
             A review with answers; or texts that were chosen at random. Those that are not in the
             pool are added and labeled.
         labels : sequence of str or None, optional
-            The right labels of the texts; None: none of the labels is right.
+            The right labels of the texts; None: none of the labels is right. With
+            ``multilabel=True``: the list of labels of each text, [] for none.
 
         Returns
         -------
-        Learned
+        Learned, or with ``multilabel=True`` MultilabelLearned
             ``print`` it.
 
         Raises

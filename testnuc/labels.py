@@ -6,13 +6,14 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from rapidfuzz import fuzz, process
 
 from testnuc.errors import InvalidInputError
-from testnuc.types import SEPARATOR, MultilabelPrediction, Prediction
+from testnuc.label_tree import LabelTree, flattened, is_nested
+from testnuc.types import SEPARATOR, MultilabelPrediction, Prediction, split_labels
 
 if TYPE_CHECKING:
     from testnuc.protocols import Answer
@@ -39,7 +40,8 @@ class LabelSet:
     ----------
     labels : Sequence[str] or Mapping[str, str]
         At least two labels, or label -> description. Labels must differ in more than case and
-        white space, and must not be blank or contain line breaks.
+        white space, and must not be blank or contain line breaks. Labels such as
+        ``"refund > late"`` are a tree, and so is a nested mapping (see `LabelTree`).
     none_label : str, optional
         The label that means "none of these". Added to the set if it is not in it.
     multilabel : bool
@@ -63,6 +65,7 @@ class LabelSet:
         "_matched",
         "_strict",
         "_too_long",
+        "_tree",
         "descriptions",
         "multilabel",
         "names",
@@ -71,12 +74,12 @@ class LabelSet:
 
     def __init__(
         self,
-        labels: Sequence[str] | Mapping[str, str],
+        labels: Sequence[str] | Mapping[str, Any],
         none_label: str | None = None,
         *,
         multilabel: bool = False,
     ) -> None:
-        names, descriptions = _parse_labels(labels)
+        names, descriptions = _parse_labels(flattened(labels) if is_nested(labels) else labels)
         if none_label is not None:
             _check_name(none_label, "none_label")
             if none_label not in names:
@@ -95,6 +98,8 @@ class LabelSet:
         #: label -> description, for labels that have one.
         self.descriptions: Mapping[str, str] = MappingProxyType(descriptions)
         self.none_label = none_label
+        # made when it is needed: a prompt of few labels needs none
+        self._tree: tuple[LabelTree | None] | None = (None,) if multilabel else None
         self._index = {name: i for i, name in enumerate(self.names)}
         #: Normalized labels -> position; -1 if two labels share a form, which is then ambiguous.
         self._strict: dict[str, int] = {}
@@ -112,6 +117,13 @@ class LabelSet:
                 )
             folded = _fold_punctuation(folded)
             self._loose[folded] = -1 if folded in self._loose else i
+
+    @property
+    def tree(self) -> LabelTree | None:
+        """The tree that the labels are in; None: they are not, or a text can have several."""
+        if self._tree is None:
+            self._tree = (LabelTree.of(self.names),)
+        return self._tree[0]
 
     def index(self, name: str) -> int | None:
         """Return the position of a label, compared exactly, or None."""
@@ -278,11 +290,6 @@ class LabelSet:
         shown = ", ".join(repr(name) for name in self.names[:5])
         more = f", .. {len(self.names) - 5} more" if len(self.names) > 5 else ""
         return f"LabelSet([{shown}{more}])"
-
-
-def split_labels(label: str | None) -> list[str]:
-    """Return the labels in one string; [] without one."""
-    return label.split(SEPARATOR) if label else []
 
 
 def _check_several(names: Sequence[str], none_label: str | None) -> None:

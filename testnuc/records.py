@@ -15,6 +15,7 @@ from testnuc.types import (
     MultilabelPrediction,
     Neighbor,
     Prediction,
+    TreeClassification,
     Usage,
     row,
 )
@@ -65,6 +66,8 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
     asked = own is not None or said is not None or confidence is not None
     text = record[text_column]
     made, several = _several(record, confidence, said)
+    if record.get("nuc_path") is not None:
+        made, several = TreeClassification, _path(record)
     fields: dict[str, Any] = {
         "label": text_of(record["nuc_label"]),
         "prediction": Prediction(own, confidence, said) if asked else None,
@@ -98,6 +101,15 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
         alternative=text_of(record.get("nuc_alternative")),
         trust_of_alternative=_number(record.get("nuc_trust_of_alternative")),
     )
+
+
+def _path(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the levels of a label in a tree."""
+    return {
+        "path": tuple(map(str, _structure(record["nuc_path"], []))),
+        "path_shares": tuple(_number(s) or 0.0 for s in _structure(record["nuc_path_shares"], [])),
+        "path_trusts": tuple(map(_number, _structure(record["nuc_path_trusts"], []))),
+    }
 
 
 def _several(

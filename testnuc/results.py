@@ -19,6 +19,7 @@ from testnuc.types import (
     MultilabelClassification,
     MultilabelPrediction,
     Prediction,  # noqa: F401 - pickles of version 0.1.0 name it here
+    TreeClassification,
     Usage,
     error_text,
     row,
@@ -167,6 +168,7 @@ def summary(results: Results) -> str:
         told.append(
             f"{_count(len(outside), 'answer')} {_is(len(outside))} outside the labels{example}."
         )
+    told.extend(_never_listed(results))
     changed = _count(results.changed, "label")
     if results.learned is None and results.referee_usage is None:
         told.append(f"The vote changed {changed}.")
@@ -186,6 +188,17 @@ def summary(results: Results) -> str:
     elif results.diagnosis is not None and stopped is None:
         told.append(f"{results.diagnosis.sentence()}.")
     return " ".join(told)
+
+
+def _never_listed(results: Results) -> list[str]:
+    never = [label for label, texts in results.coverage.items() if not texts]
+    if not never:
+        return []
+    told = (
+        f"{_count(len(never), 'label')} of {len(results.coverage):,} {_is(len(never))} in the "
+        f"shortlist of no text, such as {never[0][:60]!r}."
+    )
+    return [told]
 
 
 def _price(usage: Usage) -> str:
@@ -221,8 +234,10 @@ def polars_frame(results: Results) -> pl.DataFrame:
 
 def _columns(results: Results) -> dict[str, list[Any]]:
     rows = [{"text": result.text, **row(result)} for result in results]
-    names = ("text", *(("labels",) if results.multilabel else ()), *CELLS)
-    return {name: [fields[name] for fields in rows] for name in names}
+    tree = isinstance(results[0], TreeClassification) if len(results) else False
+    more = ("labels",) if results.multilabel else ("path", "path_trusts") if tree else ()
+    names = ("text", *more, *CELLS)
+    return {name: [fields.get(name) for fields in rows] for name in names}
 
 
 def _library(name: str) -> Any:
@@ -284,6 +299,7 @@ class Results(Sequence[Classification]):
         referee_usage: Usage | None = None,
         diagnosis: Diagnosis | None = None,
         notes: Sequence[str] = (),
+        coverage: Mapping[str, int] | None = None,
     ) -> None:
         self._rows = rows
         #: Usage of this run alone.
@@ -311,6 +327,8 @@ class Results(Sequence[Classification]):
         self.diagnosis = diagnosis
         #: Which texts the LLM was not asked about and why, and whether trust has drifted.
         self.notes = tuple(notes)
+        #: Label -> the number of distinct texts whose shortlist held it; empty without shortlists.
+        self.coverage = dict(coverage or {})
 
     @property
     def labels(self) -> list[str | None]:
@@ -370,10 +388,20 @@ class Results(Sequence[Classification]):
         Parameters
         ----------
         certificate : Certificate
-            From `Learned.certify`.
+            From `Learned.certify`. Of one label: the results that have it with that trust.
         """
-        least = certificate.trust
-        return [row for row in self if row.trust is not None and row.trust >= least]
+        least, level = certificate.trust, getattr(certificate, "level", None)
+        label = getattr(certificate, "label", None)
+        found = []
+        for result in self:
+            trust = result.trust
+            if level is not None and isinstance(result, TreeClassification):
+                trust = result.trust_at(level)
+            elif label is not None and isinstance(result, MultilabelClassification):
+                trust = result.trusts.get(label)
+            if trust is not None and trust >= least:
+                found.append(result)
+        return found
 
     def summary(self) -> str:
         """Return the outcome of the run in a few sentences: labels, failures, calls and cost."""

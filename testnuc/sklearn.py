@@ -20,12 +20,13 @@ from testnuc._base.loop_thread import Background, at_exit
 from testnuc._engine.components import Components
 from testnuc._engine.engine import Engine
 from testnuc._engine.inputs import values
-from testnuc._engine.learning import LEAST_TEXTS
+from testnuc._engine.judging import LEAST_TEXTS
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.small_pool import few_predictions
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError, with_count
 from testnuc.head import Head
 from testnuc.index.memory_pool import Pool
+from testnuc.label_tree import flattened, is_nested
 from testnuc.protocols import PoolText
 from testnuc.stores.memory import MemoryStore
 from testnuc.types import MultilabelClassification
@@ -321,7 +322,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _classes(self, gold: list[Any] | None) -> tuple[NDArray[Any], Any]:
         """Return the sorted classes, and the labels that the LLM chooses from."""
         if self.labels is not None:
-            names = list(self.labels)
+            names = list(flattened(self.labels) if is_nested(self.labels) else self.labels)
             if self.none_label is not None and self.none_label not in names:
                 names.append(self.none_label)
             return np.unique(names), self.labels

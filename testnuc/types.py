@@ -11,6 +11,7 @@ from testnuc.errors import TestNUCError
 
 __all__ = [
     "CELLS",
+    "LEVELS",
     "SEPARATOR",
     "UNKNOWN",
     "Classification",
@@ -22,14 +23,18 @@ __all__ = [
     "PoolStats",
     "Prediction",
     "Reason",
+    "TreeClassification",
     "Usage",
     "error_text",
     "row",
+    "split_labels",
 ]
 
 
 #: Between the labels of a text that has several, where they are one string.
 SEPARATOR = "; "
+#: Between the levels of a label in a tree.
+LEVELS = " > "
 
 
 class Reason(str):
@@ -279,6 +284,64 @@ class MultilabelClassification(Classification):
 
 
 @dataclass(frozen=True, slots=True)
+class TreeClassification(Classification):
+    """The label of one text in a tree of labels, and the trust of each level of its path.
+
+    The share of a parent is the sum of those of the labels below it, so trust falls from level to
+    level: the top level may be certain where the label is not.
+    """
+
+    __repr__ = brief
+
+    #: The names on the way to the label, from the top level on. Of a label that is withheld, as far
+    #: as they are trusted enough; empty without a label.
+    path: tuple[str, ...] = ()
+    #: The part of the vote's weight for each level of `path`.
+    path_shares: tuple[float, ...] = ()
+    #: The trust of each level of `path`; as for `trust`.
+    path_trusts: tuple[float | None, ...] = ()
+
+    def votes_at(self, level: int) -> dict[str, float]:
+        """Return the weight of the votes for each node of a level, heaviest first.
+
+        Parameters
+        ----------
+        level : int
+            1: the top level.
+        """
+        found: dict[str, float] = {}
+        for label, weight in self.votes.items():
+            node = LEVELS.join(label.split(LEVELS)[:level])
+            found[node] = found.get(node, 0.0) + weight
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def trust_at(self, level: int) -> float | None:
+        """Return the trust of the node at a level; of the label, if its path is shorter.
+
+        Parameters
+        ----------
+        level : int
+            1: the top level.
+        """
+        if level <= len(self.path):
+            return self.path_trusts[level - 1]
+        return None if self.label is None else self.trust
+
+    def path_in_words(self) -> str | None:
+        """Return the trust of each level; None: there is no path of several levels."""
+        if len(self.path) < 2 and self.label is not None:
+            return None
+        return _listed(self.path, self.path_trusts) if self.path else None
+
+    def explain(self) -> str:
+        """Return how the label came about, in a few lines."""
+        # slots: `super()` without arguments does not work in such a class
+        told = Classification.explain(self)
+        levels = self.path_in_words()
+        return told if levels is None else f"{told}\nby level: {levels}"
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Calls, tokens and cost. None means unknown, never 0."""
 
@@ -420,6 +483,11 @@ def _listed(labels: Sequence[str], numbers: Sequence[float | None] = ()) -> str:
     return ", ".join(told) or "none"
 
 
+def split_labels(label: str | None) -> list[str]:
+    """Return the labels in one string; [] without one."""
+    return label.split(SEPARATOR) if label else []
+
+
 def own_labels(prediction: Prediction | None) -> tuple[str, ...]:
     """Return the labels of a prediction that can have several."""
     return prediction.labels if isinstance(prediction, MultilabelPrediction) else ()
@@ -460,6 +528,10 @@ def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
             fields["own_confidences"] = list(own.confidences)
             # else it says the same again
             fields["own_said"] = own.said if own.outside else None
+    if isinstance(result, TreeClassification):
+        fields["path"] = list(result.path)
+        fields["path_shares"] = list(result.path_shares)
+        fields["path_trusts"] = list(result.path_trusts)
     if full:
         fields["votes"] = dict(result.votes)
         fields["neighbors"] = [

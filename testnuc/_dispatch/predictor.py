@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -13,6 +14,7 @@ import orjson
 
 from testnuc import prompts
 from testnuc._dispatch.inflight import Ask
+from testnuc._dispatch.partial_labels import level_sets, longest_part, part_of
 from testnuc.errors import (
     BadRequestError,
     InvalidInputError,
@@ -21,26 +23,31 @@ from testnuc.errors import (
     ReplyError,
     UnreadableReplyError,
 )
-from testnuc.labels import LabelSet
+from testnuc.label_tree import path_of
 from testnuc.protocols import Request, Task, WireProvider
+from testnuc.types import LEVELS, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from typing import Any, Literal
 
+    from testnuc.labels import LabelSet
     from testnuc.prompts import Demonstration
     from testnuc.protocols import Answer, Provider, Reply
     from testnuc.transport import Transport
-    from testnuc.types import Prediction
 
-__all__ = ["NONE_OF_THESE", "Predictor"]
+__all__ = ["WHOLE_LIST", "Predictor"]
 
 #: Texts without a readable reply after which a run stops, if no reply was ever readable.
 _SILENT_TEXTS = 20
 #: Most refused texts that are remembered.
 _MOST_REFUSED = 10_000
-#: The label of a shortlist that means none of its labels, if the user's labels have none.
-NONE_OF_THESE = "none of these"
+#: Half a character, which no store can hold.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+#: Bytes of a typical text, which each call for it repeats.
+_TEXT_BYTES = 300
+#: The sample that sees the whole list of labels at once, whatever prompts show otherwise.
+WHOLE_LIST = 1 << 20
 
 
 class Predictor:
@@ -62,9 +69,10 @@ class Predictor:
     reasoning_effort : str, optional
     score_labels : bool
         Then the prompt asks for no confidence.
-    shortlist : (int, str), optional
-        Labels in each shortlist, and the embedder that chooses them. Asks then name the labels that
-        their prompt shows; a packed call shows those of all its texts.
+    shortlist : (int, str) or ("levels",), optional
+        Labels in each shortlist, and the embedder that chooses them: asks then name the labels that
+        their prompt shows, and a packed call shows those of all its texts. Or: a call for each
+        level of the tree of labels, only with one text in a call.
     """
 
     def __init__(
@@ -81,7 +89,7 @@ class Predictor:
         texts_per_call: int,
         reasoning_effort: str | None = "least",
         score_labels: bool = False,
-        shortlist: tuple[int, str] | None = None,
+        shortlist: tuple[int, str] | tuple[str] | None = None,
     ) -> None:
         self.provider = provider
         self.labels = labels
@@ -99,7 +107,7 @@ class Predictor:
             texts_per_call=texts_per_call,
             multilabel=labels.multilabel,
         )
-        self.task = self.typical = Task(
+        self.task = Task(
             system=self._system(labels),
             labels=labels.names,
             temperature=temperature,
@@ -110,12 +118,18 @@ class Predictor:
             multilabel=labels.multilabel,
             score_labels=score_labels,
         )
-        if shortlist is not None:
-            #: The task of a first call, for estimates: with as many labels as it can show, and the
-            #: longest of them.
-            longest = self._longest(shortlist[0] * texts_per_call)
-            if not self._are_all(longest):
-                self.typical = self._part_task(self._part(longest))
+        #: Node -> the labels of the call that follows it; empty: labels are not asked by level.
+        self._levels: dict[tuple[str, ...], LabelSet] = {}
+        #: The tasks of the calls for a text, for estimates: with as many labels as they can show,
+        #: and the longest of them.
+        self.steps: tuple[Task, ...] = (self.task,)
+        if shortlist is not None and len(shortlist) == 2:
+            most = int(shortlist[0]) * texts_per_call
+            if not self._are_all(most):
+                self.steps = (self._part_task(longest_part(labels, most)),)
+        elif shortlist is not None:
+            self._levels = level_sets(labels)
+            self.steps = self._longest_levels()
         validate = getattr(provider, "validate", None)
         if validate is not None:
             validate(self.task)
@@ -155,6 +169,12 @@ class Predictor:
         self._refused: dict[bytes, tuple[type[ProviderError], str, int | None]] = {}
         #: Hashes of texts without a readable reply; None once a reply was readable.
         self._silent: set[bytes] | None = set()
+
+    @property
+    def prompt_bytes(self) -> int:
+        """The approximate size of the prompts for one text, to compare ways to ask."""
+        tasks = self.steps
+        return sum(len(t.system) + sum(map(len, t.labels)) + _TEXT_BYTES for t in tasks)
 
     @property
     def over_http(self) -> bool:
@@ -263,10 +283,14 @@ class Predictor:
 
     async def _chosen(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
         """Answer from the shortlists of all asks together; from all labels where none fits."""
+        if self._levels and asks[0].sample != WHOLE_LIST:
+            chosen = await self._descend(asks[0])
+            if chosen is not None:
+                return [chosen]
         shown = sorted({place for ask in asks for place in ask.shown})
-        if not all(ask.shown for ask in asks) or self._are_all(shown):
+        if not all(ask.shown for ask in asks) or self._are_all(len(shown)):
             return _certain(await self._answer(asks, 0, None))
-        outcomes = await self._answer(asks, 0, self._part(shown))
+        outcomes = await self._answer(asks, 0, part_of(self.labels, shown))
         left = [i for i, outcome in enumerate(outcomes) if outcome is None]
         if left:
             await self._kept(asks, outcomes)
@@ -308,40 +332,77 @@ class Predictor:
                         outcomes[i] = outcome
         return outcomes
 
-    def _part(self, shown: Sequence[int]) -> LabelSet:
-        """Return some of the labels, and one that means "none of these"."""
-        whole = self.labels
-        described = {whole.names[i]: whole.descriptions.get(whole.names[i], "") for i in shown}
-        given = described if any(described.values()) else list(described)
-        return LabelSet(given, none_label=whole.none_label or NONE_OF_THESE)
+    async def _descend(self, ask: Ask) -> Prediction | Exception | None:
+        """Ask level by level; None: the LLM chose none of the labels of a level.
+
+        The confidence is the product of those of the levels.
+        """
+        tree, node = self.labels.tree, tuple[str, ...]()
+        sure: float | None = 1.0
+        confidence: float | None
+        assert tree is not None
+        while True:
+            below = tree.children(node)
+            if len(below) == 1:
+                chosen, confidence = below[0], 1.0  # nothing to ask
+            else:
+                labels = self._levels[node]
+                outcome = await self._choose(ask, labels)
+                if isinstance(outcome, Exception):
+                    return outcome
+                if outcome.label in {None, labels.none_label}:
+                    # at the top level nothing is hidden behind the user's own "none of these"
+                    top = outcome.label is not None and not node
+                    return outcome if top and self.labels.none_label else None
+                chosen = path_of(str(outcome.label))
+                confidence = outcome.confidence
+            sure = None if sure is None or confidence is None else sure * confidence
+            if chosen == node or not tree.children(chosen):
+                return Prediction(LEVELS.join(chosen), sure)
+            node = chosen
+
+    async def _choose(self, ask: Ask, labels: LabelSet) -> Prediction | Exception:
+        request = replace(self.request((ask,)), task=self._part_task(labels))
+        try:
+            answer = (await self._call(request)).answers[0]
+        except ReplyError as exc:
+            return exc
+        return answer if isinstance(answer, Exception) else self._checked(answer, labels)
+
+    def _longest_levels(self) -> tuple[Task, ...]:
+        """Return the longest task of each level."""
+        longest: dict[int, Task] = {}
+        for node, labels in self._levels.items():
+            task, known = self._part_task(labels), longest.get(len(node))
+            if known is None or len(task.system) > len(known.system):
+                longest[len(node)] = task
+        return tuple(longest[level] for level in sorted(longest))
 
     def _part_task(self, labels: LabelSet) -> Task:
         return replace(self.task, system=self._system(labels), labels=labels.names)
 
-    def _longest(self, n: int) -> list[int]:
-        """Return the positions of the n longest labels, in their order."""
-        names, described = self.labels.names, self.labels.descriptions
-        places = [i for i, name in enumerate(names) if name != self.labels.none_label]
-        places.sort(key=lambda i: -len(names[i]) - len(described.get(names[i], "")))
-        return sorted(places[:n])
-
-    def _are_all(self, places: Sequence[int]) -> bool:
-        """Whether a prompt with the labels at some places would show all labels."""
-        return len(places) >= len(self.labels.names) - (self.labels.none_label is not None)
+    def _are_all(self, shown: int) -> bool:
+        """Whether a prompt with so many labels would show all labels."""
+        return shown >= len(self.labels.names) - (self.labels.none_label is not None)
 
     def _predicted(self, answer: Answer, part: LabelSet | None) -> Prediction | Exception | None:
         """Return the prediction of an answer; an error if a custom provider's is malformed.
 
         None: the answer is none of the labels in `part`.
         """
-        labels = self.labels if part is None else part
+        found = self._checked(answer, self.labels if part is None else part)
+        if part is None or isinstance(found, Exception):
+            return found
+        return None if found.label in {None, part.none_label} else found
+
+    @staticmethod
+    def _checked(answer: Answer, labels: LabelSet) -> Prediction | Exception:
         pairs: Any = answer.labels if labels.multilabel else None
         for label, confidence in ((answer.label, answer.confidence),) if pairs is None else pairs:
             error = _malformed(label, confidence)
             if error is not None:
                 return error
-        found = labels.predicted(answer)
-        return None if part is not None and found.label in {None, part.none_label} else found
+        return labels.predicted(answer)
 
     async def _answer_part(
         self, asks: tuple[Ask, ...], step: int, part: LabelSet | None
@@ -396,8 +457,10 @@ def _again(kind: type[ProviderError], message: str, status_code: int | None) -> 
 
 def _malformed(label: Any, confidence: Any) -> ReplyError | None:
     """Return the error of a custom provider's label and confidence; None: they are valid."""
-    if not isinstance(label, str):
-        return ReplyError(f"the provider's label is {label!r:.60}; give a string")
+    if not isinstance(label, str) or _SURROGATE.search(label):
+        return ReplyError(
+            f"the provider's label is {label!r:.60}; give a string that UTF-8 can encode"
+        )
     # NaN is not between 0 and 1
     if confidence is not None and not (
         isinstance(confidence, Real) and 0 <= float(confidence) <= 1

@@ -15,7 +15,7 @@ from testnuc._engine.estimate import Estimator
 from testnuc._engine.multilabel import checked_policy, neighborhoods_class
 from testnuc._engine.neighborhoods import load_kernels
 from testnuc._engine.pipeline import Pipeline
-from testnuc._engine.shortlist import Shortlist, checked_shortlist
+from testnuc._engine.shortlist import ALL, Shortlist, checked_shortlist
 from testnuc._engine.sparing import HeadRule
 from testnuc.batch import BatchLane, has_batches
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
@@ -56,7 +56,7 @@ class Components:
 
     def __init__(
         self,
-        labels: Sequence[str] | Mapping[str, str],
+        labels: Sequence[str] | Mapping[str, Any],
         model: str | Provider | WireProvider = "openai/gpt-4o-mini",
         *,
         base_url: str | None = None,
@@ -68,7 +68,7 @@ class Components:
         instructions: str | None = None,
         none_label: str | None = None,
         multilabel: bool = False,
-        shortlist: int | None = None,
+        shortlist: int | str | None = "auto",
         method: Method | None = None,
         sampling: Sampling | None = None,
         neighbors: Literal["predict", "stored"] = "predict",
@@ -94,7 +94,7 @@ class Components:
             model,
             method,
             self.sampling.confidence,
-            shortlist=(shortlist, None),
+            shortlist=(None if shortlist in ("auto", ALL) else shortlist, None),
             score_labels=(self.sampling.score_labels, False),
             referee=(referee, None),
             escalate=(escalate, 0.0),
@@ -111,8 +111,6 @@ class Components:
             raise InvalidInputError(f"instructions is {instructions!r}; give a string or None")
         per_call = self.sampling.texts_per_call
         method = methods.resolve(method, texts_per_call=per_call)
-        #: Labels in a prompt; None: all.
-        self.shortlist, note = checked_shortlist(shortlist, self.labels, method)
         self.store, self.embedder = stores.resolve(store), embedders.resolve(embedder)
         # an embedder created here is closed here; one that the user passed stays open
         self._own_embedder = isinstance(embedder, str)
@@ -140,20 +138,17 @@ class Components:
             meter=self.meter,
             telemetry=self.telemetry,
         )
-        self.predictor = Predictor(
-            provider,
-            self.transport,
+        made = partial(self._predictor_of, provider, instructions)
+        #: Labels in a prompt, or "levels"; None: all.
+        self.shortlist, note = checked_shortlist(
+            shortlist,
             self.labels,
-            instructions=instructions,
-            temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p,
-            confidence=self.sampling.confidence,
-            options=self.sampling.request_options,
-            texts_per_call=per_call,
-            reasoning_effort=self.sampling.reasoning_effort,
-            score_labels=self.sampling.score_labels,
-            shortlist=None if self.shortlist is None else (self.shortlist, self.embedding.name),
+            method,
+            per_call,
+            made,
+            over_http=isinstance(provider, WireProvider),
         )
+        self.predictor, self._automatic = made(self.shortlist), shortlist == "auto"
         self.scheduler = Scheduler(
             self.predictor.answer,
             self.store,
@@ -184,7 +179,7 @@ class Components:
             ask=self.ask,
             head=self.head,
             shortlist=None
-            if self.shortlist is None
+            if not isinstance(self.shortlist, int)
             else Shortlist(self.labels, self.shortlist, self.embedding),
             note=note,
         )
@@ -201,6 +196,8 @@ class Components:
             rate_limit=rate_limit,
             ask=self.ask,
             head=self.head is not None,
+            whole_scope=None if self.shortlist is None else made(None).scope,
+            note=note,
         )
         self.budget, self.retry, self.instructions = budget, retry, instructions
         # commands about this store need not repeat these options
@@ -220,21 +217,46 @@ class Components:
             policy=policy if isinstance(policy, str) else None,
             descriptions=dict(self.labels.descriptions) or None,
         )
-        self.make_transport, self._address = transport, (model, base_url, api_key)
+        self._address = (model, base_url, api_key)
+        #: As given.
+        self.make_transport, self.referee = transport, referee
         self.escalate = checked_number("escalate", escalate, 0, 1) or 0.0
         if self.escalate and referee is None:
             raise InvalidInputError("escalate needs a referee; name it, as referee='openai/gpt-5'")
-        #: As given.
-        self.referee = referee
         #: Called when the store is open.
         self.on_open: Callable[[], Awaitable[None]] | None = None
         #: Called before the store is closed.
         self.on_close: Callable[[], Awaitable[None]] | None = None
-        self._kernels = kernels
         self._opening: asyncio.Task[None] | None = None
-        self._closed = False
+        self._kernels, self._closed = kernels, False
         #: Set when everything is closed.
         self._ended = asyncio.Event()
+
+    def _predictor_of(
+        self,
+        provider: Provider | WireProvider,
+        instructions: str | None,
+        shortlist: int | str | None,
+    ) -> Predictor:
+        sampling = self.sampling
+        return Predictor(
+            provider,
+            self.transport,
+            self.labels,
+            instructions=instructions,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            confidence=sampling.confidence,
+            options=sampling.request_options,
+            texts_per_call=sampling.texts_per_call,
+            reasoning_effort=sampling.reasoning_effort,
+            score_labels=sampling.score_labels,
+            shortlist=("levels",)
+            if shortlist == "levels"
+            else (shortlist, self.embedding.name)
+            if isinstance(shortlist, int)
+            else None,
+        )
 
     async def ready(self, lane: str = "live") -> None:
         """Open everything that a lane needs; later calls return at once.
@@ -245,7 +267,7 @@ class Components:
             There is no such lane, or the provider or the store has no batch lane; nothing was sent.
         """
         checked_choice("lane", lane, ("live", "batch"))
-        if lane == "batch" and self.shortlist is not None:
+        if lane == "batch" and self.shortlist is not None and not self._automatic:
             raise InvalidInputError(
                 "lane is 'batch', but a text can need a second call after its shortlist; leave "
                 "shortlist out, or use lane='live'"

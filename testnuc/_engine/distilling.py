@@ -15,7 +15,7 @@ from testnuc.head import Head, TrainedOn, TrustDrift
 from testnuc.trust.calibration import chance_of, fit_line, log_odds
 from testnuc.trust.certificates import certify
 from testnuc.trust.head import fit_folds, fit_head, folds_of, predict_folds
-from testnuc.trust.model import NEIGHBORS, one_hot
+from testnuc.trust.model import NEIGHBORS, most_texts, one_hot
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,7 +35,8 @@ _CALIBRATED = 50
 async def distill(parts: Components) -> Head:
     """Train a head on the labels that a client gives to its pool now; makes no call."""
     await parts.ready()
-    found, vectors = await parts.pipeline.labeled_pool(_MOST_TEXTS, NEIGHBORS)
+    most = most_texts(len(parts.labels.names), _MOST_TEXTS)
+    found, vectors = await parts.pipeline.labeled_pool(most, NEIGHBORS)
     if found.n_own < _LEAST_TEXTS:
         raise InvalidInputError(
             f"the pool has {found.n_own} texts with a prediction; label at least {_LEAST_TEXTS} "

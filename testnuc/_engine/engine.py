@@ -18,12 +18,15 @@ from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
 from testnuc._engine.inputs import checked_texts, distinct, labeled
 from testnuc._engine.learning import Learning
+from testnuc._engine.multilabel_learning import MultilabelLearning
 from testnuc._engine.multilabel_rows import rows_of
 from testnuc._engine.pipeline import STOPS
 from testnuc._engine.rows import classification
+from testnuc._engine.shortlist import coverage_of
 from testnuc._engine.small_pool import few_neighbors, few_predictions
 from testnuc._engine.stored_voters import known_labels
 from testnuc._engine.streaming import stream_windows
+from testnuc._engine.whole_list import compare_with_whole_list
 from testnuc.errors import InvalidInputError, with_note
 from testnuc.progress import Counter, start_progress
 from testnuc.protocols import PoolText
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from testnuc.head import Head
     from testnuc.progress import Observer
     from testnuc.protocols import Provider, WireProvider
-    from testnuc.trust import Diagnosis, Learned, VoteSettings
+    from testnuc.trust import Diagnosis, Learned, MultilabelLearned, VoteSettings
     from testnuc.types import Classification, Estimate, Usage
 
 __all__ = ["Engine"]
@@ -64,8 +67,10 @@ class Engine:
 
     def __init__(self, parts: Components) -> None:
         self.parts = parts
-        self.learning = Learning(parts)
-        self.escalation = Escalation(parts, self.learning)
+        learning = Learning(parts)
+        self.escalation = Escalation(parts, learning)
+        several = parts.labels.multilabel
+        self.learning = MultilabelLearning(parts) if several else learning
         self._warned = False
         #: `Observer.note` of each run in progress.
         self._notes: list[Callable[[Exception], None]] = []
@@ -215,7 +220,7 @@ class Engine:
                 if not await parts.pipeline.salvage(neighborhoods, error):
                     raise
             self._warn_of_few_predictions(neighborhoods)
-            if neighborhoods.settings.learned is not None:
+            if neighborhoods.settings.taught is not None:
                 await parts.pipeline.settle(neighborhoods)
             vote = neighborhoods.vote(slice(0, 1))
             result = classification(neighborhoods, 0, vote, 0, 0, text)
@@ -275,15 +280,19 @@ class Engine:
                 known = sum(map(neighborhoods.answered, range(n_own)))
                 if known > counter.done:
                     bar.advance(known - counter.done)
-                # a wave in the batch lane can take a day
-                waves = not pipeline.join_pool and lane == "live"
-                predict = pipeline.predict(neighborhoods, waves=waves, lane=lane)
+                predict = pipeline.predict(
+                    neighborhoods,
+                    # a wave in the batch lane can take a day
+                    waves=not pipeline.join_pool and lane == "live",
+                    lane=lane,
+                )
                 with operation(telemetry, "predict"):
                     async with aclosing(predict) as answered:
                         async for place in answered:
                             if place < n_own:
                                 bar.advance()
                 bar.advance(neighborhoods.n_spared)
+                await self._compare(neighborhoods, lane)
             except STOPS as error:
                 if neighborhoods is None or not await pipeline.salvage(neighborhoods, error):
                     raise
@@ -310,13 +319,30 @@ class Engine:
             instructions=parts.instructions,
             stopped=stopped,
             diagnosis=neighborhoods.diagnosis,
-            learned=None if (found := neighborhoods.settings.learned) is None else str(found),
+            learned=None if (found := neighborhoods.settings.taught) is None else str(found),
             escalated=escalated,
             notes=neighborhoods.notes,
+            coverage=self._coverage(neighborhoods, lane),
             referee_usage=None if referee is None else referee.meter.since(refereed),
         )
         self._report(results, len(entries))
         return results
+
+    async def _compare(self, neighborhoods: Neighborhoods, lane: str) -> None:
+        """Compare a part of the answers with those by prompts of all labels, if others are sent."""
+        parts = self.parts
+        if parts.shortlist is not None and lane == "live":
+            live = parts.pipeline.lanes["live"]
+            await compare_with_whole_list(neighborhoods, parts.predictor, live)
+
+    def _coverage(self, neighborhoods: Neighborhoods, lane: str) -> dict[str, int]:
+        """Return how many shortlists hold each label, and note those that none holds."""
+        labels, lists = self.parts.labels, neighborhoods.shortlists
+        if lists is None or lane != "live":
+            return {}
+        found, note = coverage_of(lists, labels.names, labels.none_label)
+        neighborhoods.notes.extend([note] if note else [])
+        return found
 
     async def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096
@@ -338,9 +364,8 @@ class Engine:
 
     async def review(self, n: int, goal: str | None, seed: int) -> Review:
         """Draw texts of the pool to be judged."""
-        self._one_label("review")
         review = await self.learning.review(n, goal, seed)
-        review.asks = self.escalation.ask
+        review.asks = self.ask
         return review
 
     async def ask(self, review: Review, model: str | Provider | WireProvider, shown: str) -> None:
@@ -349,7 +374,7 @@ class Engine:
         await self.escalation.ask(review, model, shown)
 
     @property
-    def learned(self) -> Learned | None:
+    def learned(self) -> Learned | MultilabelLearned | None:
         """What was learned so far."""
         return self.learning.learned
 
@@ -359,10 +384,11 @@ class Engine:
         return self.escalation.usage
 
     async def learn(
-        self, texts: Review | Iterable[str], labels: Sequence[str | None] | None
-    ) -> Learned:
+        self,
+        texts: Review | Iterable[str],
+        labels: Sequence[str | None] | Sequence[Sequence[str]] | None,
+    ) -> Learned | MultilabelLearned:
         """Learn from a review, or from labeled texts; later calls use it."""
-        self._one_label("learn")
         if isinstance(texts, Review):
             if labels is not None:
                 raise InvalidInputError("give a review, or texts and labels")

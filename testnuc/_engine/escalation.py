@@ -169,6 +169,7 @@ class Escalation:
         """Return the neighborhoods by the present settings; makes no call for the own texts."""
         pipeline, n_own = self._parts.pipeline, old.n_own
         new = await pipeline.prepare(old.entries[:n_own], together=True, ask_first=False)
+        new.notes = old.notes
         for place in range(n_own):
             outcome = old.predictions[place] or old.errors.get(place)
             if outcome is not None and not new.answered(place):

@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING
 import orjson
 
 from testnuc import prompts
+from testnuc._dispatch.predictor import WHOLE_LIST
 from testnuc._engine.inputs import without_foreign_labels
+from testnuc._engine.whole_list import compared_part
 from testnuc.limits import PICO, RateLimit
 from testnuc.prompts import Demonstration
 from testnuc.protocols import Request, TokenUsage
 from testnuc.types import Estimate, LaneEstimate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from testnuc._dispatch.predictor import Predictor
     from testnuc.limits import Price
-    from testnuc.protocols import Index, Method, PoolText, Store
+    from testnuc.protocols import Index, Method, PoolText, Store, Task
     from testnuc.trust import Unsure, VoteSettings
 
 __all__ = ["Estimator"]
@@ -54,6 +56,11 @@ class Estimator:
     ask : Unsure, optional
     head : bool
         Whether a head labels the texts that it is sure of.
+    whole_scope : bytes, optional
+        Where prompts show some labels, and a part of the texts is asked about with all of them
+        besides: the scope of predictions by prompts with all labels.
+    note : str
+        On the labels that prompts show.
     """
 
     predictor: Predictor
@@ -68,6 +75,8 @@ class Estimator:
     rate_limit: RateLimit | None = None
     ask: Unsure | None = None
     head: bool = False
+    whole_scope: bytes | None = None
+    note: str = ""
 
     async def usage(self, entries: Sequence[PoolText], settings: VoteSettings) -> Estimate:
         """Estimate the usage of labeling distinct texts, without retries."""
@@ -78,14 +87,22 @@ class Estimator:
             first = self.ask.first(len(entries)) * self.method.samples - estimate.store_hits
             least = -(-max(0, first) // self.texts_per_call)
             estimate = replace(estimate, least_calls=min(least, estimate.calls))
-        return replace(estimate, note=await self._note()) if estimate.calls else estimate
+        if not estimate.calls:
+            return estimate
+        notes = [self.note, await self._note()]
+        return replace(estimate, note="\n".join(note for note in notes if note))
 
     async def of_calls(self, texts: Sequence[str]) -> Estimate:
         """Estimate the usage of asking about texts, whatever is stored."""
         return await self._sum([(text, ()) for text in texts], 0, 1)
 
     async def _note(self) -> str:
-        """Say if the store has predictions for the same labels in another order."""
+        """Say if the store has predictions for the same labels, shown in another way."""
+        if self.whole_scope is not None and (n := await self.store.count(self.whole_scope)):
+            return (
+                f"the store has predictions for {n:,} texts by prompts with all labels; "
+                "shortlist=None uses them"
+            )
         scopes = getattr(self.store, "scopes", None)
         labels = list(self.predictor.labels.names)
         model = f"{self.predictor.provider.name}/{self.predictor.provider.model}"
@@ -119,7 +136,7 @@ class Estimator:
         # with the auto policy, neighbors are predicted after the texts themselves: another stage
         later = settings.policy is None
         if not self.method.context:
-            missing, stored = await self._missing(open_, self.method.samples)
+            missing, stored = await self._missing(open_, range(self.method.samples))
             if self.ask is not None:
                 rule = self.ask.proved if settings.head_decides else self.ask
                 limit = rule.limit(len(open_)) * self.method.samples
@@ -127,7 +144,14 @@ class Estimator:
             most *= self.method.samples
             others = await self._missing_in_pool(entries, most, self.method.samples)
             stages = 1 + (later and bool(others))
-            return await self._sum([(text, ()) for text in [*missing, *others]], stored, stages)
+            whole: list[str] = []
+            if self.whole_scope is not None:
+                compared = [open_[at] for at in compared_part(open_)]
+                whole, known_ = await self._missing(compared, (WHOLE_LIST,))
+                stored += known_
+            wanted: list[tuple[str, tuple[Demonstration, ...]]]
+            wanted = [(text, ()) for text in [*missing, *others]]
+            return await self._sum(wanted, stored, stages, whole)
         # the examples of a prompt depend on the embedding of its text: count all as missing
         rest = [text async for text in self._pool_texts(entries)]
         asked = [e.text for e in [*open_, *rest[:most]]]
@@ -139,19 +163,21 @@ class Estimator:
         ]
         stored = 0
         if self.method.labeled:
-            first, stored = await self._missing(open_, 1)
+            first, stored = await self._missing(open_, range(1))
             most = self.method.context * len(asked)
             first += await self._missing_in_pool(entries, most, 1)
             calls += [(text, ()) for text in first]
         stages = 1 + self.method.labeled + (later and bool(rest[:most]))
         return await self._sum(calls, stored, stages)
 
-    async def _missing(self, entries: Sequence[PoolText], samples: int) -> tuple[list[str], int]:
+    async def _missing(
+        self, entries: Sequence[PoolText], samples: Sequence[int]
+    ) -> tuple[list[str], int]:
         """Return the text of each sample that is not stored, and the number of stored samples."""
         missing: list[str] = []
         stored = 0
         for start in range(0, len(entries), _CHUNK):
-            wanted = [(e, s) for e in entries[start : start + _CHUNK] for s in range(samples)]
+            wanted = [(e, s) for e in entries[start : start + _CHUNK] for s in samples]
             keys = [self.predictor.key(e.text, s) for e, s in wanted]
             found = await self.store.get_predictions(keys)
             missing += [e.text for (e, _), hit in zip(wanted, found, strict=True) if hit is None]
@@ -169,11 +195,11 @@ class Estimator:
             async for other in self._pool_texts(entries):
                 others.append(other)
                 if len(others) == _CHUNK:
-                    missing += (await self._missing(others, samples))[0]
+                    missing += (await self._missing(others, range(samples)))[0]
                     others = []
                     if len(missing) >= most:
                         break
-        return [*missing, *(await self._missing(others, samples))[0]][:most]
+        return [*missing, *(await self._missing(others, range(samples)))[0]][:most]
 
     async def _pool_texts(self, entries: Sequence[PoolText]) -> AsyncIterator[PoolText]:
         """Yield the unlabeled texts of the pool, except `entries`."""
@@ -186,19 +212,22 @@ class Estimator:
                     yield text
 
     async def _sum(
-        self, texts: Sequence[tuple[str, tuple[Demonstration, ...]]], stored: int, stages: int
+        self,
+        texts: Sequence[tuple[str, tuple[Demonstration, ...]]],
+        stored: int,
+        stages: int,
+        whole: Sequence[str] = (),
     ) -> Estimate:
-        task = self.predictor.typical
+        """Add up the calls for texts, and for those that are shown the whole list of labels."""
         reserve = getattr(self.predictor.provider, "reserve", None)
         sent = received = calls = 0
         pico_usd = [0, 0]
         prices = (self.price, self.batch_price)
-        for start in range(0, len(texts), self.texts_per_call):
-            part = tuple(text for text, _ in texts[start : start + self.texts_per_call])
+        for part, shown, task in self._calls(texts, whole):
             calls += 1
             if reserve is not None:
-                user = prompts.user_prompt(part, texts[start][1])
-                tokens = TokenUsage(reserve(Request(task, user, part))[0], self._answer(part))
+                user = prompts.user_prompt(part, shown)
+                tokens = TokenUsage(reserve(Request(task, user, part))[0], self._answer(part, task))
                 sent += tokens.input_tokens
                 received += tokens.output_tokens
                 for i, price in enumerate(prices):
@@ -229,6 +258,17 @@ class Estimator:
             lanes=(live, batch) if self.batches else (live,),
         )
 
+    def _calls(
+        self, texts: Sequence[tuple[str, tuple[Demonstration, ...]]], whole: Sequence[str]
+    ) -> Iterator[tuple[tuple[str, ...], tuple[Demonstration, ...], Task]]:
+        """Yield the texts, few-shot examples and task of each call."""
+        for start in range(0, len(texts), self.texts_per_call):
+            part = tuple(text for text, _ in texts[start : start + self.texts_per_call])
+            for task in self.predictor.steps:
+                yield part, texts[start][1], task
+        for start in range(0, len(whole), self.texts_per_call):
+            yield tuple(whole[start : start + self.texts_per_call]), (), self.predictor.task
+
     @staticmethod
     def _usd(price: Price | None, pico_usd: int, *, known: bool, calls: int) -> float | None:
         priced = price is not None and (known or price.is_free)
@@ -244,9 +284,8 @@ class Estimator:
             minutes.append(tokens / limit.tokens_per_minute)
         return 60 * max(minutes) if minutes else None
 
-    def _answer(self, part: Sequence[str]) -> int:
+    def _answer(self, part: Sequence[str], task: Task) -> int:
         """Return the tokens of a typical answer: reasoning, a median label and a confidence."""
-        task = self.predictor.typical
         label = sorted(task.labels, key=len)[len(task.labels) // 2]
         said: dict[str, object] = {"label": label}
         if task.confidence == "verbalized":

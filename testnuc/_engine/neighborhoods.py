@@ -41,8 +41,8 @@ __all__ = [
 
 #: Neighbors in the first wave, and the fewest in each further wave.
 _FIRST_WAVE = 5
-#: Rows whose vote weights of all labels are in memory at a time.
-_BLOCK = 4_096
+#: Rows whose vote weights of all labels are in memory at a time, and their weights.
+_BLOCK, _CELLS = 4_096, 16_000_000
 #: With fewer voters, a share is not a useful estimate of trust.
 LEAST_VOTERS = 3
 
@@ -192,6 +192,10 @@ class Neighborhoods:
         )
         self.counted = (self.neighbors[:, : decision.k] >= 0).sum(axis=1)
 
+    @property
+    def _block(self) -> int:
+        return max(1, min(_BLOCK, _CELLS // len(self.labels.names)))
+
     def decide_by_settings(self) -> None:
         """Under auto, apply the decision of the settings, or else that of a diagnosis of these."""
         if self.settings.policy is not None:
@@ -208,8 +212,8 @@ class Neighborhoods:
         if prior is None:
             return
         mass = np.zeros(len(prior))
-        for start in range(0, self.n_own, _BLOCK):
-            votes = self._vote(slice(start, start + _BLOCK), votes=True).votes
+        for start in range(0, self.n_own, self._block):
+            votes = self._vote(slice(start, start + self._block), votes=True).votes
             assert votes is not None
             mass += votes.sum(axis=0)
         self._scale = factors(mass, prior, self.settings.prior_power)
@@ -281,7 +285,8 @@ class Neighborhoods:
         if self._scale is None:
             return self._vote(rows, votes=votes)
         numbers = np.arange(self.n_own)[rows]
-        parts = [numbers[i : i + _BLOCK] for i in range(0, len(numbers), _BLOCK)]
+        step = self._block
+        parts = [numbers[i : i + step] for i in range(0, len(numbers), step)]
         return _joined([self._corrected(part) for part in parts or [numbers]], votes=votes)
 
     def _corrected(self, rows: NDArray[np.int64]) -> VoteResult:

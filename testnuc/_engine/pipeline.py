@@ -17,12 +17,13 @@ from testnuc._engine.applying import apply_judged, apply_learned
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.first_calls import STOPS, FirstCalls
 from testnuc._engine.inputs import without_foreign_labels
-from testnuc._engine.multilabel import neighborhoods_class
+from testnuc._engine.multilabel import MultilabelNeighborhoods, neighborhoods_class
+from testnuc._engine.multilabel_applying import apply_sets
 from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches, spread
 from testnuc._engine.sampling import Sampler
 from testnuc._engine.sparing import ask_unsure
-from testnuc.errors import with_count
+from testnuc.errors import EmbeddingError, with_count
 from testnuc.trust import MIN_PREDICTIONS
 
 if TYPE_CHECKING:
@@ -240,9 +241,10 @@ class Pipeline:
     ) -> Neighborhoods:
         hashes = [entry.hash for entry in texts]
         vectors, rejected = await self._embedding.each([e.text for e in texts], hashes, embedded)
-        if len(rejected) == len(texts) > 1:
+        broken = [error for error in rejected.values() if isinstance(error, EmbeddingError)]
+        if broken and len(broken) == len(texts):
             # not one text is at fault, but the embedder
-            raise next(iter(rejected.values()))
+            raise broken[0]
         texts = await self._with_known_labels(texts)
         await asyncio.sleep(0)
         # a text without a vector neither joins the pool nor has neighbors
@@ -430,12 +432,13 @@ class Pipeline:
         sampler = Sampler(
             self.method, self._predictor, neighborhoods, self._open(neighborhoods, places)
         )
-        # a stage of the batch lane takes hours, so the examples of all texts are one stage
+        # a stage of the batch lane takes hours: the examples of all texts are one stage, and there
+        # is no second call after a shortlist
         whole = lane != "live"
         asks: Iterator[Ask] | AsyncGenerator[list[Ask], None] = sampler.asks()
         if self._examples is not None:
             asks = sampler.asks_with_examples(self._examples, scheduler, whole=whole)
-        elif self._shortlist is not None:
+        elif self._shortlist is not None and not whole:
             asks = await sampler.asks_with_shortlists(self._shortlist, packed=self._per_call > 1)
         try:
             async with aclosing(scheduler.run(asks)) as outcomes:
@@ -468,14 +471,20 @@ class Pipeline:
             Whether an error ended the run; if vectors are missing, only judged labels are applied.
         """
         await asyncio.to_thread(neighborhoods.balance)
-        if neighborhoods.settings.learned is None:
+        if neighborhoods.settings.taught is None:
             return
         try:
-            await apply_learned(neighborhoods, self._embedding)
+            if isinstance(neighborhoods, MultilabelNeighborhoods):
+                await apply_sets(neighborhoods, self._embedding)
+            else:
+                await apply_learned(neighborhoods, self._embedding)
         except STOPS:
             if not stopped:
                 raise
-            await asyncio.to_thread(apply_judged, neighborhoods)
+            if isinstance(neighborhoods, MultilabelNeighborhoods):
+                await apply_sets(neighborhoods, None)
+            else:
+                await asyncio.to_thread(apply_judged, neighborhoods)
 
     async def predict_own(self, neighborhoods: Neighborhoods) -> None:
         """Predict the own texts; neighbors get their stored predictions only."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from testnuc._engine.multilabel import MultilabelNeighborhoods, multilabel_classification
-from testnuc.types import Classification, Reason
+from testnuc._engine.tree_rows import levels_of
+from testnuc.types import Classification, Reason, TreeClassification
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -124,7 +125,12 @@ def classification(
         withheld = f"trust {trust:.2f} is below {least:g}; it would be {label!r}"
         reason = Reason("low_trust", withheld)
         label = None
-    return Classification(
+    fields: dict[str, Any] = {}
+    kind = Classification if neighborhoods.labels.tree is None else TreeClassification
+    if kind is TreeClassification:
+        fields = levels_of(neighborhoods, place, winner, weights, trust, basis)
+    return kind(
+        **fields,
         index=index,
         text=text,
         label=label,

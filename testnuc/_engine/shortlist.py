@@ -4,70 +4,146 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from testnuc._base.checks import checked_whole, hash_text
-from testnuc._dispatch.predictor import NONE_OF_THESE
+from testnuc._dispatch.partial_labels import NONE_OF_THESE
 from testnuc.errors import InvalidInputError
+from testnuc.trust.head import folds_of, predict_folds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from testnuc._dispatch.predictor import Predictor
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.embedders.cache import EmbeddingCache
+    from testnuc.label_tree import LabelTree
     from testnuc.labels import LabelSet
     from testnuc.protocols import Method, PoolText
+    from testnuc.trust.model import HeadModel
     from testnuc.types import Prediction
 
 __all__ = [
+    "ALL",
+    "AUTOMATIC_ABOVE",
     "Shortlist",
     "checked_shortlist",
+    "coverage_of",
     "described",
     "nearest_labels",
     "neighbors_labels",
     "similar_together",
+    "with_head",
 ]
 
+#: "auto" shows all of so many labels; of more, a list of the second number.
+AUTOMATIC_ABOVE, _AUTOMATIC = 200, 50
+#: What shows all labels, in a file of settings or on the command line.
+ALL = "all"
 #: Texts whose lists are computed between two turns of the event loop.
 _BLOCK = 1_024
+#: Labels that are compared exactly, besides those of a list.
+_SPARE = 16
+#: Similarities of texts and labels that are in memory at a time.
+_CELLS = 4_000_000
+_NO_TREE = (
+    "shortlist is 'levels', but the labels are not in a tree; name them as 'refund > late', or "
+    "leave shortlist out"
+)
+_PACKED = (
+    "shortlist is 'levels', which asks about each text alone; leave texts_per_call or shortlist out"
+)
+#: Times that a label would be in a list by chance, from which one that never is is reported.
+_EXPECTED = 10
+_NAMED = 3
 
 
-def checked_shortlist(size: int | None, labels: LabelSet, method: Method) -> tuple[int | None, str]:
+def checked_shortlist(
+    size: int | str | None,
+    labels: LabelSet,
+    method: Method,
+    texts_per_call: int,
+    predictor_of: Callable[[int | str], Predictor],
+    *,
+    over_http: bool = True,
+) -> tuple[int | Literal["levels"] | None, str]:
     """Return the length of shortlists, and a note; None: every prompt shows all labels.
 
     Parameters
     ----------
     size, labels, method
         Of the client.
+    predictor_of : callable
+        Returns the predictor of a length of shortlists, or of "levels".
+    over_http : bool
+        Whether labels in a prompt cost tokens.
 
     Raises
     ------
     InvalidInputError
         The length is wrong, or another option does not allow shortlists.
     """
-    if size is None:
+    if size is None or size == ALL:
         return None, ""
-    checked_whole("shortlist", size, least=2)
+    n = len(labels.names) - (labels.none_label is not None)
+    problem = _problem(labels, method)
+    if size == "auto":
+        many = n > AUTOMATIC_ABOVE and over_http and not labels.multilabel
+        tree = None if texts_per_call > 1 else labels.tree
+        return _automatic(n, problem, tree, predictor_of) if many else (None, "")
+    if size == "levels":
+        problem = problem or _NO_TREE * (labels.tree is None) or _PACKED * (texts_per_call > 1)
+    elif isinstance(size, str):
+        problem = f"shortlist is {size!r}; give a number of labels, 'auto', 'levels' or None"
+    else:
+        checked_whole("shortlist", size, least=2)
+    if problem:
+        raise InvalidInputError(problem)
+    if isinstance(size, int):
+        short = size < n
+        return (
+            (size, "") if short else (None, f"shortlist={size} is off: there are only {n} labels")
+        )
+    return "levels", ""
+
+
+def _automatic(
+    n: int, problem: str, tree: LabelTree | None, predictor_of: Callable[[int | str], Predictor]
+) -> tuple[int | Literal["levels"] | None, str]:
+    if problem:
+        return None, f"every prompt shows all {n:,} labels: {problem}"
+    if tree is not None:
+        one, levels = predictor_of(_AUTOMATIC), predictor_of("levels")
+        if levels.prompt_bytes < one.prompt_bytes:
+            return "levels", (
+                f"{n:,} labels are many: they are asked level by level, in shorter prompts than "
+                f"lists of {_AUTOMATIC} take, and all at once if the LLM chooses none (shortlist)"
+            )
+    return _AUTOMATIC, (
+        f"{n:,} labels are many: a prompt shows the {_AUTOMATIC} that are likely for its text, and "
+        "another one all of them if the LLM chooses none (shortlist)"
+    )
+
+
+def _problem(labels: LabelSet, method: Method) -> str:
+    """Return why the labels of a prompt cannot be chosen for each text; "" if they can."""
     if method.context:
-        raise InvalidInputError(
+        return (
             f"method is {method!r}, whose few-shot examples shortlist does not support; leave "
             "method or shortlist out"
         )
     clash = labels.match(NONE_OF_THESE) if labels.none_label is None else None
     if clash is not None:
         name = labels.names[clash]
-        raise InvalidInputError(
+        return (
             f"the label {name!r} reads as {NONE_OF_THESE!r}, the answer to a shortlist that lacks "
             f"the right label; rename it, or give it as none_label={name!r}"
         )
-    n = len(labels.names) - (labels.none_label is not None)
-    if size >= n:
-        return None, f"shortlist={size} is off: there are only {n} labels"
-    return size, ""
+    return ""
 
 
 def described(labels: LabelSet) -> list[str]:
@@ -98,14 +174,23 @@ def nearest_labels(
         Labels of each text that are in its list wherever they rank; at most `size`.
     """
     found = np.empty((len(vectors), size), dtype=np.int32)
-    absent = ~labels.any(axis=1)
-    for row, vector in enumerate(vectors.astype(np.float32)):
-        # one text at a time: a matrix product over many could round differently
-        similarities = labels @ vector
-        similarities[absent] = -np.inf
-        if first is not None:
-            similarities[list(first[row])] = np.inf
-        found[row] = np.sort(np.argsort(-similarities, kind="stable")[:size])
+    absent = np.logical_not(labels.any(axis=1))
+    wide = min(size + _SPARE, len(labels))
+    rows = max(1, _CELLS // len(labels))
+    for start in range(0, len(vectors), rows):
+        part = vectors[start : start + rows].astype(np.float32)
+        rough = part @ labels.T
+        rough[:, absent] = -np.inf
+        near = np.sort(np.argpartition(-rough, wide - 1, axis=1)[:, :wide], axis=1)
+        for row, vector in enumerate(part, start):
+            # the last bits of a product of many texts depend on their number: again, one at a time
+            places = near[row - start]
+            similarities = labels[places] @ vector
+            similarities[absent[places]] = -np.inf
+            best = places[np.argsort(-similarities, kind="stable")].tolist()
+            known = [] if first is None else list(first[row])
+            best = [*known, *(label for label in best if label not in known)]
+            found[row] = sorted(best[:size])
     return found
 
 
@@ -132,6 +217,64 @@ def neighbors_labels(
     return found
 
 
+def with_head(
+    first: list[list[int]],
+    model: HeadModel,
+    vectors: NDArray[np.float16],
+    hashes: Sequence[bytes],
+    size: int,
+    none: int | None,
+) -> None:
+    """Add the labels that a learned model finds most likely, up to three quarters of each list.
+
+    Parameters
+    ----------
+    first : list of list of int
+        The labels of each list so far.
+    model : HeadModel
+    vectors : float16[n, dim]
+    hashes : sequence of bytes
+    size : int
+        Labels in a list.
+    none : int, optional
+        The label that no list holds.
+    """
+    folds, most = folds_of(hashes), 3 * size // 4
+    for start in range(0, len(vectors), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        found = predict_folds(model.heads, vectors[part], folds[part])
+        if none is not None:
+            found[:, none] = -1
+        for row, likely in zip(first[part], np.argsort(-found, axis=1)[:, :most], strict=True):
+            new = [label for label in likely.tolist() if label not in row]
+            row.extend(new[: most - len(row)])
+
+
+def coverage_of(
+    lists: NDArray[np.int32], names: Sequence[str], none: str | None
+) -> tuple[dict[str, int], str]:
+    """Return the number of lists that hold each label, and a note on those that none holds.
+
+    Parameters
+    ----------
+    lists : int32[n, size]
+    names : sequence of str
+        All labels.
+    none : str, optional
+        The label that every prompt shows.
+    """
+    counts = np.bincount(lists.reshape(-1), minlength=len(names)).tolist()
+    held = {name: n for name, n in zip(names, counts, strict=True) if name != none}
+    never = [name for name, n in held.items() if not n]
+    if not never or lists.size < _EXPECTED * len(held):
+        return held, ""
+    named = ", ".join(map(repr, never[:_NAMED])) + (", .." if len(never) > _NAMED else "")
+    return held, (
+        f"no shortlist of {len(lists):,} texts holds {len(never):,} of the {len(held):,} labels "
+        f"({named}): describe them, or give a longer shortlist"
+    )
+
+
 def similar_together(lists: NDArray[np.int32]) -> NDArray[np.int64]:
     """Return an order of texts in which those that share labels follow each other.
 
@@ -148,8 +291,9 @@ def similar_together(lists: NDArray[np.int32]) -> NDArray[np.int64]:
 class Shortlist:
     """Chooses the labels that the prompt of each text shows.
 
-    Up to half of a list are labels of the neighbors, as given by the user or stored before the run;
-    the rest are those whose name and description are nearest to the text.
+    Up to half of a list are labels of the neighbors, as given by the user or stored before the run,
+    up to another quarter those that a model learned from judgments finds likely; the rest are those
+    whose name and description are nearest to the text.
 
     Parameters
     ----------
@@ -183,6 +327,14 @@ class Shortlist:
             for entry, stored in zip(entries, predictions, strict=True)
         ]
         first = neighbors_labels(known, neighborhoods.neighbors, self._size)
+        learned = neighborhoods.settings.learned
+        if learned is not None:
+            hashes = [entry.hash for entry in entries[: len(first)]]
+            none = self._labels.none_label
+            place = None if none is None else self._labels.index(none)
+            await asyncio.to_thread(
+                with_head, first, learned.model, vectors, hashes, self._size, place
+            )
         neighborhoods.shortlists = await self._nearest(vectors, first)
 
     async def lists(self, neighborhoods: Neighborhoods, places: Sequence[int]) -> NDArray[np.int32]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from testnuc._engine.applying import said_of, texts_among
 from testnuc.trust import Sparing, Unsure
-from testnuc.trust.model import fit_model, teach
+from testnuc.trust.model import fit_model, fits, teach
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -76,6 +76,15 @@ async def ask_unsure(
 ) -> AsyncGenerator[list[int], None]:
     """Yield the own texts to ask about, in rounds; the others are spared at the end."""
     settings = neighborhoods.settings
+    n_classes = len(neighborhoods.labels.names)
+    if not fits(len(rows), n_classes):
+        neighborhoods.notes.append(
+            f"the LLM is asked about all texts: a model of {len(rows):,} texts x {n_classes:,} "
+            "labels would be too large; label fewer texts at a time, as `stream` does, or use "
+            "fewer labels"
+        )
+        yield rows.tolist()
+        return
     proved = settings.head_decides
     if proved:
         rule = rule.proved

@@ -65,13 +65,13 @@ def run(
     table = read_table(file, text_column, guess=False, **reading)
     store = AnswerStore.of(client, output)
     asked, client = client, with_embedder(client, store.where)
-    same, again = True, False
+    others = again = False
     if output is not None and Path(output).is_file():
-        same, added = held_by(output, table)
+        same, others, added = held_by(output, table)
         # nothing is lost if a run replaces what it wrote before: the answers are stored
         again = store.keeps and same and not added and is_as_written(output, asked)
     check_output(output, file, table, full=full, overwrite=overwrite or dry_run or again)
-    if not same and not dry_run:
+    if others and not dry_run:
         # the answers beside the output are those of other texts
         store.remove()
     problems, valid = usable(table, file)
@@ -153,7 +153,7 @@ def end(
     client: dict[str, Any] | None = None,
     text_column: str = "text",
 ) -> None:
-    """Print what failed, a summary, and what comes next; exit with a status that tells.
+    """Print what failed, a summary, and what comes next; exit with a status.
 
     1: no text has a label, because of errors. 3: some have none, because of errors.
     """
@@ -289,6 +289,8 @@ def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) 
         print(f"  {name:<24}{value:>14}")  # noqa: T201
     if len(usage.lanes) > 1:
         print(f"\n{usage}")  # noqa: T201
+    elif usage.note:
+        tell(f"note: {usage.note}")
     if (note := about_model(nuc, texts)) is not None:
         tell(f"note: {note}")
 

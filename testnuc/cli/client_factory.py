@@ -30,6 +30,8 @@ def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
         Arguments of `TestNUC` that win.
     """
     given = client_arguments({**options, **instead})
+    if "shortlist" in given:
+        given["shortlist"] = _shortlist(given["shortlist"])
     labels = given.pop("labels")
     if given.get("head") is not None:
         head = _head_of(given)
@@ -37,6 +39,11 @@ def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
     if labels is None:
         raise InvalidInputError("there are no labels; give --labels, a file or a,b,c")
     return TestNUC(read_labels(labels) if isinstance(labels, str) else labels, **given)
+
+
+def _shortlist(given: str | int | None) -> str | int | None:
+    """Return the number in an option, or the word."""
+    return int(given) if isinstance(given, str) and given.isdecimal() else given
 
 
 def embedder_of(options: Mapping[str, Any]) -> str:

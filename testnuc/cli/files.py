@@ -25,7 +25,7 @@ from testnuc.cli.reading import (
 )
 from testnuc.errors import InvalidInputError
 from testnuc.records import PREFIX, cell_of, file_row
-from testnuc.types import MultilabelClassification, Reason
+from testnuc.types import MultilabelClassification, Reason, TreeClassification
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -52,6 +52,8 @@ __all__ = [
 
 #: Fields of a text with several labels, in JSON; a table has them as one string, `nuc_label`.
 _SEVERAL = ("nuc_labels", "nuc_shares", "nuc_trusts", "nuc_own_labels")
+#: Fields of a label in a tree.
+_LEVELS = ("nuc_path", "nuc_path_shares", "nuc_path_trusts")
 
 #: Columns added to those of the input, with Arrow types.
 _TYPES = {
@@ -109,19 +111,26 @@ def free_name(output: str) -> str:
     return str(path)
 
 
-def held_by(output: str, table: Table) -> tuple[bool, set[str]]:
-    """Return whether an output holds these texts or the first of them, and columns that they lack.
+def held_by(output: str, table: Table) -> tuple[bool, bool, set[str]]:
+    """Return whether an output holds these texts or the first of them, or none of them.
 
-    Columns that were added since a run wrote it, such as correct labels, must not be lost. A .txt
-    output holds no texts by which to recognize it.
+    Also return columns that they lack: those that were added since a run wrote it, such as correct
+    labels, must not be lost. A .txt output holds no texts by which to recognize it.
     """
     try:
-        held = read_table(output, table.text_column, quiet=True)
+        held = (
+            None
+            if Path(output).suffix.lower() == ".txt"
+            else read_table(output, table.text_column, quiet=True)
+        )
     except InvalidInputError:
-        return False, set()
+        held = None
+    if held is None:
+        return False, False, set()
     added = {name for name in held.columns if not name.startswith(PREFIX)} - set(table.columns)
     texts = list(map(str, table.texts[: len(held.rows)]))
-    return list(map(str, held.texts)) == texts, added
+    same = list(map(str, held.texts)) == texts
+    return same, set(map(str, held.texts)).isdisjoint(map(str, table.texts)), added
 
 
 def check_output(
@@ -153,6 +162,11 @@ def check_output(
         from testnuc.cli import xlsx
 
         xlsx.require()
+        if long := xlsx.too_long(table.rows):
+            tell(
+                f"note: {output} cuts texts at {xlsx.CELL:,} characters, the most in a cell of "
+                f"Excel ({long:,} of them); a .csv file holds them whole"
+            )
 
 
 def write_results(
@@ -177,11 +191,18 @@ def write_results(
         _write_out("".join(map(_json_line, rows)))
         return
     kind = kind_of(output)
-    columns = [*(c for c in table.columns if c not in _TYPES), *_TYPES]
+    types = _TYPES
+    if kind != ".jsonl" and any(isinstance(r, TreeClassification) for r in results.values()):
+        # a cell holds no list
+        types = {**_TYPES, **dict.fromkeys(_LEVELS, "string")}
+        rows = [
+            {**row, **{name: _json(row[name]) for name in _LEVELS if name in row}} for row in rows
+        ]
+    columns = [*(c for c in table.columns if c not in types), *types]
     if kind == ".parquet":
         from testnuc.cli import parquet
 
-        parquet.write_rows(Path(output), rows, table.schema, _TYPES)
+        parquet.write_rows(Path(output), rows, table.schema, types)
         return
     if kind == ".xlsx":
         from testnuc.cli import xlsx
@@ -236,8 +257,13 @@ def _cells(result: Classification | None, problem: str | None, *, full: bool) ->
         # the same sentence in each row; the last lines of a run have it
         fields["nuc_reason"] = None
     # a table ignores what is not among its columns
-    several = _SEVERAL if isinstance(result, MultilabelClassification) else ()
-    return fields if full else {name: fields[name] for name in (*_TYPES, *several)}
+    more: tuple[str, ...] = _SEVERAL if isinstance(result, MultilabelClassification) else ()
+    more = _LEVELS if isinstance(result, TreeClassification) else more
+    return fields if full else {name: fields[name] for name in (*_TYPES, *more)}
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
 
 
 def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter: str) -> str:

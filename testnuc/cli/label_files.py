@@ -10,6 +10,7 @@ import orjson
 
 from testnuc.cli.reading import content_of, read_table, require_column, tell
 from testnuc.errors import InvalidInputError, MissingDependencyError
+from testnuc.label_tree import flattened, is_nested
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -66,9 +67,10 @@ def _of_table(file: str) -> list[str] | dict[str, str]:
 
 
 def _labels(value: Any, source: str) -> list[str] | dict[str, str]:
-    """Return labels given as a list of strings or objects, or as label -> description."""
+    """Return labels given as a list of strings or objects, or as label -> description or labels."""
     if isinstance(value, dict):
-        return value
+        # a nested one is a tree of labels
+        return flattened(value) if is_nested(value) else value
     if not isinstance(value, list):
         raise InvalidInputError(f"{source} holds a single value; give a list or an object")
     if not any(isinstance(item, dict) for item in value):

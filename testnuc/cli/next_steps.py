@@ -28,6 +28,8 @@ _OF_ANSWERS = (
     "none_label",
     "texts_per_call",
     "shortlist",
+    "multilabel",
+    "threshold",
     "score_labels",
 )
 

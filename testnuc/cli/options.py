@@ -23,6 +23,7 @@ __all__ = [
     "LIMIT",
     "MODEL",
     "OF_ASKING",
+    "OF_SEVERAL",
     "OVERWRITE",
     "TEXT_COLUMN",
     "client_options",
@@ -52,8 +53,6 @@ _OF_ONE_RUN = frozenset(
 
 #: Options that a command without calls does not take.
 OF_ASKING = (
-    "multilabel",
-    "threshold",
     "neighbors",
     "budget_usd",
     "max_concurrency",
@@ -65,6 +64,9 @@ OF_ASKING = (
     "head",
     "head_trust",
 )
+
+#: Options of texts with several labels.
+OF_SEVERAL = ("multilabel", "threshold")
 
 DRY_RUN = typer.Option(default=False, help="Estimate the cost, and send nothing.")
 LABELS_OF_FILE = typer.Option(
@@ -149,8 +151,10 @@ def _client(
         help="A text can have several labels, or none.",
     ),
     texts_per_call: int = typer.Option(1, help="Texts packed in one prompt."),
-    shortlist: int | None = typer.Option(
-        None, help="Show each text only so many labels, the likely ones.", show_default="all"
+    shortlist: str = typer.Option(
+        "auto",
+        help="Show each text only so many labels, the likely ones; all; levels: one of a tree at a "
+        "time; auto: 50 of more than 200, or levels.",
     ),
     reasoning_effort: str = typer.Option(
         "least", help="Of reasoning models: none, minimal, low, ..; least: what the model accepts."

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc import stores
 from testnuc._base.jsonl import table as records_of
+from testnuc._engine.shortlist import ALL, AUTOMATIC_ABOVE
 from testnuc.cli.answer_store import noted_run
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import existing, read_labels, require_store
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EMBEDDER",
     "held_scopes",
+    "opened_store",
     "remembered",
     "run_of",
     "with_embedder",
@@ -44,6 +46,8 @@ _KEPT = (
     "score_labels",
     "k",
     "policy",
+    "multilabel",
+    "threshold",
 )
 _SHOWN = 6
 
@@ -134,7 +138,7 @@ def _is_there(store: str) -> bool:
 
 
 async def _embedders(store: str) -> list[str]:
-    async with _opened(store) as opened:
+    async with opened_store(store) as opened:
         return [name for name, _ in await opened.embedders()]
 
 
@@ -143,8 +147,11 @@ async def _with_scope(client: Mapping[str, Any], store: str) -> dict[str, Any]:
     if client["labels"] is not None:
         given = client["labels"]
         names = list(read_labels(given) if isinstance(given, str) else given)
-    # reviews and learning need one label for each text
-    every = [facts for facts, _ in await _held(store) if not facts.get("multilabel")]
+    # a command without the option is about texts with one label
+    several = "multilabel" in client
+    every = [facts for facts, _ in await _held(store) if several or not facts.get("multilabel")]
+    if client.get("multilabel"):
+        every = [facts for facts in every if facts.get("multilabel")]
     held = [
         facts
         for facts in every
@@ -152,7 +159,9 @@ async def _with_scope(client: Mapping[str, Any], store: str) -> dict[str, Any]:
         and client["model"] in {client_options()["model"], facts.get("model")}
     ]
     if len(held) == 1:
-        return _merged(client, held[0])
+        # without a shortlist, prompts had all labels, however many
+        many = len(held[0]["labels"]) > AUTOMATIC_ABOVE
+        return _merged(client, {"shortlist": ALL, **held[0]} if many else held[0])
     if client["labels"] is not None:
         return dict(client)
     if len({tuple(facts["labels"]) for facts in every}) != 1:
@@ -164,6 +173,9 @@ def _merged(client: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, An
     """Return the options; those that have their default are the run's."""
     defaults = client_options()
     merged = dict(client)
+    if facts.get("multilabel") and "multilabel" in merged:
+        # shares, and the thresholds that are learned on them, depend on these
+        merged = {name: defaults[name] for name in ("k", "policy")} | merged
     for name in ("model", *_KEPT):
         if name in facts and name in merged and merged[name] == defaults[name]:
             merged[name] = facts[name]
@@ -176,7 +188,7 @@ def _merged(client: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, An
 
 async def _held(store: str) -> list[tuple[dict[str, Any], int]]:
     """Return the metadata of each scope with predictions, and their number."""
-    async with _opened(store) as opened:
+    async with opened_store(store) as opened:
         counted = [(facts, await opened.count(scope)) for scope, facts in await opened.scopes()]
     return [(facts, n) for facts, n in counted if n and facts.get("labels")]
 
@@ -198,8 +210,8 @@ async def held_scopes(store: str) -> str:
 
 
 @asynccontextmanager
-async def _opened(store: str) -> AsyncIterator[Any]:
-    # all built-in stores are `Store` and `Movable`
+async def opened_store(store: str) -> AsyncIterator[Any]:
+    """Open a store, which is both a `Store` and `Movable`, as all that have a path or URL."""
     opened = stores.resolve(store)
     await opened.open()
     try:

@@ -96,11 +96,11 @@ def read_table(
         `STANDARD`: stdin.
     text_column : str
     encoding, delimiter : str, optional
-        Of a text file; default: recognized, and told if unusual.
+        Of a text file; default: recognized, and noted on stderr if unusual.
     limit : int, optional
         Number of rows; default: all.
     quiet : bool
-        Whether to tell nothing.
+        Whether to print no notes.
     option : str, optional
         The option that names the column.
     guess : bool
@@ -132,7 +132,8 @@ def read_table(
         file = "stdin" if file == STANDARD else file
         kind = kind or _kind_of_content(content, text_column, given)
         if kind == ".txt":
-            lines = [line.strip() for line in content.splitlines()]
+            # not splitlines, which also splits at characters within a line, such as U+2028
+            lines = [line.strip() for line in io.StringIO(content, newline=None)]
             rows = [{"text": line} for line in lines if line]
             columns, text_column = ["text"], "text"
         elif kind in {".csv", ".tsv"}:
@@ -154,7 +155,8 @@ def read_table(
     _require_distinct(file, columns)
     text_column = column_of_results(file, text_column, columns, rows, guess=guess)
     _require_text(file, columns, text_column, rows, given, option)
-    return Table(rows[:limit], columns, text_column, schema, delimiter or ",", found)
+    own = delimiter if delimiter is not None and kind == ".csv" else ","
+    return Table(rows[:limit], columns, text_column, schema, own, found)
 
 
 def column_of_results(

@@ -166,7 +166,9 @@ def classify_dataset(
         )
     auto = _check(dataset, client, column, prefix)
     name = f"testnuc-limits-{uuid4().hex}"
-    job = Settings(client, name, ray.get_runtime_context().namespace)
+    # all prompts of a job show all labels
+    given = {**client, "shortlist": None}
+    job = Settings(given, name, ray.get_runtime_context().namespace)
     limits = (
         ray.remote(SharedLimits)
         .options(name=name, num_cpus=0, max_concurrency=10_000)

@@ -167,6 +167,16 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
             "shares": {"type": "object", "additionalProperties": _SHARE},
             "trusts": {"type": "object", "additionalProperties": _MAYBE_SHARE},
         }
+    if labels.tree is not None:
+        several = {
+            "path": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "The names on the way to the label, from the top level on.",
+            },
+            "path_shares": {"type": "array", "items": _SHARE},
+            "path_trusts": {"type": "array", "items": _MAYBE_SHARE},
+        }
     text = {"type": "string", "minLength": 1, "maxLength": settings.max_text_chars}
     id_ = {"type": ["string", "integer"]}
     explain = {

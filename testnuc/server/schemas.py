@@ -10,7 +10,7 @@ import orjson
 
 from testnuc._base.checks import valid_text
 from testnuc.server.errors import RequestError, error_fields
-from testnuc.types import MultilabelClassification, Reason, row
+from testnuc.types import MultilabelClassification, Reason, TreeClassification, row
 
 if TYPE_CHECKING:
     from testnuc.server.settings import ServerSettings
@@ -114,6 +114,8 @@ def record(result: Classification, asked: ClassifyRequest) -> dict[str, Any]:
         made |= {name: fields[name] for name in ("labels", "shares", "trusts")}
         if own is not None:
             made["own"]["labels"] = fields["own_labels"]
+    if isinstance(result, TreeClassification):
+        made |= {name: fields[name] for name in ("path", "path_shares", "path_trusts")}
     made["reason"] = _reason(result.reason)
     made["source"] = result.source
     made["error"] = None if result.error is None else error_fields(result.error)

@@ -7,11 +7,13 @@
 
 from __future__ import annotations
 
+from testnuc.trust.applied import Applied
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
 from testnuc.trust.joining import JoinedReview, join_reviews
-from testnuc.trust.learned import Applied, Judgment, Learned
+from testnuc.trust.learned import Judgment, Learned
+from testnuc.trust.multilabel import MultilabelLearned
 from testnuc.trust.near_copies import Interval
 from testnuc.trust.prior import correct, factors
 from testnuc.trust.review import Review, ReviewItem
@@ -31,6 +33,7 @@ __all__ = [
     "JoinedReview",
     "Judgment",
     "Learned",
+    "MultilabelLearned",
     "Review",
     "ReviewItem",
     "ReviewReason",

@@ -12,7 +12,7 @@ from testnuc.trust.evidence import Draws, capital
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Certificate", "certify"]
+__all__ = ["Certificate", "LabelCertificate", "certify"]
 
 #: Parts of the texts are tested in growing order until one fails, from each of these starts;
 #: with the part of the error that a start may use.
@@ -44,6 +44,9 @@ class Certificate:
     more : int
         About how many more texts, judged at random from all, it would take; 0 where something is
         certified, or where more judgments do not help.
+    level : int, optional
+        Of labels in a tree: the level that is right, 1 = the top; `trust` is that of this level.
+        None: whole labels.
     """
 
     accuracy: float
@@ -53,15 +56,33 @@ class Certificate:
     judged: int
     reason: str = ""
     more: int = 0
+    level: int | None = None
 
     def __str__(self) -> str:
         if not self.part:
             return f"not certified: {self.reason}"
+        at = "" if self.level is None else f" at level {self.level} of the labels"
         return (
             f"{self.part:.0%} of the texts, those with a trust of at least {self.trust:.2f}, are "
-            f"at least {self.accuracy:.0%} right, with {self.confidence:.0%} confidence "
+            f"at least {self.accuracy:.0%} right{at}, with {self.confidence:.0%} confidence "
             f"({self.judged} judged texts)"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCertificate(Certificate):
+    """A proved accuracy of one label, where a text can have several.
+
+    `trust` is that of the label (`MultilabelClassification.trusts`), and `part` that of the texts
+    that have it.
+    """
+
+    label: str = ""
+
+    def __str__(self) -> str:
+        # slots: super() without arguments would not find its class
+        told = Certificate.__str__(self)
+        return told.replace("of the texts,", f"of the texts with the label {self.label!r},", 1)
 
 
 def certify(

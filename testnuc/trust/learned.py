@@ -10,19 +10,25 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import orjson
 
+from testnuc._base.checks import checked_whole
 from testnuc._base.display import brief
-from testnuc.errors import StoreError
+from testnuc.errors import InvalidInputError, StoreError
+from testnuc.label_tree import LabelTree
+from testnuc.trust.applied import Applied, joined, second, shown_shares
 from testnuc.trust.candidates import LabelCandidate, differing
 from testnuc.trust.certificates import certify
 from testnuc.trust.chances import chances
 from testnuc.trust.evidence import Draws, Gain
 from testnuc.trust.head import Softmax
-from testnuc.trust.model import HeadModel, VoteModel
+from testnuc.trust.levels import parts_by_level, trust_of_level
+from testnuc.trust.model import MOST_CELLS, HeadModel, VoteModel
+from testnuc.trust.packing import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,16 +36,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.trust.certificates import Certificate
-    from testnuc.trust.model import Texts
+    from testnuc.trust.model import Ground, Texts
 
-__all__ = ["Applied", "Judgment", "Learned", "chosen_parts", "rounded"]
+__all__ = ["Judgment", "Learned", "chosen_parts", "rounded"]
 
-_VERSION = 1
+#: Parts of `MOST_CELLS` cells that are applied one by one to more texts.
+_PARTS = 8
 #: Judgments that prove a gain worth having where there is one.
 _ENOUGH = 200
-#: Smaller shares of a label are not shown.
-_LEAST_SHARE = 0.01
-_TINY = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,44 +66,24 @@ class Judgment:
     #: None: an older version of testnuc did not say.
     lowest: float | None = None
 
+    def record(self) -> list[Any]:
+        """Return its values, as they are stored."""
+        return [
+            self.text,
+            self.hash.hex(),
+            self.label,
+            self.source,
+            self.probability,
+            self.floor,
+            self.texts,
+            self.lowest,
+        ]
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Applied:
-    """Labels of texts, from a `Learned`.
-
-    Parameters
-    ----------
-    label : int32[b]
-        -1 = none.
-    trust : float64[b]
-    shares : float32[b, C], optional
-        What speaks for each label, rows sum to 1; None: the votes.
-    other : int32[b], optional
-        The label that is trusted most, except `label`; -1 = none.
-    part : float64[b], optional
-        Its part of what speaks for all labels except `label`.
-    """
-
-    __repr__ = brief
-
-    label: NDArray[np.int32]
-    trust: NDArray[np.float64]
-    shares: NDArray[np.float32] | None = None
-    other: NDArray[np.int32] | None = None
-    part: NDArray[np.float64] | None = None
-    #: bool[b]: whether a judgment gave the label.
-    judged: NDArray[np.bool_] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "judged", np.zeros(len(self.label), dtype=np.bool_))
-
-    def alternative(self, row: int) -> tuple[int, float] | None:
-        """Return the other label of a text, and the chance that it is right; None: unknown."""
-        if self.other is None or self.part is None or self.other[row] < 0:
-            return None
-        # of what is left: both together are at most 1
-        trust = (1 - float(self.trust[row])) * float(self.part[row])
-        return (int(self.other[row]), trust) if trust > 0 else None
+    @classmethod
+    def of(cls, record: Sequence[Any]) -> Judgment:
+        """Return the judgment of a record."""
+        text, key, *rest = record
+        return cls(text, bytes.fromhex(key), *rest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,6 +123,15 @@ class Learned:
     #: Where a referee contradicted the LLM: how often another candidate agreed with it, and how
     #: often none did.
     dissent: tuple[int, int] = (0, 0)
+    #: Of labels in a tree: trust of all texts at each level above the label, float32[depth - 1,
+    #: texts], and whether the level was right for those in `rows`; None: they are not.
+    level_trust: NDArray[np.float32] | None = None
+    level_right: NDArray[np.bool_] | None = None
+
+    @property
+    def tree(self) -> LabelTree | None:
+        """The tree that the labels are in."""
+        return _tree_of(self.labels)
 
     @property
     def answers(self) -> dict[bytes, tuple[str | None, str]]:
@@ -155,7 +148,9 @@ class Learned:
         backed, alone = self.dissent
         return backed > alone
 
-    def certify(self, accuracy: float = 0.9, confidence: float = 0.9) -> Certificate:
+    def certify(
+        self, accuracy: float = 0.9, confidence: float = 0.9, *, level: int | None = None
+    ) -> Certificate:
         """Return the trust above which labels are right to `accuracy`, proved by the judged texts.
 
         Parameters
@@ -163,16 +158,36 @@ class Learned:
         accuracy : float
         confidence : float
             Over the draw of the judged texts.
+        level : int, optional
+            Of labels in a tree: the level to certify, 1 = the top. Default: whole labels.
+
+        Raises
+        ------
+        InvalidInputError
+            The labels have no such level.
         """
+        trust, right = self.trust, self.right
+        if level is not None:
+            levels = 0 if self.level_trust is None else len(self.level_trust)
+            checked_whole("level", level, least=1)
+            if level > levels:
+                most = f"give 1 to {levels}" if levels else "the labels have no levels"
+                raise InvalidInputError(
+                    f"level is {level}; {most}, or leave level out for the labels themselves"
+                )
+            assert self.level_trust is not None
+            assert self.level_right is not None
+            trust, right = self.level_trust[level - 1], self.level_right[level - 1]
         used = self.person
-        return certify(
-            self.trust.astype(np.float64),
+        made = certify(
+            trust.astype(np.float64),
             self.rows[used],
-            self.right[used],
+            right[used],
             self.draws.only(used),
             accuracy=accuracy,
             confidence=confidence,
         )
+        return replace(made, level=level)
 
     def apply(self, texts: Texts, kept: NDArray[np.int32]) -> Applied:
         """Label texts.
@@ -183,13 +198,34 @@ class Learned:
         kept : int32[b]
             Labels by the vote settings; they stay unless `decides` is "head".
         """
-        found = self.model.probabilities(texts)
-        label = self.label(texts, kept, found)
-        shown = _shown(found, label) if self.decides == "head" else None
-        return Applied(label, self.trusts(texts, found, label), shown, *_second(found, label))
+        cells = len(texts) * texts.n_classes
+        if cells <= MOST_CELLS:
+            return self._applied(texts, kept)
+        models = (self.model, *self.bases)
+        labels = [model.neighbor_labels(texts) for model in models]
+        made = []
+        for rows in np.array_split(np.arange(len(texts)), _PARTS * -(-cells // MOST_CELLS)):
+            part, places = texts.part(rows)
+            grounds = [m.ground(part, of[places]) for m, of in zip(models, labels, strict=True)]
+            # the shares of all labels of all texts would be too large
+            made.append(replace(self._applied(part, kept[rows], grounds), shares=None))
+        return joined(made)
+
+    def _applied(
+        self, texts: Texts, kept: NDArray[np.int32], grounds: Sequence[Ground] = ()
+    ) -> Applied:
+        found = self.model.probabilities(texts, grounds[0] if grounds else None)
+        label = self.label(texts, kept, found, grounds[1:])
+        shown = shown_shares(found, label) if self.decides == "head" else None
+        parts = parts_by_level(found, label, self.tree)
+        return Applied(label, self.trusts(texts, found, label), shown, *second(found, label), parts)
 
     def label(
-        self, texts: Texts, kept: NDArray[np.int32], found: NDArray[np.float32]
+        self,
+        texts: Texts,
+        kept: NDArray[np.int32],
+        found: NDArray[np.float32],
+        grounds: Sequence[Ground] = (),
     ) -> NDArray[np.int32]:
         """Return int32[b], the label of each text.
 
@@ -199,14 +235,20 @@ class Learned:
             As for `apply`.
         found : float32[b, C]
             The probabilities of the model.
+        grounds : sequence of Ground, optional
+            Of the bases.
         """
         if self.decides != "head":
             return kept
         label, own = self.model.label_of(found, texts), texts.own[: len(texts)]
         if self.bases:
+            given: Sequence[Ground | None] = grounds or [None] * len(self.bases)
             plain = replace(texts, judged=None)
-            plan: list[HeadModel | VoteModel] = [VoteModel(0), self.vote, *self.bases]
-            made = [LabelCandidate("", 1.0, m, m.label(plain)) for m in plan]
+            made = [LabelCandidate("", 1.0, m, m.label(plain)) for m in (VoteModel(0), self.vote)]
+            made += [
+                LabelCandidate("", 1.0, m, m.label(plain, ground))
+                for m, ground in zip(self.bases, given, strict=True)
+            ]
             label = np.where(differing(made) | (own < 0), label, own).astype(np.int32)
         return label
 
@@ -215,6 +257,37 @@ class Learned:
     ) -> NDArray[np.float64]:
         """Return the chance that each label is right, float64[b]; NaN for texts without one."""
         return chances(texts, found, label, self.coefficients)
+
+    def with_levels(
+        self,
+        trust: NDArray[np.float64],
+        parts: NDArray[np.float32] | None,
+        given: NDArray[np.int32],
+        gold: NDArray[np.int32],
+    ) -> Learned:
+        """Return the same, with the trust of all texts at each level of a tree of labels.
+
+        Parameters
+        ----------
+        trust : float64[texts]
+            Of the labels.
+        parts : float32[texts, depth - 1], optional
+            As `Applied.levels`.
+        given, gold : int32[m]
+            Label, and right label, of the texts in `rows`; -1 = none.
+        """
+        tree = self.tree
+        if tree is None or parts is None:
+            return self
+        known = (given >= 0) & (gold >= 0)
+        nodes = [tree.nodes(level) for level in range(1, tree.depth)]
+        levels = [trust_of_level(trust, part) for part in parts.T]
+        right = [known & (of[given] == of[gold]) for of in nodes]
+        return replace(
+            self,
+            level_trust=np.array(levels, dtype=np.float32).reshape(len(nodes), -1),
+            level_right=np.array(right, dtype=np.bool_).reshape(len(nodes), -1),
+        )
 
     def __str__(self) -> str:
         people = sum(j.source == "person" for j in self.judged)
@@ -263,6 +336,8 @@ class Learned:
             "probability": self.draws.probability,
             "floor": self.draws.floor,
         }
+        if self.level_trust is not None and self.level_right is not None:
+            arrays |= {"level_trust": self.level_trust, "level_right": self.level_right}
         if self.draws.lowest is not None:
             arrays["lowest"] = self.draws.lowest
         models = []
@@ -273,32 +348,20 @@ class Learned:
             if model.moves is not None:
                 arrays[f"moves{number}"] = model.moves.astype(np.float16)
             models.append([model.care, model.power])
-        header = {
-            "version": _VERSION,
-            "labels": self.labels,
-            "name": self.name,
-            "decides": self.decides,
-            "gain": [self.gain.value, self.gain.low, self.gain.high],
-            "texts": self.texts,
-            "population": self.draws.texts,
-            "dissent": self.dissent,
-            "models": models,
-            "judged": [
-                [j.text, j.hash.hex(), j.label, j.source, j.probability, j.floor, j.texts, j.lowest]
-                for j in self.judged
-            ],
-            "arrays": [
-                [name, array.dtype.newbyteorder("<").str, array.shape]
-                for name, array in arrays.items()
-            ],
-        }
-        # a gain may be a scalar of numpy
-        head = orjson.dumps(header, option=orjson.OPT_SERIALIZE_NUMPY)
-        body = b"".join(
-            np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")).tobytes()
-            for a in arrays.values()
+        return pack(
+            {
+                "labels": self.labels,
+                "name": self.name,
+                "decides": self.decides,
+                "gain": [self.gain.value, self.gain.low, self.gain.high],
+                "texts": self.texts,
+                "population": self.draws.texts,
+                "dissent": self.dissent,
+                "models": models,
+                "judged": [judgment.record() for judgment in self.judged],
+            },
+            arrays,
         )
-        return zlib.compress(len(head).to_bytes(8, "little") + head + body, 1)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Learned:
@@ -310,21 +373,7 @@ class Learned:
             It is damaged, or a newer version of testnuc wrote it.
         """
         try:
-            raw = zlib.decompress(data)
-            at = 8 + int.from_bytes(raw[:8], "little")
-            header = orjson.loads(raw[8:at])
-            if header["version"] != _VERSION:
-                raise StoreError(
-                    "what was learned was stored by another version of testnuc; upgrade it, or "
-                    "learn again after `unlearn`"
-                )
-            arrays: dict[str, NDArray[Any]] = {}
-            for name, kind, shape in header["arrays"]:
-                dtype = np.dtype(kind)
-                size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-                found = np.frombuffer(raw[at : at + size], dtype=dtype).reshape(shape)
-                arrays[name] = found.astype(dtype.newbyteorder("="))
-                at += size
+            header, arrays = unpack(data)
             models = [
                 HeadModel(
                     tuple(Softmax(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
@@ -341,10 +390,7 @@ class Learned:
                 name=header["name"],
                 decides=header["decides"],
                 gain=Gain(*header["gain"]),
-                judged=tuple(
-                    Judgment(text, bytes.fromhex(key), *rest)
-                    for text, key, *rest in header["judged"]
-                ),
+                judged=tuple(map(Judgment.of, header["judged"])),
                 texts=header["texts"],
                 model=models[0],
                 vote=VoteModel(int(k), own_weight),
@@ -361,9 +407,16 @@ class Learned:
                     arrays.get("lowest"),
                 ),
                 dissent=tuple(header["dissent"]),
+                level_trust=arrays.get("level_trust"),
+                level_right=arrays.get("level_right"),
             )
         except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
             raise StoreError(f"what was learned is damaged in the store: {exc!r}") from exc
+
+
+@lru_cache(maxsize=8)
+def _tree_of(labels: tuple[str, ...]) -> LabelTree | None:
+    return LabelTree.of(labels)
 
 
 def rounded(model: HeadModel) -> HeadModel:
@@ -377,31 +430,6 @@ def rounded(model: HeadModel) -> HeadModel:
 
 def _float32(array: NDArray[Any] | None) -> NDArray[np.float32] | None:
     return None if array is None else array.astype(np.float32)
-
-
-def _second(
-    found: NDArray[np.float32], label: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Return the most probable other label, and its part of the probability of all others."""
-    at = np.flatnonzero(label >= 0)
-    given = found[at, label[at]].copy()
-    found[at, label[at]] = 0
-    other = found.argmax(axis=1).astype(np.int32)
-    rest = found.sum(axis=1, dtype=np.float64)
-    part = found[np.arange(len(found)), other] / np.maximum(rest, _TINY)
-    found[at, label[at]] = given
-    return np.where(rest > 0, other, -1).astype(np.int32), part
-
-
-def _shown(found: NDArray[np.float32], label: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Return the shares that are shown: none is larger than that of the kept label."""
-    shown = found.copy()
-    at = np.arange(len(label))
-    # an LLM's own label that was kept out of care
-    shown[at, label] = np.maximum(shown[at, label], shown.max(axis=1))
-    shown[shown < _LEAST_SHARE] = 0
-    result: NDArray[np.float32] = shown / shown.sum(axis=1, keepdims=True)
-    return result
 
 
 def chosen_parts(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc._base.display import brief
+from testnuc.errors import InvalidInputError
 from testnuc.trust.head import FOLDS, Softmax, class_scale, fit_folds, fit_move, predict_folds
 from testnuc.voting import VotePolicy, vote_pool
 
@@ -28,12 +29,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "MOST_CELLS",
     "NEIGHBORS",
     "Ground",
     "HeadModel",
     "Texts",
     "VoteModel",
     "fit_model",
+    "fits",
+    "most_texts",
     "one_hot",
     "teach",
     "vote_joined",
@@ -51,6 +55,10 @@ _JUDGED_VOTE = np.float32(8)
 _MOVE_SPREAD, _BIAS_SPREAD = np.float32(10), np.float32(2)
 #: Largest move of a log odds: far texts stay finite.
 _FARTHEST = 30
+#: Most labels that a model is fitted to, and cells (texts x labels) of a table in a fit.
+_MOST_LABELS, _FIT_CELLS = 2_000, 40_000_000
+#: Cells of the largest table in memory where a model is applied, and of a block of texts.
+MOST_CELLS, _BLOCK_CELLS = 100_000_000, 4_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +122,24 @@ class Texts:
         ).votes
         assert found is not None
         return found
+
+    def part(self, rows: NDArray[np.int64]) -> tuple[Texts, NDArray[np.int64]]:
+        """Return some of the texts, followed by their neighbors, and the place of each before."""
+        near = self.neighbors[rows]
+        places = np.concatenate([rows, np.setdiff1d(near[near >= 0], rows)])
+        # the last one is that of a missing neighbor
+        new = np.full(len(self.own) + 1, -1, dtype=np.int64)
+        new[places] = np.arange(len(places))
+        part = Texts(
+            self.vectors[places],
+            self.own[places],
+            new[near],
+            self.similarities[rows],
+            self.folds[places],
+            self.n_classes,
+            None if self.judged is None else self.judged[places],
+        )
+        return part, places
 
     def with_judged(self, rows: NDArray[np.int64], labels: NDArray[np.int32]) -> Texts:
         """Return the same texts, some of them judged."""
@@ -184,10 +210,31 @@ class HeadModel:
     power: float = 0.0
     moves: NDArray[np.float32] | None = None
 
-    def ground(self, texts: Texts) -> Ground:
-        """Return what `probabilities` and `teach` need, for those that call them many times."""
-        head = predict_folds(self.heads, texts.vectors, texts.folds)
-        labels = head.argmax(axis=1).astype(np.int32)
+    def neighbor_labels(self, texts: Texts) -> NDArray[np.int32]:
+        """Return the labels that neighbors vote for, int32[n], in little memory."""
+        found = np.empty(len(texts.own), dtype=np.int32)
+        step = max(1, _BLOCK_CELLS // texts.n_classes)
+        for start in range(0, len(found), step):
+            at = slice(start, start + step)
+            head = predict_folds(self.heads, texts.vectors[at], texts.folds[at])
+            found[at] = head.argmax(axis=1)
+        return found
+
+    def ground(self, texts: Texts, labels: NDArray[np.int32] | None = None) -> Ground:
+        """Return what `probabilities` and `teach` need, for those that call them many times.
+
+        Parameters
+        ----------
+        texts : Texts
+        labels : int32[n], optional
+            From `neighbor_labels`.
+        """
+        if labels is None:
+            head = predict_folds(self.heads, texts.vectors, texts.folds)
+            labels = head.argmax(axis=1).astype(np.int32)
+        else:
+            b = len(texts)
+            head = predict_folds(self.heads, texts.vectors[:b], texts.folds[:b])
         votes = texts.votes(labels, k=NEIGHBORS).astype(np.float32)
         return Ground(head[: len(texts)], labels, votes)
 
@@ -203,15 +250,42 @@ class HeadModel:
                 product[inside] *= np.exp(np.clip(odds, -_FARTHEST, _FARTHEST))
         return _rows_to_one(product)
 
-    def label(self, texts: Texts) -> NDArray[np.int32]:
+    def label(self, texts: Texts, ground: Ground | None = None) -> NDArray[np.int32]:
         """Return int32[b], the label of each text."""
-        return self.label_of(self.probabilities(texts), texts)
+        return self.label_of(self.probabilities(texts, ground), texts)
 
     def label_of(self, probabilities: NDArray[np.float32], texts: Texts) -> NDArray[np.int32]:
         """Return int32[b], the label of each text, from its probabilities."""
         weighed = _careful(probabilities, texts.own[: len(texts)], self.care)
         result: NDArray[np.int32] = weighed.argmax(axis=1).astype(np.int32)
         return result
+
+
+def fits(texts: int, n_classes: int) -> bool:
+    """Whether a model of so many texts and labels fits into memory."""
+    return n_classes <= _MOST_LABELS and texts * n_classes <= MOST_CELLS
+
+
+def most_texts(n_classes: int, most: int) -> int:
+    """Return how many texts a model is fitted on at most, so that its tables fit into memory.
+
+    Parameters
+    ----------
+    n_classes, most : int
+        Number of labels; most texts whatever their number.
+
+    Raises
+    ------
+    InvalidInputError
+        There are too many labels.
+    """
+    if n_classes > _MOST_LABELS:
+        raise InvalidInputError(
+            f"there are {n_classes:,} labels, and a model that learns them holds texts x labels in "
+            f"memory: at most {_MOST_LABELS:,} are supported; use the labels of an upper level, or "
+            "fewer"
+        )
+    return min(most, _FIT_CELLS // n_classes)
 
 
 def fit_model(

@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 
 from testnuc import InvalidInputError, Sampling, TestNUC, TopKICL
-from testnuc._engine.shortlist import nearest_labels, similar_together
+from testnuc._base.checks import hash_text
+from testnuc._engine.shortlist import coverage_of, nearest_labels, similar_together, with_head
+from testnuc._engine.whole_list import compared_part
 from testnuc.cli.options import client_options
 from testnuc.cli.options_of_run import with_options_of_store
 from testnuc.prompts import samples_in
+from testnuc.protocols import PoolText
 from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.trust.head import FOLDS, Softmax
+from testnuc.trust.model import HeadModel
 from tests.cli.in_process import run_here
 
 if TYPE_CHECKING:
@@ -93,8 +98,9 @@ async def test_an_answer_outside_the_list_counts_as_none_of_it() -> None:
 
 
 async def test_packed_texts_share_a_list() -> None:
-    texts = [f"about {word} number {i}" for i in range(10) for word in WORDS]
-    packed = Sampling(texts_per_call=10)
+    # of fewer than a hundred texts none is compared with the whole list
+    texts = [f"about {word} number {i}" for i in range(8) for word in WORDS]
+    packed = Sampling(texts_per_call=8)
     async with (
         LoopbackLLM(right, record=100) as llm,
         client(llm, sampling=packed, shortlist=2) as nuc,
@@ -103,7 +109,7 @@ async def test_packed_texts_share_a_list() -> None:
         results = await nuc.classify_many(texts)
         assert own(results) == [right(text)[0] for text in texts]
         assert llm.calls == estimate.calls == 12
-        # the lists of ten texts, which mostly have the same label
+        # the lists of eight texts, which mostly have the same label
         assert all(len(shown(body)) < len(LABELS) for body in llm.bodies)
         assert estimate.input_tokens is not None
         assert llm.input_tokens <= estimate.input_tokens
@@ -228,6 +234,7 @@ async def test_a_list_as_long_as_the_labels_is_off_and_says_so() -> None:
     [
         ({"shortlist": 1}, "shortlist is 1"),
         ({"shortlist": "many"}, "shortlist is 'many'"),
+        ({"shortlist": "levels"}, "the labels are not in a tree"),
         ({"multilabel": True}, "shortlist is 3, which multilabel=True does not support"),
         ({"method": TopKICL()}, "few-shot examples"),
         ({"labels": [*LABELS, "None of these!"]}, "none_label='None of these!'"),
@@ -273,3 +280,102 @@ def test_the_nearest_labels_are_those_of_a_plain_sort() -> None:
         similar = {i: float(labels[i] @ vector.astype(np.float32)) for i in range(50) if i != 7}
         order = sorted(similar, key=lambda i: (i not in of, -similar[i]))
         assert row == sorted(order[:5])
+
+
+MANY = [f"about_{word}_{i}" for i in range(20) for word in WORDS]
+MANY_TEXTS = [f"{word} {i} number {j}" for j in range(1) for i in range(20) for word in WORDS]
+
+
+def right_of_many(text: str) -> tuple[str, float]:
+    word, i, *_ = text.split()
+    return f"about_{word}_{i}", 0.9
+
+
+async def test_more_than_two_hundred_labels_have_a_shortlist_and_fewer_have_none() -> None:
+    async with LoopbackLLM(right_of_many, record=1_000) as llm:
+        async with client(llm, labels=MANY, shortlist="auto") as nuc:
+            (note,) = (await nuc.classify_many(MANY_TEXTS[:3])).notes
+            assert "240 labels are many: a prompt shows the 50" in note
+            assert "240 labels are many" in (await nuc.estimate(["another"])).note
+            assert {len(shown(body, MANY)) for body in llm.bodies} == {50}
+            # the batch lane shows them all, as it has no second call
+            await nuc._engine.parts.ready("batch")
+        for labels, more in ((MANY[:200], {}), (MANY, {"shortlist": None})):
+            asked = client(llm, labels=labels, **{"shortlist": "auto", **more})
+            assert asked._engine.parts.shortlist is None
+            assert not asked._engine.parts.pipeline._note
+        shown_with = client(llm, labels=MANY, shortlist="auto", method=TopKICL())
+        assert shown_with._engine.parts.shortlist is None
+        assert "every prompt shows all 240 labels" in shown_with._engine.parts.pipeline._note
+
+
+@pytest.mark.slow
+async def test_answers_are_compared_with_those_of_the_whole_list(tmp_path: Path) -> None:
+    """A model that never says none follows lists that lack the right label."""
+
+    def follows(text: str, index: int) -> tuple[str, float]:
+        # the second call is that of the comparison
+        return ("about_ant_0" if index else shown(llm.bodies[-1], MANY)[0]), 0.9
+
+    async with (
+        LoopbackLLM(right_of_many) as llm,
+        client(llm, labels=MANY, shortlist=100, store=tmp_path / "answers.db") as nuc,
+    ):
+        before = await nuc.estimate(MANY_TEXTS)
+        results = await nuc.classify_many(MANY_TEXTS)
+        # every tenth of 240 or so, at least 20 texts
+        assert before.calls == nuc.usage.calls == llm.calls == len(MANY_TEXTS) + 20
+        told = " ".join(results.notes)
+        assert "20 texts were also asked about" in told
+        assert "the same for 100.0 % (83.9 to 100.0 %, 95 %)" in told
+        assert "harm" not in told
+        # a second run asks nothing
+        await nuc.classify_many(MANY_TEXTS)
+        assert llm.calls == len(MANY_TEXTS) + 20
+        assert (await nuc.estimate(MANY_TEXTS)).calls == 0
+    async with (
+        LoopbackLLM(follows, record=1) as llm,
+        client(llm, labels=MANY, shortlist=5, max_concurrency=1) as nuc,
+    ):
+        # no label has these words
+        texts = [f"zebra{i} {i % 20} number" for i in range(100)]
+        results = await nuc.classify_many(texts)
+        told = " ".join(results.notes)
+        assert "the shorter prompts harm" in told
+        never = [label for label, held in results.coverage.items() if not held]
+        assert f"{len(never)} labels of 240 are in the shortlist of no text" in results.summary()
+
+
+def test_what_is_compared_depends_on_the_texts_alone() -> None:
+    entries = [PoolText(str(i), hash_text(str(i))) for i in range(3_000)]
+    chosen = {entries[at].text for at in compared_part(entries)}
+    assert len(chosen) == 60
+    assert {entries[::-1][at].text for at in compared_part(entries[::-1])} == chosen
+    assert len(compared_part(entries[:100])) == 20
+    assert not compared_part(entries[:99])
+
+
+def test_a_label_in_no_list_is_reported() -> None:
+    lists = np.array([[0, 1], [0, 2]] * 40, dtype=np.int32)
+    held, note = coverage_of(lists, ["a", "b", "c", "d", "none"], "none")
+    assert held == {"a": 80, "b": 40, "c": 40, "d": 0}
+    assert note.startswith("no shortlist of 80 texts holds 1 of the 4 labels ('d')")
+    # too few texts to tell
+    assert coverage_of(lists[:4], ["a", "b", "c", "d", "none"], "none")[1] == ""
+
+
+def test_a_learned_head_proposes_labels() -> None:
+    rng = np.random.default_rng(0)
+    heads = tuple(Softmax(rng.normal(size=(9, 40)).astype(np.float32)) for _ in range(FOLDS))
+    model = HeadModel(heads, np.ones(40, np.float32), 0.0)
+    vectors = rng.normal(size=(30, 8)).astype(np.float16)
+    hashes = [bytes([i]) * 16 for i in range(30)]
+    first = [[3, 5] if i % 2 else [] for i in range(30)]
+    with_head(first, model, vectors, hashes, 8, 7)
+    for i, row in enumerate(first):
+        likely = heads[i % FOLDS].probabilities(vectors[i : i + 1])[0]
+        wanted = [
+            c for c in np.argsort(-likely).tolist() if c != 7 and c not in ([3, 5] if i % 2 else [])
+        ]
+        known = [3, 5] if i % 2 else []
+        assert row == [*known, *wanted[: 6 - len(known)]]

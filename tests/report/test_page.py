@@ -16,7 +16,7 @@ from testnuc._base.loop_thread import Background
 from testnuc.results import Results
 from testnuc.server import Service, page_of
 from testnuc.testing import LoopbackLLM
-from testnuc.types import Classification, Neighbor, Prediction, Usage
+from testnuc.types import Classification, Neighbor, Prediction, TreeClassification, Usage
 from tests.conftest import messages
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -250,6 +250,18 @@ def test_any_text_tells_its_neighbors_and_votes(opened):
     table.get_by_role("button", name="message number 3 about my refund").click()
     assert "message number 3 " in chosen(page)
     assert page.locator('[aria-selected="true"]').inner_text().startswith("message number 3 ")
+
+
+def test_levels_of_a_label_in_a_tree_have_their_trust(opened):
+    made = TreeClassification(
+        index=0, text="where is my money", label="refund > late", share=0.5, margin=0.1, voters=4,
+        complete=True, prediction=Prediction("refund > late", 0.9), trust=0.55,
+        path=("refund", "late"), path_shares=(0.9, 0.5), path_trusts=(0.97, 0.55),
+    )  # fmt: skip
+    page = opened(Results([made], Usage(calls=1), 1.0, choices=["refund > late", "refund > twice"]))
+    choose(page, Show="all")
+    items(page).first.click()
+    assert "refund 0.97 > late 0.55" in page.locator("#detail").inner_text()
 
 
 def test_ten_thousand_texts_stay_responsive(opened):

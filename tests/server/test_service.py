@@ -370,3 +370,19 @@ async def test_the_openapi_document_is_valid_and_true(client_of):
     assert all(fits(name, value) for name, value in looked.items())
     assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     assert document["paths"]["/v1/classify"]["post"]["security"] == [{"token": []}]
+
+
+async def test_labels_in_a_tree_have_a_trust_for_each_level(client_of):
+    labels = {"refund": ["late", "twice"], "card": None}
+    async with (
+        LoopbackLLM(lambda _: ("refund > late", 0.9)) as llm,
+        served(TestNUC(**client_of(llm, k=3, labels=labels))) as (_, session),
+    ):
+        _, answer, _ = await post(session, {"texts": messages(6)})
+        document = json.loads((await get(session, "/openapi.json"))[1])
+    for result in answer["results"]:
+        assert result["label"] == "refund > late"
+        assert result["path"] == ["refund", "late"]
+        assert result["path_trusts"] == result["path_shares"] == [1.0, 1.0]
+    properties = document["components"]["schemas"]["Result"]["properties"]
+    assert {"path", "path_shares", "path_trusts"} <= set(properties)

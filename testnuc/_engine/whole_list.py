@@ -1,0 +1,143 @@
+"""Ask about a random part of the texts with the whole list of labels too, and compare the answers.
+
+A shortlist that lacks the right label can make an LLM choose a wrong one. How often it does is seen
+where the LLM is shown all labels besides. Which texts these are depends on their content alone, so
+that a second run makes no call.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from testnuc._dispatch.predictor import WHOLE_LIST
+from testnuc._engine.first_calls import STOPS
+from testnuc.scoring import wilson
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from testnuc._dispatch.predictor import Predictor
+    from testnuc._dispatch.scheduler import Scheduler
+    from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc.protocols import PoolText
+
+__all__ = ["compare_with_whole_list", "compared_part"]
+
+#: The part of the texts that is compared, the fewest and the most; of fewer than `_FROM`, none is.
+_PART, _LEAST, _MOST, _FROM = 0.02, 20, 200, 100
+#: A list is called harmful where it lacks the label for at least this part of the texts.
+_HARM = 0.02
+
+
+def compared_part(entries: Sequence[PoolText]) -> list[int]:
+    """Return the positions of the texts that are compared.
+
+    Parameters
+    ----------
+    entries : sequence of PoolText
+        Distinct texts without a known label.
+    """
+    if len(entries) < _FROM:
+        return []
+    order = sorted(range(len(entries)), key=lambda at: _rank(entries[at].hash))
+    return order[: min(max(_LEAST, int(_PART * len(entries))), _MOST)]
+
+
+def _rank(text_hash: bytes) -> bytes:
+    # another order than that of the hashes, by which folds and samples are chosen
+    return blake2b(text_hash, digest_size=8, key=b"whole list").digest()
+
+
+async def compare_with_whole_list(
+    neighborhoods: Neighborhoods, predictor: Predictor, scheduler: Scheduler
+) -> None:
+    """Ask about a part of the own texts with the whole list, and note how often answers agree.
+
+    An error ends the comparison, not the run: its texts are labeled.
+    """
+    own = range(neighborhoods.n_own)
+    places = [
+        place
+        for place in own
+        if neighborhoods.entries[place].label is None and not neighborhoods.is_spared(place)
+    ]
+    entries = [neighborhoods.entries[place] for place in places]
+    asks = [
+        predictor.ask(entries[at].text, entries[at].hash, places[at], WHOLE_LIST)
+        for at in compared_part(entries)
+    ]
+    pairs: list[tuple[int, str, str]] = []
+    try:
+        async with aclosing(scheduler.run(asks)) as outcomes:
+            async for ask, outcome in outcomes:
+                given = neighborhoods.predictions[ask.place]
+                if isinstance(outcome, Exception) or given is None:
+                    continue
+                if given.label is not None and outcome.label is not None:
+                    pairs.append((ask.place, given.label, outcome.label))
+    except STOPS:
+        pass
+    if pairs:
+        neighborhoods.notes.extend(_told(neighborhoods, pairs))
+
+
+def _told(neighborhoods: Neighborhoods, pairs: Sequence[tuple[int, str, str]]) -> list[str]:
+    """Return what the comparison shows.
+
+    Parameters
+    ----------
+    neighborhoods : Neighborhoods
+    pairs : sequence of (int, str, str)
+        Place of a text, its label, and its label by the whole list.
+    """
+    other = [(place, short, whole) for place, short, whole in pairs if short != whole]
+    agree = wilson(len(pairs) - len(other), len(pairs))
+    told = (
+        f"{len(pairs):,} texts were also asked about with all labels in the prompt: the label is "
+        f"the same for {100 * agree.value:.1f} % ({100 * agree.low:.1f} to {100 * agree.high:.1f} "
+        "%, 95 %)"
+    )
+    if not other:
+        return [told]
+    sides = [_side(neighborhoods, *pair) for pair in other]
+    told += (
+        f"; of the {len(other):,} others, the neighbors side with the prompt of all labels for "
+        f"{sides.count(1):,}, with the shorter one for {sides.count(-1):,}"
+    )
+    notes = [told]
+    lacked = wilson(sum(_lacks(neighborhoods, *pair) for pair in other), len(pairs))
+    if lacked.low > _HARM:
+        notes.append(
+            f"the shorter prompts harm: for {100 * lacked.value:.1f} % of these texts (at least "
+            f"{100 * lacked.low:.1f} %) they lack the label that the LLM gives where it sees all; "
+            "describe the labels, give a longer shortlist, or shortlist=None"
+        )
+    return notes
+
+
+def _side(neighborhoods: Neighborhoods, place: int, short: str, whole: str) -> int:
+    """Return 1 if the neighbors of a text side with the label by the whole list, -1, or 0."""
+    weights = {short: 0.0, whole: 0.0}
+    for near, similarity in zip(
+        neighborhoods.neighbors[place].tolist(),
+        neighborhoods.similarities[place].tolist(),
+        strict=True,
+    ):
+        prediction = neighborhoods.predictions[near] if near >= 0 else None
+        if prediction is not None and prediction.label in weights:
+            weights[prediction.label] += max(similarity, 0.0)
+    return (weights[whole] > weights[short]) - (weights[whole] < weights[short])
+
+
+def _lacks(neighborhoods: Neighborhoods, place: int, short: str, whole: str) -> bool:
+    """Whether the label by the whole list was not among those that a text was shown."""
+    labels, lists = neighborhoods.labels, neighborhoods.shortlists
+    if lists is not None:
+        return labels.index(whole) not in lists[place].tolist()
+    # level by level: another top level hides it
+    assert labels.tree is not None
+    paths = labels.tree.paths
+    first, second = (paths[labels.names.index(label)][0] for label in (short, whole))
+    return first != second

@@ -1,0 +1,102 @@
+"""Labels of texts, from what was learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc._base.display import brief
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["Applied", "joined", "second", "shown_shares"]
+
+#: Smaller shares of a label are not shown.
+_LEAST_SHARE = 0.01
+_TINY = 1e-4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Applied:
+    """Labels of texts, from a `Learned`.
+
+    Parameters
+    ----------
+    label : int32[b]
+        -1 = none.
+    trust : float64[b]
+    shares : float32[b, C], optional
+        What speaks for each label, rows sum to 1; None: the votes.
+    other : int32[b], optional
+        The label that is trusted most, except `label`; -1 = none.
+    part : float64[b], optional
+        Its part of what speaks for all labels except `label`.
+    levels : float32[b, depth - 1], optional
+        Of labels in a tree: what speaks for the other labels below each parent of `label`, as a
+        part of what speaks for all labels except `label`.
+    """
+
+    __repr__ = brief
+
+    label: NDArray[np.int32]
+    trust: NDArray[np.float64]
+    shares: NDArray[np.float32] | None = None
+    other: NDArray[np.int32] | None = None
+    part: NDArray[np.float64] | None = None
+    levels: NDArray[np.float32] | None = None
+    #: bool[b]: whether a judgment gave the label.
+    judged: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "judged", np.zeros(len(self.label), dtype=np.bool_))
+
+    def alternative(self, row: int) -> tuple[int, float] | None:
+        """Return the other label of a text, and the chance that it is right; None: unknown."""
+        if self.other is None or self.part is None or self.other[row] < 0:
+            return None
+        # of what is left: both together are at most 1
+        trust = (1 - float(self.trust[row])) * float(self.part[row])
+        return (int(self.other[row]), trust) if trust > 0 else None
+
+
+def joined(parts: Sequence[Applied]) -> Applied:
+    """Return the labels of all texts, without shares."""
+    levels = [part.levels for part in parts if part.levels is not None]
+    return Applied(
+        np.concatenate([part.label for part in parts]),
+        np.concatenate([part.trust for part in parts]),
+        None,
+        np.concatenate([part.other for part in parts if part.other is not None]),
+        np.concatenate([part.part for part in parts if part.part is not None]),
+        np.concatenate(levels) if levels else None,
+    )
+
+
+def second(
+    found: NDArray[np.float32], label: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Return the most probable other label, and its part of the probability of all others."""
+    at = np.flatnonzero(label >= 0)
+    given = found[at, label[at]].copy()
+    found[at, label[at]] = 0
+    other = found.argmax(axis=1).astype(np.int32)
+    rest = found.sum(axis=1, dtype=np.float64)
+    part = found[np.arange(len(found)), other] / np.maximum(rest, _TINY)
+    found[at, label[at]] = given
+    return np.where(rest > 0, other, -1).astype(np.int32), part
+
+
+def shown_shares(found: NDArray[np.float32], label: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Return the shares that are shown: none is larger than that of the kept label."""
+    shown = found.copy()
+    at = np.arange(len(label))
+    # an LLM's own label that was kept out of care
+    shown[at, label] = np.maximum(shown[at, label], shown.max(axis=1))
+    shown[shown < _LEAST_SHARE] = 0
+    result: NDArray[np.float32] = shown / shown.sum(axis=1, keepdims=True)
+    return result
