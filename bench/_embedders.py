@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sys
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +20,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["NAMES", "Timed", "ways"]
+__all__ = ["NAMES", "OTHERS", "Timed", "ways"]
 
 #: The plain one first.
 NAMES = (WHEEL_MODEL, f"{WHEEL_MODEL}@torch,dtype=bfloat16", f"{WHEEL_MODEL}@openvino")
-_CALIBRATION = 300
+#: Models that are made from the plain one, and other libraries.
+OTHERS = ("openvino-int8", "static", "sentence-transformers", "fastembed")
+#: Texts that int8 is calibrated on.
+_CALIBRATION = 40
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -47,9 +52,9 @@ def ways(model: str, texts: list[str], folder: Path) -> dict[str, Callable[[], s
         For the models that are made.
     """
     return {
-        "OpenVINO, int8": partial(_int8, model, texts, folder / "int8"),
-        "static (model2vec)": partial(_static, model, folder / "static"),
-        "sentence-transformers, encode": partial(_encode, model, texts),
+        "openvino-int8": partial(_int8, model, texts, folder / "int8"),
+        "static": partial(_static, model, folder / "static"),
+        "sentence-transformers": partial(_encode, model, texts),
         "fastembed": partial(_fastembed, model, texts, folder / "onnx"),
     }
 
@@ -78,6 +83,9 @@ def _int8(model: str, texts: list[str], folder: Path) -> str:
     import openvino
     from sentence_transformers import SentenceTransformer
 
+    name = "openvino/openvino_model_qint8_quantized.xml"
+    if (folder / name).is_file():
+        return f"{folder}@openvino,file_name={name}"
     loaded = SentenceTransformer(_path(model), backend="openvino")
     loaded.save_pretrained(str(folder))
     step = max(len(texts) // _CALIBRATION, 1)
@@ -86,12 +94,14 @@ def _int8(model: str, texts: list[str], folder: Path) -> str:
         for t in texts[::step][:_CALIBRATION]
     ]
     source = folder / "openvino" / "openvino_model.xml"
-    quantized = nncf.quantize(
-        openvino.Core().read_model(source),
-        nncf.Dataset(samples),
-        model_type=nncf.ModelType.TRANSFORMER,
-    )
-    name = "openvino/openvino_model_qint8_quantized.xml"
+    # it draws its progress on standard output
+    with contextlib.redirect_stdout(sys.stderr):
+        quantized = nncf.quantize(
+            openvino.Core().read_model(source),
+            nncf.Dataset(samples),
+            subset_size=len(samples),
+            model_type=nncf.ModelType.TRANSFORMER,
+        )
     openvino.save_model(quantized, folder / name)
     return f"{folder}@openvino,file_name={name}"
 
@@ -101,16 +111,38 @@ def _static(model: str, folder: Path) -> str:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
-    made = StaticEmbedding.from_distillation(_path(model), device="cpu")
-    SentenceTransformer(modules=[made]).save_pretrained(str(folder))
+    if not folder.is_dir():
+        made = StaticEmbedding.from_distillation(_path(model), device="cpu")
+        SentenceTransformer(modules=[made]).save_pretrained(str(folder))
     return str(folder)
 
 
 def _fastembed(model: str, texts: list[str], folder: Path) -> Timed:
     """Embed with fastembed, by an ONNX file made here: its own are on a hub."""
-    import torch
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
+    from transformers import AutoConfig
+
+    if not folder.is_dir():
+        _export(_path(model), folder)
+    TextEmbedding.add_custom_model(
+        model="local",
+        pooling=PoolingType.MEAN,
+        normalization=True,
+        sources=ModelSource(hf="local"),
+        dim=int(AutoConfig.from_pretrained(_path(model)).hidden_size),
+        model_file="model.onnx",
+    )
+    embedder = TextEmbedding("local", specific_model_path=str(folder))
+    list(embedder.embed(texts[:64]))
+    start = time.perf_counter(), time.process_time()
+    vectors = np.stack(list(embedder.embed(texts)))
+    return _timed(vectors, start)
+
+
+def _export(path: str, folder: Path) -> None:
+    """Write the model as an ONNX file, beside its tokenizer."""
+    import torch
     from transformers import AutoModel
 
     folder.mkdir()
@@ -120,8 +152,11 @@ def _fastembed(model: str, texts: list[str], folder: Path) -> Timed:
         "tokenizer_config.json",
         "special_tokens_map.json",
     ):
-        shutil.copy(f"{_path(model)}/{file}", folder / file)
-    loaded = AutoModel.from_pretrained(_path(model), attn_implementation="eager").eval()
+        shutil.copy(f"{path}/{file}", folder / file)
+    loaded = AutoModel.from_pretrained(path, attn_implementation="eager").eval()
+    forward = loaded.forward
+    # by position, as the exporter gives them
+    loaded.forward = lambda *given: forward(**dict(zip(_INPUTS, given, strict=True)))[:1]
     example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in _INPUTS)
     axes = {name: {0: "batch", 1: "length"} for name in (*_INPUTS, "last_hidden_state")}
     torch.onnx.export(
@@ -133,19 +168,6 @@ def _fastembed(model: str, texts: list[str], folder: Path) -> Timed:
         dynamic_axes=axes,
         dynamo=False,
     )
-    TextEmbedding.add_custom_model(
-        model="local",
-        pooling=PoolingType.MEAN,
-        normalization=True,
-        sources=ModelSource(hf="local"),
-        dim=int(loaded.config.hidden_size),
-        model_file="model.onnx",
-    )
-    embedder = TextEmbedding("local", specific_model_path=str(folder))
-    list(embedder.embed(texts[:64]))
-    start = time.perf_counter(), time.process_time()
-    vectors = np.stack(list(embedder.embed(texts)))
-    return _timed(vectors, start)
 
 
 def _timed(vectors: NDArray[Any], start: tuple[float, float]) -> Timed:

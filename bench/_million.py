@@ -10,11 +10,12 @@ import numpy as np
 import orjson
 
 from bench._report import Report
-from testnuc import Sampling, TestNUC, Unsure
+from testnuc import Sampling, TestNUC, Unsure, embedders
+from testnuc.embedders.sentence_transformers import WHEEL_MODEL
 from testnuc.evaluation.recording import KnownVectors
 from testnuc.limits import PICO, Price
 from testnuc.protocols import TokenUsage
-from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.testing import LoopbackLLM
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,16 +82,19 @@ def _read(folder: Path, dataset: str, most: int) -> _Data:
     rows = [orjson.loads(line) for line in found[0].read_bytes().splitlines() if line.strip()]
     labels = sorted({row["gold"] for row in rows})
     vectors = sorted((folder / "embeddings").glob(f"{dataset}.*.npy"))
-    known = np.load(vectors[0], allow_pickle=False) if vectors else np.empty((0, 64))
-    rows = rows[:most]
+    known = np.load(vectors[0], allow_pickle=False) if vectors else np.empty((0, 384))
+    # evenly spaced, the same in every run
+    step = max(len(rows) // most, 1)
+    rows, known = rows[::step][:most], known[::step][:most]
     texts = [row["text"] for row in rows]
-    otherwise = HashEmbedder(known.shape[1])
+    # of the labels, for shortlists
+    otherwise = embedders.resolve(WHEEL_MODEL)
     return _Data(
         found[0].stem,
         labels,
         {row["text"]: (row["prediction"], row["confidence"]) for row in reversed(rows)},
         {row["text"]: row["gold"] for row in reversed(rows)},
-        KnownVectors(texts[: len(known)], known[: len(texts)], otherwise),
+        KnownVectors(texts[: len(known)], known, otherwise),
     )
 
 

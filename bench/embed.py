@@ -109,7 +109,10 @@ def _report(path: Path, given: argparse.Namespace) -> Report:
         ways: dict[str, Callable[[], str | _embedders.Timed]]
         ways = {name: partial(str, name) for name in given.embedders}
         if given.others:
-            ways |= _embedders.ways(given.embedders[0], texts, Path(temporary))
+            folder = Path(given.cache or temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            made = _embedders.ways(given.embedders[0], texts, folder)
+            ways |= {name: made[name] for name in given.others}
         for name, way in ways.items():
             tokens = _Tokens()
             try:
@@ -154,11 +157,13 @@ def main(argv: list[str]) -> None:
         "--embedders", nargs="+", default=list(_embedders.NAMES), help="names, the plain one first"
     )
     parser.add_argument(
-        "--no-others",
-        dest="others",
-        action="store_false",
-        help="without models that are made here (int8, static), and other libraries",
+        "--others",
+        nargs="*",
+        choices=_embedders.OTHERS,
+        default=list(_embedders.OTHERS),
+        help="models that are made here from the plain one, and other libraries",
     )
+    parser.add_argument("--cache", help="folder for models made here (default: a temporary one)")
     parser.add_argument("--json", help="write the result to this file")
     given = parser.parse_args(argv)
     inner = Path(given.data) / "predictions"

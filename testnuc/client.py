@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from testnuc.head import Head
     from testnuc.labels import LabelSet
     from testnuc.protocols import APIKey, Embedder, Method, Provider, Store
-    from testnuc.trust import Diagnosis, Learned, Review, Unsure
+    from testnuc.trust import Diagnosis, Learned, MultilabelLearned, Review, Unsure
     from testnuc.voting import VotePolicy
 
 __all__ = ["TestNUC"]
@@ -76,8 +76,7 @@ class TestNUC:
     multilabel : bool
         Whether a text can have several labels, or none. Each label is voted on alone and given
         above the policy's ``threshold`` (1/2); results are `MultilabelClassification`. Policy
-        "auto" is "weighted". Reviews, learning, heads, referees and few-shot methods need one
-        label.
+        "auto" is "weighted". Head files, referees and few-shot methods need one label.
     shortlist : int or {"auto", "levels"}, optional
         Show each text only so many labels: those whose names and descriptions are nearest to it,
         those of its neighbors as far as they are known before the run, and those that a model
@@ -480,7 +479,8 @@ class TestNUC:
             "decide": drawn from the texts that ways to label give different labels; tells which is
             best. "certify": from all texts; proves how many labels are right. "correct": the least
             trusted texts, where a person corrects most; proves nothing. Default: four in five
-            texts for "decide", the others for "certify".
+            texts for "decide", the others for "certify". With ``multilabel=True`` there is no
+            "decide", and the default is "certify".
         seed : int
 
         Returns
@@ -516,7 +516,7 @@ class TestNUC:
         await self._engine.ask(review, model, shown)
 
     @property
-    def learned(self) -> Learned | None:
+    def learned(self) -> Learned | MultilabelLearned | None:
         """What was learned from judged texts, here or by an earlier run; None: nothing.
 
         A store is read when the client is opened.
@@ -529,8 +529,10 @@ class TestNUC:
         return self._engine.referee_usage
 
     async def learn(
-        self, texts: Review | Iterable[str], labels: Sequence[str | None] | None = None
-    ) -> Learned:
+        self,
+        texts: Review | Iterable[str],
+        labels: Sequence[str | None] | Sequence[Sequence[str]] | None = None,
+    ) -> Learned | MultilabelLearned:
         """Learn from judged texts how to label, and what trust means.
 
         Of several ways to label (the LLM's own labels, the vote, and models of your texts) that one
@@ -544,11 +546,12 @@ class TestNUC:
             A review with answers; or texts that were chosen at random. Those that are not in the
             pool are added and labeled.
         labels : sequence of str or None, optional
-            The right labels of the texts; None: none of the labels is right.
+            The right labels of the texts; None: none of the labels is right. With
+            ``multilabel=True``: the list of labels of each text, [] for none.
 
         Returns
         -------
-        Learned
+        Learned, or with ``multilabel=True`` MultilabelLearned
             ``print`` it.
 
         Raises

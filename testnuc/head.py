@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
+import weakref
 import zipfile
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
@@ -16,7 +18,7 @@ import orjson
 from testnuc import embedders
 from testnuc._base.checks import valid_text
 from testnuc._base.jsonl import write_whole
-from testnuc._base.loop_thread import Background
+from testnuc._base.loop_thread import Background, at_exit
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError
 from testnuc.protocols import Answer, Reply
@@ -42,6 +44,16 @@ _VERSION = 1
 _BLOCK = 4_096
 #: Texts embedded at a time, as for a client.
 _TURN = 512
+#: What reading raises where a byte of the archive or of its header differs.
+_DAMAGED = (
+    zipfile.BadZipFile,
+    AttributeError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _TINY = np.float32(1e-4)
 _SURE = 0.9
 #: Drift: standard errors between the mean trust of new texts and that of the texts trained on, and
@@ -160,6 +172,8 @@ class Head:
         self.drift = drift
         self.certificate = certificate
         self._embedder = None if isinstance(embedder, str) else embedder
+        #: Whether the embedder was created here, and is closed here.
+        self._own_embedder = False
         self._background: Background | None = None
         #: The name of the embedder.
         self.embedder = embedder if isinstance(embedder, str) else embedder_name(embedder)
@@ -241,18 +255,19 @@ class Head:
                 header: dict[str, Any] = orjson.loads(file["header"].tobytes())
                 weights = file["weights"].astype(np.float32)
             if header["format"] != "testnuc head" or header["version"] != _VERSION:
-                raise InvalidInputError(
+                raise InvalidInputError(  # noqa: TRY301
                     f"{path} is not a head that this version of testnuc can read; upgrade testnuc, "
                     "or distill again"
                 )
             shape = (weights.ndim, weights.shape[-1])
             if shape != (2, len(header["labels"])) or not np.isfinite(weights).all():
-                raise ValueError("the weights do not fit the labels")  # noqa: TRY301
+                raise ValueError("the weights do not fit the labels")
             given = header["certificate"]
+            start, slope = header["curve"]
             made = cls(
                 header["labels"],
                 weights,
-                tuple(header["curve"]),
+                (float(start), float(slope)),
                 embedder=header["embedder"],
                 trained_on=TrainedOn(**header["trained_on"]),
                 drift=TrustDrift(*header["trust"]),
@@ -260,13 +275,16 @@ class Head:
             )
         except OSError as exc:
             raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
-        except (zipfile.BadZipFile, ValueError, KeyError, TypeError, EOFError) as exc:
+        except InvalidInputError:
+            raise
+        except _DAMAGED as exc:
             raise InvalidInputError(
                 f"{path} is damaged, or is not a head from `distill`: {exc}"
             ) from exc
         made.loadable = bool(header["loadable"])
         if embedder is not None:
             made._embedder = made.checked_embedder(embedders.resolve(embedder))
+            made._own_embedder = isinstance(embedder, str)
         return made
 
     def checked_embedder(self, embedder: Embedder) -> Embedder:
@@ -404,7 +422,7 @@ class Head:
                     f"the head was trained with an embedder of your own, {self.embedder!r}; give "
                     "it, as Head.load(path, embedder=..)"
                 )
-            self._embedder = embedders.resolve(self.embedder)
+            self._embedder, self._own_embedder = embedders.resolve(self.embedder), True
         return self._embedder
 
     def _embedded(self, texts: list[str]) -> NDArray[np.float16]:
@@ -426,7 +444,12 @@ class Head:
 
         if self._background is None:
             # one loop for all calls: an embedder may keep connections
-            self._background = Background()
+            self._background = Background("testnuc-head")
+            # a head has no `close`: its thread and its connections end with it, or at exit
+            own = embedder if self._own_embedder else None
+            ending = weakref.finalize(self, self._background.leave, partial(_closed, own))
+            ending.atexit = False
+            at_exit(ending)
         self._background.run(embed())
         return out
 
@@ -437,6 +460,12 @@ def unit(vectors: NDArray[np.floating]) -> NDArray[np.float16]:
     norm = np.linalg.norm(made, axis=1, keepdims=True)
     result: NDArray[np.float16] = (made / np.maximum(norm, 1e-12)).astype(np.float16)
     return result
+
+
+async def _closed(embedder: Any) -> None:
+    close = getattr(embedder, "close", None)
+    if close is not None:
+        await close()
 
 
 def _is_own(embedder: Embedder) -> bool:

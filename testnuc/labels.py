@@ -13,7 +13,7 @@ from rapidfuzz import fuzz, process
 
 from testnuc.errors import InvalidInputError
 from testnuc.label_tree import LabelTree, flattened, is_nested
-from testnuc.types import SEPARATOR, MultilabelPrediction, Prediction
+from testnuc.types import SEPARATOR, MultilabelPrediction, Prediction, split_labels
 
 if TYPE_CHECKING:
     from testnuc.protocols import Answer
@@ -290,11 +290,6 @@ class LabelSet:
         shown = ", ".join(repr(name) for name in self.names[:5])
         more = f", .. {len(self.names) - 5} more" if len(self.names) > 5 else ""
         return f"LabelSet([{shown}{more}])"
-
-
-def split_labels(label: str | None) -> list[str]:
-    """Return the labels in one string; [] without one."""
-    return label.split(SEPARATOR) if label else []
 
 
 def _check_several(names: Sequence[str], none_label: str | None) -> None:

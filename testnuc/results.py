@@ -389,14 +389,17 @@ class Results(Sequence[Classification]):
         Parameters
         ----------
         certificate : Certificate
-            From `Learned.certify`.
+            From `Learned.certify`. Of one label: the results that have it with that trust.
         """
-        least, level = certificate.trust, certificate.level
+        least, level = certificate.trust, getattr(certificate, "level", None)
+        label = getattr(certificate, "label", None)
         found = []
         for result in self:
             trust = result.trust
             if level is not None and isinstance(result, TreeClassification):
                 trust = result.trust_at(level)
+            elif label is not None and isinstance(result, MultilabelClassification):
+                trust = result.trusts.get(label)
             if trust is not None and trust >= least:
                 found.append(result)
         return found

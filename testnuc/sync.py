@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from testnuc.labels import LabelSet
-    from testnuc.trust import Learned
+    from testnuc.trust import Learned, MultilabelLearned
     from testnuc.types import Classification, Usage
     from testnuc.voting import VotePolicy
 
@@ -112,7 +112,7 @@ class SyncTestNUC:
         return self._client.usage
 
     @property
-    def learned(self) -> Learned | None:
+    def learned(self) -> Learned | MultilabelLearned | None:
         """What was learned from judged texts, here or by an earlier run; None: nothing."""
         return self._client.learned
 

@@ -27,6 +27,7 @@ __all__ = [
     "Usage",
     "error_text",
     "row",
+    "split_labels",
 ]
 
 
@@ -480,6 +481,11 @@ def _listed(labels: Sequence[str], numbers: Sequence[float | None] = ()) -> str:
         for label, number in zip(labels, padded, strict=True)
     ]
     return ", ".join(told) or "none"
+
+
+def split_labels(label: str | None) -> list[str]:
+    """Return the labels in one string; [] without one."""
+    return label.split(SEPARATOR) if label else []
 
 
 def own_labels(prediction: Prediction | None) -> tuple[str, ...]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import csv
+import gc
+import io
 import pickle
+import threading
 from pathlib import Path
 
 import numpy as np
+import orjson
 import pytest
 
-from testnuc import Head, InvalidInputError, TestNUC
+from testnuc import Head, InvalidInputError, TestNUC, embedders
 from testnuc.head import TrainedOn, TrustDrift, unit
 from testnuc.testing import LoopbackLLM
 from tests import naive
@@ -133,6 +137,19 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     path.write_bytes(whole[:weights] + bytes([whole[weights] ^ 255]) + whole[weights + 1 :])
     with pytest.raises(InvalidInputError, match="damaged"):
         Head.load(path)
+    # the compression method in the directory of the archive
+    method = whole.index(b"PK\x01\x02") + 10
+    path.write_bytes(whole[:method] + b"\x63" + whole[method + 1 :])
+    with pytest.raises(InvalidInputError, match="damaged"):
+        Head.load(path)
+    for wrong in ({"curve": "x"}, {"curve": [1.0]}, {"embedder": 5}):
+        with np.load(io.BytesIO(whole)) as file:
+            header = orjson.dumps(orjson.loads(file["header"].tobytes()) | wrong)
+            np.savez(
+                tmp_path / "w.npz", weights=file["weights"], header=np.frombuffer(header, "u1")
+            )
+        with pytest.raises(InvalidInputError, match="damaged"):
+            Head.load(tmp_path / "w.npz")
     with pytest.raises(InvalidInputError, match="cannot be read"):
         Head.load(tmp_path / "missing.head")
     np.savez(path.with_suffix(".npz"), other=np.zeros(3))
@@ -212,6 +229,26 @@ def test_invalid_texts_are_refused(tmp_path):
     for wrong in ([""], ["c1 fine", 3]):
         with pytest.raises(InvalidInputError, match="text"):
             head.predict(wrong)
+
+
+def test_a_head_that_is_dropped_leaves_no_thread_and_no_open_embedder(monkeypatch):
+    closed = []
+
+    class Own(Wide):
+        async def close(self):
+            closed.append(threading.current_thread())
+
+    monkeypatch.setattr(embedders, "resolve", lambda _: Own())
+    for embedder in ("own", Own()):
+        head = small(embedder=embedder)
+        head.predict(["c1 text"])
+        thread = head._background._thread
+        del head
+        gc.collect()
+        thread.join(60)
+        assert not thread.is_alive()
+        # an embedder that was passed stays open
+        assert len(closed) == 1
 
 
 def test_drift_is_reported_where_new_texts_differ():

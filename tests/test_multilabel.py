@@ -331,12 +331,7 @@ async def test_what_needs_one_label_is_refused_before_any_call(nuc_of, client_of
         with pytest.raises(InvalidInputError, match="set multilabel=True"):
             TestNUC(**client_of(llm, policy=VotePolicy(threshold=0.3)))
         async with nuc_of(llm) as nuc:
-            for call in (
-                nuc.review(10),
-                nuc.learn(["a"], ["refund"]),
-                nuc.distill("x.head"),
-                nuc.diagnose(),
-            ):
+            for call in (nuc.distill("x.head"), nuc.diagnose()):
                 with pytest.raises(InvalidInputError, match="does not support multilabel=True"):
                     await call
         assert llm.calls == 0
@@ -370,14 +365,6 @@ async def test_results_are_written_and_read_back(nuc_of, tmp_path):
     assert [r.prediction.outside for r in read] == [r.prediction.outside for r in results]
     assert [r.label for r in read] == [r.label for r in results]
     assert read.summary() == results.summary()
-
-
-async def test_the_page_which_asks_for_one_label_is_refused(nuc_of, tmp_path):
-    async with LoopbackLLM(labels_of) as llm, nuc_of(llm, k=3) as nuc:
-        results = await nuc.classify_many(messages(12))
-    with pytest.raises(InvalidInputError, match="have several"):
-        results.to_html(tmp_path / "page.html")
-    assert not (tmp_path / "page.html").exists()
 
 
 async def test_frames_hold_lists_and_strings(nuc_of):

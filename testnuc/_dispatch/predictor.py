@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -41,6 +42,8 @@ __all__ = ["WHOLE_LIST", "Predictor"]
 _SILENT_TEXTS = 20
 #: Most refused texts that are remembered.
 _MOST_REFUSED = 10_000
+#: Half a character, which no store can hold.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 #: Bytes of a typical text, which each call for it repeats.
 _TEXT_BYTES = 300
 #: The sample that sees the whole list of labels at once, whatever prompts show otherwise.
@@ -454,8 +457,10 @@ def _again(kind: type[ProviderError], message: str, status_code: int | None) -> 
 
 def _malformed(label: Any, confidence: Any) -> ReplyError | None:
     """Return the error of a custom provider's label and confidence; None: they are valid."""
-    if not isinstance(label, str):
-        return ReplyError(f"the provider's label is {label!r:.60}; give a string")
+    if not isinstance(label, str) or _SURROGATE.search(label):
+        return ReplyError(
+            f"the provider's label is {label!r:.60}; give a string that UTF-8 can encode"
+        )
     # NaN is not between 0 and 1
     if confidence is not None and not (
         isinstance(confidence, Real) and 0 <= float(confidence) <= 1

@@ -18,6 +18,7 @@ from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
 from testnuc._engine.inputs import checked_texts, distinct, labeled
 from testnuc._engine.learning import Learning
+from testnuc._engine.multilabel_learning import MultilabelLearning
 from testnuc._engine.multilabel_rows import rows_of
 from testnuc._engine.pipeline import STOPS
 from testnuc._engine.rows import classification
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from testnuc.head import Head
     from testnuc.progress import Observer
     from testnuc.protocols import Provider, WireProvider
-    from testnuc.trust import Diagnosis, Learned, VoteSettings
+    from testnuc.trust import Diagnosis, Learned, MultilabelLearned, VoteSettings
     from testnuc.types import Classification, Estimate, Usage
 
 __all__ = ["Engine"]
@@ -66,8 +67,10 @@ class Engine:
 
     def __init__(self, parts: Components) -> None:
         self.parts = parts
-        self.learning = Learning(parts)
-        self.escalation = Escalation(parts, self.learning)
+        learning = Learning(parts)
+        self.escalation = Escalation(parts, learning)
+        several = parts.labels.multilabel
+        self.learning = MultilabelLearning(parts) if several else learning
         self._warned = False
         #: `Observer.note` of each run in progress.
         self._notes: list[Callable[[Exception], None]] = []
@@ -217,7 +220,7 @@ class Engine:
                 if not await parts.pipeline.salvage(neighborhoods, error):
                     raise
             self._warn_of_few_predictions(neighborhoods)
-            if neighborhoods.settings.learned is not None:
+            if neighborhoods.settings.taught is not None:
                 await parts.pipeline.settle(neighborhoods)
             vote = neighborhoods.vote(slice(0, 1))
             result = classification(neighborhoods, 0, vote, 0, 0, text)
@@ -316,7 +319,7 @@ class Engine:
             instructions=parts.instructions,
             stopped=stopped,
             diagnosis=neighborhoods.diagnosis,
-            learned=None if (found := neighborhoods.settings.learned) is None else str(found),
+            learned=None if (found := neighborhoods.settings.taught) is None else str(found),
             escalated=escalated,
             notes=neighborhoods.notes,
             coverage=self._coverage(neighborhoods, lane),
@@ -361,9 +364,8 @@ class Engine:
 
     async def review(self, n: int, goal: str | None, seed: int) -> Review:
         """Draw texts of the pool to be judged."""
-        self._one_label("review")
         review = await self.learning.review(n, goal, seed)
-        review.asks = self.escalation.ask
+        review.asks = self.ask
         return review
 
     async def ask(self, review: Review, model: str | Provider | WireProvider, shown: str) -> None:
@@ -372,7 +374,7 @@ class Engine:
         await self.escalation.ask(review, model, shown)
 
     @property
-    def learned(self) -> Learned | None:
+    def learned(self) -> Learned | MultilabelLearned | None:
         """What was learned so far."""
         return self.learning.learned
 
@@ -382,10 +384,11 @@ class Engine:
         return self.escalation.usage
 
     async def learn(
-        self, texts: Review | Iterable[str], labels: Sequence[str | None] | None
-    ) -> Learned:
+        self,
+        texts: Review | Iterable[str],
+        labels: Sequence[str | None] | Sequence[Sequence[str]] | None,
+    ) -> Learned | MultilabelLearned:
         """Learn from a review, or from labeled texts; later calls use it."""
-        self._one_label("learn")
         if isinstance(texts, Review):
             if labels is not None:
                 raise InvalidInputError("give a review, or texts and labels")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from testnuc._base.checks import checked_whole
 from testnuc._engine.applying import said_of, texts_among
-from testnuc._engine.inputs import checked_texts, distinct, values
+from testnuc._engine.judging import MOST_TEXTS, SHOWN, Judging, check_enough
 from testnuc._engine.judgments import (
     class_of,
     context_of,
@@ -21,34 +20,26 @@ from testnuc._engine.judgments import (
     draws_of,
     parts_of,
 )
-from testnuc.embedders.cache import embedder_name
-from testnuc.errors import InvalidInputError, StoreError
+from testnuc.errors import InvalidInputError
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
 from testnuc.trust.chances import fit_trust
-from testnuc.trust.learned import Judgment, Learned, chosen_parts, rounded
+from testnuc.trust.learned import Learned, chosen_parts, rounded
 from testnuc.trust.levels import parts_by_level
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
 from testnuc.trust.review import GOALS, Drawn, Review, ReviewItem, closest_label, draw
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc.trust import VoteSettings
+    from testnuc.trust.learned import Judgment
     from testnuc.trust.model import Texts
 
-__all__ = ["LEAST_TEXTS", "Learning"]
-
-_log = logging.getLogger("testnuc.client")
-
-#: Texts that candidates are fitted on at most.
-_MOST_TEXTS = 200_000
-#: Fewest texts with a prediction to learn from.
-LEAST_TEXTS = 10
-#: Neighbors shown with a text to be judged.
-_SHOWN = 5
+__all__ = ["Learning"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,8 +54,8 @@ class _PoolFit:
     rows: dict[bytes, int]
 
 
-class Learning:
-    """What a client learns from judgments.
+class Learning(Judging[Learned]):
+    """What a client learns from judgments of texts with one label.
 
     Parameters
     ----------
@@ -72,12 +63,8 @@ class Learning:
     """
 
     def __init__(self, parts: Components) -> None:
-        self._parts = parts
+        super().__init__(parts)
         self._last: _PoolFit | None = None
-        self._lock = asyncio.Lock()
-        #: Whether what is learned is kept in the store, and read from there.
-        self.shared = True
-        parts.on_open = self.load
 
     @property
     def learned(self) -> Learned | None:
@@ -134,134 +121,33 @@ class Learning:
             own_label=None if own is None else own.label,
             candidates=tuple((label, tuple(by)) for label, by in given.items()),
             trust=None if np.isnan(trust) else trust,
-            neighbors=found.near(row, _SHOWN),
+            neighbors=found.near(row, SHOWN),
             goal=drawn.goal,
             probability=drawn.probability,
             floor=drawn.floor,
             lowest=drawn.lowest,
         )
 
-    async def learn_from(self, review: Review) -> Learned:
-        """Learn from the answers of a review, and from all earlier ones."""
-        if review.labels != self._parts.labels.names:
-            raise InvalidInputError("the review has another label set than this client")
-        if not review.judged:
-            raise InvalidInputError("the review has no answer yet; answer some of its items")
-        last = review.judged[-1].index
-        return await self._learn(
-            [
-                Judgment(
-                    item.text,
-                    item.hash,
-                    item.answer,
-                    item.source,
-                    item.probability,
-                    item.floor,
-                    review.texts,
-                    item.lowest,
-                )
-                for item in review[: last + 1]
-            ]
-        )
-
-    async def learn_labels(self, texts: Iterable[str], labels: Sequence[str | None]) -> Learned:
-        """Learn from the labels of texts that were chosen at random."""
-        parts = self._parts
-        given = await checked_texts(texts)
-        if isinstance(labels, str) or len(labels) != len(given):
-            raise InvalidInputError(f"there are {len(given)} texts; give a list of as many labels")
-        said = list(values(labels, "labels"))
-        if not said:
-            raise InvalidInputError("there is no labeled text to learn from")
-        for position, label in enumerate(said):
-            if label is not None and (not isinstance(label, str) or label not in parts.labels):
-                close = closest_label(label, parts.labels.names) if isinstance(label, str) else ""
+    def _checked(self, labels: Sequence[Any]) -> list[str | None]:
+        names = self._parts.labels
+        for position, label in enumerate(labels):
+            if label is not None and (not isinstance(label, str) or label not in names):
+                close = closest_label(label, names.names) if isinstance(label, str) else ""
                 raise InvalidInputError(
                     f"label {position} is {label!r}, which is not in the label set{close}"
                 )
-        entries, places = await distinct(given)
-        of_place: dict[int, str | None] = {}
-        for place, label in zip(places.tolist(), said, strict=True):
-            if of_place.setdefault(place, label) != label:
-                raise InvalidInputError(
-                    f"{entries[place].text[:60]!r} has the label {label!r} and, before, "
-                    f"{of_place[place]!r}; give each text one label"
-                )
-        await parts.ready()
-        neighborhoods = await parts.pipeline.prepare(entries, together=True)
-        await parts.pipeline.predict_own(neighborhoods)
-        vectors = await parts.embedding.vectors(
-            [e.text for e in entries], [e.hash for e in entries]
-        )
-        # also where classified texts do not join the pool: candidates are fitted on the pool
-        await parts.pool.add(entries, vectors)
-        size = max(len(parts.pool), len(entries))
-        before = self.learned
-        left = size - (len(before.judged) if before is not None else 0)
-        return await self._learn(
-            [
-                Judgment(
-                    entry.text,
-                    entry.hash,
-                    of_place[place],
-                    "person",
-                    chance := 1 / max(left - place, 1),
-                    chance,
-                    size,
-                    chance,
-                )
-                for place, entry in enumerate(entries)
-            ]
-        )
+        return list(labels)
 
-    async def unlearn(self) -> bool:
-        """Forget what was learned; returns whether there was anything."""
-        parts = self._parts
-        await parts.ready()
-        drop = getattr(parts.store, "drop_learned", None)
-        if drop is not None:
-            await drop(_key(parts))
-        known = self.learned is not None
-        parts.pipeline.settings = parts.settings
-        return known
+    def _read(self, data: bytes) -> Learned:
+        return Learned.from_bytes(data)
 
-    async def load(self) -> None:
-        """Read what was learned from the store."""
-        parts = self._parts
-        get = getattr(parts.store, "get_learned", None)
-        data = None if get is None or not self.shared else await get(_key(parts))
-        if data is None:
-            return
-        try:
-            learned = await asyncio.to_thread(Learned.from_bytes, data)
-        except StoreError as error:
-            _log.warning("%s; labels are those of the LLM and its neighbors", error)
-            return
-        parts.pipeline.settings = parts.settings.with_learned(learned)
+    def _with(self, learned: Learned) -> VoteSettings:
+        return self._parts.settings.with_learned(learned)
 
-    async def _learn(self, new: Sequence[Judgment]) -> Learned:
-        async with self._lock:
-            fitted = await self._fitted()
-            before = self.learned
-            judged = {j.hash: j for j in before.judged} if before is not None else {}
-            for judgment in new:
-                if judgment.source is not None or judgment.hash not in judged:
-                    # a second judgment takes the place of the first, and its draw
-                    old = judged.get(judgment.hash)
-                    judged[judgment.hash] = (
-                        judgment
-                        if old is None
-                        else replace(old, label=judgment.label, source=judgment.source)
-                    )
-            kept = await self._kept_by_settings(fitted)
-            learned = await asyncio.to_thread(self._learned, fitted, tuple(judged.values()), kept)
-            parts = self._parts
-            put = getattr(parts.store, "put_learned", None)
-            if put is not None and self.shared:
-                await put(_key(parts), await asyncio.to_thread(learned.to_bytes))
-            # once, on success: a concurrent run uses the former settings
-            parts.pipeline.settings = parts.settings.with_learned(learned)
-        return learned
+    async def _from(self, judged: tuple[Judgment, ...]) -> Learned:
+        fitted = await self._fitted()
+        kept = await self._kept_by_settings(fitted)
+        return await asyncio.to_thread(self._learned, fitted, judged, kept)
 
     def _learned(
         self, fitted: _PoolFit, judged: tuple[Judgment, ...], kept: NDArray[np.int32]
@@ -343,14 +229,10 @@ class Learning:
         """Return the candidates, fitted on the pool as it is."""
         parts = self._parts
         await parts.ready()
-        most = most_texts(len(parts.labels.names), _MOST_TEXTS)
+        most = most_texts(len(parts.labels.names), MOST_TEXTS)
         found, vectors = await parts.pipeline.labeled_pool(most, NEIGHBORS)
         n = found.n_own
-        if n < LEAST_TEXTS:
-            raise InvalidInputError(
-                f"the pool has {n} texts with a prediction; label at least {LEAST_TEXTS} first, "
-                "by `classify_many` or `predict_pool`"
-            )
+        check_enough(n)
         hashes = [entry.hash for entry in found.entries[:n]]
         own = found.answers()[0][:n].copy()
         digest = blake2b(b"".join(hashes) + own.tobytes()).digest()
@@ -366,9 +248,3 @@ class Learning:
             digest, found, texts, candidates, {key: row for row, key in enumerate(hashes)}
         )
         return self._last
-
-
-def _key(parts: Components) -> bytes:
-    """Return the key of what was learned: of the predictions and of the embedder."""
-    name = embedder_name(parts.embedder).encode()
-    return blake2b(parts.predictor.scope + name, digest_size=16).digest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,14 @@ from testnuc._engine.neighborhoods import LEAST_VOTERS, Neighborhoods
 from testnuc.errors import InvalidInputError
 from testnuc.methods import StandardPrompting
 from testnuc.types import MultilabelClassification, MultilabelPrediction
-from testnuc.voting import PoolLabels, VotePolicy, VoteResult, vote_multilabel
+from testnuc.voting import (
+    THRESHOLD,
+    PoolLabels,
+    VotedLabels,
+    VotePolicy,
+    VoteResult,
+    vote_multilabel,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +27,6 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import Method
     from testnuc.types import Neighbor, Prediction
-    from testnuc.voting import VotedLabels
 
 __all__ = [
     "MultilabelNeighborhoods",
@@ -104,11 +110,49 @@ def _check_options(
             )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LearnedSets:
+    """The labels of n texts by what was learned; those of text i are at starts[i]:starts[i + 1].
+
+    Labels are ordered by share, largest first.
+    """
+
+    starts: NDArray[np.int64]
+    labels: NDArray[np.int32]
+    #: float32[T], what speaks for each label.
+    shares: NDArray[np.float32]
+    given: NDArray[np.bool_]
+    #: float64[T], the chance that the label applies.
+    chances: NDArray[np.float64]
+    #: float64[n], the chance that all labels of the text are right; NaN = unknown.
+    trust: NDArray[np.float64]
+
+    def over(self, voted: VotedLabels, rows: NDArray[np.int64]) -> VotedLabels:
+        """Return votes on some of the texts with these labels."""
+        at, starts = self.pairs(rows)
+        return replace(
+            voted,
+            starts=starts,
+            labels=self.labels[at],
+            shares=self.shares[at],
+            given=self.given[at],
+        )
+
+    def pairs(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where the labels of some texts are, and the starts of each text among them."""
+        counts = np.diff(self.starts)[rows]
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        at = np.repeat(self.starts[rows] - starts[:-1], counts) + np.arange(starts[-1])
+        return at, starts
+
+
 class MultilabelNeighborhoods(Neighborhoods):
     """The texts of one run, each with several labels; see `Neighborhoods`."""
 
     #: The labels at each place; None: predictions were set since they were collected.
     _pool: PoolLabels | None = None
+    #: Labels and trust of the own texts, from what was learned.
+    sets: LearnedSets | None = None
 
     def put(self, place: int, outcome: Prediction | Exception) -> None:
         """Set the prediction or the error of the text at a place."""
@@ -117,16 +161,31 @@ class MultilabelNeighborhoods(Neighborhoods):
             outcome = self.labels.several(outcome)
         super().put(place, outcome)
 
-    def voted(self, rows: slice | NDArray[np.int64]) -> VotedLabels:
-        """Vote for each label on some of the own texts."""
+    @property
+    def pool_labels(self) -> PoolLabels:
+        """The LLM's labels at each place."""
         if self._pool is None:
             self._pool = PoolLabels.of([self._given(p) for p in self.predictions])
+        return self._pool
+
+    @property
+    def threshold(self) -> float:
+        """The threshold of the vote settings."""
+        return THRESHOLD if self.policy.threshold is None else self.policy.threshold
+
+    def voted(self, rows: slice | NDArray[np.int64]) -> VotedLabels:
+        """Return the labels of some of the own texts; what was learned wins."""
+        found = self.plain_labels(rows)
+        return found if self.sets is None else self.sets.over(found, np.arange(self.n_own)[rows])
+
+    def plain_labels(self, rows: slice | NDArray[np.int64]) -> VotedLabels:
+        """Vote for each label on some of the own texts, without regard to judgments."""
         k = self.settings.k
         return vote_multilabel(
             self.neighbors[rows, :k],
             self.similarities[rows, :k],
             np.arange(self.n_own)[rows],
-            self._pool,
+            self.pool_labels,
             n_classes=len(self.labels.names),
             policy=self.policy,
             checked=True,
@@ -152,7 +211,12 @@ class MultilabelNeighborhoods(Neighborhoods):
         share = (voted.voters > 0).astype(np.float32)
         np.minimum.at(share, row_of, np.where(voted.given, voted.shares, 1 - voted.shares))
         places = np.arange(self.n_own)[rows]
-        answered = np.array([self._given(self.predictions[i]) is not None for i in places.tolist()])
+        answered = np.array(
+            [
+                i in self.judges or self._given(self.predictions[i]) is not None
+                for i in places.tolist()
+            ]
+        )
         table = None
         if votes:
             table = np.zeros((n_rows, len(self.labels.names)))
@@ -165,6 +229,15 @@ class MultilabelNeighborhoods(Neighborhoods):
             voters=voted.voters,
             votes=table,
         )
+
+    def source(self, place: int, voters: int) -> str:
+        """Return what gave the labels of the own text at `place`."""
+        learned = self.settings.several
+        if place in self.judges or learned is None or self.sets is None:
+            return super().source(place, voters)
+        if learned.decides in {"llm", "head"}:
+            return learned.decides
+        return super().source(place, voters)
 
     def cut(self, rows: NDArray[np.int64], known: int) -> NDArray[np.bool_]:  # noqa: ARG002
         """Exit early nowhere: every voter counts in the share of every label."""
@@ -191,6 +264,14 @@ def multilabel_classification(
     known, weight = result.label[0] >= 0, float(voted.weight[0])
     shares = dict(zip((names[c] for c in voted.labels), voted.shares.tolist(), strict=True))
     given = [name for name, passed in zip(shares, voted.given.tolist(), strict=True) if passed]
+    trust = share if voters >= LEAST_VOTERS else None
+    trusts = {name: shares[name] if voters >= LEAST_VOTERS else None for name in given}
+    if neighborhoods.sets is not None:
+        at, _ = neighborhoods.sets.pairs(row)
+        chances = dict(zip(shares, neighborhoods.sets.chances[at].tolist(), strict=True))
+        trusts = {name: chances[name] for name in given}
+        chance = float(neighborhoods.sets.trust[place])
+        trust = None if np.isnan(chance) else chance
     return MultilabelClassification(
         index=index,
         text=text,
@@ -203,9 +284,9 @@ def multilabel_classification(
         neighbors=neighbors,
         votes={name: part * weight for name, part in shares.items()},
         error=neighborhoods.error(place),
-        trust=share if known and voters >= LEAST_VOTERS else None,
+        trust=trust if known else None,
         source=neighborhoods.source(place, voters) if known else None,
         labels=tuple(given),
         shares=shares,
-        trusts={name: shares[name] if voters >= LEAST_VOTERS else None for name in given},
+        trusts=trusts,
     )

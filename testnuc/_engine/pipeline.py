@@ -17,12 +17,13 @@ from testnuc._engine.applying import apply_judged, apply_learned
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.first_calls import STOPS, FirstCalls
 from testnuc._engine.inputs import without_foreign_labels
-from testnuc._engine.multilabel import neighborhoods_class
+from testnuc._engine.multilabel import MultilabelNeighborhoods, neighborhoods_class
+from testnuc._engine.multilabel_applying import apply_sets
 from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches, spread
 from testnuc._engine.sampling import Sampler
 from testnuc._engine.sparing import ask_unsure
-from testnuc.errors import with_count
+from testnuc.errors import EmbeddingError, with_count
 from testnuc.trust import MIN_PREDICTIONS
 
 if TYPE_CHECKING:
@@ -240,12 +241,12 @@ class Pipeline:
     ) -> Neighborhoods:
         hashes = [entry.hash for entry in texts]
         vectors, rejected = await self._embedding.each([e.text for e in texts], hashes, embedded)
-        known = await self._pool.labels(hashes)
+        broken = [error for error in rejected.values() if isinstance(error, EmbeddingError)]
+        if broken and len(broken) == len(texts):
+            # not one text is at fault, but the embedder
+            raise broken[0]
+        texts = await self._with_known_labels(texts)
         await asyncio.sleep(0)
-        texts = [
-            entry if label is None else replace(entry, label=label)
-            for entry, label in zip(texts, known, strict=True)
-        ]
         # a text without a vector neither joins the pool nor has neighbors
         rows = [at for at in range(len(texts)) if at not in rejected]
         found = vectors[rows] if rejected else vectors
@@ -278,16 +279,19 @@ class Pipeline:
                 neighborhoods.put(place, error)
         return neighborhoods
 
+    async def _with_known_labels(self, texts: Sequence[PoolText]) -> Sequence[PoolText]:
+        known = await self._pool.labels([entry.hash for entry in texts])
+        return [
+            entry if label is None else replace(entry, label=label)
+            for entry, label in zip(texts, known, strict=True)
+        ]
+
     async def _without_neighbors(
         self, texts: Sequence[PoolText], settings: VoteSettings
     ) -> Neighborhoods:
         # the pool may be what failed
         with suppress(Exception):
-            known = await self._pool.labels([entry.hash for entry in texts])
-            texts = [
-                entry if label is None else replace(entry, label=label)
-                for entry, label in zip(texts, known, strict=True)
-            ]
+            texts = await self._with_known_labels(texts)
         texts, matches = without_foreign_labels(texts, self.labels), no_matches(len(texts))
         ids = distinct_ids(matches)
         return build_neighborhoods(self.labels, settings, texts, ids, [], matches, kind=self._kind)
@@ -467,14 +471,20 @@ class Pipeline:
             Whether an error ended the run; if vectors are missing, only judged labels are applied.
         """
         await asyncio.to_thread(neighborhoods.balance)
-        if neighborhoods.settings.learned is None:
+        if neighborhoods.settings.taught is None:
             return
         try:
-            await apply_learned(neighborhoods, self._embedding)
+            if isinstance(neighborhoods, MultilabelNeighborhoods):
+                await apply_sets(neighborhoods, self._embedding)
+            else:
+                await apply_learned(neighborhoods, self._embedding)
         except STOPS:
             if not stopped:
                 raise
-            await asyncio.to_thread(apply_judged, neighborhoods)
+            if isinstance(neighborhoods, MultilabelNeighborhoods):
+                await apply_sets(neighborhoods, None)
+            else:
+                await asyncio.to_thread(apply_judged, neighborhoods)
 
     async def predict_own(self, neighborhoods: Neighborhoods) -> None:
         """Predict the own texts; neighbors get their stored predictions only."""

@@ -241,7 +241,7 @@ class _StreamedWindow:
         # with waves, a winner is known at the end of a wave; the auto policy and the prior
         # correction need the predictions of the whole window
         settings = neighborhoods.settings
-        learned = settings.learned is not None
+        learned = settings.taught is not None
         refereed = self._run.escalation.referee is not None
         late = settings.policy is None or settings.prior is not None or learned or refereed
         late = late or self._pipeline.spares

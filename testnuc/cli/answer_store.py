@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from testnuc.cli.options import client_options
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["AnswerStore", "is_as_written", "noted_column"]
+__all__ = ["AnswerStore", "is_as_written", "noted_column", "noted_run"]
 
 _NOTE = "output.json"
 #: Options that change how a run goes, not what it writes.
@@ -81,13 +82,25 @@ class AnswerStore:
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def note(self, output: str, text_column: str, client: Mapping[str, Any]) -> None:
-        """Note the column of texts in the output, its content, and the options of its run."""
+    def note(
+        self, output: str, text_column: str, client: Mapping[str, Any], run: Mapping[str, Any]
+    ) -> None:
+        """Note the column of texts in the output, its content, and its run.
+
+        Parameters
+        ----------
+        output, text_column : str
+        client : mapping
+            The options that were given.
+        run : mapping
+            Those that later commands need.
+        """
         if self.folder is not None:
             facts = {
                 "text_column": text_column,
                 "written": _digest(output),
                 "options": _options(client),
+                "run": dict(run),
             }
             (self.folder / _NOTE).write_bytes(orjson.dumps(facts))
 
@@ -95,6 +108,12 @@ class AnswerStore:
 def noted_column(output: str) -> str | None:
     """Return the column of texts that was noted of an output; None: nothing was."""
     return _noted(output).get("text_column")
+
+
+def noted_run(output: str) -> dict[str, Any]:
+    """Return the options that were noted of an output's run."""
+    run = _noted(output).get("run")
+    return run if isinstance(run, dict) else {}
 
 
 def is_as_written(output: str, client: Mapping[str, Any]) -> bool:
@@ -115,7 +134,12 @@ def _noted(output: str) -> dict[str, Any]:
 
 def _options(client: Mapping[str, Any]) -> str:
     """Return the hash of the options that decide what is written."""
-    kept = {name: value for name, value in client.items() if name not in _NO_MATTER}
+    defaults = client_options()
+    kept = {
+        name: value
+        for name, value in client.items()
+        if name not in _NO_MATTER and value != defaults.get(name)
+    }
     return hashlib.sha256(orjson.dumps(kept, default=str, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import hash_text, valid_text
@@ -17,6 +17,7 @@ from testnuc.cli.stored import stored_texts
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import StoredPrediction
 from testnuc.results import read_results
+from testnuc.types import Prediction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -95,15 +96,24 @@ def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:
     """Return the results of a file that hold the LLM's answer."""
     usable(table, source)
     results = read_results(table.rows, source, table.text_column)
-    answered = [r for r in results if r.prediction is not None and valid_text(r.text) is None]
+    answered = [r for r in results if valid_text(r.text) is None]
+    if nuc.labels.multilabel:
+        answered = [_with_empty_set(result) for result in answered]
+    answered = [result for result in answered if result.prediction is not None]
     for result in answered:
         label = result.own_label
-        if label is not None and nuc.labels.index(label) is None:
+        if label is not None and not nuc.labels.knows(label):
             raise InvalidInputError(
                 f"{source}, row {result.index + 1}: the LLM's label {label!r} is not one of the "
                 "labels; give the --labels of the run that wrote it"
             )
     return answered
+
+
+def _with_empty_set(result: Classification) -> Classification:
+    """Return a result of a CSV file, where an answer without labels is an empty cell."""
+    empty = result.prediction is None and result.error is None and result.voters > 0
+    return replace(result, prediction=Prediction("", None)) if empty else result
 
 
 async def _take(nuc: TestNUC, answered: list[Classification]) -> None:

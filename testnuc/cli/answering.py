@@ -37,7 +37,7 @@ def answer(
     path : str
         The file to save it in.
     then : str
-        The command that comes next; None: nothing is told about the file.
+        The command that comes next; None: the file is not mentioned.
     read : callable, optional
         Returns a line for a prompt; raises `EOFError` at the end. Default: `input`.
     """
@@ -45,7 +45,8 @@ def answer(
     # the numbers of candidates would be ambiguous among labels such as "1"
     numbered = not any(map(_NUMBER.fullmatch, review.labels))
     at = _first_open(review)
-    tell(_HELP if numbered else _HELP.removeprefix("a number, "))
+    told = _HELP if numbered else _HELP.removeprefix("a number, ")
+    tell(f"several labels, separated by commas; each {told}" if review.multilabel else told)
     while at < len(review):
         item = review[at]
         shown = _show(item, numbered=numbered, of=len(review))
@@ -60,12 +61,12 @@ def answer(
                 tell("this is the first text")
             at = max(at - 1, 0)
             continue
-        found, label = _label(said, review, shown)
+        found, label = (_labels if review.multilabel else _label)(said, review, shown)
         if not found:
             continue
         review.answer(at, label)
         review.save(path)
-        tell(f"{'none of these' if label is None else label}")
+        tell(review[at].answer or "none of these")
         at += 1
     judged = len(review.judged)
     if then is None:
@@ -89,7 +90,7 @@ def _show(item: ReviewItem, *, numbered: bool, of: int) -> list[str]:
     for number, label in enumerate(labels, 1):
         tell(f"  {number} = {label}" if numbered else f"  {label}")
     if item.source is not None:
-        tell(f"  answered: {'none of these' if item.answer is None else item.answer}")
+        tell(f"  answered: {item.answer or 'none of these'}")
     return labels if numbered else []
 
 
@@ -101,6 +102,19 @@ def _label(said: str, review: Review, shown: list[str]) -> tuple[bool, str | Non
         tell(_HELP)
         return False, None
     return _number(said, shown) if shown and _NUMBER.fullmatch(said) else _begun(said, review)
+
+
+def _labels(said: str, review: Review, shown: list[str]) -> tuple[bool, list[str]]:
+    """Return the same where a text can have several labels, separated by commas."""
+    if said == "n" and said not in review.labels:
+        return True, []
+    names = []
+    for part in [said] if said in review.labels else said.split(","):
+        found, label = _label(part.strip(), review, shown)
+        if not found or label is None:
+            return False, []
+        names.append(label)
+    return True, names
 
 
 def _number(said: str, shown: list[str]) -> tuple[bool, str | None]:

@@ -123,16 +123,11 @@ def cancel(
 async def _manager(place: str) -> AsyncIterator[BatchManager]:
     from testnuc.batch.manager import BatchManager
     from testnuc.cli.files import require_store
-    from testnuc.stores import resolve
+    from testnuc.cli.options_of_run import opened_store
 
     require_store(place)
-    store = resolve(place)
-    await store.open()
-    try:
-        async with BatchManager(store) as manager:
-            yield manager
-    finally:
-        await store.close()
+    async with opened_store(place) as store, BatchManager(store) as manager:
+        yield manager
 
 
 def _line(state: BatchState) -> str:

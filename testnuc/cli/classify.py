@@ -25,7 +25,7 @@ from testnuc.cli.files import (
 )
 from testnuc.cli.long_texts import about_embedder, about_model
 from testnuc.cli.next_steps import next_step
-from testnuc.cli.options_of_run import remembered, with_embedder
+from testnuc.cli.options_of_run import remembered, run_of, with_embedder
 from testnuc.cli.progress import RunProgress
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, SmallPoolWarning
@@ -65,13 +65,13 @@ def run(
     table = read_table(file, text_column, guess=False, **reading)
     store = AnswerStore.of(client, output)
     asked, client = client, with_embedder(client, store.where)
-    same, again = True, False
+    others = again = False
     if output is not None and Path(output).is_file():
-        same, added = held_by(output, table)
+        same, others, added = held_by(output, table)
         # nothing is lost if a run replaces what it wrote before: the answers are stored
         again = store.keeps and same and not added and is_as_written(output, asked)
     check_output(output, file, table, full=full, overwrite=overwrite or dry_run or again)
-    if not same and not dry_run:
+    if others and not dry_run:
         # the answers beside the output are those of other texts
         store.remove()
     problems, valid = usable(table, file)
@@ -89,7 +89,7 @@ def run(
         raise InvalidInputError(f"{exc}; the answers are stored in {store.where}") from exc
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if output is not None:
-        store.note(output, table.text_column, asked)
+        store.note(output, table.text_column, asked, run_of(client, results))
     notes(console, caught)
     end(
         console,
@@ -153,7 +153,7 @@ def end(
     client: dict[str, Any] | None = None,
     text_column: str = "text",
 ) -> None:
-    """Print what failed, a summary, and what comes next; exit with a status that tells.
+    """Print what failed, a summary, and what comes next; exit with a status.
 
     1: no text has a label, because of errors. 3: some have none, because of errors.
     """
@@ -168,11 +168,14 @@ def end(
         console.print(", ".join(part for part in parts if part), markup=False)
     if store.folder is not None:
         console.print(
-            f"{store.folder} has answers and embeddings, for the next commands; delete it at the "
-            "end",
+            f"{store.folder} has answers and embeddings, for the next commands; delete it when you "
+            "are done",
             markup=False,
         )
     source = _source(store, output)
+    if store.folder is not None:
+        # the output's options are noted beside it
+        client, text_column = None if client is None else {}, "text"
     then = None if client is None else next_step(results, source, client, text_column)
     # a run without a file is judged in another one
     judging = "see below" if then else f"testnuc review {source or 'RESULTS'} -n 50"

@@ -138,7 +138,7 @@ def delimiter_of(content: str, wanted: Sequence[str]) -> str:
     Returns
     -------
     str
-        A comma if nothing speaks for another.
+        A comma if no other fits better.
     """
     best, score = DELIMITERS[0], (-1, -1.0, -1)
     for delimiter in DELIMITERS:

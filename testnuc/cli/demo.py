@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from testnuc.results import Results
-    from testnuc.trust import Learned, Review
+    from testnuc.trust import Learned, MultilabelLearned, Review
     from testnuc.types import Classification
 
 __all__ = ["run"]
@@ -75,7 +75,7 @@ class _Demo:
             results = await nuc.classify_many(self._gold, progress=True)
             return results, await nuc.review(_JUDGED)
 
-    async def learn(self, review: Review) -> tuple[Learned, Results]:
+    async def learn(self, review: Review) -> tuple[Learned | MultilabelLearned, Results]:
         """Learn from a review, and from further texts that the correct labels judge."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SmallPoolWarning)
@@ -124,7 +124,7 @@ def _judge(console: Console, review: Review, place: Path) -> None:
 
 def _report_learned(
     console: Console,
-    learned: Learned,
+    learned: Learned | MultilabelLearned,
     before: Results,
     after: Results,
     gold: Mapping[str, str],

@@ -111,19 +111,26 @@ def free_name(output: str) -> str:
     return str(path)
 
 
-def held_by(output: str, table: Table) -> tuple[bool, set[str]]:
-    """Return whether an output holds these texts or the first of them, and columns that they lack.
+def held_by(output: str, table: Table) -> tuple[bool, bool, set[str]]:
+    """Return whether an output holds these texts or the first of them, or none of them.
 
-    Columns that were added since a run wrote it, such as correct labels, must not be lost. A .txt
-    output holds no texts by which to recognize it.
+    Also return columns that they lack: those that were added since a run wrote it, such as correct
+    labels, must not be lost. A .txt output holds no texts by which to recognize it.
     """
     try:
-        held = read_table(output, table.text_column, quiet=True)
+        held = (
+            None
+            if Path(output).suffix.lower() == ".txt"
+            else read_table(output, table.text_column, quiet=True)
+        )
     except InvalidInputError:
-        return False, set()
+        held = None
+    if held is None:
+        return False, False, set()
     added = {name for name in held.columns if not name.startswith(PREFIX)} - set(table.columns)
     texts = list(map(str, table.texts[: len(held.rows)]))
-    return list(map(str, held.texts)) == texts, added
+    same = list(map(str, held.texts)) == texts
+    return same, set(map(str, held.texts)).isdisjoint(map(str, table.texts)), added
 
 
 def check_output(
@@ -155,6 +162,11 @@ def check_output(
         from testnuc.cli import xlsx
 
         xlsx.require()
+        if long := xlsx.too_long(table.rows):
+            tell(
+                f"note: {output} cuts texts at {xlsx.CELL:,} characters, the most in a cell of "
+                f"Excel ({long:,} of them); a .csv file holds them whole"
+            )
 
 
 def write_results(

@@ -39,7 +39,9 @@ from testnuc.report import write
 from testnuc.report.marks import read_marks
 from testnuc.results import read_results, run_record
 from testnuc.trust.joining import join_reviews
+from testnuc.trust.multilabel import MultilabelLearned
 from testnuc.trust.review import GOALS, Review, ReviewItem
+from testnuc.types import MultilabelClassification, split_labels
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -128,7 +130,7 @@ def learn(
     asked, client = client, with_known_options(client, source)
     take = _lesson(files, at_random=at_random)
 
-    async def run() -> tuple[Learned, LabeledTable | None]:
+    async def run() -> tuple[Learned | MultilabelLearned, LabeledTable | None]:
         async with opened(source, client, text_column) as (nuc, given):
             if output is None:
                 return await take(nuc), None
@@ -189,7 +191,9 @@ def _after(certificate: Certificate, source: str, client: dict[str, Any], text_c
     return f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"
 
 
-def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awaitable[Learned]]:
+def _lesson(
+    files: Sequence[str], *, at_random: bool
+) -> Callable[[TestNUC], Awaitable[Learned | MultilabelLearned]]:
     """Read what was judged; returns a function by which a client learns from it."""
     if all(map(_is_review_file, files)):
         judged = _read_reviews(files)
@@ -201,7 +205,9 @@ def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awa
         if any(item.probability is not None for item in judged):
             return lambda nuc: nuc.learn(judged)
         texts = [item.text for item in judged.judged]
-        labels: list[str | None] = [item.answer for item in judged.judged]
+        labels: list[Any] = [item.answer for item in judged.judged]
+        if judged.multilabel:
+            labels = list(map(split_labels, labels))
     elif len(files) > 1:
         raise InvalidInputError("only the .json files of reviews and of the page can be joined")
     else:
@@ -218,6 +224,7 @@ def certify(
     accuracy: float,
     confidence: float,
     level: int | None,
+    label: str | None,
     output: str | None,
     overwrite: bool,
     text_column: str,
@@ -236,7 +243,7 @@ def certify(
                     f"nothing was learned about {source} yet: testnuc review {source}, then "
                     "testnuc learn; if it is an output of learn, name the results that learn read"
                 )
-            certificate = learned.certify(accuracy, confidence, level=level)
+            certificate = _certificate(learned, accuracy, confidence, level, label)
             table = await texts_for(nuc, given, source, output)
             return certificate, await labeled(nuc, table, source)
 
@@ -244,6 +251,8 @@ def certify(
     results, table = found.results, found.table
     covered = {result.index: result for result in results.certified(certificate)}
     print(certificate)  # noqa: T201 - the command's output
+    if label is None and results and isinstance(results[0], MultilabelClassification):
+        tell("right: the text has exactly its labels, none is missing and none is wrong")
     if output is None or not covered:
         tell(_after(certificate, source, asked, text_column))
     if output is None:
@@ -255,7 +264,32 @@ def certify(
     rows = [table.rows[found.valid[at]] for at in sorted(covered)]
     kept = replace(table, rows=rows)
     write_results(output, kept, dict(enumerate(covered[at] for at in sorted(covered))), {})
-    tell(f"{len(covered):,} of {len(results):,} texts are certified, written to {output}")
+    people = sum(row.source == "person" for row in covered.values())
+    tell(
+        f"{len(covered):,} of {len(results):,} texts are certified, {people:,} of them judged by a "
+        f"person, written to {output}"
+    )
+
+
+def _certificate(
+    learned: Learned | MultilabelLearned,
+    accuracy: float,
+    confidence: float,
+    level: int | None,
+    label: str | None,
+) -> Certificate:
+    if isinstance(learned, MultilabelLearned):
+        if level is not None:
+            raise InvalidInputError(
+                f"--level is {level}, but these texts have several labels, which are in no tree; "
+                "leave --level out"
+            )
+        return learned.certify(accuracy, confidence, label=label)
+    if label is not None:
+        raise InvalidInputError(
+            f"--label is {label!r}, but a text has one label; leave --label out"
+        )
+    return learned.certify(accuracy, confidence, level=level)
 
 
 def distill(source: str, *, output: str, text_column: str, client: dict[str, Any]) -> None:
@@ -338,7 +372,7 @@ def _show(
     tell(f"in the terminal: testnuc review {path} --answer")
 
 
-def _chosen_by_hand(texts: list[str], labels: list[str | None], nuc: TestNUC) -> Review:
+def _chosen_by_hand(texts: list[str], labels: list[Any], nuc: TestNUC) -> Review:
     """Return marks as a review whose texts were chosen: they correct, and prove nothing."""
     items = [
         ReviewItem(
@@ -355,7 +389,7 @@ def _chosen_by_hand(texts: list[str], labels: list[str | None], nuc: TestNUC) ->
         )
         for at, text in enumerate(texts)
     ]
-    made = Review(items, nuc.labels.names, len(nuc), nuc.model)
+    made = Review(items, nuc.labels.names, len(nuc), nuc.model, multilabel=nuc.labels.multilabel)
     for at, label in enumerate(labels):
         made.answer(at, label)
     return made

@@ -7,7 +7,14 @@ from typing import Any
 import typer
 
 from testnuc.cli.interrupting import interruptible
-from testnuc.cli.options import LABELS_OF_RUN, OF_ASKING, OVERWRITE, TEXT_COLUMN, with_client
+from testnuc.cli.options import (
+    LABELS_OF_RUN,
+    OF_ASKING,
+    OF_SEVERAL,
+    OVERWRITE,
+    TEXT_COLUMN,
+    with_client,
+)
 
 __all__ = ["add_judging"]
 
@@ -110,6 +117,9 @@ def certify(
     level: int | None = typer.Option(
         None, help="Of labels in a tree, 1 = the top.", show_default="whole labels"
     ),
+    label: str | None = typer.Option(
+        None, help="Of texts with several labels: certify this one.", show_default="all of a text"
+    ),
     output: str | None = typer.Option(
         None, "--output", "-o", help="A file for the certified texts and labels."
     ),
@@ -125,6 +135,7 @@ def certify(
             accuracy=accuracy,
             confidence=confidence,
             level=level,
+            label=label,
             output=output,
             overwrite=overwrite,
             text_column=text_column,
@@ -132,7 +143,7 @@ def certify(
         )
 
 
-@with_client(*OF_ASKING, "min_trust", labels=LABELS_OF_RUN)
+@with_client(*OF_ASKING, *OF_SEVERAL, "min_trust", labels=LABELS_OF_RUN)
 def distill(
     client: dict[str, Any],
     source: str = _RESULTS_OR_STORE,

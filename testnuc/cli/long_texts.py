@@ -1,4 +1,4 @@
-"""Texts that are too long for the embedder or the LLM: told before the run."""
+"""Texts that are too long for the embedder or the LLM, noted before the run."""
 
 from __future__ import annotations
 

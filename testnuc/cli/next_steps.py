@@ -28,6 +28,8 @@ _OF_ANSWERS = (
     "none_label",
     "texts_per_call",
     "shortlist",
+    "multilabel",
+    "threshold",
     "score_labels",
 )
 
@@ -81,8 +83,8 @@ def next_step(
     if source is None:
         return "next: name an output with -o (.csv, .xlsx, .jsonl) to judge some texts and learn"
     # the embedder of a store is found there again
-    client = {name: client[name] for name in _OF_ANSWERS if client[name] != EMBEDDER}
-    if client["store"] == source:
+    client = {name: client[name] for name in _OF_ANSWERS if client.get(name, EMBEDDER) != EMBEDDER}
+    if client.get("store") == source:
         del client["store"]
     if results.learned is not None:
         return "next, prove how many labels are right: " + command(

@@ -23,6 +23,7 @@ __all__ = [
     "LIMIT",
     "MODEL",
     "OF_ASKING",
+    "OF_SEVERAL",
     "OVERWRITE",
     "TEXT_COLUMN",
     "client_options",
@@ -52,8 +53,6 @@ _OF_ONE_RUN = frozenset(
 
 #: Options that a command without calls does not take.
 OF_ASKING = (
-    "multilabel",
-    "threshold",
     "neighbors",
     "budget_usd",
     "max_concurrency",
@@ -65,6 +64,9 @@ OF_ASKING = (
     "head",
     "head_trust",
 )
+
+#: Options of texts with several labels.
+OF_SEVERAL = ("multilabel", "threshold")
 
 DRY_RUN = typer.Option(default=False, help="Estimate the cost, and send nothing.")
 LABELS_OF_FILE = typer.Option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from testnuc import stores
 from testnuc._base.jsonl import table as records_of
 from testnuc._engine.shortlist import ALL, AUTOMATIC_ABOVE
+from testnuc.cli.answer_store import noted_run
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import existing, read_labels, require_store
 from testnuc.cli.options import client_options
@@ -18,10 +19,14 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from testnuc.results import Results
+
 __all__ = [
     "EMBEDDER",
     "held_scopes",
+    "opened_store",
     "remembered",
+    "run_of",
     "with_embedder",
     "with_options_of_run",
     "with_options_of_store",
@@ -41,6 +46,8 @@ _KEPT = (
     "score_labels",
     "k",
     "policy",
+    "multilabel",
+    "threshold",
 )
 _SHOWN = 6
 
@@ -55,6 +62,12 @@ def remembered(client: Mapping[str, Any]) -> dict[str, Any]:
     labels = client["labels"]
     named = read_labels(labels) if isinstance(labels, str) else labels
     return {**found, **({"descriptions": dict(named)} if isinstance(named, dict) else {})}
+
+
+def run_of(client: Mapping[str, Any], results: Results) -> dict[str, Any]:
+    """Return the options of a run that later commands on its output need."""
+    # as the client names them: a label that means "none of these" is one of them
+    return {**remembered(client), "model": client["model"], "labels": list(results.choices)}
 
 
 def with_options_of_run(client: dict[str, Any], source: str, beside: str) -> dict[str, Any]:
@@ -79,7 +92,10 @@ def with_options_of_run(client: dict[str, Any], source: str, beside: str) -> dic
     if _is_there(store):
         client = run_to_end(_with_scope(client, store))
     if client["labels"] is None:
-        raise InvalidInputError(f"{source} does not hold the label set; name it with --labels")
+        raise InvalidInputError(
+            f"{source} does not hold the label set; name it with --labels, or if `learn` wrote the "
+            "file, name the results that it read"
+        )
     return with_embedder(client, store)
 
 
@@ -90,7 +106,7 @@ def _with_options_of_file(client: Mapping[str, Any], source: str) -> dict[str, A
         found = (record.get("nuc_run") for record in records_of(path))
         run = next((run for run in found if isinstance(run, dict)), {})
     options = run.get("options")
-    facts = {**(options if isinstance(options, dict) else {})}
+    facts = {**noted_run(source), **(options if isinstance(options, dict) else {})}
     facts |= {name: run[name] for name in ("labels", "descriptions") if run.get(name)}
     if run.get("model"):
         facts["model"] = run["model"]
@@ -122,7 +138,7 @@ def _is_there(store: str) -> bool:
 
 
 async def _embedders(store: str) -> list[str]:
-    async with _opened(store) as opened:
+    async with opened_store(store) as opened:
         return [name for name, _ in await opened.embedders()]
 
 
@@ -131,8 +147,11 @@ async def _with_scope(client: Mapping[str, Any], store: str) -> dict[str, Any]:
     if client["labels"] is not None:
         given = client["labels"]
         names = list(read_labels(given) if isinstance(given, str) else given)
-    # reviews and learning need one label for each text
-    every = [facts for facts, _ in await _held(store) if not facts.get("multilabel")]
+    # a command without the option is about texts with one label
+    several = "multilabel" in client
+    every = [facts for facts, _ in await _held(store) if several or not facts.get("multilabel")]
+    if client.get("multilabel"):
+        every = [facts for facts in every if facts.get("multilabel")]
     held = [
         facts
         for facts in every
@@ -154,6 +173,9 @@ def _merged(client: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, An
     """Return the options; those that have their default are the run's."""
     defaults = client_options()
     merged = dict(client)
+    if facts.get("multilabel") and "multilabel" in merged:
+        # shares, and the thresholds that are learned on them, depend on these
+        merged = {name: defaults[name] for name in ("k", "policy")} | merged
     for name in ("model", *_KEPT):
         if name in facts and name in merged and merged[name] == defaults[name]:
             merged[name] = facts[name]
@@ -166,7 +188,7 @@ def _merged(client: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, An
 
 async def _held(store: str) -> list[tuple[dict[str, Any], int]]:
     """Return the metadata of each scope with predictions, and their number."""
-    async with _opened(store) as opened:
+    async with opened_store(store) as opened:
         counted = [(facts, await opened.count(scope)) for scope, facts in await opened.scopes()]
     return [(facts, n) for facts, n in counted if n and facts.get("labels")]
 
@@ -188,8 +210,8 @@ async def held_scopes(store: str) -> str:
 
 
 @asynccontextmanager
-async def _opened(store: str) -> AsyncIterator[Any]:
-    # all built-in stores are `Store` and `Movable`
+async def opened_store(store: str) -> AsyncIterator[Any]:
+    """Open a store, which is both a `Store` and `Movable`, as all that have a path or URL."""
     opened = stores.resolve(store)
     await opened.open()
     try:

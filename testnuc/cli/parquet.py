@@ -29,6 +29,7 @@ _TEXT = (
     "embedder",
     "text",
     "vector",
+    "data",
     "counts",
 )
 #: Columns of each kind of record; null is a value only in these.
@@ -37,6 +38,7 @@ _OF = {
     "prediction": ("kind", "key", "scope", "hash", "sample", "label", "confidence", "said"),
     "text": ("kind", "embedder", "text", "label", "vector"),
     "vector": ("kind", "embedder", "hash", "vector"),
+    "learned": ("kind", "key", "data"),
     "end": ("kind", "counts"),
 }
 _JSON = ("facts", "counts")

@@ -96,11 +96,11 @@ def read_table(
         `STANDARD`: stdin.
     text_column : str
     encoding, delimiter : str, optional
-        Of a text file; default: recognized, and told if unusual.
+        Of a text file; default: recognized, and noted on stderr if unusual.
     limit : int, optional
         Number of rows; default: all.
     quiet : bool
-        Whether to tell nothing.
+        Whether to print no notes.
     option : str, optional
         The option that names the column.
     guess : bool
@@ -132,7 +132,8 @@ def read_table(
         file = "stdin" if file == STANDARD else file
         kind = kind or _kind_of_content(content, text_column, given)
         if kind == ".txt":
-            lines = [line.strip() for line in content.splitlines()]
+            # not splitlines, which also splits at characters within a line, such as U+2028
+            lines = [line.strip() for line in io.StringIO(content, newline=None)]
             rows = [{"text": line} for line in lines if line]
             columns, text_column = ["text"], "text"
         elif kind in {".csv", ".tsv"}:
@@ -154,7 +155,8 @@ def read_table(
     _require_distinct(file, columns)
     text_column = column_of_results(file, text_column, columns, rows, guess=guess)
     _require_text(file, columns, text_column, rows, given, option)
-    return Table(rows[:limit], columns, text_column, schema, delimiter or ",", found)
+    own = delimiter if delimiter is not None and kind == ".csv" else ","
+    return Table(rows[:limit], columns, text_column, schema, own, found)
 
 
 def column_of_results(
@@ -165,7 +167,19 @@ def column_of_results(
     *,
     guess: bool = True,
 ) -> str:
-    """Return the column of texts; in a file of results it need not be named again."""
+    """Return the column of texts; in a file of results it need not be named again.
+
+    Raises
+    ------
+    InvalidInputError
+        Another column was noted when the file was written.
+    """
+    written = noted_column(file) if guess and "nuc_label" in columns else None
+    if written is not None and written in columns and name not in (written, _LIKELY[0]):
+        raise InvalidInputError(
+            f"the run that wrote {file} read its texts from the column {written!r}; leave "
+            "--text-column out"
+        )
     if name in columns or name != _LIKELY[0] or "nuc_label" not in columns:
         return name
     known = noted_column(file)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from testnuc._base.jsonl import table
+from testnuc.cli.answer_store import noted_run
 from testnuc.cli.files import existing, read_labels, read_table, require_folder, tell
 from testnuc.cli.next_steps import command
 from testnuc.cli.reading import KINDS, column_of_results, holds_rows
@@ -54,7 +55,10 @@ def run(
         results.choices = tuple(labels)
         results.descriptions = dict(labels) if isinstance(labels, dict) else {}
     then = command("learn", file, client, "marks.json", text_column=text_column)
-    write(results, place, then=then, title=title or f"testnuc: {Path(file).name}", most=most)
+    title = title or f"testnuc: {Path(file).name}"
+    # a .csv does not say it
+    several = client["multilabel"] or noted_run(file).get("multilabel")
+    write(results, place, then=then, title=title, most=most, several=several)
     tell(f"{len(results):,} texts, written to {output}")
     if not any(result.neighbors for result in results):
         tell(

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import orjson
 
-from testnuc._base.jsonl import json_object
+from testnuc._base.jsonl import table
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import existing, require_folder, require_store, tell
+from testnuc.cli.options_of_run import opened_store
 from testnuc.errors import InvalidInputError
 from testnuc.stores import export as moving
-from testnuc.stores import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
-    from testnuc.protocols import Store
     from testnuc.stores.export import Movable, Record
 
 __all__ = ["export", "import_", "stats"]
@@ -38,14 +36,15 @@ def export(store: str, file: str) -> None:
     """Write everything in a store to a file; counts go to stderr."""
     path = Path(file)
     kind = _kind(file)
+    require_store(store)
     require_folder(file)
-    if path.exists() and not path.is_file():
-        raise InvalidInputError(f"{file} is not a file; name another")
+    if path.exists() and not (path.is_file() and _is_export(kind, path)):
+        raise InvalidInputError(f"{file} exists and is no export of a store; name another file")
     # a temporary file first: an interruption must not leave a partial one
     part = path.with_name(path.name + ".part")
 
     async def write() -> Counter[str]:
-        async with _opened(store, new=False) as opened:
+        async with opened_store(store) as opened:
             return await _write(opened, _writer(kind, part))
 
     try:
@@ -66,7 +65,7 @@ def import_(file: str, store: str) -> None:
     seen: Counter[str] = Counter()
 
     async def read() -> None:
-        async with _opened(store, new=True) as opened:
+        async with opened_store(store) as opened:
             await moving.load(opened, _checked(_read(kind, path), seen, file))
 
     try:
@@ -78,9 +77,10 @@ def import_(file: str, store: str) -> None:
 
 def stats(store: str) -> None:
     """Print a line for each model and label set, and for each embedder."""
+    require_store(store)
 
     async def look() -> list[str]:
-        async with _opened(store, new=False) as opened:
+        async with opened_store(store) as opened:
             predictions, texts = await moving.contents(opened)
             lines = []
             for scope, facts in await opened.scopes():
@@ -93,18 +93,6 @@ def stats(store: str) -> None:
 
     for line in run_to_end(look()) or ["the store is empty"]:
         print(line)  # noqa: T201 - this is the command's output
-
-
-@asynccontextmanager
-async def _opened(store: str, *, new: bool) -> AsyncIterator[Movable]:
-    if not new:
-        require_store(store)
-    opened: Store = resolve(store)
-    await opened.open()
-    try:
-        yield cast("Movable", opened)
-    finally:
-        await opened.close()
 
 
 async def _write(store: Movable, writer: _Writer) -> Counter[str]:
@@ -159,16 +147,23 @@ def _writer(kind: str, path: Path) -> _Writer:
 
 def _read(kind: str, path: Path) -> Iterator[Record]:
     if kind == ".jsonl":
-        return _json_lines(path)
+        return table(path)
     from testnuc.cli import parquet
 
     return parquet.read(path)
 
 
-def _json_lines(path: Path) -> Iterator[Record]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            yield json_object(line, path, number)
+def _is_export(kind: str, path: Path) -> bool:
+    """Return whether a file may be replaced: an earlier export, or an empty file."""
+    try:
+        return next(_read(kind, path), {"kind": "end"}).get("kind") in {
+            *_COUNTED,
+            "scope",
+            "learned",
+            "end",
+        }
+    except (InvalidInputError, OSError):
+        return False
 
 
 def _kind(file: str) -> str:
@@ -179,4 +174,5 @@ def _kind(file: str) -> str:
 
 
 def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{counts[kind]:,} {name}" for kind, name in _COUNTED.items())
+    told = ", ".join(f"{counts[kind]:,} {name}" for kind, name in _COUNTED.items())
+    return told + (", and what was learned" if counts["learned"] else "")

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["read_rows", "require", "write_rows"]
+__all__ = ["CELL", "read_rows", "require", "too_long", "write_rows"]
 
 #: The most characters that Excel has in a cell, and the most rows in a sheet.
-_CELL, _ROWS = 32_767, 1_048_576
+CELL, _ROWS = 32_767, 1_048_576
 
 
 def require() -> None:
@@ -30,6 +30,11 @@ def require() -> None:
         openpyxl is not installed.
     """
     _openpyxl()
+
+
+def too_long(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many strings do not fit into a cell."""
+    return sum(isinstance(v, str) and len(v) > CELL for row in rows for v in row.values())
 
 
 def read_rows(path: Path, text_column: str) -> tuple[list[str], list[dict[str, Any]]]:
@@ -99,7 +104,7 @@ def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, A
             return value
         # Excel has no cell for a time with a zone, for bytes and what else Parquet holds
         value = str(value)
-        made = WriteOnlyCell(sheet, ILLEGAL_CHARACTERS_RE.sub("\ufffd", value)[:_CELL])
+        made = WriteOnlyCell(sheet, ILLEGAL_CHARACTERS_RE.sub("\ufffd", value)[:CELL])
         # a text that begins with "=" is no formula
         made.data_type = "s"
         return made

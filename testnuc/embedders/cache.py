@@ -206,6 +206,7 @@ class EmbeddingCache:
             for start in range(0, len(futures), _BATCH):
                 batch = futures[start : start + _BATCH]
                 await asyncio.wait(batch, return_when=asyncio.FIRST_EXCEPTION)
+                await self._keep([hashes[i] for i in order[start : start + _BATCH]], batch)
                 if any(map(_is_lost, batch)):
                     break
                 embedded(len(batch))
@@ -213,20 +214,25 @@ class EmbeddingCache:
             for future in futures:
                 # retrieved here, in case no other caller waits for it
                 future.add_done_callback(_retrieve)
-        futures = [future for _, future in sorted(zip(order, futures, strict=True))]
-        new = [
-            (key, row)
-            for key, future in zip(hashes, futures, strict=True)
-            if not _is_lost(future) and isinstance(row := future.result(), np.ndarray)
-        ]
-        if self._store.durable and new:
-            vectors = np.stack([vector for _, vector in new])
-            await self._store.put_vectors(self.name, [key for key, _ in new], vectors)
         for future in futures:
             if future.done():
                 # raises what ended the batch
                 future.result()
-        return [future.result() for future in futures]
+        return [future.result() for _, future in sorted(zip(order, futures, strict=True))]
+
+    async def _keep(
+        self, hashes: Sequence[bytes], batch: Sequence[asyncio.Future[Vector | Exception]]
+    ) -> None:
+        """Store the vectors of a batch."""
+        if not self._store.durable:
+            return
+        new = {
+            key: row
+            for key, future in zip(hashes, batch, strict=True)
+            if not _is_lost(future) and isinstance(row := future.result(), np.ndarray)
+        }
+        if new:
+            await self._store.put_vectors(self.name, [*new], np.stack([*new.values()]))
 
     def _ask(self, text: str, text_hash: bytes) -> asyncio.Future[Vector | Exception]:
         running = self._running.get(text_hash)

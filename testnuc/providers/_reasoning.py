@@ -15,7 +15,7 @@ LEAST = "least"
 #: From the least to the most.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
-#: Names of models that reason unless told otherwise.
+#: Names of models that reason by default.
 _THINKING = re.compile(
     r"^(o\d|gpt-(?!35)([5-9]|\d\d)|codex)(?!.*-chat)|gpt-oss|deepseek-?r\d|reason|think|qwq|magistral"
     r"|gemini-(2\.5|[3-9]|(pro|flash)(-lite)?-latest)|grok-(3-mini|[4-9]|code)|qwen3|glm-(4\.[5-9]|[5-9])|minimax-m\d|nemotron",

@@ -22,17 +22,17 @@ function fit(typed, label, description) {
   return description && parts.every((part) => `${name} ${description.toLowerCase()}`.includes(part)) ? 1 : 0;
 }
 
-function chooserOf({ options, labels, described, names, choose, save, leave }) {
+function chooserOf({ options, labels, described, names, choose, save, leave, several = false }) {
   const none = { label: null, key: labels.includes("0") ? null : "0" };
   const buttons = [...options, none].map(({ label, key }) => el("button", {
     type: "button", class: "option", "aria-pressed": "false", "aria-keyshortcuts": key, onclick: () => choose(label),
   },
     key && el("kbd", {}, key),
-    label === null ? el("span", { class: "name" }, "None of the labels") : foreign("span", cut(label, 200), { class: "name" }),
+    label === null ? el("span", { class: "name" }, several ? "No label applies" : "None of the labels") : foreign("span", cut(label, 200), { class: "name" }),
     label !== null && names(label) && foreign("small", names(label), { class: "by" }),
     label !== null && described(label) && foreign("small", described(label), { class: "told" })));
   const other = el("p", { class: "other", hidden: true });
-  const group = el("div", { class: "options", role: "group", "aria-label": "The right label" }, ...buttons, other);
+  const group = el("div", { class: "options", role: "group", "aria-label": several ? "The right labels" : "The right label" }, ...buttons, other);
   const shown = options.map(({ label }) => label);
   if (labels.length <= shown.length) return { parts: [group], show, keys: keys() };
 
@@ -108,11 +108,14 @@ function chooserOf({ options, labels, described, names, choose, save, leave }) {
     event.stopPropagation();
   }
 
-  /** Show what is chosen: undefined, null for none of the labels, or a label. */
+  /** Show what is chosen: undefined, null for none of the labels, or a label; of several, their string. */
   function show(label) {
-    [...shown, null].forEach((name, place) => buttons[place].setAttribute("aria-pressed", String(name === label)));
-    other.hidden = label === undefined || label === null || shown.includes(label);
-    other.replaceChildren(...(other.hidden ? [] : ["✓ ", foreign("strong", label)]));
+    const none_ = several ? label === "" : label === null;
+    const chosen = label === undefined || label === null ? [] : partsOf(label, several);
+    [...shown, null].forEach((name, place) => buttons[place].setAttribute("aria-pressed", String(name === null ? none_ : chosen.includes(name))));
+    const rest = chosen.filter((name) => !shown.includes(name));
+    other.hidden = !rest.length;
+    other.replaceChildren(...rest.flatMap((name, place) => [place ? ", ✓ " : "✓ ", foreign("strong", name)]));
   }
 
   function keys() {

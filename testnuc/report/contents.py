@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from testnuc.trust import review_queue
-from testnuc.types import row
+from testnuc.types import SEPARATOR, row, split_labels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,13 +62,19 @@ def contents(
     then: str | None,
     file: str | None,
     most: int,
+    several: bool = False,
 ) -> dict[str, Any]:
     """Return the data that the page's script reads.
 
     Of more than `most` results, those to review first are listed; counts are over all results.
-    With `only` the results are the texts of the review.
+    With `only` the results are the texts of the review. Where a text can have `several` labels, all
+    of them are one string, in the order of the label set.
     """
     rows = list(results)
+    if several:
+        choices = choices or sorted({one for r in rows for one in split_labels(r.label)})
+        place = {label: number for number, label in enumerate(choices)}
+        rows = [_in_order(result, place) for result in rows]
     texts, labels = _Numbers(), _Numbers()
     drawn = set() if review is None else {item.text for item in review}
     for label in choices:
@@ -103,7 +109,10 @@ def contents(
                 "q": id(result) in queue,
                 "w": [] if reason is None else reason.why,
                 # the text's own vote alone says nothing about its label
-                "v": [[labels.of(label), _number(w)] for label, w in fields["votes"].items()]
+                "v": [
+                    [labels.of(label), _number(w)]
+                    for label, w in fields.get("shares", fields["votes"]).items()
+                ]
                 if result.voters > 1 and result.source not in _JUDGES
                 else [],
                 # the levels of a label in a tree, with their trust
@@ -126,7 +135,7 @@ def contents(
                 ],
             }
         )
-    summary = _summary(rows, labels)
+    summary = _summary(rows, labels, several=several)
     return {
         "model": model,
         "seconds": _number(seconds),
@@ -136,6 +145,7 @@ def contents(
         "instructions": instructions,
         "calibrated": calibrated,
         "review": None if review is None else review.record(),
+        "several": several,
         "only": only,
         "then": then,
         "file": file,
@@ -147,7 +157,26 @@ def contents(
     }
 
 
-def _summary(rows: Sequence[Classification], labels: _Numbers) -> dict[str, Any]:
+def _in_order(result: Classification, place: Mapping[str, int]) -> Classification:
+    """Return a result whose labels are in the order of the label set, in one string each."""
+
+    def ordered(label: str | None) -> str | None:
+        if label is None:
+            return None
+        return SEPARATOR.join(
+            sorted(split_labels(label), key=lambda one: place.get(one, len(place)))
+        )
+
+    own = result.prediction
+    return replace(
+        result,
+        label=ordered(result.label),
+        prediction=None if own is None else replace(own, label=ordered(own.label)),
+        neighbors=tuple(replace(near, label=ordered(near.label)) for near in result.neighbors),
+    )
+
+
+def _summary(rows: Sequence[Classification], labels: _Numbers, *, several: bool) -> dict[str, Any]:
     """Count over all results, listed or not."""
     of_label: Counter[int | None] = Counter()
     pairs: Counter[tuple[int | None, int | None]] = Counter()
@@ -155,11 +184,12 @@ def _summary(rows: Sequence[Classification], labels: _Numbers) -> dict[str, Any]
     unknown = errors = disputed = 0
     for result in rows:
         label = labels.of(result.label)
-        of_label[label] += 1
+        parts = split_labels(result.label) if several and result.label else [result.label]
+        of_label.update(map(labels.of, parts))
         if result.changed:
             pairs[labels.of(result.own_label), label] += 1
         errors += result.error is not None
-        disputed += _disputed(result)
+        disputed += result.changed if several else _disputed(result)
         if result.trust is None or not math.isfinite(result.trust):
             unknown += 1
         else:

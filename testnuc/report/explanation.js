@@ -35,14 +35,15 @@ function explanationOf({ data, choices, described, nameOf, rowOf, goTo, leave })
   }
 
   function votes(row) {
-    const total = row.v.reduce((sum, [, weight]) => sum + weight, 0) || 1;
+    const total = (data.several ? 1 : row.v.reduce((sum, [, weight]) => sum + weight, 0)) || 1;
+    const won = row.l === null ? [] : partsOf(labels[row.l], data.several);
     const cells = row.v.flatMap(([label, weight]) => {
-      const fill = el("div", { class: label === row.l ? "fill winner" : "fill" });
+      const fill = el("div", { class: won.includes(labels[label]) ? "fill winner" : "fill" });
       fill.style.width = `${(100 * weight) / total}%`;
       return [
         foreign("span", nameOf(label), { class: "name" }),
         el("span", { class: "track", "aria-hidden": "true" }, fill),
-        el("span", {}, `${weight.toFixed(2)} (${((100 * weight) / total).toFixed(0)} %)`),
+        el("span", {}, data.several ? `${(100 * weight).toFixed(0)} %` : `${weight.toFixed(2)} (${((100 * weight) / total).toFixed(0)} %)`),
       ];
     });
     return el("div", { class: "votes" }, ...cells);
@@ -57,7 +58,7 @@ function explanationOf({ data, choices, described, nameOf, rowOf, goTo, leave })
         ? el("button", { type: "button", dir: "auto", title: "go to this text", onclick: () => goTo(other) }, told)
         : foreign("span", told);
       return el("tr", { role: "row" }, el("td", { role: "cell", class: "figure" }, two(similarity)),
-        el("td", { role: "cell" }, foreign("bdi", label === null ? "–" : labels[label]),
+        el("td", { role: "cell" }, foreign("bdi", label === null ? "–" : nameOf(label)),
           confidence !== null && el("small", { class: "quiet" }, ` ${two(confidence)}`)),
         el("td", { role: "cell" }, cell));
     });
@@ -68,7 +69,7 @@ function explanationOf({ data, choices, described, nameOf, rowOf, goTo, leave })
 
   function factsOf(row) {
     const own = !row.a ? "nothing: it was not asked, or its call failed"
-      : row.o !== null ? `${labels[row.o]}${row.f === null ? "" : ` (confidence ${two(row.f)})`}`
+      : row.o !== null ? `${nameOf(row.o)}${row.f === null ? "" : ` (confidence ${two(row.f)})`}`
       : `nothing usable${row.d ? `: ${cut(row.d, 300)}` : ""}`;
     return [
       ["label", data.only ? null : `${nameOf(row.l)}${SOURCES[row.g] ? `, by ${SOURCES[row.g]}` : ""}`],

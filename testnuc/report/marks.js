@@ -1,7 +1,7 @@
 // The judgments: they belong to a text and a label set, not to a page, so that a page that is made
 // again has them. A mark is {truth: the right label, null = none of the labels; label: the one that
 // was shown; settled: judged after people differed}.
-const marksOf = (labels, isKnown) => {
+const marksOf = (labels, isKnown, several = false) => {
   const hash = (text) => {
     // 53 bits, public domain (cyrb53)
     let [a, b] = [0xdeadbeef, 0x41c6ce57];
@@ -14,7 +14,7 @@ const marksOf = (labels, isKnown) => {
     b = Math.imul(b ^ (b >>> 16), 2246822507) ^ Math.imul(a ^ (a >>> 13), 3266489909);
     return (4294967296 * (2097151 & b) + (a >>> 0)).toString(36);
   };
-  const scope = `testnuc:${isKnown ? hash(JSON.stringify([...labels].sort())) : "any"}:`;
+  const scope = `testnuc:${several ? "several:" : ""}${isKnown ? hash(JSON.stringify([...labels].sort())) : "any"}:`;
   const all = new Map();
   // the storage may be full or forbidden: marks then live as long as the page
   const made = { all, kept: true, saved: true, load, set, remove };
@@ -25,7 +25,7 @@ const marksOf = (labels, isKnown) => {
         const key = localStorage.key(i);
         if (!key.startsWith(scope)) continue;
         const { text, ...mark } = JSON.parse(localStorage.getItem(key));
-        if (mark.truth === null || !isKnown || labels.includes(mark.truth)) all.set(text, mark);
+        if (mark.truth === null || !isKnown || partsOf(mark.truth, several).every((label) => labels.includes(label))) all.set(text, mark);
       }
     } catch {
       made.kept = false;
@@ -57,6 +57,12 @@ const marksOf = (labels, isKnown) => {
   return made;
 };
 
+// Where a text can have several labels they are one string, in the order of the label set; "" = none.
+const SEPARATOR = "; ";
+function partsOf(label, several) {
+  return !several ? [label] : label ? label.split(SEPARATOR) : [];
+}
+
 // Files of judgments. A record is {text, label: the one shown, own: the LLM's, trust, truth}.
 const formats = (() => {
   // half a character, of a text that was refused, has no place in a file
@@ -65,30 +71,33 @@ const formats = (() => {
   const type = "application/json";
 
   /** A review of chosen texts, as `Review.load` reads it. */
-  function review(records, { labels, model, texts }) {
+  function review(records, { labels, model, texts, several }) {
+    const said = (label) => (several && label !== null ? partsOf(label, true) : label);
     return {
-      format: "testnuc.review", version: 1, model: model ?? "", labels, texts,
+      format: "testnuc.review", version: 1, model: model ?? "", labels, texts, ...(several ? { multilabel: true } : {}),
       items: records.map(({ text, own, label, trust, truth }) => ({
-        text: whole(text), own_label: own, candidates: label === null ? [] : [[label, ["the label shown"]]],
-        trust, neighbors: [], goal: "correct", probability: null, floor: null, answer: truth, source: "person",
+        text: whole(text), own_label: said(own),
+        candidates: label === null ? [] : partsOf(label, several).map((one) => [one, ["the label shown"]]),
+        trust, neighbors: [], goal: "correct", probability: null, floor: null, answer: said(truth), source: "person",
       })),
     };
   }
 
-  function csv(records) {
+  function csv(records, { several }) {
     // a spreadsheet runs what begins like a formula; read_marks takes the ' away again
     const cell = (value) => {
       const text = value === null ? "" : String(value);
       return `"${(/^[=+\-@\t\r']/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
     };
-    const rows = records.map(({ text, label, truth }) => [whole(text), label, truth !== null && truth === label, truth]);
+    const said = (label) => (several && label !== null ? JSON.stringify(partsOf(label, true)) : label);
+    const rows = records.map(({ text, label, truth }) => [whole(text), said(label), truth !== null && truth === label, said(truth)]);
     return [["text", "label", "right", "right_label"], ...rows].map((row) => `${row.map(cell).join(",")}\r\n`).join("");
   }
 
   /** Tasks of Label Studio: <Text name="text" value="$text"/>, <Choices name="label" toName="text">. */
-  function studio(records, { model }) {
+  function studio(records, { model, several }) {
     const result = (label) => (label === null ? [] : [
-      { from_name: "label", to_name: "text", type: "choices", value: { choices: [label] } },
+      { from_name: "label", to_name: "text", type: "choices", value: { choices: partsOf(label, several) } },
     ]);
     return records.map(({ text, label, trust, truth }) => ({
       data: { text: whole(text) },
@@ -98,16 +107,21 @@ const formats = (() => {
   }
 
   /** Records of Argilla: log them with mapping={"answer": "label.response"}. */
-  const argilla = (records) => records.map(({ text, label, truth }) => ({ text: whole(text), label, answer: truth }));
+  const argilla = (records, { several }) => {
+    const said = (label) => (several && label !== null ? partsOf(label, true) : label);
+    return records.map(({ text, label, truth }) => ({ text: whole(text), label: said(label), answer: said(truth) }));
+  };
 
   /** The judgments in a file, as [text, label] pairs; undefined: not a file of judgments. */
   function read(content) {
     const given = JSON.parse(content);
+    const isText = (mark) => typeof mark?.text === "string";
     if (Array.isArray(given)) {
-      return given.filter((mark) => typeof mark?.right_label === "string").map((mark) => [mark.text, mark.right_label]);
+      const isRight = (label) => typeof label === "string" || Array.isArray(label);
+      return given.filter((mark) => isText(mark) && isRight(mark.right_label)).map((mark) => [mark.text, mark.right_label]);
     }
     if (given?.format !== "testnuc.review" || !Array.isArray(given.items)) return undefined;
-    return given.items.filter((item) => item.source === "person").map((item) => [item.text, item.answer]);
+    return given.items.filter((item) => isText(item) && item.source === "person").map((item) => [item.text, item.answer]);
   }
 
   return {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from testnuc.errors import InvalidInputError
+from testnuc.types import SEPARATOR, split_labels
 
 if TYPE_CHECKING:
     import os
@@ -20,8 +21,12 @@ __all__ = ["read_marks"]
 _GUARDED = ("'=", "'+", "'-", "'@", "'\t", "'\r", "''")
 
 
-def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+def read_marks(
+    path: str | os.PathLike[str],
+) -> tuple[list[str], list[str] | list[list[str]]]:
     """Return the texts with a correct label in a file of judgments, and these labels.
+
+    Where a text can have several labels, each has the list of them, [] for none.
 
     ``testnuc learn RESULTS marks.json`` learns from them.
 
@@ -43,6 +48,7 @@ def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
         raise InvalidInputError(f"{path} is neither .json nor .csv; give a file of marks")
     marks = _from_json(path) if kind == ".json" else _from_csv(path)
     right: dict[str, str] = {}
+    several = False
     for number, mark in enumerate(marks, 1):
         if not isinstance(mark, dict) or not {"text", "right_label"} <= mark.keys():
             raise InvalidInputError(
@@ -52,6 +58,9 @@ def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
         text, label = mark["text"], mark["right_label"]
         if label is None or label == "":
             continue
+        labels = _several(label)
+        if labels is not None:
+            several, label = True, SEPARATOR.join(labels)
         if not isinstance(text, str) or not isinstance(label, str):
             raise InvalidInputError(f"{path}, mark {number}: text and right_label are not strings")
         if right.setdefault(text, label) != label:
@@ -61,7 +70,21 @@ def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
             )
     if not right:
         raise InvalidInputError(f"{path} holds no text with a correct label; mark some first")
+    if several:
+        return list(right), list(map(split_labels, right.values()))
     return list(right), list(right.values())
+
+
+def _several(label: Any) -> list[str] | None:
+    """Return the labels in a list, or in the JSON array of a cell; None: it is one label."""
+    if isinstance(label, str) and label.startswith("["):
+        try:
+            label = orjson.loads(label)
+        except orjson.JSONDecodeError:
+            return None
+    if not isinstance(label, list) or not all(isinstance(one, str) for one in label):
+        return None
+    return label
 
 
 def _from_json(path: str | os.PathLike[str]) -> list[Any]:

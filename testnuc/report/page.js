@@ -1,11 +1,15 @@
 (() => {
   const data = JSON.parse($("data").textContent);
-  const { labels, texts, rows, summary, review } = data;
+  const { labels, texts, rows, summary, review, several } = data;
   const choices = data.choices ? labels.slice(0, data.choices) : [...labels].sort();
   const ITEM = 60; // pixels, as in the style
   const BATCH = 50; // texts to judge at a time, where none were drawn
   const PACE = 4; // seconds for a text, until it is measured
-  const nameOf = (label) => (label === null ? "no label" : labels[label]);
+  const nameOf = (label) => (label === null ? "no label" : labels[label] || "none of the labels");
+  const setOf = (label) => partsOf(label, several);
+  /** One string for what a file says: a label, or a list of labels. */
+  const joined = (said) => (Array.isArray(said) ? choices.filter((label) => said.includes(label)).join(SEPARATOR) : said);
+  const inWords = (truth) => truth || "none of the labels";
   const stringOf = (label) => (label === null ? null : labels[label]);
   const described = (label) => data.descriptions[choices.indexOf(label)] ?? null;
   const changed = (row) => row.o !== null && row.l !== null && row.o !== row.l;
@@ -13,7 +17,9 @@
 
   // --- what is to be judged ----------------------------------------------------------------------
 
-  const items = new Map((review?.items ?? []).map((item, place) => [item.text, { ...item, place }]));
+  const items = new Map((review?.items ?? []).map((item, place) => [item.text, {
+    ...item, place, answer: joined(item.answer), own_label: joined(item.own_label), said: item.said?.map(([name, label]) => [name, joined(label)]),
+  }]));
   const rowOf = new Map();
   rows.forEach((row) => { if (!rowOf.has(row.x)) rowOf.set(row.x, row); });
   const itemOf = (row) => items.get(texts[row.x]);
@@ -29,7 +35,7 @@
 
   // --- judgments ---------------------------------------------------------------------------------
 
-  const marks = marksOf(choices, data.choices > 0);
+  const marks = marksOf(choices, data.choices > 0, several);
   const others = new Map(); // text -> [name, label] of other people who judge it differently
   const chosen = new Map(); // text -> a label that is chosen and not saved
   const undoable = [];
@@ -50,11 +56,19 @@
   const judged = () => queue.filter((row) => markOf(row)).length;
   const labelOf = (row) => (chosen.has(texts[row.x]) ? chosen.get(texts[row.x]) : markOf(row)?.truth);
 
-  function choose(row, label) {
-    if (markOf(row)?.truth === label) chosen.delete(texts[row.x]);
+  function choose(row, one) {
+    const label = several ? toggled(row, one) : one;
+    if (label === undefined || markOf(row)?.truth === label) chosen.delete(texts[row.x]);
     else chosen.set(texts[row.x], label);
-    say(`${label === null ? "None of the labels" : label} is chosen. Enter saves.`);
+    say(label === undefined ? "No label is chosen." : `${label || "None of the labels"} is chosen. Enter saves.`);
     showChoice(row);
+  }
+
+  /** The chosen labels with one more or one less, undefined without any; null: no label applies. */
+  function toggled(row, one) {
+    if (one === null) return "";
+    const before = setOf(labelOf(row) ?? "");
+    return choices.filter((label) => (label === one) !== before.includes(label)).join(SEPARATOR) || undefined;
   }
 
   function put(row, mark) {
@@ -82,7 +96,7 @@
       const now = performance.now();
       if (last) pace.push((now - last) / 1000);
       last = now;
-      told = `Saved: ${truth === null ? "none of the labels" : truth}. `;
+      told = `Saved: ${inWords(truth)}. `;
     } else if (!skip && !markOf(row)) {
       say("Choose a label first. N skips this text.");
       return;
@@ -231,9 +245,10 @@
     const content = review
       ? formats.json({ ...review, items: review.items.map((item) => {
         const mark = marks.all.get(item.text);
-        return mark ? { ...item, answer: mark.truth, source: "person" } : item.source === "person" ? { ...item, answer: null, source: null } : item;
+        const answer = mark && (several ? setOf(mark.truth ?? "") : mark.truth);
+        return mark ? { ...item, answer, source: "person" } : item.source === "person" ? { ...item, answer: null, source: null } : item;
       }) })
-      : formats.review(exported(), { labels: choices, model: data.model, texts: data.total });
+      : formats.review(exported(), { labels: choices, model: data.model, texts: data.total, several });
     download(fileName, "application/json", content);
   }
 
@@ -247,11 +262,13 @@
         pairs = undefined;
       }
       if (pairs === undefined) broken++;
-      for (const [text, label] of pairs ?? []) {
-        if (label !== null && !choices.includes(label)) {
+      for (const [text, said] of pairs ?? []) {
+        const names = Array.isArray(said) ? said : [said];
+        if (said !== null && (Array.isArray(said) !== several || !names.every((name) => choices.includes(name)))) {
           foreign_++;
           continue;
         }
+        const label = joined(said);
         const mark = marks.all.get(text);
         if (mark && mark.truth !== label) {
           contrary++;
@@ -318,7 +335,7 @@
     const level = $("level").value;
     shown = rows.filter((row) =>
       test(row)
-      && (label === "" || String(row.l) === label)
+      && (label === "" || String(row.l) === label || (several && row.l !== null && setOf(labels[row.l]).includes(labels[Number(label)])))
       && (level === "" || (level === "low" ? row.t !== null && row.t < LOW : bin(row.t) === level))
       && parts.every((part) => folded(row.x).includes(part)));
     // sorting is stable, so equals stay in the order of the input
@@ -340,7 +357,7 @@
       changed(row) && el("span", { class: "changed" }, "changed"),
       row.e !== null && el("span", { class: "error" }, "error"),
       mark && (mark.truth === stringOf(row.l) ? el("span", { class: "right" }, "✓ right")
-        : foreign("span", mark.truth === null ? "✗ no label is right" : `→ ${mark.truth}`, { class: "wrong" })));
+        : foreign("span", !mark.truth ? "✗ no label is right" : `→ ${mark.truth}`, { class: "wrong" })));
     const made = el("div", {
       class: "item", role: "option", id: `item-${position}`,
       "aria-selected": String(position === at), "aria-posinset": position + 1, "aria-setsize": shown.length,
@@ -410,7 +427,9 @@
   /** The labels that a text may have, with those who give them: candidates, then neighbors. */
   function candidatesOf(row) {
     const given = new Map();
-    const add = (label, by) => { if (label !== null && choices.includes(label)) given.set(label, [...(given.get(label) ?? []), by]); };
+    const add = (said, by) => {
+      for (const label of said === null ? [] : setOf(said)) if (choices.includes(label)) given.set(label, [...(given.get(label) ?? []), by]);
+    };
     const found = itemOf(row);
     if (found) for (const [label, names] of found.candidates) names.forEach((name) => add(label, name));
     else {
@@ -423,6 +442,7 @@
     const most = Math.max(given.size, 4);
     for (const [label] of row.v) if (given.size < most) add(stringOf(label), "neighbors");
     for (const [, , label] of row.k) if (given.size < most || given.has(stringOf(label))) add(stringOf(label), "neighbors");
+    if (several) for (const [label, by] of given) given.set(label, [...new Set(by)]);
     return given;
   }
 
@@ -431,7 +451,7 @@
     const open = chosen.has(texts[row.x]);
     const mark = markOf(row);
     $("state").replaceChildren(...(open ? ["chosen, not saved yet"]
-      : mark ? ["saved: ", foreign("strong", mark.truth ?? "none of the labels")] : []));
+      : mark ? ["saved: ", foreign("strong", inWords(mark.truth))] : []));
     $("unmark").hidden = !mark && !open;
     $("next").classList.toggle("ready", open);
   }
@@ -446,6 +466,7 @@
       choose: (label) => choose(row, label),
       save,
       leave: () => detail.focus({ preventScroll: true }),
+      several,
     });
     const button = (id, key, act, name, more = {}) => el("button",
       { type: "button", id, "aria-keyshortcuts": key, onclick: act, ...more }, name, " ", el("kbd", {}, key));
@@ -573,7 +594,7 @@
   $("save").addEventListener("click", saveFile);
   for (const button of document.querySelectorAll("[data-format]")) {
     const { name, type, make } = formats.all[button.dataset.format];
-    button.addEventListener("click", () => download(name, type, make(exported(), { model: data.model })));
+    button.addEventListener("click", () => download(name, type, make(exported(), { model: data.model, several })));
   }
   $("with-elsewhere").addEventListener("change", showProgress);
   $("import-open").addEventListener("click", () => $("import").click());

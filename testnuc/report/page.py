@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from testnuc._base.checks import checked_whole
 from testnuc._base.jsonl import write_whole
-from testnuc.errors import InvalidInputError
 from testnuc.report.contents import contents
 from testnuc.types import UNKNOWN, Classification, MultilabelClassification, Prediction
 
@@ -90,6 +89,7 @@ def render(
     file: str | None = None,
     title: str | None = None,
     most: int = MOST_LISTED,
+    several: bool | None = None,
 ) -> str:
     """Return an HTML page for judging and browsing results.
 
@@ -118,6 +118,8 @@ def render(
     title : str, optional
     most : int
         Most results to list; of more, those to review first. Counts are over all results.
+    several : bool, optional
+        Whether a text can have several labels; default: as the review or the results say.
 
     Raises
     ------
@@ -141,6 +143,8 @@ def render(
         choices, model = review.labels, model or review.model
         descriptions = descriptions or review.context.descriptions
         instructions = instructions or review.context.instructions
+    if several is None:
+        several = bool(listed) and isinstance(listed[0], MultilabelClassification)
     shown = contents(
         listed,
         usage=usage,
@@ -155,6 +159,7 @@ def render(
         then=then,
         file=file,
         most=most,
+        several=several or (review is not None and review.multilabel),
     )
     data = _json(shown)
     style, script = _asset("page.css"), "".join(map(_asset, _SCRIPTS))
@@ -182,20 +187,18 @@ def write(
     file: str | None = None,
     title: str | None = None,
     most: int = MOST_LISTED,
+    several: bool | None = None,
 ) -> None:
     """Write the page to a file atomically.
 
     Raises
     ------
     InvalidInputError
-        It cannot be written, or its texts have several labels.
+        It cannot be written.
     """
-    if results and isinstance(results[0], MultilabelClassification):
-        raise InvalidInputError(
-            "the page asks for one label of each text, and these have several (multilabel=True); "
-            "write them with to_jsonl"
-        )
-    page = render(results, review=review, then=then, file=file, title=title, most=most)
+    page = render(
+        results, review=review, then=then, file=file, title=title, most=most, several=several
+    )
     write_whole(path, [page.encode("utf-8", "replace")])
 
 

@@ -37,6 +37,7 @@ def page_of(nuc: TestNUC) -> Callable[[Sequence[Classification]], Awaitable[str]
             if results
             else "testnuc: no text yet",
             descriptions=nuc.labels.descriptions,
+            several=nuc.labels.multilabel,
         )
 
     one = asyncio.Lock()

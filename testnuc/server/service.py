@@ -140,11 +140,11 @@ class Service:
             try:
                 async with asyncio.timeout(self.settings.request_timeout):
                     return await self._whole(asked)
-            except TimeoutError as exc:
-                raise self._late() from exc
-            except TestNUCError:
+            except (TimeoutError, TestNUCError) as exc:
                 for _ in asked.texts:
                     self._metrics.text_failed()
+                if isinstance(exc, TimeoutError):
+                    raise self._late() from exc
                 raise
 
     def _refuse_if_closing(self) -> None:

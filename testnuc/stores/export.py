@@ -5,10 +5,11 @@ A record is a dict of plain values with a ``kind``:
 - ``scope``: scope, facts (model, labels);
 - ``prediction``: key, scope, hash (of the text), sample, label, confidence, said;
 - ``text``: embedder, text, label (known), vector: a text of the embedder's pool;
-- ``vector``: embedder, hash, vector: of a text outside the pool.
+- ``vector``: embedder, hash, vector: of a text outside the pool;
+- ``learned``: key, data: what was learned from judged texts.
 
-Hashes and keys are hexadecimal, vectors base64 of little-endian float16. Import never overwrites
-stored values, so importing the same records twice changes nothing.
+Hashes and keys are hexadecimal, vectors base64 of little-endian float16, and data base64. Import
+never overwrites stored values, so importing the same records twice changes nothing.
 """
 
 from __future__ import annotations
@@ -64,6 +65,15 @@ class Movable(Protocol):
     async def embedders(self) -> list[tuple[str, int]]:
         """Return the name and dimension of each embedder in the store."""
 
+    async def learned(self) -> list[tuple[bytes, bytes]]:
+        """Return all that was learned, with its key."""
+
+    async def get_learned(self, scope: bytes) -> bytes | None:
+        """Return what was learned; None if nothing was."""
+
+    async def put_learned(self, scope: bytes, data: bytes) -> None:
+        """Store what was learned, in place of what was there."""
+
     async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
         """Return up to `count` predictions after a key, ordered by key; empty at the end."""
 
@@ -94,6 +104,8 @@ async def dump(store: Movable, *, batch: int = BATCH) -> AsyncIterator[list[Reco
                 yield part
         finally:
             await pool.close()
+    for key, data in await store.learned():
+        yield [{"kind": "learned", "key": key.hex(), "data": b64encode(data).decode()}]
 
 
 async def load(store: Movable, records: Iterable[Record], *, batch: int = BATCH) -> Counter[str]:
@@ -191,7 +203,7 @@ def _group(record: Record) -> tuple[Any, Any]:
 
 async def _store(store: Movable, pools: dict[str, Index], records: list[Record]) -> Counter[str]:
     kind, embedder = _group(records[0])
-    if kind not in ("scope", "prediction", "text", "vector"):
+    if kind not in ("scope", "prediction", "text", "vector", "learned"):
         raise InvalidInputError(f"a record has the unknown kind {kind!r}")
     try:
         if kind == "scope":
@@ -201,6 +213,8 @@ async def _store(store: Movable, pools: dict[str, Index], records: list[Record])
             await store.put_predictions([_to_prediction(record) for record in records])
         elif kind == "text":
             await _add(store, pools, str(embedder), records)
+        elif kind == "learned":
+            await _put_learned(store, records)
         else:
             hashes = [_to_hash(record["hash"]) for record in records]
             await store.put_vectors(str(embedder), hashes, _to_vectors(records))
@@ -216,6 +230,14 @@ async def _describe(store: Movable, scope: bytes, facts: Record) -> None:
     if not facts or dict(await store.scopes()).get(scope):
         return
     await store.describe(scope, facts)
+
+
+async def _put_learned(store: Movable, records: list[Record]) -> None:
+    for record in records:
+        key, data = _to_hash(record["key"]), b64decode(record["data"], validate=True)
+        # what the target has learned takes precedence
+        if await store.get_learned(key) is None:
+            await store.put_learned(key, data)
 
 
 async def _add(

@@ -119,16 +119,9 @@ class AuxiliaryRequests:
             self._check(provider, answer.status, answer.headers, answer.data)
             return answer
 
-        keys = getattr(provider, "keys", None)
-        key = None if keys is None else await keys.current()
-        try:
-            return await (self._retried(attempt) if again else attempt())
-        except AuthenticationError:
-            # rejected before it was executed, so it may be sent again in any case
-            if keys is None:
-                raise
-            await keys.replace(key)
-            return await (self._retried(attempt) if again else attempt())
+        return await self._with_key(
+            provider, lambda: self._retried(attempt) if again else attempt()
+        )
 
     async def read_lines(
         self, provider: WireProvider, url: str, take: Callable[[bytes], None]
@@ -178,7 +171,20 @@ class AuxiliaryRequests:
             if rest:
                 take(rest)
 
-        await self._retried(attempt)
+        await self._with_key(provider, lambda: self._retried(attempt))
+
+    async def _with_key(self, provider: WireProvider, run: Callable[[], Awaitable[T]]) -> T:
+        """Run a request; again with another key if a key that can expire was rejected."""
+        keys = getattr(provider, "keys", None)
+        key = None if keys is None else await keys.current()
+        try:
+            return await run()
+        except AuthenticationError:
+            # rejected before it was executed, so it may be sent again in any case
+            if keys is None:
+                raise
+            await keys.replace(key)
+            return await run()
 
     async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
         started = self._clock()

@@ -73,7 +73,7 @@ _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext(_Silen
 def operation(
     telemetry: Telemetry | None, name: str, **facts: Any
 ) -> contextlib.AbstractContextManager[Any]:
-    """Return a context manager for an operation of the client; its ``tell`` adds attributes.
+    """Return a context manager for an operation of the client; its ``set`` adds attributes.
 
     Parameters
     ----------

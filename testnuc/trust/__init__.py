@@ -13,6 +13,7 @@ from testnuc.trust.certificates import Certificate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
 from testnuc.trust.joining import JoinedReview, join_reviews
 from testnuc.trust.learned import Judgment, Learned
+from testnuc.trust.multilabel import MultilabelLearned
 from testnuc.trust.near_copies import Interval
 from testnuc.trust.prior import correct, factors
 from testnuc.trust.review import Review, ReviewItem
@@ -32,6 +33,7 @@ __all__ = [
     "JoinedReview",
     "Judgment",
     "Learned",
+    "MultilabelLearned",
     "Review",
     "ReviewItem",
     "ReviewReason",

@@ -12,7 +12,7 @@ from testnuc.trust.evidence import Draws, capital
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Certificate", "certify"]
+__all__ = ["Certificate", "LabelCertificate", "certify"]
 
 #: Parts of the texts are tested in growing order until one fails, from each of these starts;
 #: with the part of the error that a start may use.
@@ -20,6 +20,8 @@ _STARTS = ((0.4, 0.8), (0.1, 0.2))
 _STEP = 0.025
 #: A probability that makes a bet nothing.
 _TINY = 1e-100
+#: Judgments that are asked for are a multiple of this, and at most so many.
+_ROUND, _MOST = 10, 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,22 @@ class Certificate:
             f"at least {self.accuracy:.0%} right{at}, with {self.confidence:.0%} confidence "
             f"({self.judged} judged texts)"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCertificate(Certificate):
+    """A proved accuracy of one label, where a text can have several.
+
+    `trust` is that of the label (`MultilabelClassification.trusts`), and `part` that of the texts
+    that have it.
+    """
+
+    label: str = ""
+
+    def __str__(self) -> str:
+        # slots: super() without arguments would not find its class
+        told = Certificate.__str__(self)
+        return told.replace("of the texts,", f"of the texts with the label {self.label!r},", 1)
 
 
 def certify(
@@ -181,37 +199,36 @@ def _why(
     draws : Draws
     accuracy, error : float
     """
+    from scipy.stats import binom
+
     m = len(inside)
     least = int(np.ceil(np.log(error) / np.log(accuracy) / _STARTS[0][0]))
     fair = _reach(draws) > 0
     count = int(fair.sum())
-    if count < least:
-        more = least - count
-        unfair = f" of {m:,} (some texts could not be drawn for the others)" if count < m else ""
-        return (
-            f"{count:,} judged texts{unfair} count so far; it takes at least {least:,}, which are "
-            f"{more:,} more, drawn at random from all"
-        ), more
     # a draw is about the texts that were left, and those that were drawn before are known
     weights = np.where(fair, 1 / draws.probability, 0) + np.cumsum(fair[::-1])[::-1] - fair
     weights = (np.ones(m) if draws.uniform else weights)[inside]
-    if not weights.sum():
-        return f"none of {m:,} judged texts is among those with the highest trust", least
-    share = float(np.average(right[inside], weights=weights))
+    known = bool(weights.sum())
+    share = float(np.average(right[inside], weights=weights)) if known else 1.0
     told = f"of the {_STARTS[0][0]:.0%} of the texts with the highest trust about {share:.0%} are"
-    if share < accuracy:
+    if share < accuracy and count >= least:
         return (
             f"{told} right, fewer than {accuracy:.0%}: more judgments do not prove it, better "
             "labels do"
         ), 0
-    from scipy.stats import binom
-
     # unequal weights are worth fewer texts (Kish 1965)
-    now = tries = max(1, int(weights.sum() ** 2 / (weights**2).sum()))
-    while tries < 100_000 and binom.sf(int(share * tries) - 1, tries, accuracy) > error:
-        tries = int(tries * 1.25) + 1
-    more = max(1, int((tries - now) / _STARTS[0][0]))
-    return (
-        f"{told} right, which is not yet proof; about {more:,} more texts, drawn at random from "
-        f"all, would do: {m + more:,} in all"
-    ), more
+    now = tries = max(1, int(weights.sum() ** 2 / (weights**2).sum())) if known else 1
+    while accuracy <= share and binom.sf(int(share * tries) - 1, tries, accuracy) > error:
+        tries += max(1, tries // 20)
+        if tries > _MOST:
+            break
+    more = max(least - count, int((tries - now) / _STARTS[0][0]), 1)
+    more = -(-more // _ROUND) * _ROUND
+    ending = f"about {more:,} more, drawn at random from all, would do: {m + more:,} in all"
+    if count < least:
+        unfair = f" of {m:,} (some texts could not be drawn for the others)" if count < m else ""
+        return (
+            f"{count:,} judged texts{unfair} count so far, and it takes {least:,}; {ending}",
+            more,
+        )
+    return f"{told} right, which is not yet proof; {ending}", more

@@ -1,5 +1,6 @@
-"""A linear softmax classifier on embeddings, self-trained on the LLM's own labels.
+"""A linear classifier on embeddings, self-trained on the LLM's own labels.
 
+It is a softmax; where a text can have several labels, a sigmoid for each of them (one versus rest).
 The head is fitted on soft labels by preconditioned L-BFGS and predicts every text out of fold, so
 that no text is predicted by a head that saw its label. Folds follow the content hash: equal inputs
 give equal folds. `testnuc.trust.model` joins the head with the vote of the neighbors.
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FOLDS",
+    "OneVsRest",
     "Softmax",
     "class_scale",
     "fit_folds",
     "fit_head",
     "fit_move",
+    "fit_one_vs_rest",
     "folds_of",
     "predict_folds",
 ]
@@ -45,6 +48,8 @@ _MOST_TEXTS = 40_000
 _SINKHORN, _CLOSE = 50, 0.01
 _LEAST_MASS = 1e-3
 _MOST_SCALE = 1e6
+#: Largest log odds: float32 has no larger e ** x than that of 88.
+_STEEPEST = np.float32(60)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +70,26 @@ class Softmax:
         """Return float32[n, C], rows sum to 1."""
         weights = self.weights
         return _softmax(vectors.astype(np.float32) @ weights[:-1] + weights[-1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OneVsRest:
+    """A fitted classifier of texts that can have several labels.
+
+    Parameters
+    ----------
+    weights : float32[dim + 1, C]
+        The last row is the bias.
+    """
+
+    __repr__ = brief
+
+    weights: NDArray[np.float32]
+
+    def probabilities(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Return float32[n, C], of each label alone."""
+        weights = self.weights
+        return _sigmoid(vectors.astype(np.float32) @ weights[:-1] + weights[-1])
 
 
 def folds_of(hashes: Sequence[bytes]) -> NDArray[np.int64]:
@@ -91,10 +116,42 @@ def fit_head(
     start : Softmax, optional
         An earlier fit, from which fewer steps are needed.
     """
+    used = np.flatnonzero(targets.any(axis=1))
+    return Softmax(_fitted(vectors, targets, weights, used, start=start))
+
+
+def fit_one_vs_rest(
+    vectors: NDArray[np.floating], targets: NDArray[np.float32], folds: NDArray[np.int64]
+) -> tuple[OneVsRest, ...]:
+    """Fit a head for each fold, on the texts of the others.
+
+    Parameters
+    ----------
+    vectors : float[n, dim]
+    targets : float32[n, C]
+        1 for each label of a text; a row of zeros is a text without labels.
+    folds : int64[n]
+    """
+    ones = np.ones(len(vectors), dtype=np.float32)
+    return tuple(
+        OneVsRest(_fitted(vectors, targets, ones, np.flatnonzero(folds != fold), several=True))
+        for fold in range(FOLDS)
+    )
+
+
+def _fitted(
+    vectors: NDArray[np.floating],
+    targets: NDArray[np.float32],
+    weights: NDArray[np.float32],
+    used: NDArray[np.int64],
+    *,
+    start: Softmax | None = None,
+    several: bool = False,
+) -> NDArray[np.float32]:
+    """Return the weights of a softmax, or of a sigmoid for each label, fitted on some texts."""
     from scipy.linalg import solve_triangular
     from scipy.optimize import minimize
 
-    used = np.flatnonzero(targets.any(axis=1))
     if len(used) > _MOST_TEXTS:
         # evenly over the texts, without chance
         used = used[np.linspace(0, len(used) - 1, _MOST_TEXTS).astype(np.int64)]
@@ -104,10 +161,11 @@ def fit_head(
     t, w = targets[used], weights[used]
     dim, n_classes = x.shape[1], t.shape[1]
     if not len(used):
-        return Softmax(np.zeros((dim, n_classes), dtype=np.float32))
+        return np.zeros((dim, n_classes), dtype=np.float32)
     total = float(w.sum())
     # The Hessian of the loss is close to X'X (Böhning 1992): in its basis few steps are needed.
-    gram = (x * w[:, None]).T @ x / total / n_classes + _PENALTY * np.eye(dim, dtype=np.float32)
+    bound = 4 if several else n_classes
+    gram = (x * w[:, None]).T @ x / total / bound + _PENALTY * np.eye(dim, dtype=np.float32)
     root = np.linalg.cholesky(gram.astype(np.float64))
     basis = solve_triangular(root, np.eye(dim), lower=True).T.astype(np.float32)
     x = x @ basis
@@ -117,12 +175,17 @@ def fit_head(
     def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         v = flat.reshape(dim, n_classes).astype(np.float32)
         z = x @ v
-        z -= z.max(axis=1, keepdims=True)
-        fit = float((wt * z).sum())
-        np.exp(z, out=z)
-        norm = z.sum(axis=1)
-        fit -= float((w * mass * np.log(norm)).sum()) / total
-        z *= (w * mass / norm / total)[:, None]
+        if several:
+            fit = float((wt * z).sum())
+            fit -= float((w[:, None] * np.logaddexp(0, z)).sum()) / total
+            z = _sigmoid(z) * (w / np.float32(total))[:, None]
+        else:
+            z -= z.max(axis=1, keepdims=True)
+            fit = float((wt * z).sum())
+            np.exp(z, out=z)
+            norm = z.sum(axis=1)
+            fit -= float((w * mass * np.log(norm)).sum()) / total
+            z *= (w * mass / norm / total)[:, None]
         z -= wt
         real = basis @ v
         gradient = x.T @ z + _PENALTY * (basis.T @ real)
@@ -140,8 +203,8 @@ def fit_head(
         method="L-BFGS-B",
         options={"maxiter": _FIRST if start is None else _NEXT},
     )
-    fitted = basis @ found.x.reshape(dim, n_classes).astype(np.float32)
-    return Softmax(fitted)
+    fitted: NDArray[np.float32] = basis @ found.x.reshape(dim, n_classes).astype(np.float32)
+    return fitted
 
 
 def class_scale(probabilities: NDArray[np.float32], power: float) -> NDArray[np.float32]:
@@ -255,7 +318,9 @@ def fit_move(
 
 
 def predict_folds(
-    heads: Sequence[Softmax], vectors: NDArray[np.floating], folds: NDArray[np.int64]
+    heads: Sequence[Softmax | OneVsRest],
+    vectors: NDArray[np.floating],
+    folds: NDArray[np.int64],
 ) -> NDArray[np.float32]:
     """Predict each text by the head that was fitted without its fold; float32[n, C]."""
     n_classes = heads[0].weights.shape[1]
@@ -271,3 +336,9 @@ def _softmax(z: NDArray[np.float32]) -> NDArray[np.float32]:
     np.exp(z, out=z)
     z /= z.sum(axis=1, keepdims=True)
     return z
+
+
+def _sigmoid(z: NDArray[np.float32]) -> NDArray[np.float32]:
+    result: NDArray[np.float32] = np.clip(z, -_STEEPEST, _STEEPEST)
+    np.exp(-result, out=result)
+    return np.float32(1) / (np.float32(1) + result)

@@ -86,7 +86,9 @@ def join_reviews(reviews: Mapping[str, Review]) -> JoinedReview:
             answered = next((item for _, item in said if item.source is not None), made)
             made = replace(made, answer=answered.answer, source=answered.source)
         items.append(made)
-    joined = Review(items, first.labels, first.texts, first.model, first.context)
+    joined = Review(
+        items, first.labels, first.texts, first.model, first.context, multilabel=first.multilabel
+    )
     return JoinedReview(joined, shared, disagreements, undecided)
 
 
@@ -97,7 +99,7 @@ def _checked(reviews: Mapping[str, Review]) -> Review:
     first = next(iter(reviews.values()))
     chosen = all(item.probability is None for review in reviews.values() for item in review)
     for name, review in reviews.items():
-        if review.labels != first.labels:
+        if review.labels != first.labels or review.multilabel != first.multilabel:
             raise InvalidInputError(f"{name} has another label set than the first review")
         if not chosen and _draws(review) != _draws(first):
             raise InvalidInputError(

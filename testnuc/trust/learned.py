@@ -28,6 +28,7 @@ from testnuc.trust.evidence import Draws, Gain
 from testnuc.trust.head import Softmax
 from testnuc.trust.levels import parts_by_level, trust_of_level
 from testnuc.trust.model import MOST_CELLS, HeadModel, VoteModel
+from testnuc.trust.packing import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Judgment", "Learned", "chosen_parts", "rounded"]
 
-_VERSION = 1
 #: Parts of `MOST_CELLS` cells that are applied one by one to more texts.
 _PARTS = 8
 #: Judgments that prove a gain worth having where there is one.
@@ -65,6 +65,25 @@ class Judgment:
     texts: int
     #: None: an older version of testnuc did not say.
     lowest: float | None = None
+
+    def record(self) -> list[Any]:
+        """Return its values, as they are stored."""
+        return [
+            self.text,
+            self.hash.hex(),
+            self.label,
+            self.source,
+            self.probability,
+            self.floor,
+            self.texts,
+            self.lowest,
+        ]
+
+    @classmethod
+    def of(cls, record: Sequence[Any]) -> Judgment:
+        """Return the judgment of a record."""
+        text, key, *rest = record
+        return cls(text, bytes.fromhex(key), *rest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -329,32 +348,20 @@ class Learned:
             if model.moves is not None:
                 arrays[f"moves{number}"] = model.moves.astype(np.float16)
             models.append([model.care, model.power])
-        header = {
-            "version": _VERSION,
-            "labels": self.labels,
-            "name": self.name,
-            "decides": self.decides,
-            "gain": [self.gain.value, self.gain.low, self.gain.high],
-            "texts": self.texts,
-            "population": self.draws.texts,
-            "dissent": self.dissent,
-            "models": models,
-            "judged": [
-                [j.text, j.hash.hex(), j.label, j.source, j.probability, j.floor, j.texts, j.lowest]
-                for j in self.judged
-            ],
-            "arrays": [
-                [name, array.dtype.newbyteorder("<").str, array.shape]
-                for name, array in arrays.items()
-            ],
-        }
-        # a gain may be a scalar of numpy
-        head = orjson.dumps(header, option=orjson.OPT_SERIALIZE_NUMPY)
-        body = b"".join(
-            np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")).tobytes()
-            for a in arrays.values()
+        return pack(
+            {
+                "labels": self.labels,
+                "name": self.name,
+                "decides": self.decides,
+                "gain": [self.gain.value, self.gain.low, self.gain.high],
+                "texts": self.texts,
+                "population": self.draws.texts,
+                "dissent": self.dissent,
+                "models": models,
+                "judged": [judgment.record() for judgment in self.judged],
+            },
+            arrays,
         )
-        return zlib.compress(len(head).to_bytes(8, "little") + head + body, 1)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Learned:
@@ -366,21 +373,7 @@ class Learned:
             It is damaged, or a newer version of testnuc wrote it.
         """
         try:
-            raw = zlib.decompress(data)
-            at = 8 + int.from_bytes(raw[:8], "little")
-            header = orjson.loads(raw[8:at])
-            if header["version"] != _VERSION:
-                raise StoreError(
-                    "what was learned was stored by another version of testnuc; upgrade it, or "
-                    "learn again after `unlearn`"
-                )
-            arrays: dict[str, NDArray[Any]] = {}
-            for name, kind, shape in header["arrays"]:
-                dtype = np.dtype(kind)
-                size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-                found = np.frombuffer(raw[at : at + size], dtype=dtype).reshape(shape)
-                arrays[name] = found.astype(dtype.newbyteorder("="))
-                at += size
+            header, arrays = unpack(data)
             models = [
                 HeadModel(
                     tuple(Softmax(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
@@ -397,10 +390,7 @@ class Learned:
                 name=header["name"],
                 decides=header["decides"],
                 gain=Gain(*header["gain"]),
-                judged=tuple(
-                    Judgment(text, bytes.fromhex(key), *rest)
-                    for text, key, *rest in header["judged"]
-                ),
+                judged=tuple(map(Judgment.of, header["judged"])),
                 texts=header["texts"],
                 model=models[0],
                 vote=VoteModel(int(k), own_weight),

@@ -16,7 +16,7 @@ from testnuc._base.display import brief
 from testnuc._base.jsonl import write_whole
 from testnuc.errors import InvalidInputError
 from testnuc.trust.review_context import ReviewContext
-from testnuc.types import Neighbor
+from testnuc.types import SEPARATOR, Neighbor, split_labels
 
 if TYPE_CHECKING:
     import os
@@ -71,6 +71,7 @@ class ReviewItem:
     #: The probability, at this draw, of a text on which candidates differ.
     floor: float | None
     #: The right label; None: none of the labels is right, or not answered (`source` is None).
+    #: Where a text can have several labels: all of them in one string, "" for none.
     answer: str | None = None
     #: "person" or "referee"; None: not answered.
     source: str | None = None
@@ -97,6 +98,8 @@ class Review(Sequence[ReviewItem]):
         The model whose labels are judged.
     context : ReviewContext, optional
         What is known where it was drawn.
+    multilabel : bool
+        Whether a text can have several labels, or none.
     """
 
     def __init__(
@@ -106,6 +109,8 @@ class Review(Sequence[ReviewItem]):
         texts: int,
         model: str,
         context: ReviewContext | None = None,
+        *,
+        multilabel: bool = False,
     ) -> None:
         self._items = list(items)
         self._places = {item.text: item.index for item in items}
@@ -117,6 +122,8 @@ class Review(Sequence[ReviewItem]):
         self.model = model
         #: What is known where it was drawn.
         self.context = ReviewContext() if context is None else context
+        #: Whether a text can have several labels, or none.
+        self.multilabel = multilabel
         #: Asks a referee; set by the client that made this review.
         self.asks: Callable[[Review, Any, str], Awaitable[None]] | None = None
 
@@ -128,7 +135,7 @@ class Review(Sequence[ReviewItem]):
     def answer(
         self,
         item: str | int,
-        label: str | None,
+        label: str | Sequence[str] | None,
         source: Literal["person", "referee"] = "person",
     ) -> None:
         """Answer an item; a second answer replaces the first.
@@ -138,7 +145,8 @@ class Review(Sequence[ReviewItem]):
         item : str or int
             The text, or its position in the review.
         label : str or None
-            The right label; None: none of the labels is right.
+            The right label; None: none of the labels is right. Where a text can have several
+            labels: the list of them, [] for none.
         source : {"person", "referee"}
 
         Raises
@@ -152,13 +160,29 @@ class Review(Sequence[ReviewItem]):
             item = self._places[item]
         elif not 0 <= item < len(self._items):
             raise InvalidInputError(f"item {item} does not exist; there are {len(self)} items")
-        if label is not None and label not in self.labels:
-            raise InvalidInputError(
-                f"the label {label!r} is not in the label set{closest_label(label, self.labels)}"
-            )
+        answer = self._checked(label)
         if source not in {"person", "referee"}:
             raise InvalidInputError(f"source is {source!r}; choose 'person' or 'referee'")
-        self._items[item] = replace(self._items[item], answer=label, source=source)
+        self._items[item] = replace(self._items[item], answer=answer, source=source)
+
+    def _checked(self, said: str | Sequence[str] | None) -> str | None:
+        """Return an answer as an item holds it."""
+        if not self.multilabel:
+            if said is not None and (not isinstance(said, str) or said not in self.labels):
+                close = closest_label(said, self.labels) if isinstance(said, str) else ""
+                raise InvalidInputError(f"the label {said!r} is not in the label set{close}")
+            return said
+        if said is None or isinstance(said, str):
+            raise InvalidInputError(
+                f"the answer is {said!r}, but a text can have several labels here; give a list of "
+                "them, [] for none"
+            )
+        for name in said:
+            if name not in self.labels:
+                close = closest_label(name, self.labels) if isinstance(name, str) else ""
+                raise InvalidInputError(f"the label {name!r} is not in the label set{close}")
+        # in one order, so that equal answers are equal strings
+        return SEPARATOR.join(name for name in self.labels if name in said)
 
     async def ask(self, model: Any, *, shown: Literal["all", "candidates"] = "all") -> None:
         """Let a better model answer the items that have no answer yet.
@@ -193,8 +217,17 @@ class Review(Sequence[ReviewItem]):
             "labels": list(self.labels),
             "texts": self.texts,
             "context": self.context.record(),
-            "items": [_record(item) for item in self._items],
+            **({"multilabel": True} if self.multilabel else {}),
+            "items": [self._record(item) for item in self._items],
         }
+
+    def _record(self, item: ReviewItem) -> dict[str, Any]:
+        record = _record(item)
+        if self.multilabel:
+            for name in ("own_label", "answer"):
+                record[name] = None if record[name] is None else split_labels(record[name])
+            record["said"] = [[name, split_labels(label)] for name, label in item.said]
+        return record
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Review:
@@ -215,6 +248,7 @@ class Review(Sequence[ReviewItem]):
                 raise InvalidInputError(
                     f"{path} is not a review of this version of testnuc; save it again"
                 )
+            several = bool(record.get("multilabel", False))
             items = [_item(index, given) for index, given in enumerate(record["items"])]
             context = record.get("context")
             found = cls(
@@ -223,13 +257,15 @@ class Review(Sequence[ReviewItem]):
                 int(record["texts"]),
                 str(record["model"]),
                 None if context is None else ReviewContext.of(context),
+                multilabel=several,
             )
         except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as exc:
             raise InvalidInputError(f"{path} is not a review: {exc!r}") from exc
         for item in items:
             if item.source is not None:
                 try:
-                    found.answer(item.index, item.answer, item.source)  # type: ignore[arg-type]
+                    answer = split_labels(item.answer) if several else item.answer
+                    found.answer(item.index, answer, item.source)  # type: ignore[arg-type]
                 except InvalidInputError as exc:
                     raise InvalidInputError(f"{path}, item {item.index + 1}: {exc}") from exc
         return found
@@ -343,16 +379,21 @@ def _item(index: int, given: dict[str, Any]) -> ReviewItem:
         index=index,
         text=given["text"],
         hash=hash_text(given["text"]),
-        own_label=given["own_label"],
+        own_label=_one_string(given["own_label"]),
         candidates=tuple((label, tuple(names)) for label, names in given["candidates"]),
         trust=given["trust"],
         neighbors=tuple(Neighbor(*near) for near in given["neighbors"]),
         goal=given["goal"],
         probability=given["probability"],
         floor=given["floor"],
-        answer=given["answer"],
+        answer=_one_string(given["answer"]),
         # who writes an answer into the file need not say that a person gave it
         source=given["source"] or (None if given["answer"] is None else "person"),
-        said=tuple((str(name), label) for name, label in given.get("said", ())),
+        said=tuple((str(name), _one_string(label)) for name, label in given.get("said", ())),
         lowest=given.get("lowest"),
     )
+
+
+def _one_string(said: str | Sequence[str] | None) -> str | None:
+    """Return a label, or several in one string."""
+    return said if said is None or isinstance(said, str) else SEPARATOR.join(said)

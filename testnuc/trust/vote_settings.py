@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.trust.learned import Learned
+    from testnuc.trust.multilabel import MultilabelLearned
 
 __all__ = ["VoteSettings"]
 
@@ -53,6 +54,8 @@ class VoteSettings:
         Fixed by learning or unpickling; otherwise each run decides.
     learned : Learned, optional
         What was learned from judged texts.
+    several : MultilabelLearned, optional
+        The same where a text can have several labels.
     """
 
     __repr__ = brief
@@ -66,6 +69,7 @@ class VoteSettings:
     min_trust: float | None = None
     decision: Decision | None = None
     learned: Learned | None = None
+    several: MultilabelLearned | None = None
 
     @classmethod
     def of(cls, policy: str | VotePolicy, k: int | None, names: Sequence[str]) -> VoteSettings:
@@ -119,6 +123,15 @@ class VoteSettings:
     def head_decides(self) -> bool:
         """Whether a learned model gives the labels, and neighbors need no prediction."""
         return self.learned is not None and self.learned.decides == "head"
+
+    @property
+    def taught(self) -> Learned | MultilabelLearned | None:
+        """What was learned, where a text has one label or several."""
+        return self.several if self.learned is None else self.learned
+
+    def with_sets(self, learned: MultilabelLearned) -> VoteSettings:
+        """Return these settings with what was learned where a text can have several labels."""
+        return replace(self, several=learned)
 
     def with_learned(self, learned: Learned) -> VoteSettings:
         """Return these settings, as a user gave them, with what was learned."""

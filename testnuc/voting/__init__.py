@@ -29,11 +29,12 @@ from __future__ import annotations
 
 from testnuc.voting.curves import vote_curve, vote_curve_pool, vote_curves, vote_curves_pool
 from testnuc.voting.early import decided, deciding_prefix
-from testnuc.voting.multilabel import PoolLabels, VotedLabels, vote_multilabel
+from testnuc.voting.multilabel import THRESHOLD, PoolLabels, VotedLabels, vote_multilabel
 from testnuc.voting.policy import VotePolicy
 from testnuc.voting.votes import VoteResult, vote, vote_pool
 
 __all__ = [
+    "THRESHOLD",
     "PoolLabels",
     "VotePolicy",
     "VoteResult",

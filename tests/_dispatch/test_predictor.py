@@ -11,6 +11,7 @@ from aiohttp import web
 import testnuc
 from testnuc import TestNUC
 from testnuc.prompts import samples_in
+from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.testing import HashEmbedder
 from tests._dispatch.test_keys import predictor
 from tests.conftest import LABELS
@@ -189,6 +190,25 @@ async def test_a_server_that_fails_on_a_schema_is_asked_without(caplog):
         results = await nuc.classify_many(texts_of(30))
     assert [r.label for r in results] == ["refund"] * 30
     assert len(bodies) <= 30 + 4
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+@pytest.mark.parametrize("label", [5, "half \ud800"])
+async def test_a_label_that_cannot_be_stored_fails_alone(tmp_path, label, multilabel):
+    class Own:
+        name, model, identity = "own", "m", "1"
+
+        async def answer(self, request):
+            said = (label if text.startswith("text 3") else LABELS[0] for text in request.texts)
+            return Reply(tuple(Answer(one, 0.9) for one in said), TokenUsage(1, 1))
+
+    async with TestNUC(
+        LABELS, Own(), embedder=HashEmbedder(), k=0, store=tmp_path / "s.db", multilabel=multilabel
+    ) as nuc:
+        results = await nuc.classify_many(texts_of(9))
+    assert results.stopped is None
+    assert [r.label for r in results].count(None) == 1
+    assert [str(r.error).startswith("the provider's label is") for r in results.errors] == [True]
 
 
 def test_zero_is_one_key():

@@ -488,7 +488,7 @@ def test_a_bar_on_a_terminal(monkeypatch):
 def test_labels_are_scored_and_the_next_command_says_so(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with LoopbackLLM(lambda _: ("refund", 0.1), record=100) as llm:
-        asked = [*options(llm), "--score-labels", "--k", "0"]
+        asked = [*options(llm, store="labels.db"), "--score-labels", "--k", "0"]
         code, _, err = run_here("classify", source, *asked, "-o", "out.jsonl")
         assert code == 0, err
         assert {body["top_logprobs"] for body in llm.bodies} == {20}

@@ -149,6 +149,20 @@ def test_each_format_in_and_out(tmp_path, kind):
     assert made.columns[:3] == ["id", "text", "nuc_label"]
 
 
+def test_lines_end_where_editors_end_them(tmp_path):
+    file = tmp_path / "in.txt"
+    file.write_bytes("one\u2028text\r\nan\x85other\rlast\n".encode())
+    assert read_table(str(file), "text").texts == ["one\u2028text", "an\x85other", "last"]
+
+
+def test_a_csv_file_of_a_tsv_file_has_commas(tmp_path):
+    file, out = tmp_path / "in.tsv", tmp_path / "out.csv"
+    file.write_text("id\ttext\n1\trefund\n")
+    with LoopbackLLM(lambda _: (LABELS[0], 0.9)) as llm:
+        assert classify(llm, file, "-o", out)[0] == 0
+    assert out.read_text().startswith("id,text,nuc_label")
+
+
 @pytest.mark.parametrize("kind", [".csv", ".xlsx"])
 def test_what_a_cell_cannot_hold_is_text(tmp_path, kind):
     arrow = pytest.importorskip("pyarrow")
@@ -164,6 +178,16 @@ def test_what_a_cell_cannot_hold_is_text(tmp_path, kind):
     assert datetime.fromisoformat(row["at"]) == at
     assert json.loads(row["tags"]) == tags
     assert row["raw"] == "b'x'"
+
+
+def test_a_text_that_excel_would_cut_is_noted_before_the_run(tmp_path):
+    pytest.importorskip("openpyxl")
+    file = tmp_path / "in.csv"
+    file.write_text(f"text\nrefund\n{'long ' * 8_000}\n")
+    with LoopbackLLM(lambda _: (LABELS[0], 0.9)) as llm:
+        code, _, err = classify(llm, file, "-o", tmp_path / "out.xlsx", "--dry-run")
+    assert (code, llm.requests) == (0, 0)
+    assert "cuts texts at 32,767 characters, the most in a cell of Excel (1 of them)" in err
 
 
 def test_a_workbook_as_people_make_them(tmp_path):
@@ -296,6 +320,17 @@ def test_an_output_that_exists_is_replaced_on_request_alone(tmp_path):
         # an estimate writes nothing
         assert classify(llm, file, "-o", out, "--dry-run")[0] == 0
         assert classify(llm, file, "-o", out, "--overwrite")[0] == 0
+
+
+def test_replacing_a_txt_file_asks_for_nothing_again(tmp_path):
+    file, out = tmp_path / "in.txt", tmp_path / "out.txt"
+    file.write_text("\n".join(messages(8)))
+    with LoopbackLLM(confident) as llm:
+        assert classify(llm, file, "-o", out)[0] == 0
+        code, _, err = classify(llm, file, "-o", out)
+        assert (code, "add --overwrite" in err) == (2, True)
+        assert classify(llm, file, "-o", out, "--overwrite")[0] == 0
+        assert llm.calls == 8
 
 
 def test_a_trial_of_the_first_texts_is_part_of_the_whole_run(tmp_path):

@@ -175,8 +175,11 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
         assert learn[:5] == ["learn", "out.csv", "review.json", "-o", "better.csv"]
         code, _, err = run_here(*learn)
         assert code == 0, err
-        assert "no labels are proved to be 90 % right yet: 50 judged texts count so far" in err
-        more = int(re.search(r"which are (\d+) more", err)[1])
+        assert (
+            "no labels are proved to be 90 % right yet: 50 judged texts count so far, and it takes"
+            in err
+        )
+        more = int(re.search(r"about (\d+) more, drawn at random from all", err)[1])
         review = next_command(err)
         assert review[:2] == ["review", "out.csv"]
         assert review[2:6] == ["-n", str(more), "--goal", "certify"]

@@ -62,6 +62,8 @@ def test_another_file_has_less_and_that_is_said(tmp_path, name):
     # the run's column of texts is known
     err = reported(results, "-o", page)
     assert "--text-column" not in err
+    code, _, err_ = run_here("report", results, "-o", page, "--text-column", "id")
+    assert (code, "from the column 'message'" in err_) == (2, True)
     assert (
         "holds no neighbors and votes; write them with `testnuc classify --full -o FILE.jsonl`"
         in err

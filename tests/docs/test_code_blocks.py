@@ -49,6 +49,12 @@ nuc = testnuc.TestNUC(LABELS, model="openai/gpt-4o-mini")
     "fewer-calls.md": """
 pool = texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
 """,
+    "multilabel.md": """
+texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
+
+def ask_someone(text):
+    return ["login", "refund"]
+""",
     "trust.md": """
 pool = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
 

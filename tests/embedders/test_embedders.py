@@ -334,6 +334,33 @@ async def test_the_error_of_a_text_reaches_only_its_own_callers(tmp_path):
         await embedder.close()
 
 
+class Once(HashEmbedder):
+    """Fails from the second batch on."""
+
+    async def embed(self, texts):
+        if self.embedded:
+            raise OSError("gone")
+        return await super().embed(texts)
+
+
+async def test_the_vectors_before_a_failure_are_stored(tmp_path):
+    texts = [f"text {i} {'x' * (i % 7)}" for i in range(600)]
+    hashes = [hash_text(text) for text in texts]
+    store = SqliteStore(tmp_path / "s.db")
+    await store.open()
+    try:
+        cache = EmbeddingCache(Once(32), store, Pool())
+        with pytest.raises(testnuc.EmbeddingError, match="gone"):
+            await cache.embed(texts)
+        kept = await store.get_vectors(cache.name, hashes)
+        assert sum(row is not None for row in kept) == 512
+        right = (await HashEmbedder(32).embed(texts)).astype(np.float16)
+        assert all((a == b).all() for a, b in zip(kept, right, strict=True) if a is not None)
+        await cache.close()
+    finally:
+        await store.close()
+
+
 class Zeros(HashEmbedder):
     async def embed(self, texts):
         return np.stack([np.zeros(32) if t == "zero" else np.ones(32) for t in texts])

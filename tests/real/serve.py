@@ -6,6 +6,7 @@ Prints the base URL when the server answers, and serves until its standard input
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib.util
 import os
 import socket
@@ -41,7 +42,8 @@ def llama_cpp_python(threads: int) -> str:
     given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "llama_cpp.server", "--model", str(model()), *given]
     # one model cannot do both, so embeddings are tried with the other server
-    subprocess.Popen([*command, "--verbose", "False"], stdout=sys.stderr)
+    server = subprocess.Popen([*command, "--verbose", "False"], stdout=sys.stderr)
+    atexit.register(server.terminate)
     return f"http://127.0.0.1:{port}/v1"
 
 

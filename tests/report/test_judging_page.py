@@ -329,7 +329,8 @@ def test_judgments_of_others_are_imported_and_disagreements_shown(opened, tmp_pa
     mine["items"].append({**another, "text": "message 7"})
     mine["items"].append({**another, "text": "message 8", "answer": "unheard of"})
     (tmp_path / "ben.json").write_text(json.dumps(mine))
-    (tmp_path / "old.json").write_text('[{"text": "message 9", "right_label": "login"}]')
+    marks = [{"right_label": "login"}, {"text": "message 9", "right_label": "login"}]
+    (tmp_path / "old.json").write_text(json.dumps(marks))
     (tmp_path / "bad.json").write_text("{}")
     page.locator("#import").set_input_files(
         [tmp_path / "ben.json", tmp_path / "old.json", tmp_path / "bad.json"]

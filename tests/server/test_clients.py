@@ -283,6 +283,8 @@ async def test_a_request_has_its_time():
             virtual.skip(6)
             assert (await waiting).status == 504
             await until(lambda: not service.queue.pending)
+        async with session.get("/metrics") as response:
+            assert 'testnuc_texts_total{outcome="failed"} 4.0' in await response.text()
         # what was sent is stored when it comes
         held.gate.set()
         assert (await nuc.classify(one)).label == "refund"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from base64 import b64encode
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from testnuc.stores import export as moving
 from testnuc.stores import resolve
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.cli.in_process import run_here
-from tests.conftest import LABELS, confident, messages
+from tests.conftest import LABELS, confident, gold, messages
 
 TEXTS = messages(60)
 
@@ -58,6 +59,7 @@ def filled(tmp_path_factory):
             await nuc.add(["keep me", "drop me"], labels=["login", "refund"])
             results = await nuc.classify_many(TEXTS)
             await nuc.remove(["drop me"])
+            await nuc.learn(TEXTS[:20], [gold(text) for text in TEXTS[:20]])
         # the address is part of every key
         return llm.base_url, [(r.label, r.share, r.margin) for r in results]
 
@@ -77,6 +79,7 @@ async def same_labels(base_url, store, expected):
         policy="weighted",
     )
     async with nuc:
+        assert len(nuc.learned.judged) == 20
         again = await nuc.classify_many(TEXTS)
     assert nuc.usage.calls == 0
     assert embedder.embedded == 0
@@ -98,7 +101,7 @@ def test_to_another_file_and_again(filled, tmp_path, kind):
     file, target = tmp_path / f"moved{kind}", tmp_path / "to.db"
     code, out, err = run("export", path, file)
     assert (code, out) == (0, "")
-    assert "60 predictions, 61 texts, 1 other vectors" in err
+    assert "60 predictions, 61 texts, 1 other vectors, and what was learned" in err
     for _ in range(2):
         code, _, err = run("import", file, target)
         assert code == 0, err
@@ -138,12 +141,13 @@ async def test_what_is_there_already_stays(tmp_path):
             {"kind": "prediction", "key": key, "scope": scope, "hash": scope, **said},
             {"kind": "text", "embedder": "e", "text": "a", "label": label, "vector": vector},
             {"kind": "vector", "embedder": "e", "hash": key, "vector": vector},
+            {"kind": "learned", "key": key, "data": b64encode(label.encode()).decode()},
         ]
 
     store = resolve(tmp_path / "store.db")
     for given in (records("refund", vector, "one"), records("login", other, "two")):
         counts = await moving.load(store, given)
-        assert counts == {"scope": 1, "prediction": 1, "text": 1, "vector": 1}
+        assert counts == dict.fromkeys(("scope", "prediction", "text", "vector", "learned"), 1)
     await store.close()
     assert await contents(tmp_path / "store.db") == records("refund", vector, "one")
 
@@ -188,9 +192,12 @@ def test_mistakes_are_one_line_and_exit_code_2(filled, tmp_path):
     whole = file.read_text()
     foreign = tmp_path / "foreign.db"
     foreign.write_text("no database " * 100)
+    tickets = tmp_path / "tickets.jsonl"
+    tickets.write_text('{"text": "of mine"}\n')
     cases = [
         (("export", tmp_path / "none.db", file), "there is no store"),
         (("export", foreign, file), "foreign.db"),
+        (("export", path, tickets), "tickets.jsonl exists and is no export of a store"),
         (("export", path, tmp_path / "a.csv"), "neither .jsonl nor .parquet"),
         (("export", path, tmp_path / "none" / "a.jsonl"), "there is no folder"),
         (("export", path, tmp_path / "a.parquet"), "pip install 'testnuc[parquet]'"),
@@ -206,6 +213,7 @@ def test_mistakes_are_one_line_and_exit_code_2(filled, tmp_path):
             assert (code, out) == (2, ""), (arguments, err)
             assert problem in err
             assert len(err.splitlines()) == 1
+    assert tickets.read_text() == '{"text": "of mine"}\n'
     assert file.read_text() == whole, "an export that fails leaves the file as it was"
     assert sorted(p.name for p in tmp_path.glob("*.part")) == []
 
@@ -223,5 +231,5 @@ def test_mistakes_are_one_line_and_exit_code_2(filled, tmp_path):
     lines = [json.loads(line) for line in whole.splitlines()]
     assert lines[-1] == {
         "kind": "end",
-        "counts": {"scope": 1, "prediction": 60, "text": 61, "vector": 1},
+        "counts": {"scope": 1, "prediction": 60, "text": 61, "vector": 1, "learned": 1},
     }

@@ -66,17 +66,22 @@ async def test_a_key_that_stays_wrong():
     assert caught.value.attempts == 2
 
 
-async def test_auxiliary_requests_ask_again():
+@pytest.mark.parametrize("lines", [False, True])
+async def test_auxiliary_requests_ask_again(lines):
     keys = iter(["old", "new"])
+    taken = []
     async with LoopbackLLM(answers, api_key="new") as llm:
         provider = OpenAI("m", base_url=llm.base_url, api_key=lambda: next(keys))
         transport = Transport()
         try:
             url = provider.at("/batches", "limit=1")
-            answer = await transport.auxiliary.send(provider, "GET", url)
+            if lines:
+                await transport.auxiliary.read_lines(provider, url, taken.append)
+            else:
+                taken.append((await transport.auxiliary.send(provider, "GET", url)).data)
         finally:
             await transport.aclose()
-    assert orjson.loads(answer.data)["data"] == []
+    assert orjson.loads(b"".join(taken))["data"] == []
 
 
 @pytest.mark.parametrize(

@@ -171,11 +171,14 @@ def test_a_certificate_says_what_it_takes():
     )
     assert few.part == 0
     assert np.isinf(few.trust)
-    assert "10 judged texts are too few" in str(few)
+    assert "10 judged texts count so far, and it takes 60; about 50 more" in str(few)
+    assert "60 in all" in str(few)
+    assert few.more == 50
     rows = np.arange(0, 400, 2)
     draws = Draws.at_random(400, 200)
     bad = certify(trust, rows, rows % 4 == 0, draws, accuracy=0.9, confidence=0.9)
     assert "better labels do" in str(bad)
+    assert bad.more == 0
     good = certify(trust, rows, np.ones(200, bool), draws, accuracy=0.9, confidence=0.9)
     assert good.part == 1.0
     assert "100% of the texts" in str(good)

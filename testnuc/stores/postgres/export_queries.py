@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from testnuc.stores.postgres.queries import EmbedderRow
 
-__all__ = ["all_embedders", "all_scopes", "page_of_predictions", "page_of_vectors"]
+__all__ = ["all_embedders", "all_learned", "all_scopes", "page_of_predictions", "page_of_vectors"]
 
 
 async def all_scopes(connection: Any) -> list[tuple[bytes, dict[str, Any]]]:
@@ -29,6 +29,12 @@ async def all_embedders(connection: Any) -> list[tuple[str, int]]:
     """Return the name and dimension of each embedder."""
     rows = await connection.fetch("SELECT name, dim FROM embedders ORDER BY id")
     return [(name, dim) for name, dim in rows]
+
+
+async def all_learned(connection: Any) -> list[tuple[bytes, bytes]]:
+    """Return all that was learned, with its key."""
+    rows = await connection.fetch("SELECT scope, data FROM learned ORDER BY scope")
+    return [(scope, data) for scope, data in rows]
 
 
 async def page_of_predictions(connection: Any, after: bytes, count: int) -> list[StoredPrediction]:

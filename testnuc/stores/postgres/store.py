@@ -238,6 +238,10 @@ class PostgresStore:
         """Return the name and dimension of each embedder in the store."""
         return await self._database.run(paging.all_embedders)
 
+    async def learned(self) -> list[tuple[bytes, bytes]]:
+        """Return all that was learned, with its key."""
+        return await self._database.run(paging.all_learned)
+
     async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
         """Return up to `count` predictions after a key, ordered by key; empty at the end."""
         return await self._database.run(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["all_embedders", "all_scopes", "page_of_predictions", "page_of_vectors"]
+__all__ = ["all_embedders", "all_learned", "all_scopes", "page_of_predictions", "page_of_vectors"]
 
 
 def all_scopes(connection: sqlite3.Connection) -> list[tuple[bytes, dict[str, Any]]]:
@@ -28,6 +28,11 @@ def all_scopes(connection: sqlite3.Connection) -> list[tuple[bytes, dict[str, An
 def all_embedders(connection: sqlite3.Connection) -> list[tuple[str, int]]:
     """Return the name and dimension of each embedder."""
     return connection.execute("SELECT name, dim FROM embedders ORDER BY id").fetchall()
+
+
+def all_learned(connection: sqlite3.Connection) -> list[tuple[bytes, bytes]]:
+    """Return all that was learned, with its key."""
+    return connection.execute("SELECT scope, data FROM learned ORDER BY scope").fetchall()
 
 
 def page_of_predictions(

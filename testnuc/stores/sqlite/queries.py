@@ -40,10 +40,10 @@ _BOUND = 500
 VECTOR = np.dtype("<f2")
 
 
-def chunks(values: Sequence[Any], size: int = _BOUND) -> Iterator[Sequence[Any]]:
+def chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Yield the values in chunks that fit in one statement."""
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
+    for start in range(0, len(values), _BOUND):
+        yield values[start : start + _BOUND]
 
 
 def placeholders(values: Sequence[Any]) -> str:

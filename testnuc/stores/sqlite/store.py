@@ -193,6 +193,10 @@ class SqliteStore:
         """Return the name and dimension of each embedder in the store."""
         return await self._database.read(paging.all_embedders)
 
+    async def learned(self) -> list[tuple[bytes, bytes]]:
+        """Return all that was learned, with its key."""
+        return await self._database.read(paging.all_learned)
+
     async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
         """Return up to `count` predictions after a key, ordered by key; empty at the end."""
         return await self._database.read(lambda c: paging.page_of_predictions(c, after, count))

@@ -1,0 +1,103 @@
+"""Reviews, learning, certificates and the page where a text has several labels."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from testnuc.testing import LoopbackLLM
+from testnuc.trust.review import Review
+from tests.cli.in_process import run_here
+from tests.cli.test_judging import LABELS, TEXTS, true_label
+from tests.report.test_report import data_of
+
+
+def true_labels(text):
+    number = int(text.split("#")[1])
+    if number % 8 == 7:
+        return []
+    first = LABELS.index(true_label(text))
+    return sorted({LABELS[first], LABELS[(first + 1) % 3]} if number % 2 else {LABELS[first]})
+
+
+def says(text):
+    """Misses the second of two labels."""
+    return dict.fromkeys(true_labels(text)[:1], 0.9)
+
+
+@pytest.fixture
+def tickets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Path("tickets.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["text"], *[[text] for text in TEXTS[:80]]])
+    return "tickets.csv"
+
+
+def judge(path):
+    review = Review.load(path)
+    for item in review:
+        review.answer(item.index, true_labels(item.text))
+    review.save(path)
+    return {item.text: set(true_labels(item.text)) for item in review}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("output", ["labeled.csv", "labeled.jsonl"])
+def test_a_file_is_judged_learned_from_and_certified(tickets, output):
+    full = ["--full"] if output.endswith(".jsonl") else []
+    with LoopbackLLM(says) as llm:
+        code, _, err = run_here(
+            "classify", tickets, "-o", output, *full, "--multilabel", "--labels", ",".join(LABELS),
+            "--model", "openai/test", "--base-url", llm.base_url, "--k", "3",
+        )  # fmt: skip
+        assert code == 0, err
+        calls = llm.calls
+    # the options of the run are known
+    assert f"testnuc review {output} -n 50" in err
+    code, _, err = run_here("review", output, "-n", "30", "--no-open")
+    assert code == 0, err
+    assert data_of(Path("review.html").read_text("utf-8"))["several"] is True
+    judged = judge("review.json")
+    code, out, err = run_here("learn", output, "review.json", "-o", "better.jsonl")
+    assert code == 0, err
+    assert "30 of 80 texts are judged" in out
+    rows = list(map(json.loads, Path("better.jsonl").read_text("utf-8").splitlines()))
+    rows = [row for row in rows if row.get("text") in judged]
+    assert len(rows) == 30
+    assert all(set(row["nuc_labels"]) == judged[row["text"]] for row in rows)
+    assert {row["nuc_source"] for row in rows} == {"person"}
+    code, out, err = run_here("certify", output, "--accuracy", "0.5")
+    assert code == 0, err
+    assert "exactly its labels" in err
+    code, out, err = run_here("certify", output, "--label", "login", "-o", "sure.jsonl")
+    assert code in {0, 3}, err
+    assert "label 'login'" in out or "not certified" in out
+    code, _, err = run_here("unlearn", output)
+    assert (code, "dropped" in err) == (0, True)
+    code, _, err = run_here("report", output, "-o", "page.html")
+    assert code == 0, err
+    told = data_of(Path("page.html").read_text("utf-8"))
+    assert told["several"] is True
+    assert set(told["labels"][: told["choices"]]) == set(LABELS)
+    assert llm.calls == calls
+
+
+def test_sets_are_answered_in_the_terminal(tickets, monkeypatch):
+    with LoopbackLLM(says) as llm:
+        code, _, err = run_here(
+            "classify", tickets, "--store", "answers.db", "-o", "labeled.csv", "--multilabel",
+            "--labels", ",".join(LABELS), "--model", "openai/test", "--base-url", llm.base_url,
+            "--limit", "20", "--k", "3",
+        )  # fmt: skip
+        assert code == 0, err
+    lines = iter(["refund, log", "n", "weather", "9,1", "", "q"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    code, _, err = run_here("review", "answers.db", "-n", "3", "--answer")
+    assert code == 0, err
+    assert [item.answer for item in Review.load("review.json")] == ["refund; login", "", None]
+    assert "no label begins with 'weather'" in err
+    assert "several labels, separated by commas" in err
+    code, out, err = run_here("learn", "answers.db", "review.json")
+    assert code == 0, err
+    assert "2 of 20 texts are judged" in out
