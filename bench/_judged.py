@@ -14,6 +14,7 @@ from testnuc.trust.certificates import certify
 from testnuc.trust.chances import chances, fit_trust
 from testnuc.trust.evidence import Draws
 from testnuc.trust.model import HeadModel
+from testnuc.trust.review import draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from testnuc.trust.model import Ground
 
 __all__ = ["Judge", "Learned", "Outcomes", "chance_of"]
-
-#: Of the default review: the part that is drawn from the texts that candidates label differently.
-_DECIDE = 0.8
 
 
 @dataclass
@@ -126,26 +124,11 @@ class Judge:
 
     def mixture(self, seed: int, m: int) -> tuple[NDArray[np.int64], Draws]:
         """Draw as the default review does."""
+        n = len(self.differ)
         random = np.random.default_rng(seed)
-        orders = [random.permutation(np.flatnonzero(self.differ)).tolist()]
-        orders.append(random.permutation(len(self.differ)).tolist())
-        left = [len(order) for order in orders]
-        taken: set[int] = set()
-        rows, chances, floors = [], [], []
-        for _ in range(min(m, left[1])):
-            decide = _DECIDE if left[0] else 0.0
-            floor = decide / max(left[0], 1) + (1 - decide) / left[1]
-            order = orders[0 if random.random() < decide else 1]
-            row = order.pop()
-            while row in taken:
-                row = order.pop()
-            taken.add(row)
-            rows.append(row)
-            chances.append(floor if self.differ[row] else (1 - decide) / left[1])
-            floors.append(floor)
-            left = [left[0] - int(self.differ[row]), left[1] - 1]
-        draws = Draws(len(self.differ), np.array(chances), np.array(floors))
-        return np.array(rows, dtype=np.int64), draws
+        drawn = draw(m, None, self.differ, np.ones(n, dtype=np.bool_), np.zeros(n), random)
+        numbers = np.array([(d.probability, d.floor, d.lowest) for d in drawn], dtype=np.float64)
+        return np.array([d.row for d in drawn], dtype=np.int64), Draws(n, *numbers.T)
 
     def verdict(
         self, rows: NDArray[np.int64], draws: Draws, *, everywhere: bool = False

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Recorded", "read_recorded"]
+__all__ = ["Recorded", "distinct_rows", "read_recorded", "recorded_of"]
 
 _NEIGHBORS = 30
 
@@ -59,16 +59,8 @@ def read_recorded(path: Path, cache: Path, model: str) -> Recorded:
     model : str
         Embedder.
     """
-    rows: dict[str, dict[str, Any]] = {}
-    for line in path.read_bytes().split(b"\n"):
-        if line.strip():
-            row = orjson.loads(line)
-            rows.setdefault(row["text"], row)
-    if not rows:
-        sys.exit(f"bench evidence: {path} has no rows")
-    names = sorted({row["gold"] for row in rows.values()})
-    number = {name: i for i, name in enumerate(names)}
-    hashes = [blake2b(text.encode(), digest_size=16).digest() for text in rows]
+    rows = distinct_rows(path)
+    names, own, gold, hashes = _labeled(rows)
     digest = blake2b(b"".join(hashes) + model.encode(), digest_size=8).hexdigest()
     file = cache / f"{path.stem.split('.')[0]}.{digest}.npy"
     if file.is_file():
@@ -77,8 +69,6 @@ def read_recorded(path: Path, cache: Path, model: str) -> Recorded:
         vectors = asyncio.run(_embed(list(rows), model))
         cache.mkdir(parents=True, exist_ok=True)
         np.save(file, vectors)
-    own = np.array([number.get(row["prediction"], -1) for row in rows.values()], np.int32)
-    gold = np.array([number[row["gold"]] for row in rows.values()], np.int32)
     near = file.with_suffix(".neighbors.npz")
     if not near.is_file():
         ids, similarities = _neighbors(vectors)
@@ -87,6 +77,38 @@ def read_recorded(path: Path, cache: Path, model: str) -> Recorded:
         ids, similarities = found["ids"], found["similarities"]
     texts = Texts(vectors, own, ids, similarities, folds_of(hashes), len(names))
     return Recorded(path.stem, f"{digest} {names}", texts, gold)
+
+
+def distinct_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the rows of a file by their text: the first of each."""
+    rows: dict[str, dict[str, Any]] = {}
+    for line in path.read_bytes().split(b"\n"):
+        if line.strip():
+            row = orjson.loads(line)
+            rows.setdefault(row["text"], row)
+    if not rows:
+        sys.exit(f"bench: {path} has no rows")
+    return rows
+
+
+def recorded_of(
+    name: str, rows: dict[str, dict[str, Any]], vectors: NDArray[np.float16]
+) -> Recorded:
+    """Return the set of some rows with vectors of their texts."""
+    names, own, gold, hashes = _labeled(rows)
+    near = _neighbors(vectors)
+    return Recorded(name, "", Texts(vectors, own, *near, folds_of(hashes), len(names)), gold)
+
+
+def _labeled(
+    rows: dict[str, dict[str, Any]],
+) -> tuple[list[str], NDArray[np.int32], NDArray[np.int32], list[bytes]]:
+    """Return the label names, the recorded and right labels, and the hashes of texts."""
+    names = sorted({row["gold"] for row in rows.values()})
+    number = {name: i for i, name in enumerate(names)}
+    own = np.array([number.get(row["prediction"], -1) for row in rows.values()], np.int32)
+    gold = np.array([number[row["gold"]] for row in rows.values()], np.int32)
+    return names, own, gold, [blake2b(text.encode(), digest_size=16).digest() for text in rows]
 
 
 def _neighbors(vectors: NDArray[np.float16]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

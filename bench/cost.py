@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import orjson
 
+from bench._million import report_of
 from bench._report import Report
 from testnuc import Sampling, SmallPoolWarning, TestNUC
 from testnuc.evaluation.recording import KnownVectors
@@ -195,16 +196,25 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench cost", description=__doc__)
     parser.add_argument("--data", help="folder with datasets/; default: the demo's messages")
     parser.add_argument("--dataset", default="banking77")
-    parser.add_argument("--texts", type=int, default=1_000)
+    parser.add_argument("--texts", type=int, help="default: 1,000, or all with --million")
     parser.add_argument("--k", type=int, default=10)
+    parser.add_argument(
+        "--million", action="store_true", help="dollars for a million texts; needs predictions/"
+    )
     parser.add_argument("--json", help="write the result to this file")
     arguments = parser.parse_args(argv)
     warnings.simplefilter("ignore", SmallPoolWarning)
     # silences the warning about a store in memory
     logging.getLogger("testnuc.batch").setLevel(logging.ERROR)
     folder = None if arguments.data is None else Path(arguments.data)
-    data = _read(folder, arguments.dataset, arguments.texts)
-    report = asyncio.run(_report(data, arguments.k))
+    if arguments.million:
+        if folder is None:
+            sys.exit("bench cost: --million needs --data, with recorded answers in predictions/")
+        found = report_of(folder, arguments.dataset, arguments.texts or sys.maxsize)
+        report = asyncio.run(found)
+    else:
+        data = _read(folder, arguments.dataset, arguments.texts or 1_000)
+        report = asyncio.run(_report(data, arguments.k))
     report.show()
     if arguments.json:
         report.write(arguments.json)

@@ -267,6 +267,9 @@ class TestNUC:
         ------
         InvalidInputError
             A text is empty or not a string, or a label is not in the set; nothing was added.
+        TestNUCError
+            The embedder rejected some texts (the error of the first is raised); all others were
+            added.
         """
         await self._engine.add(texts, labels)
 

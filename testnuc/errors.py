@@ -256,9 +256,14 @@ class StoreError(TestNUCError):
 def with_count(error: Exception, answered: int) -> Exception:
     """Return a copy of an error that ended a run, with the number of texts answered before."""
     noun = "text was" if answered == 1 else "texts were"
-    told = copy(error)
-    told.args = (f"{error}; {answered:,} {noun} answered and stored before", *error.args[1:])
-    return told
+    return with_note(error, f"{answered:,} {noun} answered and stored before")
+
+
+def with_note(error: Exception, note: str) -> Exception:
+    """Return a copy of an error whose message ends with a note."""
+    noted = copy(error)
+    noted.args = (f"{error}; {note}", *error.args[1:])
+    return noted
 
 
 class SmallPoolWarning(UserWarning):

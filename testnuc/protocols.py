@@ -200,7 +200,14 @@ class Embedder(Protocol):
         """Dimension of a vector."""
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return float32[len(texts), dim], each row of unit norm."""
+        """Return float32[len(texts), dim], each row of unit norm.
+
+        Raises
+        ------
+        InvalidInputError, BadRequestError
+            A text cannot be embedded. It fails alone: the others are embedded without it. Any other
+            exception ends the run.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,16 @@ from testnuc.types import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PREFIX", "file_row", "line_of", "result_of", "rounded", "text_of", "usage_of"]
+__all__ = [
+    "PREFIX",
+    "cell_of",
+    "file_row",
+    "line_of",
+    "result_of",
+    "rounded",
+    "text_of",
+    "usage_of",
+]
 
 #: Prefix of our columns in files, which hold the user's own columns, too.
 PREFIX = "nuc_"
@@ -142,6 +151,12 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: rounded(item) for name, item in value.items()}
     return [rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def cell_of(value: Any) -> Any:
+    """Return a value as a cell of a table, which holds lists and objects as JSON."""
+    structured = isinstance(value, dict | list | tuple)
+    return orjson.dumps(value, default=str).decode() if structured else value
 
 
 def line_of(record: dict[str, Any]) -> bytes:

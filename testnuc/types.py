@@ -38,7 +38,7 @@ class Reason(str):
     Parameters
     ----------
     code : str
-        llm_kept, neighbors_disagree, none_of_the_labels or low_trust.
+        llm_kept, neighbors_disagree, not_embedded, none_of_the_labels or low_trust.
     sentence : str
     """
 

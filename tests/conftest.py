@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from hypothesis import HealthCheck, settings
 
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.stores.database import serve
@@ -20,6 +21,10 @@ for name in list(os.environ):
 os.environ["HF_HUB_OFFLINE"] = "1"
 # without it one of scikit-learn's checks is skipped; read when SciPy is imported
 os.environ.setdefault("SCIPY_ARRAY_API", "1")
+
+# how long an example takes depends on how busy the machine is
+settings.register_profile("testnuc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("testnuc")
 
 LABELS = ["refund", "delivery", "login"]
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 
 import pytest
+from aiohttp import web
 
 import testnuc
 from testnuc import Budget, RetryPolicy, SelfConsistency, TestNUC
+from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import (
     AuthenticationError,
     ConnectionFailedError,
@@ -22,6 +25,7 @@ from testnuc.sklearn import TestNUCClassifier
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
+from tests.embedders import test_embedders as embeddings
 
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
@@ -321,6 +325,144 @@ async def test_a_server_that_goes_away_for_good_stops_the_run(client_of):
         assert sum(r.prediction is not None for r in results) == llm.texts
         await llm.start()
         assert (await nuc.classify_many(texts)).errors == []
+
+
+# -- texts that the embedder rejects --------------------------------------------------------------
+
+
+class Picky(HashEmbedder):
+    """Rejects some texts, as an embedding API does: the whole request."""
+
+    async def embed(self, texts):
+        if any("reject" in text for text in texts):
+            raise testnuc.InvalidInputError("the text is too long for the embedding model")
+        return await super().embed(texts)
+
+
+class PickyServer(embeddings.Server):
+    """The same as an API."""
+
+    async def handle(self, request):
+        if any("reject" in text for text in (await request.json())["input"]):
+            return web.json_response({"error": {"message": "input is too long"}}, status=400)
+        return await super().handle(request)
+
+
+@contextlib.asynccontextmanager
+async def picky(kind):
+    if kind == "own":
+        yield Picky()
+        return
+    async with PickyServer() as server:
+        embedder = OpenAIEmbedder("small", base_url=server.base_url, api_key="sk-1")
+        yield embedder
+        await embedder.close()
+
+
+BAD = "reject: my money back"
+
+
+@pytest.mark.parametrize("kind", ["own", "openai"])
+@pytest.mark.parametrize("way", ["classify_many", "stream"])
+async def test_a_text_that_the_embedder_rejects_fails_alone(client_of, kind, way):
+    texts = [*messages(50), BAD, *messages(80)[50:]]
+    async with (
+        picky(kind) as embedder,
+        LoopbackLLM(confident) as llm,
+        TestNUC(**client_of(llm, embedder=embedder, k=3)) as nuc,
+    ):
+        if way == "stream":
+            results = [r async for r in nuc.stream(texts, window=32)]
+            results.sort(key=lambda r: r.index)
+        else:
+            results = await nuc.classify_many(texts)
+            assert results.stopped is None
+            assert [r.text for r in results.errors] == [BAD]
+        assert len(nuc) == 80
+        assert llm.texts == 81
+    bad = results.pop(50) if way == "stream" else results[50]
+    assert "too long" in str(bad.error)
+    assert bad.label == bad.prediction.label == gold(BAD)
+    assert (bad.reason.code, bad.neighbors, bad.source) == ("not_embedded", (), "llm")
+    assert all(r.label is not None for r in results)
+    assert all(r.neighbors and r.error is None for r in results if r.text != BAD)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"policy": "auto"},
+        {"join_pool": False},
+        {"multilabel": True, "policy": "weighted"},
+        {"neighbors": "stored"},
+        {"ask": testnuc.Unsure(most=0.5)},
+    ],
+)
+async def test_it_fails_alone_whatever_is_asked(client_of, more):
+    async with (
+        LoopbackLLM(confident) as llm,
+        TestNUC(**client_of(llm, embedder=Picky(), **more)) as nuc,
+    ):
+        results = await nuc.classify_many([*messages(60), BAD])
+        assert results.stopped is None
+        assert [r.text for r in results.errors] == [BAD]
+        assert results.errors[0].label == gold(BAD)
+
+
+@pytest.mark.parametrize("more", [{"method": testnuc.TopKICL(3)}, {"shortlist": 2}])
+async def test_without_neighbors_there_is_no_prompt_with_examples(client_of, more):
+    async with (
+        LoopbackLLM(confident) as llm,
+        TestNUC(**client_of(llm, embedder=Picky(), **more)) as nuc,
+    ):
+        results = await nuc.classify_many([*messages(20), BAD])
+        assert [(r.text, r.label) for r in results if r.label is None] == [(BAD, None)]
+        assert "too long" in str(results[20].error)
+        assert BAD not in llm.asked
+
+
+async def test_one_call_labels_what_has_no_neighbors(client_of):
+    async with (
+        LoopbackLLM(confident) as llm,
+        TestNUC(**client_of(llm, embedder=Picky())) as nuc,
+    ):
+        with pytest.raises(testnuc.InvalidInputError, match="1 of 31 texts were not added"):
+            await nuc.add([*messages(30), BAD])
+        assert len(nuc) == 30
+        await nuc.predict_pool()
+        result = await nuc.classify(BAD)
+        assert result.label == gold(BAD)
+        assert "too long" in str(result.error)
+
+
+async def test_an_embedder_that_rejects_everything_ends_the_run(client_of):
+    class Closed(HashEmbedder):
+        requests = 0
+
+        async def embed(self, texts):
+            self.requests += 1
+            raise testnuc.BadRequestError("unknown parameter dimensions")
+
+    embedder = Closed()
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, embedder=embedder)) as nuc:
+        results = await nuc.classify_many(messages(300))
+        assert "unknown parameter" in str(results.stopped)
+        assert embedder.requests < 20
+
+
+async def test_what_was_learned_is_not_applied_without_a_vector(client_of):
+    texts = messages(60)
+    async with (
+        LoopbackLLM(confident) as llm,
+        TestNUC(**client_of(llm, embedder=Picky(), policy="auto")) as nuc,
+    ):
+        await nuc.classify_many(texts)
+        await nuc.learn(texts[:20], [gold(t) for t in texts[:20]])
+        results = await nuc.classify_many([*texts, BAD])
+        assert [r.text for r in results.errors] == [BAD]
+        assert (results[60].label, results[60].trust) == (gold(BAD), None)
+        assert results[0].source == "person"
+        assert (await nuc.classify(BAD)).label == gold(BAD)
 
 
 # -- a provider's own mistakes -------------------------------------------------------------------

@@ -64,7 +64,7 @@ class Predictor:
         Then the prompt asks for no confidence.
     shortlist : (int, str), optional
         Labels in each shortlist, and the embedder that chooses them. Asks then name the labels that
-        their prompt shows; only with one text in a call.
+        their prompt shows; a packed call shows those of all its texts.
     """
 
     def __init__(
@@ -111,8 +111,11 @@ class Predictor:
             score_labels=score_labels,
         )
         if shortlist is not None:
-            #: The task of the first call for a text, for estimates: with the longest labels.
-            self.typical = self._part_task(self._part(self._longest(shortlist[0])))
+            #: The task of a first call, for estimates: with as many labels as it can show, and the
+            #: longest of them.
+            longest = self._longest(shortlist[0] * texts_per_call)
+            if not self._are_all(longest):
+                self.typical = self._part_task(self._part(longest))
         validate = getattr(provider, "validate", None)
         if validate is not None:
             validate(self.task)
@@ -217,8 +220,7 @@ class Predictor:
         """Return the answers; remember refusals, and count texts without a readable reply."""
         outcomes: Sequence[Prediction | Exception]
         try:
-            chosen = await self._choose(asks[0]) if asks[0].shown else None
-            outcomes = await self._answer(asks, step=0) if chosen is None else [chosen]
+            outcomes = await self._chosen(asks)
         except ProviderError as exc:
             outcomes = [exc]
             if len(asks) > 1:
@@ -259,8 +261,28 @@ class Predictor:
         error.fatal = True
         return error
 
-    async def _answer(self, asks: tuple[Ask, ...], step: int) -> list[Prediction | Exception]:
-        request = replace(self.request(asks), step=step) if step else self.request(asks)
+    async def _chosen(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
+        """Answer from the shortlists of all asks together; from all labels where none fits."""
+        shown = sorted({place for ask in asks for place in ask.shown})
+        if not all(ask.shown for ask in asks) or self._are_all(shown):
+            return _certain(await self._answer(asks, 0, None))
+        outcomes = await self._answer(asks, 0, self._part(shown))
+        left = [i for i, outcome in enumerate(outcomes) if outcome is None]
+        if left:
+            await self._kept(asks, outcomes)
+            again = await self._answer_part(tuple(asks[i] for i in left), 0, None)
+            for i, outcome in zip(left, again, strict=True):
+                outcomes[i] = outcome
+        return _certain(outcomes)
+
+    async def _answer(
+        self, asks: tuple[Ask, ...], step: int, part: LabelSet | None
+    ) -> list[Prediction | Exception | None]:
+        """Return the outcome of each ask; None: the LLM chose none of the labels in `part`."""
+        request = self.request(asks)
+        if step or part is not None:
+            task = request.task if part is None else self._part_task(part)
+            request = replace(request, task=task, step=step)
         answers: Sequence[Answer | Exception]
         try:
             answers = (await self._call(request)).answers
@@ -273,33 +295,18 @@ class Predictor:
                 raise
             # one refused text (too long, filtered) must not fail the texts packed with it
             answers = [exc] * len(asks)
-        outcomes: list[Prediction | Exception] = [
-            a if isinstance(a, Exception) else self._predicted(a, self.labels) for a in answers
-        ]
+        outcomes = [a if isinstance(a, Exception) else self._predicted(a, part) for a in answers]
         failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, ProviderError)]
         if len(asks) > 1:
             if failed:
                 await self._kept(asks, outcomes)
             half = -(-len(failed) // 2)
-            for part in (failed[:half], failed[half:]):
-                if part:
-                    again = await self._retry_half(tuple(asks[i] for i in part), step)
-                    for i, outcome in zip(part, again, strict=True):
+            for items in (failed[:half], failed[half:]):
+                if items:
+                    again = await self._answer_part(tuple(asks[i] for i in items), step, part)
+                    for i, outcome in zip(items, again, strict=True):
                         outcomes[i] = outcome
         return outcomes
-
-    async def _choose(self, ask: Ask) -> Prediction | Exception | None:
-        """Ask for one of the labels in an ask's shortlist; None: the LLM chose none of them."""
-        labels = self._part(ask.shown)
-        request = replace(self.request((ask,)), task=self._part_task(labels))
-        try:
-            answer = (await self._call(request)).answers[0]
-        except ReplyError as exc:
-            return exc
-        outcome = answer if isinstance(answer, Exception) else self._predicted(answer, labels)
-        if isinstance(outcome, Exception):
-            return outcome
-        return None if outcome.label in {None, labels.none_label} else outcome
 
     def _part(self, shown: Sequence[int]) -> LabelSet:
         """Return some of the labels, and one that means "none of these"."""
@@ -318,31 +325,44 @@ class Predictor:
         places.sort(key=lambda i: -len(names[i]) - len(described.get(names[i], "")))
         return sorted(places[:n])
 
-    @staticmethod
-    def _predicted(answer: Answer, labels: LabelSet) -> Prediction | Exception:
-        """Return the prediction of an answer; an error if a custom provider's is malformed."""
+    def _are_all(self, places: Sequence[int]) -> bool:
+        """Whether a prompt with the labels at some places would show all labels."""
+        return len(places) >= len(self.labels.names) - (self.labels.none_label is not None)
+
+    def _predicted(self, answer: Answer, part: LabelSet | None) -> Prediction | Exception | None:
+        """Return the prediction of an answer; an error if a custom provider's is malformed.
+
+        None: the answer is none of the labels in `part`.
+        """
+        labels = self.labels if part is None else part
         pairs: Any = answer.labels if labels.multilabel else None
         for label, confidence in ((answer.label, answer.confidence),) if pairs is None else pairs:
             error = _malformed(label, confidence)
             if error is not None:
                 return error
-        return labels.predicted(answer)
+        found = labels.predicted(answer)
+        return None if part is not None and found.label in {None, part.none_label} else found
 
-    async def _retry_half(self, asks: tuple[Ask, ...], step: int) -> list[Prediction | Exception]:
+    async def _answer_part(
+        self, asks: tuple[Ask, ...], step: int, part: LabelSet | None
+    ) -> list[Prediction | Exception | None]:
+        """Answer some asks of a call; an error does not lose the answers to the others."""
         try:
-            outcomes = await self._answer(asks, step)
-        except Exception as exc:  # noqa: BLE001 - the other half keeps its answers
+            outcomes = await self._answer(asks, step, part)
+        except Exception as exc:  # noqa: BLE001 - the other asks keep their answers
             return [exc] * len(asks)
         await self._kept(asks, outcomes)
         return outcomes
 
     async def _kept(
-        self, asks: tuple[Ask, ...], outcomes: Sequence[Prediction | Exception]
+        self, asks: tuple[Ask, ...], outcomes: Sequence[Prediction | Exception | None]
     ) -> None:
         """Store answers before others are asked for again: the client may close meanwhile."""
         if self.keep is not None:
             found = zip(asks, outcomes, strict=True)
-            await self.keep([(ask, o) for ask, o in found if not isinstance(o, Exception)])
+            await self.keep(
+                [(ask, o) for ask, o in found if o is not None and not isinstance(o, Exception)]
+            )
 
     async def _call(self, request: Request) -> Reply:
         if self._wire is not None:
@@ -358,6 +378,13 @@ class Predictor:
                 "texts; return one for each text, in their order"
             )
         return reply
+
+
+def _certain(
+    outcomes: Sequence[Prediction | Exception | None],
+) -> list[Prediction | Exception]:
+    """Return outcomes of calls that showed all labels: none is None."""
+    return [outcome for outcome in outcomes if outcome is not None]
 
 
 def _again(kind: type[ProviderError], message: str, status_code: int | None) -> ProviderError:

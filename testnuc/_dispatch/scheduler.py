@@ -211,11 +211,14 @@ class Scheduler:
             self._queue.hold_back(run)
         try:
             async with aclosing(_chunks(asks) if isinstance(asks, Iterable) else asks) as chunks:
+                first = True
                 async for chunk in chunks:
+                    if not first:
+                        # an in-memory store never suspends
+                        await asyncio.sleep(0)
+                        await self._room(run, eager=eager)
+                    first = False
                     await self._claim(run, chunk)
-                    # an in-memory store never suspends
-                    await asyncio.sleep(0)
-                    await self._room(run, eager=eager)
         except BaseException as exc:
             # raised in the consumer
             run.fail(exc)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from testnuc import embedders, methods, providers, stores
@@ -111,7 +112,7 @@ class Components:
         per_call = self.sampling.texts_per_call
         method = methods.resolve(method, texts_per_call=per_call)
         #: Labels in a prompt; None: all.
-        self.shortlist, note = checked_shortlist(shortlist, self.labels, method, per_call)
+        self.shortlist, note = checked_shortlist(shortlist, self.labels, method)
         self.store, self.embedder = stores.resolve(store), embedders.resolve(embedder)
         # an embedder created here is closed here; one that the user passed stays open
         self._own_embedder = isinstance(embedder, str)
@@ -122,13 +123,9 @@ class Components:
         self.embedding = EmbeddingCache(self.embedder, self.store, self.pool)
         provider = self.provider(model, base_url, api_key)
         self.model = f"{provider.name}/{provider.model}"
-        url = getattr(provider, "url", None)
-        price = Price.of(
-            provider.name,
-            provider.model,
-            url,
-            tier=self.sampling.request_options.get("service_tier"),
-        )
+        url, ttl = getattr(provider, "url", None), getattr(provider, "cache_ttl", None)
+        priced = partial(Price.of, provider.name, provider.model, url, cache_ttl=ttl)
+        price = priced(tier=self.sampling.request_options.get("service_tier"))
         require_price(budget, price, self.model)
         self.meter = Meter()
         self.telemetry = Telemetry.of(provider.name, provider.model, url)
@@ -199,7 +196,7 @@ class Components:
             neighbors=neighbors == "predict",
             texts_per_call=per_call,
             price=price,
-            batch_price=Price.of(provider.name, provider.model, url, batch=True),
+            batch_price=priced(batch=True),
             batches=has_batches(provider) and self.shortlist is None,
             rate_limit=rate_limit,
             ask=self.ask,
@@ -223,8 +220,7 @@ class Components:
             policy=policy if isinstance(policy, str) else None,
             descriptions=dict(self.labels.descriptions) or None,
         )
-        self.make_transport = transport
-        self._address = (model, base_url, api_key)
+        self.make_transport, self._address = transport, (model, base_url, api_key)
         self.escalate = checked_number("escalate", escalate, 0, 1) or 0.0
         if self.escalate and referee is None:
             raise InvalidInputError("escalate needs a referee; name it, as referee='openai/gpt-5'")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,10 @@ from testnuc._engine.applying import apply_learned
 from testnuc._engine.judgments import class_of, draws_of
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head, TrainedOn, TrustDrift
-from testnuc.trust.calibration import chance_of, fit_line
+from testnuc.trust.calibration import chance_of, fit_line, log_odds
 from testnuc.trust.certificates import certify
 from testnuc.trust.head import fit_folds, fit_head, folds_of, predict_folds
-from testnuc.trust.model import one_hot
+from testnuc.trust.model import NEIGHBORS, one_hot
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,29 +28,22 @@ __all__ = ["distill"]
 #: Texts that a head is fitted on at most; of a larger pool, they are spread over it evenly.
 _MOST_TEXTS = 50_000
 _LEAST_TEXTS = 50
-_NEIGHBORS = 30
 #: From this many judged texts on, trust is calibrated on them.
 _CALIBRATED = 50
-_TINY = 1e-4
 
 
 async def distill(parts: Components) -> Head:
     """Train a head on the labels that a client gives to its pool now; makes no call."""
     await parts.ready()
-    found, vectors = await parts.pipeline.labeled_pool(_MOST_TEXTS, _NEIGHBORS)
+    found, vectors = await parts.pipeline.labeled_pool(_MOST_TEXTS, NEIGHBORS)
     if found.n_own < _LEAST_TEXTS:
         raise InvalidInputError(
             f"the pool has {found.n_own} texts with a prediction; label at least {_LEAST_TEXTS} "
             "first, by `classify_many` or `predict_pool`"
         )
-    settings = found.settings
-    if settings.policy is None:
-        decision = settings.decision
-        if decision is None:
-            decision = (await asyncio.to_thread(found.diagnose)).decision
-        found.decide(decision)
+    await asyncio.to_thread(found.decide_by_settings)
     await asyncio.to_thread(found.balance)
-    if settings.learned is not None:
+    if found.settings.learned is not None:
         await apply_learned(found, parts.embedding)
     return await asyncio.to_thread(_fitted, parts, found, vectors)
 
@@ -67,16 +59,14 @@ def _fitted(parts: Components, found: Neighborhoods, vectors: NDArray[np.float16
     folds = folds_of(hashes)
     out = predict_folds(fit_folds(vectors, targets, weights, folds), vectors, folds)
     made = out.argmax(axis=1)
-    chance = np.clip(out[np.arange(n), made].astype(np.float64), _TINY, 1 - _TINY)
-    odds = np.log(chance / (1 - chance))
+    odds = log_odds(out[np.arange(n), made])
     learned = found.settings.learned
     place = {key: row for row, key in enumerate(hashes)}
     judged = [j for j in learned.judged if j.hash in place] if learned is not None else []
     judged = [j for j in judged if j.source is not None]
     drawn = [j for j in judged if j.probability is not None]
-    known = {name: i for i, name in enumerate(names)}
     rows = np.array([place[j.hash] for j in drawn], dtype=np.int64)
-    gold = np.array([class_of(j, known, parts.labels.none_label) for j in drawn], dtype=np.int64)
+    gold = np.array([class_of(j.label, j.source, parts.labels) for j in drawn], dtype=np.int64)
     right = made[rows] == gold
     draws = draws_of(drawn, n)
     by_judges = len(rows) >= _CALIBRATED
@@ -90,9 +80,8 @@ def _fitted(parts: Components, found: Neighborhoods, vectors: NDArray[np.float16
     person = np.array([j.source == "person" for j in drawn], dtype=np.bool_)
     certificate = None
     if person.any():
-        of_people = replace(draws, probability=draws.probability[person], floor=draws.floor[person])
         certificate = certify(
-            trust, rows[person], right[person], of_people, accuracy=0.9, confidence=0.9
+            trust, rows[person], right[person], draws.only(person), accuracy=0.9, confidence=0.9
         )
     return Head(
         names,

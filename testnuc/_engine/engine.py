@@ -24,7 +24,7 @@ from testnuc._engine.rows import classification
 from testnuc._engine.small_pool import few_neighbors, few_predictions
 from testnuc._engine.stored_voters import known_labels
 from testnuc._engine.streaming import stream_windows
-from testnuc.errors import InvalidInputError
+from testnuc.errors import InvalidInputError, with_note
 from testnuc.progress import Counter, start_progress
 from testnuc.protocols import PoolText
 from testnuc.results import Results
@@ -122,10 +122,20 @@ class Engine:
         if labels is not None:
             entries = labeled(entries, places, labels, parts.labels)
         await parts.ready()
+        failed: list[Exception] = []
         for start in range(0, len(entries), _TURN):
             part = entries[start : start + _TURN]
-            vectors = await parts.embedding.vectors([e.text for e in part], [e.hash for e in part])
-            await parts.pool.add(part, vectors)
+            vectors, rejected = await parts.embedding.each(
+                [e.text for e in part], [e.hash for e in part]
+            )
+            failed += rejected.values()
+            rows = [at for at in range(len(part)) if at not in rejected]
+            if rows:
+                await parts.pool.add([part[row] for row in rows], vectors[rows])
+        if failed:
+            raise with_note(
+                failed[0], f"{len(failed):,} of {len(entries):,} texts were not added, the rest was"
+            )
 
     async def remove(self, texts: Iterable[str]) -> int:
         """Remove texts from the pool; returns the number removed."""

@@ -75,8 +75,9 @@ class Estimator:
         if self.head:
             estimate = replace(estimate, least_calls=0)
         elif self.ask is not None:
-            part = self.ask.first(len(entries)) / max(len(entries), 1)
-            estimate = replace(estimate, least_calls=int(part * estimate.calls))
+            first = self.ask.first(len(entries)) * self.method.samples - estimate.store_hits
+            least = -(-max(0, first) // self.texts_per_call)
+            estimate = replace(estimate, least_calls=min(least, estimate.calls))
         return replace(estimate, note=await self._note()) if estimate.calls else estimate
 
     async def of_calls(self, texts: Sequence[str]) -> Estimate:
@@ -119,6 +120,10 @@ class Estimator:
         later = settings.policy is None
         if not self.method.context:
             missing, stored = await self._missing(open_, self.method.samples)
+            if self.ask is not None:
+                rule = self.ask.proved if settings.head_decides else self.ask
+                limit = rule.limit(len(open_)) * self.method.samples
+                missing = _spread(missing, limit - stored)
             most *= self.method.samples
             others = await self._missing_in_pool(entries, most, self.method.samples)
             stages = 1 + (later and bool(others))
@@ -252,3 +257,9 @@ class Estimator:
         reasoning = getattr(self.predictor.provider, "reasoning", None)
         thought = reasoning(task) if callable(reasoning) else 0
         return int(len(orjson.dumps(whole)) / _BYTES_PER_TOKEN) + 1 + thought
+
+
+def _spread(texts: Sequence[str], most: int) -> list[str]:
+    """Return at most so many of some texts, evenly spaced."""
+    n = min(len(texts), max(most, 0))
+    return [texts[i * len(texts) // n] for i in range(n)]

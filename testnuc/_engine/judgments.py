@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["class_of", "context_of", "default_model", "dissent_of", "draws_of", "parts_of"]
 
 
-def class_of(judgment: Judgment, names: dict[str, int], none: str | None) -> int:
-    label = judgment.label
-    if label is None and judgment.source is not None:
-        label = none
-    return -1 if label is None else names.get(label, -1)
+def class_of(label: str | None, source: str | None, labels: LabelSet) -> int:
+    """Return the class of a judged label; -1: none of the labels, or skipped."""
+    if label is None and source is not None:
+        label = labels.none_label
+    place = None if label is None else labels.index(label)
+    return -1 if place is None else place
 
 
 def draws_of(judged: Sequence[Judgment], texts: int) -> Draws:
@@ -37,7 +38,9 @@ def draws_of(judged: Sequence[Judgment], texts: int) -> Draws:
     share = np.array([j.texts / texts for j in judged], dtype=np.float64)
     probability = np.array([j.probability for j in judged], dtype=np.float64)
     floor = np.array([j.floor for j in judged], dtype=np.float64)
-    return Draws(texts, probability * share, floor * share)
+    # None becomes NaN
+    lowest = np.array([j.lowest for j in judged], dtype=np.float64)
+    return Draws(texts, probability * share, floor * share, lowest * share)
 
 
 def dissent_of(
@@ -74,12 +77,12 @@ def context_of(
     labels : LabelSet
     instructions : str, optional
     """
-    names = {name: i for i, name in enumerate(labels.names)}
     drawn = [j for j in judged if j.hash in rows and j.probability is not None]
     draws = draws_of(drawn, len(rows))
     earlier = []
     for place, judgment in enumerate(drawn):
-        label, row = class_of(judgment, names, labels.none_label), rows[judgment.hash]
+        label = class_of(judgment.label, judgment.source, labels)
+        row = rows[judgment.hash]
         right = tuple(label >= 0 and int(c.labels[row]) == label for c in candidates)
         earlier.append(
             EarlierJudgment(
@@ -117,7 +120,6 @@ def parts_of(
     model = chosen.model
     if not every:
         # judgments that prove nothing teach, too
-        base = next(c for c in candidates if chosen.name.startswith(f"{c.name}, taught"))
-        assert isinstance(base.model, HeadModel)
-        model = teach(base.model, taught)
+        assert chosen.base is not None
+        model = teach(chosen.base, taught)
     return rounded(model), "head", chosen_parts(candidates)[1]

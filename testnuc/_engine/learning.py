@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc._base.checks import checked_whole
-from testnuc._engine.applying import judged_labels
+from testnuc._engine.applying import said_of, texts_among
 from testnuc._engine.inputs import checked_texts, distinct, values
 from testnuc._engine.judgments import (
     class_of,
@@ -25,11 +25,9 @@ from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
 from testnuc.trust.chances import fit_trust
-from testnuc.trust.head import folds_of
 from testnuc.trust.learned import Judgment, Learned, chosen_parts, rounded
-from testnuc.trust.model import HeadModel, Texts
+from testnuc.trust.model import NEIGHBORS, HeadModel
 from testnuc.trust.review import GOALS, Drawn, Review, ReviewItem, closest_label, draw
-from testnuc.types import Neighbor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc.trust.model import Texts
 
 __all__ = ["LEAST_TEXTS", "Learning"]
 
@@ -47,7 +46,6 @@ _log = logging.getLogger("testnuc.client")
 _MOST_TEXTS = 200_000
 #: Fewest texts with a prediction to learn from.
 LEAST_TEXTS = 10
-_NEIGHBORS = 30
 #: Neighbors shown with a text to be judged.
 _SHOWN = 5
 
@@ -104,7 +102,7 @@ class Learning:
         rng = np.random.default_rng([seed, len(seen)])
         drawn = draw(n, goal, differing(fitted.candidates), open_, trust, rng)
         items = [
-            self._item(fitted, index, found, float(trust[found[0]]), int(kept[found[0]]))
+            self._item(fitted, index, found, float(trust[found.row]), int(kept[found.row]))
             for index, found in enumerate(drawn)
         ]
         parts, before = self._parts, self.learned
@@ -120,7 +118,7 @@ class Learning:
     def _item(
         self, fitted: _PoolFit, index: int, drawn: Drawn, trust: float, kept: int
     ) -> ReviewItem:
-        row, goal, probability, floor = drawn
+        row = drawn.row
         found, names = fitted.neighborhoods, (*self._parts.labels.names, None)
         given: dict[str | None, list[str]] = {}
         for candidate in fitted.candidates:
@@ -128,22 +126,6 @@ class Learning:
         if self.learned is not None:
             given.setdefault(names[kept], []).append("what was learned so far")
         own = found.predictions[row]
-        near = []
-        for place, similarity in zip(
-            found.neighbors[row, :_SHOWN].tolist(),
-            found.similarities[row, :_SHOWN].tolist(),
-            strict=True,
-        ):
-            if place >= 0:
-                said = found.predictions[place]
-                near.append(
-                    Neighbor(
-                        found.entries[place].text,
-                        similarity,
-                        None if said is None else said.label,
-                        None if said is None else said.confidence,
-                    )
-                )
         return ReviewItem(
             index=index,
             text=found.entries[row].text,
@@ -151,10 +133,11 @@ class Learning:
             own_label=None if own is None else own.label,
             candidates=tuple((label, tuple(by)) for label, by in given.items()),
             trust=None if np.isnan(trust) else trust,
-            neighbors=tuple(near),
-            goal=goal,
-            probability=probability,
-            floor=floor,
+            neighbors=found.near(row, _SHOWN),
+            goal=drawn.goal,
+            probability=drawn.probability,
+            floor=drawn.floor,
+            lowest=drawn.lowest,
         )
 
     async def learn_from(self, review: Review) -> Learned:
@@ -174,6 +157,7 @@ class Learning:
                     item.probability,
                     item.floor,
                     review.texts,
+                    item.lowest,
                 )
                 for item in review[: last + 1]
             ]
@@ -223,6 +207,7 @@ class Learning:
                     chance := 1 / max(left - place, 1),
                     chance,
                     size,
+                    chance,
                 )
                 for place, entry in enumerate(entries)
             ]
@@ -281,11 +266,11 @@ class Learning:
         self, fitted: _PoolFit, judged: tuple[Judgment, ...], kept: NDArray[np.int32]
     ) -> Learned:
         texts, candidates = fitted.texts, fitted.candidates
-        names = {name: i for i, name in enumerate(self._parts.labels.names)}
-        none = self._parts.labels.none_label
         known = [j for j in judged if j.hash in fitted.rows]
         where = np.array([fitted.rows[j.hash] for j in known], dtype=np.int64)
-        gold = np.array([class_of(j, names, none) for j in known], dtype=np.int32)
+        gold = np.array(
+            [class_of(j.label, j.source, self._parts.labels) for j in known], dtype=np.int32
+        )
         drawn = np.array([j.probability is not None for j in known], dtype=np.bool_)
         rows, labels = where[drawn], gold[drawn]
         draws = draws_of([j for j in known if j.probability is not None], len(texts))
@@ -318,8 +303,8 @@ class Learning:
         )
         if decides == "vote":
             kept = verdict.chosen.labels
-        label = learned.apply(taught, kept).label
         found = model.probabilities(taught)
+        label = learned.label(taught, kept, found)
         right = (label[rows] == labels) & (labels >= 0)
         coefficients = fit_trust(taught, found, label, rows, right, draws.probability)
         learned = replace(learned, coefficients=coefficients, right=right)
@@ -331,11 +316,10 @@ class Learning:
         learned, texts = self.learned, fitted.texts
         own = texts.own
         if learned is not None:
-            names = {name: i for i, name in enumerate(self._parts.labels.names)}
-            said = judged_labels(learned, names, self._parts.labels.none_label)
-            at = [(row, said[key][0]) for key, row in fitted.rows.items() if key in said]
-            pairs = np.array([p for p in at if p[1] >= 0], dtype=np.int64).reshape(-1, 2)
-            texts = texts.with_judged(pairs[:, 0], pairs[:, 1].astype(np.int32))
+            said = said_of(fitted.neighborhoods, range(len(texts)), learned)
+            pairs = [(row, label) for row, (label, _) in said.items() if label >= 0]
+            judged = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+            texts = texts.with_judged(judged[:, 0], judged[:, 1].astype(np.int32))
             kept = own if learned.decides != "vote" else learned.vote.label(texts)
             applied = learned.apply(texts, kept)
             return applied.label, applied.trust
@@ -346,13 +330,9 @@ class Learning:
 
     async def _kept_by_settings(self, fitted: _PoolFit) -> NDArray[np.int32]:
         """Return the labels that the settings of the client give without judgments."""
-        found, settings = fitted.neighborhoods, self._parts.settings
-        found.settings = settings
-        if settings.policy is None:
-            decision = settings.decision
-            if decision is None:
-                decision = (await asyncio.to_thread(found.diagnose)).decision
-            found.decide(decision)
+        found = fitted.neighborhoods
+        found.settings = self._parts.settings
+        await asyncio.to_thread(found.decide_by_settings)
         await asyncio.to_thread(found.balance)
         return (await asyncio.to_thread(found.counted_vote, slice(0, found.n_own))).label
 
@@ -360,7 +340,7 @@ class Learning:
         """Return the candidates, fitted on the pool as it is."""
         parts = self._parts
         await parts.ready()
-        found, vectors = await parts.pipeline.labeled_pool(_MOST_TEXTS, _NEIGHBORS)
+        found, vectors = await parts.pipeline.labeled_pool(_MOST_TEXTS, NEIGHBORS)
         n = found.n_own
         if n < LEAST_TEXTS:
             raise InvalidInputError(
@@ -372,17 +352,7 @@ class Learning:
         digest = blake2b(b"".join(hashes) + own.tobytes()).digest()
         if self._last is not None and self._last.digest == digest:
             return self._last
-        neighbors = np.where(found.neighbors < n, found.neighbors, -1)
-        # missing ones last
-        order = np.argsort(neighbors < 0, axis=1, kind="stable")
-        texts = Texts(
-            vectors,
-            own,
-            np.take_along_axis(neighbors, order, axis=1),
-            np.take_along_axis(found.similarities, order, axis=1),
-            folds_of(hashes),
-            len(parts.labels.names),
-        )
+        texts = texts_among(found, np.arange(n), vectors, own)
         candidates = await asyncio.to_thread(candidates_of, texts)
         for i, candidate in enumerate(candidates):
             if isinstance(candidate.model, HeadModel):

@@ -202,7 +202,7 @@ def multilabel_classification(
         prediction=neighborhoods.predictions[place],
         neighbors=neighbors,
         votes={name: part * weight for name, part in shares.items()},
-        error=neighborhoods.errors.get(place),
+        error=neighborhoods.error(place),
         trust=share if known and voters >= LEAST_VOTERS else None,
         source=neighborhoods.source(place, voters) if known else None,
         labels=tuple(given),

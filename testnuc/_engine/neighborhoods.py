@@ -18,7 +18,7 @@ from testnuc.trust import (
     diagnose,
     factors,
 )
-from testnuc.types import Prediction, Reason
+from testnuc.types import Neighbor, Prediction, Reason
 from testnuc.voting import VotePolicy, VoteResult, decided, vote_pool
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ class Neighborhoods:
         self.complete = np.ones(n_own, dtype=np.bool_)
         self.predictions: list[Prediction | None] = [None] * len(entries)
         self.errors: dict[int, Exception] = {}
+        #: Errors of own texts that the embedder rejected: they have no neighbors.
+        self.rejected: dict[int, Exception] = {}
         #: The error that ended the run while the neighbors were retrieved.
         self.failure: Exception | None = None
         #: Place -> sample -> outcome, of texts that lack some samples.
@@ -148,6 +150,24 @@ class Neighborhoods:
         """Whether the text at a place has an outcome."""
         return self.predictions[place] is not None or place in self.errors
 
+    def near(self, place: int, most: int) -> tuple[Neighbor, ...]:
+        """Return the nearest neighbors of the own text at a place, most similar first."""
+        found = []
+        for other, similarity in zip(
+            self.neighbors[place, :most].tolist(),
+            self.similarities[place, :most].tolist(),
+            strict=True,
+        ):
+            if other >= 0:
+                said = self.predictions[other]
+                label, confidence = (None, None) if said is None else (said.label, said.confidence)
+                found.append(Neighbor(self.entries[other].text, similarity, label, confidence))
+        return tuple(found)
+
+    def error(self, place: int) -> Exception | None:
+        """Return what failed for the own text at a place: its call, or else its embedding."""
+        return self.errors.get(place) or self.rejected.get(place)
+
     @property
     def policy(self) -> VotePolicy:
         """The vote policy; weighted by similarity until one is decided."""
@@ -171,6 +191,16 @@ class Neighborhoods:
             self.settings, policy=decision.policy or VotePolicy.weighted(), k=decision.k
         )
         self.counted = (self.neighbors[:, : decision.k] >= 0).sum(axis=1)
+
+    def decide_by_settings(self) -> None:
+        """Under auto, apply the decision of the settings, or else that of a diagnosis of these."""
+        if self.settings.policy is not None:
+            return
+        decision, diagnosis = self.settings.decision, None
+        if decision is None:
+            diagnosis = self.diagnose()
+            decision = diagnosis.decision
+        self.decide(decision, diagnosis)
 
     def balance(self) -> None:
         """Compute the prior correction; call it when all predictions are set."""
@@ -278,49 +308,15 @@ class Neighborhoods:
             votes=votes or None,
         )
 
-    def trust(self, place: int, winner: int, share: float, voters: int) -> float | None:
-        """Return how far a label can be trusted.
+    def basis(self, place: int, single: VoteResult) -> tuple[NDArray[np.float64], int]:
+        """Return the weight of each label in the votes that trust rests on, and their number.
 
-        Under a given policy that is its share. Under auto it is the label's share of the votes of
+        Under a given policy these are the votes that decide, `single`. Under auto they are those of
         the text itself and all its neighbors, by similarity, also where they do not decide.
         """
-        if self.applied is not None:
-            chance = float(self.applied.trust[place])
-            return None if np.isnan(chance) else chance
-        if self.spared_trust is not None and self.is_spared(place):
-            return float(self.spared_trust[place])
-        if winner < 0 or not self.complete[place]:
-            return None
-        if self.settings.auto:
-            weights, voters = self._weights(place)
-            share = float(weights[winner] / weights.sum()) if voters else 0.0
-        return share if voters >= LEAST_VOTERS else None
-
-    def alternative(self, place: int, winner: int) -> tuple[int, float] | None:
-        """Return the label other than `winner` that is trusted most, and its trust.
-
-        None: no voter has another label, or trust is unknown.
-        """
-        if self.applied is not None:
-            return self.applied.alternative(place)
-        if self.is_spared(place):
-            return None
-        weights, voters = self._weights(place)
-        weights = weights.copy()
-        total = float(weights.sum())
-        if winner >= 0:
-            weights[winner] = 0
-        other = int(weights.argmax())
-        if weights[other] <= 0:
-            return None
-        trust = self.trust(place, other, float(weights[other]) / total, voters)
-        return (other, trust) if trust else None
-
-    def _weights(self, place: int) -> tuple[NDArray[np.float64], int]:
-        """Return the weight of each label in the votes that trust rests on, and their number."""
-        rows = np.array([place])
-        if self.settings.auto:
-            result = vote_pool(
+        if self.settings.auto and self.applied is None and not self.is_spared(place):
+            rows = np.array([place])
+            single = vote_pool(
                 self.neighbors[rows],
                 self.similarities[rows],
                 self._winners,
@@ -330,20 +326,64 @@ class Neighborhoods:
                 n_classes=len(self.labels.names),
                 votes=True,
             )
-        else:
-            result = self.vote(rows, votes=True)
-        assert result.votes is not None
-        return result.votes[0], int(result.voters[0])
+        assert single.votes is not None
+        return single.votes[0], int(single.voters[0])
+
+    def trust(
+        self, place: int, winner: int, share: float, basis: tuple[NDArray[np.float64], int]
+    ) -> float | None:
+        """Return how far a label can be trusted: its share of the votes in `basis`.
+
+        Parameters
+        ----------
+        place, winner : int
+        share : float
+            Of the votes that decide.
+        basis
+            From `basis`.
+        """
+        if self.applied is not None:
+            chance = float(self.applied.trust[place])
+            return None if np.isnan(chance) else chance
+        if self.spared_trust is not None and self.is_spared(place):
+            return float(self.spared_trust[place])
+        if winner < 0 or not self.complete[place]:
+            return None
+        weights, voters = basis
+        if self.settings.auto:
+            share = float(weights[winner] / weights.sum()) if voters else 0.0
+        return share if voters >= LEAST_VOTERS else None
+
+    def alternative(
+        self, place: int, winner: int, basis: tuple[NDArray[np.float64], int]
+    ) -> tuple[int, float] | None:
+        """Return the label other than `winner` that is trusted most, and its trust.
+
+        None: no voter has another label, or trust is unknown.
+        """
+        if self.applied is not None:
+            return self.applied.alternative(place)
+        if self.is_spared(place):
+            return None
+        weights = basis[0].copy()
+        total = float(weights.sum())
+        if winner >= 0:
+            weights[winner] = 0
+        other = int(weights.argmax())
+        if weights[other] <= 0:
+            return None
+        trust = self.trust(place, other, float(weights[other]) / total, basis)
+        return (other, trust) if trust else None
 
     def reason(self, place: int) -> Reason | None:
         """Return why the neighbors of the own text at `place` do not decide; None: they do."""
-        if place in self.judges:
-            if self.applied is not None and self.applied.label[place] < 0:
-                return Reason(
-                    "none_of_the_labels",
-                    f"a {self.judges[place]} said that none of the labels is right",
-                )
-            return None
+        judge = self.judges.get(place)
+        if judge is not None:
+            none = self.applied is not None and self.applied.label[place] < 0
+            said = Reason("none_of_the_labels", f"a {judge} said that none of the labels is right")
+            return said if none else None
+        if place in self.rejected:
+            return Reason("not_embedded", "the embedder rejected the text: it has no neighbors")
         if self.decision is None or self.settings.head_decides or self.is_spared(place):
             return None
         if self.decision.policy is None:
@@ -360,7 +400,8 @@ class Neighborhoods:
         """Return what gave the label of the own text at `place`."""
         if place in self.judges:
             return self.judges[place]
-        if (self.settings.head_decides and self.applied is not None) or self.is_spared(place):
+        decides = self.settings.head_decides and self.applied is not None
+        if (decides or self.is_spared(place)) and place not in self.rejected:
             return "head"
         return "llm" if voters <= 1 or self.reason(place) is not None else "vote"
 

@@ -19,7 +19,7 @@ from testnuc._engine.first_calls import STOPS, FirstCalls
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.multilabel import neighborhoods_class
 from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
-from testnuc._engine.retrieval import SEARCH, Retriever, no_matches
+from testnuc._engine.retrieval import SEARCH, Retriever, no_matches, spread
 from testnuc._engine.sampling import Sampler
 from testnuc._engine.sparing import ask_unsure
 from testnuc.errors import with_count
@@ -129,6 +129,7 @@ class Pipeline:
         self.join_pool = join_pool
         self._ask, self._head = ask, head
         self._shortlist, self._note = shortlist, note
+        self._per_call = per_call
         self._predictor = predictor
         #: Lane -> scheduler; `Components` adds the batch lane when it is needed.
         self.lanes = {"live": scheduler}
@@ -238,15 +239,18 @@ class Pipeline:
         together: bool,
     ) -> Neighborhoods:
         hashes = [entry.hash for entry in texts]
-        vectors = await self._embedding.vectors([entry.text for entry in texts], hashes, embedded)
-        known = await self._pool.labels(hashes)
+        vectors, rejected = await self._embedding.each([e.text for e in texts], hashes, embedded)
+        if rejected and len(rejected) == len(texts):
+            # not one text is at fault, but the embedder
+            raise next(iter(rejected.values()))
+        texts = await self._with_known_labels(texts)
         await asyncio.sleep(0)
-        texts = [
-            entry if label is None else replace(entry, label=label)
-            for entry, label in zip(texts, known, strict=True)
-        ]
+        # a text without a vector neither joins the pool nor has neighbors
+        rows = [at for at in range(len(texts)) if at not in rejected]
+        found = vectors[rows] if rejected else vectors
+        searched = [texts[row] for row in rows]
         together = together and self.join_pool
-        upto = await self._pool.add(texts, vectors) if together else None
+        upto = await self._pool.add(searched, found) if together and rows else None
         snapshot = None
         if self._examples is not None:
             upto = await self._examples.snapshot() if upto is None else upto
@@ -257,25 +261,35 @@ class Pipeline:
             own = {} if self.join_pool else dict(zip(hashes, vectors, strict=True))
             snapshot = Snapshot(upto, own, askable)
         matches = await self._retriever.search(
-            texts, vectors, settings.retrieved, upto=upto, together=together
+            searched, found, settings.retrieved, upto=upto, together=together
         )
-        if self.join_pool and not together:
-            await self._pool.add(texts, vectors)
+        if self.join_pool and rows and not together:
+            await self._pool.add(searched, found)
+        if rejected:
+            matches = spread(matches, rows, len(texts))
         neighborhoods = await self._neighborhoods(texts, matches, settings, snapshot)
         if self._shortlist is not None:
             await self._shortlist.attach(neighborhoods, vectors, self._retriever.stored)
+        neighborhoods.rejected = rejected
+        if self._examples is not None or self._shortlist is not None:
+            # there is no prompt without neighbors
+            for place, error in rejected.items():
+                neighborhoods.put(place, error)
         return neighborhoods
+
+    async def _with_known_labels(self, texts: Sequence[PoolText]) -> Sequence[PoolText]:
+        known = await self._pool.labels([entry.hash for entry in texts])
+        return [
+            entry if label is None else replace(entry, label=label)
+            for entry, label in zip(texts, known, strict=True)
+        ]
 
     async def _without_neighbors(
         self, texts: Sequence[PoolText], settings: VoteSettings
     ) -> Neighborhoods:
         # the pool may be what failed
         with suppress(Exception):
-            known = await self._pool.labels([entry.hash for entry in texts])
-            texts = [
-                entry if label is None else replace(entry, label=label)
-                for entry, label in zip(texts, known, strict=True)
-            ]
+            texts = await self._with_known_labels(texts)
         texts, matches = without_foreign_labels(texts, self.labels), no_matches(len(texts))
         ids = distinct_ids(matches)
         return build_neighborhoods(self.labels, settings, texts, ids, [], matches, kind=self._kind)
@@ -307,12 +321,8 @@ class Pipeline:
         for place in range(n_own):
             if not neighborhoods.answered(place) and not neighborhoods.is_spared(place):
                 neighborhoods.put(place, error)
-        if answered and neighborhoods.settings.policy is None:
-            decision, diagnosis = neighborhoods.settings.decision, None
-            if decision is None:
-                diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
-                decision = diagnosis.decision
-            neighborhoods.decide(decision, diagnosis)
+        if answered:
+            await asyncio.to_thread(neighborhoods.decide_by_settings)
         return answered
 
     async def predict(
@@ -391,10 +401,13 @@ class Pipeline:
         """Yield the own texts to ask about; neighbors get their stored predictions only."""
         n_own = neighborhoods.n_own
         entries = neighborhoods.entries[:n_own]
-        vectors = await self._embedding.vectors(
+        vectors, rejected = await self._embedding.each(
             [e.text for e in entries], [e.hash for e in entries]
         )
-        rows = np.array([i for i, e in enumerate(entries) if e.label is None], dtype=np.int64)
+        rows = np.array(
+            [i for i, e in enumerate(entries) if e.label is None and i not in rejected],
+            dtype=np.int64,
+        )
         if self._head is not None:
             rows = await asyncio.to_thread(self._head.spare, neighborhoods, vectors, rows)
         if self._ask is None:
@@ -403,6 +416,7 @@ class Pipeline:
             async with aclosing(ask_unsure(neighborhoods, vectors, rows, self._ask)) as rounds:
                 async for places in rounds:
                     yield places
+        yield rejected
         await self._fill(neighborhoods, range(len(neighborhoods.entries)))
         settings = neighborhoods.settings
         if settings.policy is None and not settings.head_decides:
@@ -422,7 +436,7 @@ class Pipeline:
         if self._examples is not None:
             asks = sampler.asks_with_examples(self._examples, scheduler, whole=whole)
         elif self._shortlist is not None:
-            asks = sampler.asks_with_shortlist(self._shortlist)
+            asks = await sampler.asks_with_shortlists(self._shortlist, packed=self._per_call > 1)
         try:
             async with aclosing(scheduler.run(asks)) as outcomes:
                 async for ask, outcome in outcomes:

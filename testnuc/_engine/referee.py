@@ -42,7 +42,12 @@ class Referee:
         provider = parts.referee_provider(model)
         self.model = f"{provider.name}/{provider.model}"
         #: None: unknown.
-        self.price = Price.of(provider.name, provider.model, getattr(provider, "url", None))
+        self.price = Price.of(
+            provider.name,
+            provider.model,
+            getattr(provider, "url", None),
+            cache_ttl=getattr(provider, "cache_ttl", None),
+        )
         require_price(parts.budget, self.price, self.model)
         self.meter = Meter()
         self._provider = provider

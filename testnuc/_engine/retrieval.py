@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from testnuc.protocols import Index, Method, PoolText, Store
     from testnuc.types import Prediction
 
-__all__ = ["SEARCH", "Retriever", "no_matches"]
+__all__ = ["SEARCH", "Retriever", "no_matches", "spread"]
 
 #: Queries searched at a time, so that other searches wait milliseconds.
 SEARCH = 1_024
@@ -179,3 +179,11 @@ class Retriever:
 def no_matches(n: int) -> Matches:
     """Return the matches of n texts without neighbors."""
     return Matches(np.empty((n, 0), dtype=np.int64), np.empty((n, 0), dtype=np.float32))
+
+
+def spread(matches: Matches, rows: Sequence[int], n: int) -> Matches:
+    """Return the matches of n texts, of which only those at some rows were searched for."""
+    shape = (n, matches.ids.shape[1])
+    found = Matches(np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.float32))
+    found.ids[rows], found.similarities[rows] = matches.ids, matches.similarities
+    return found

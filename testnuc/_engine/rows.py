@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from testnuc._engine.multilabel import MultilabelNeighborhoods, multilabel_classification
-from testnuc.types import Classification, Neighbor, Reason
+from testnuc.types import Classification, Reason
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,7 +64,7 @@ class Rows(Sequence[Classification]):
 
     def failed(self) -> list[int]:
         """Return the positions of the texts with an error."""
-        errors = self._neighborhoods.errors
+        errors = self._neighborhoods.errors.keys() | self._neighborhoods.rejected.keys()
         if not errors:
             return []
         return [at for at, place in enumerate(self._places.tolist()) if place in errors]
@@ -104,7 +104,7 @@ def classification(
     neighborhoods: Neighborhoods, place: int, result: VoteResult, row: int, index: int, text: str
 ) -> Classification:
     """Return the classification of the own text at `place`; its vote is row `row` of `result`."""
-    neighbors = _neighbors(neighborhoods, place)
+    neighbors = neighborhoods.near(place, max(neighborhoods.settings.k, _SHOWN))
     if isinstance(neighborhoods, MultilabelNeighborhoods):
         return multilabel_classification(neighborhoods, place, index, text, neighbors)
     names = neighborhoods.labels.names
@@ -113,8 +113,9 @@ def classification(
     assert single.votes is not None
     weights = single.votes[0]
     heaviest = sorted(np.flatnonzero(weights).tolist(), key=lambda c: (-weights[c], c != winner))
-    trust = neighborhoods.trust(place, winner, float(result.share[row]), int(result.voters[row]))
-    second = neighborhoods.alternative(place, winner)
+    basis = neighborhoods.basis(place, single)
+    trust = neighborhoods.trust(place, winner, float(result.share[row]), basis)
+    second = neighborhoods.alternative(place, winner, basis)
     reason = neighborhoods.reason(place)
     source = neighborhoods.source(place, int(result.voters[row]))
     least = neighborhoods.settings.min_trust
@@ -134,31 +135,10 @@ def classification(
         prediction=neighborhoods.predictions[place],
         neighbors=neighbors,
         votes={names[c]: float(weights[c]) for c in heaviest},
-        error=neighborhoods.errors.get(place),
+        error=neighborhoods.error(place),
         trust=trust,
         reason=reason,
         source=None if label is None and place not in neighborhoods.judges else source,
         alternative=None if second is None else names[second[0]],
         trust_of_alternative=None if second is None else second[1],
     )
-
-
-def _neighbors(neighborhoods: Neighborhoods, place: int) -> tuple[Neighbor, ...]:
-    neighbors = []
-    shown = max(neighborhoods.settings.k, _SHOWN)
-    for other, similarity in zip(
-        neighborhoods.neighbors[place, :shown].tolist(),
-        neighborhoods.similarities[place, :shown].tolist(),
-        strict=True,
-    ):
-        if other >= 0:
-            prediction = neighborhoods.predictions[other]
-            neighbors.append(
-                Neighbor(
-                    neighborhoods.entries[other].text,
-                    similarity,
-                    prediction.label if prediction is not None else None,
-                    prediction.confidence if prediction is not None else None,
-                )
-            )
-    return tuple(neighbors)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from testnuc._engine.shortlist import similar_together
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
@@ -98,15 +100,21 @@ class Sampler:
                 for ask in self._asks(place, demonstrations)
             ]
 
-    async def asks_with_shortlist(self, shortlist: Shortlist) -> AsyncGenerator[list[Ask], None]:
-        """Yield the asks of all texts, each with the labels to show, in lists."""
-        while block := list(islice(self._places, _BLOCK)):
-            lists = await shortlist.lists(self._neighborhoods, block)
-            yield [
-                ask
-                for place, labels in zip(block, lists, strict=True)
-                for ask in self._asks(place, (), labels)
-            ]
+    async def asks_with_shortlists(self, shortlist: Shortlist, *, packed: bool) -> Iterator[Ask]:
+        """Return the asks of all texts, each with the labels to show.
+
+        Parameters
+        ----------
+        shortlist : Shortlist
+        packed : bool
+            Whether calls have several texts, so that texts with similar lists follow each other.
+        """
+        places = list(self._places)
+        lists = await shortlist.lists(self._neighborhoods, places)
+        order = similar_together(lists) if packed else range(len(places))
+        return (
+            ask for row in order for ask in self._asks(places[row], (), tuple(lists[row].tolist()))
+        )
 
     async def remember(self, examples: ExampleFinder) -> None:
         """Store the predictions made since the last call, for stored neighbors."""

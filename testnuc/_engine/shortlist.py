@@ -23,20 +23,25 @@ if TYPE_CHECKING:
     from testnuc.protocols import Method, PoolText
     from testnuc.types import Prediction
 
-__all__ = ["Shortlist", "checked_shortlist", "described", "nearest_labels", "neighbors_labels"]
+__all__ = [
+    "Shortlist",
+    "checked_shortlist",
+    "described",
+    "nearest_labels",
+    "neighbors_labels",
+    "similar_together",
+]
 
 #: Texts whose lists are computed between two turns of the event loop.
 _BLOCK = 1_024
 
 
-def checked_shortlist(
-    size: int | None, labels: LabelSet, method: Method, texts_per_call: int
-) -> tuple[int | None, str]:
+def checked_shortlist(size: int | None, labels: LabelSet, method: Method) -> tuple[int | None, str]:
     """Return the length of shortlists, and a note; None: every prompt shows all labels.
 
     Parameters
     ----------
-    size, labels, method, texts_per_call
+    size, labels, method
         Of the client.
 
     Raises
@@ -47,11 +52,6 @@ def checked_shortlist(
     if size is None:
         return None, ""
     checked_whole("shortlist", size, least=2)
-    if texts_per_call > 1:
-        raise InvalidInputError(
-            f"texts_per_call is {texts_per_call}, but each text has its own shortlist; leave "
-            "texts_per_call or shortlist out"
-        )
     if method.context:
         raise InvalidInputError(
             f"method is {method!r}, whose few-shot examples shortlist does not support; leave "
@@ -132,6 +132,19 @@ def neighbors_labels(
     return found
 
 
+def similar_together(lists: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return an order of texts in which those that share labels follow each other.
+
+    Parameters
+    ----------
+    lists : int32[n, size]
+        The labels to show for each text.
+    """
+    # by the commonest labels first, as in an FP-tree
+    rank = np.argsort(np.argsort(-np.bincount(lists.ravel()), kind="stable"))
+    return np.lexsort(np.sort(rank[lists], axis=1).T[::-1])
+
+
 class Shortlist:
     """Chooses the labels that the prompt of each text shows.
 
@@ -172,20 +185,24 @@ class Shortlist:
         first = neighbors_labels(known, neighborhoods.neighbors, self._size)
         neighborhoods.shortlists = await self._nearest(vectors, first)
 
-    async def lists(
-        self, neighborhoods: Neighborhoods, places: Sequence[int]
-    ) -> list[tuple[int, ...]]:
+    async def lists(self, neighborhoods: Neighborhoods, places: Sequence[int]) -> NDArray[np.int32]:
         """Return the labels to show for the texts at some places, in label order."""
         own = neighborhoods.shortlists
-        others = [place for place in places if own is None or place >= neighborhoods.n_own]
-        entries = [neighborhoods.entries[place] for place in others]
-        vectors = await self._embedding.vectors(
-            [e.text for e in entries], [e.hash for e in entries]
-        )
-        found = dict(zip(others, await self._nearest(vectors), strict=True))
-        if own is not None:
-            found |= {place: own[place] for place in places if place < neighborhoods.n_own}
-        return [tuple(found[place].tolist()) for place in places]
+        found = np.empty((len(places), self._size), dtype=np.int32)
+        others = []
+        for row, place in enumerate(places):
+            if own is None or place >= neighborhoods.n_own:
+                others.append(row)
+            else:
+                found[row] = own[place]
+        for start in range(0, len(others), _BLOCK):
+            rows = others[start : start + _BLOCK]
+            entries = [neighborhoods.entries[places[row]] for row in rows]
+            vectors = await self._embedding.vectors(
+                [e.text for e in entries], [e.hash for e in entries]
+            )
+            found[rows] = await self._nearest(vectors)
+        return found
 
     def _place(self, label: str | None) -> int:
         """Return the position of a label that a list may hold; -1: it may not."""

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc._engine.applying import said_of
+from testnuc._engine.applying import said_of, texts_among
 from testnuc.trust import Sparing, Unsure
-from testnuc.trust.head import folds_of
-from testnuc.trust.model import HeadModel, Texts, fit_model, teach
+from testnuc.trust.model import fit_model, teach
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -21,15 +20,14 @@ if TYPE_CHECKING:
 
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.head import Head
+    from testnuc.trust import Learned
     from testnuc.trust.head import Softmax
+    from testnuc.trust.model import HeadModel, Texts
 
 __all__ = ["HeadRule", "ask_unsure"]
 
 _log = logging.getLogger("testnuc.client")
 
-_NEIGHBORS = 30
-#: Of the texts: asked about at most, where judgments prove a learned model better than the LLM.
-_PROVED = 0.25
 #: Judged texts of a run from which a model is taught again.
 _TAUGHT = 20
 
@@ -80,12 +78,10 @@ async def ask_unsure(
     settings = neighborhoods.settings
     proved = settings.head_decides
     if proved:
-        rule = replace(rule, most=min(rule.most, _PROVED))
-    texts, hashes = (
-        _texts(neighborhoods, vectors, rows),
-        [neighborhoods.entries[r].hash for r in rows],
-    )
-    sparing = Sparing(texts, hashes, rule)
+        rule = rule.proved
+    unknown = np.full(len(rows), -1, dtype=np.int32)
+    texts = texts_among(neighborhoods, rows, vectors[rows], unknown)
+    sparing = Sparing(texts, [neighborhoods.entries[r].hash for r in rows], rule)
     places = sparing.first
     while len(places):
         yield rows[places].tolist()
@@ -93,11 +89,17 @@ async def ask_unsure(
         places = await asyncio.to_thread(sparing.next, own)
     left = np.flatnonzero(~sparing.asked)
     if not len(left):
+        if rule.stop < 1:
+            neighborhoods.notes.append(
+                f"the LLM was asked about all {len(rows):,} texts, so no call was saved: it was "
+                "not proved before that a model of its answers gives at least "
+                f"{rule.stop:.1%} of all labels as the LLM does; a lower stop may save calls"
+            )
         return
     neighborhoods.spare(rows[left], sparing.labels[left], sparing.trust[left])
     if settings.learned is not None and proved:
         own = neighborhoods.answers()[0][rows]
-        judged = _judged(neighborhoods, rows)
+        judged = _judged(neighborhoods, rows, settings.learned)
         texts = replace(texts, own=np.where(sparing.asked, own, -1).astype(np.int32), judged=judged)
         neighborhoods.refitted = await asyncio.to_thread(
             _fitted_again, settings.learned.model, texts, sparing.heads
@@ -114,9 +116,11 @@ async def ask_unsure(
     )
 
 
-def _judged(neighborhoods: Neighborhoods, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+def _judged(
+    neighborhoods: Neighborhoods, rows: NDArray[np.int64], learned: Learned
+) -> NDArray[np.int32]:
     """Return the class of each judged text, -1 for the others."""
-    said = said_of(neighborhoods, rows.tolist())
+    said = said_of(neighborhoods, rows.tolist(), learned)
     return np.array([said.get(row, (-1, ""))[0] for row in rows.tolist()], dtype=np.int32)
 
 
@@ -134,23 +138,3 @@ def _fitted_again(
     plain = replace(texts, judged=None)
     made = fit_model(plain, power=model.power, care=model.care, start=heads)
     return teach(made, texts) if taught else made
-
-
-def _texts(
-    neighborhoods: Neighborhoods, vectors: NDArray[np.float16], rows: NDArray[np.int64]
-) -> Texts:
-    """Return some own texts, with neighbors among them alone."""
-    place = np.full(len(neighborhoods.entries) + 1, -1, dtype=np.int64)
-    place[rows] = np.arange(len(rows))
-    near = neighborhoods.neighbors[rows, :_NEIGHBORS]
-    near = place[near]
-    # missing ones last
-    order = np.argsort(near < 0, axis=1, kind="stable")
-    return Texts(
-        vectors[rows],
-        np.full(len(rows), -1, dtype=np.int32),
-        np.take_along_axis(near, order, axis=1),
-        np.take_along_axis(neighborhoods.similarities[rows, :_NEIGHBORS], order, axis=1),
-        folds_of([neighborhoods.entries[row].hash for row in rows.tolist()]),
-        len(neighborhoods.labels.names),
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Any
@@ -365,6 +366,9 @@ def main() -> None:
     """Run the command line; a user error prints one line and exits with code 2."""
     # show the progress bar of the texts alone, not those of model downloads
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # a text that the terminal cannot show must not end the command, as it does not on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except TestNUCError as exc:

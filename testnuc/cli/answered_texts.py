@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import hash_text, valid_text
-from testnuc.cli.classify import AnswerStore
+from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.client_factory import client_of, parts_of
 from testnuc.cli.files import Table, check_output, read_table, require_store, tell, usable
 from testnuc.cli.options_of_run import held_scopes, with_options_of_run
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.types import Classification
 
-__all__ = ["LabeledTable", "labeled", "opened", "with_known_options"]
+__all__ = ["LabeledTable", "labeled", "opened", "texts_for", "with_known_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ async def opened(
         warnings.simplefilter("ignore", SmallPoolWarning)
         answered = [] if table is None else _answered(nuc, table, source)
         if table is not None and client["store"] is None:
-            AnswerStore.of(client, source, always=True).create()
+            AnswerStore.of(client, source).create()
         async with nuc:
             if answered:
                 await _take(nuc, answered)
@@ -71,19 +71,22 @@ async def opened(
             yield nuc, table
 
 
-async def labeled(
-    nuc: TestNUC, given: Table | None, source: str, output: str | None
-) -> LabeledTable:
-    """Label the texts of a file or a store by what was learned; it makes no call."""
+async def texts_for(nuc: TestNUC, given: Table | None, source: str, output: str | None) -> Table:
+    """Return the texts of a file or a store, once it is known that the output can be written."""
     table = await stored_texts(nuc, source) if given is None else given
-    if output is not None:
-        check_output(output, source, table)
+    check_output(output, source, table)
+    return table
+
+
+async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
+    """Label the texts of a file or a store by what was learned; it makes no call."""
     problems, valid = usable(table, source)
     texts = [table.texts[at] for at in valid]
     calls = (await nuc.estimate(texts)).calls
     if calls:
         raise InvalidInputError(
-            f"{calls:,} texts have no stored answer; run `testnuc classify` first"
+            f"{calls:,} of {len(texts):,} texts in the column {table.text_column!r} have no stored "
+            "answer; run `testnuc classify` first, or name another --text-column"
         )
     return LabeledTable(table, await nuc.classify_many(texts), valid, problems)
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import warnings
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
 from testnuc._base.checks import checked_choice
+from testnuc.cli.answer_store import AnswerStore, is_as_written
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import (
     STANDARD,
     check_output,
-    may_replace,
+    held_by,
     read_table,
     tell,
     usable,
@@ -25,7 +25,7 @@ from testnuc.cli.files import (
 )
 from testnuc.cli.long_texts import about_embedder, about_model
 from testnuc.cli.next_steps import next_step
-from testnuc.cli.options_of_run import remembered, with_embedder
+from testnuc.cli.options_of_run import remembered, run_of, with_embedder
 from testnuc.cli.progress import RunProgress
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, SmallPoolWarning
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.types import Estimate, Usage
 
-__all__ = ["AnswerStore", "cost", "end", "label_all", "notes", "run", "show_estimate"]
+__all__ = ["cost", "end", "label_all", "notes", "run", "show_estimate"]
 
 
 def run(
@@ -62,12 +62,18 @@ def run(
     policy = BatchPolicy(rest=rest)
     checked_choice("lane", lane, ("live", "batch"))
     output = None if output == STANDARD else output
-    table = read_table(file, text_column, **reading)
+    table = read_table(file, text_column, guess=False, **reading)
     store = AnswerStore.of(client, output)
-    client = with_embedder(client, store.where)
-    # nothing is lost if a resumed run replaces what an earlier one wrote: the answers are stored
-    replaces = overwrite or dry_run or (store.keeps and output and may_replace(output, table))
-    check_output(output, file, table, full=full, overwrite=bool(replaces))
+    asked, client = client, with_embedder(client, store.where)
+    same, again = True, False
+    if output is not None and Path(output).is_file():
+        same, added = held_by(output, table)
+        # nothing is lost if a run replaces what it wrote before: the answers are stored
+        again = store.keeps and same and not added and is_as_written(output, asked)
+    check_output(output, file, table, full=full, overwrite=overwrite or dry_run or again)
+    if not same and not dry_run:
+        # the answers beside the output are those of other texts
+        store.remove()
     problems, valid = usable(table, file)
     texts = [table.texts[at] for at in valid]
     if dry_run:
@@ -82,10 +88,9 @@ def run(
             raise
         raise InvalidInputError(f"{exc}; the answers are stored in {store.where}") from exc
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if output is not None:
+        store.note(output, table.text_column, asked, run_of(client, results))
     notes(console, caught)
-    # after a trial of the first texts, the run of all resumes
-    if not results.errors and results.learned is None and reading.get("limit") is None:
-        store.remove()
     end(
         console,
         results,
@@ -103,70 +108,6 @@ def _record(results: Results, client: dict[str, Any], *, full: bool) -> dict[str
         return None
     ((name, run),) = run_record(results).items()
     return {name: {**run, "options": remembered(client)}}
-
-
-@dataclass(slots=True)
-class AnswerStore:
-    """The store of one run's answers, temporary where the user named none."""
-
-    #: Its path or URL; None: in memory.
-    where: str | None
-    #: The folder of a temporary store.
-    folder: Path | None = None
-    #: Whether this run creates the folder.
-    new: bool = False
-
-    @property
-    def keeps(self) -> bool:
-        """Whether it may hold answers of an earlier run."""
-        return self.where is not None and not self.new
-
-    @classmethod
-    def beside(cls, output: str) -> str:
-        """Return the place of the temporary store of an output."""
-        return str(Path(f"{output}.resume") / "answers.db")
-
-    @classmethod
-    def of(cls, client: dict[str, Any], output: str | None, *, always: bool = False) -> AnswerStore:
-        """Return the user's store, or a temporary one beside the output.
-
-        An interrupted run can then be resumed without repeating calls. A local model needs no
-        store, and without an output there is no place for one.
-
-        Parameters
-        ----------
-        client : dict
-        output : str, optional
-        always : bool
-            For a local model, too.
-        """
-        if client["store"] is not None:
-            return cls(client["store"])
-        if output is None:
-            return cls(None)
-        where = cls.beside(output)
-        folder = Path(where).parent
-        # what was learned about an output is kept beside it
-        if client["model"].startswith("local/") and not always and not folder.exists():
-            return cls(None)
-        return cls(where, folder, not folder.exists())
-
-    def create(self) -> None:
-        """Create the folder."""
-        if self.folder is None:
-            return
-        try:
-            self.folder.mkdir(exist_ok=True)
-        except OSError as exc:
-            raise InvalidInputError(
-                f"{self.folder} cannot be created: {exc.strerror or exc}; write the output "
-                "elsewhere, or name a --store"
-            ) from exc
-
-    def remove(self) -> None:
-        """Remove the folder: its answers are in the output."""
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def label_all(
@@ -225,7 +166,16 @@ def end(
         spent = results.referee_usage
         parts = ["the referee", f"{spent.calls:,} calls", cost(spent)]
         console.print(", ".join(part for part in parts if part), markup=False)
+    if store.folder is not None:
+        console.print(
+            f"{store.folder} has answers and embeddings, for the next commands; delete it when you "
+            "are done",
+            markup=False,
+        )
     source = _source(store, output)
+    if store.folder is not None:
+        # the output's options are noted beside it
+        client, text_column = None if client is None else {}, "text"
     then = None if client is None else next_step(results, source, client, text_column)
     # a run without a file is judged in another one
     judging = "see below" if then else f"testnuc review {source or 'RESULTS'} -n 50"
@@ -237,7 +187,7 @@ def end(
 
 
 def _print_failures(console: Console, results: Results, store: AnswerStore) -> None:
-    """Print the first error, how to retry, and the first answer outside the labels."""
+    """Print the first error, how to retry, and the answers outside the labels."""
     stopped = results.stopped
     errors, outside = results.errors, results.outside
     if stopped is not None:
@@ -249,10 +199,17 @@ def _print_failures(console: Console, results: Results, store: AnswerStore) -> N
             f"to retry those, run the command again: the others are stored in {store.where}",
             markup=False,
         )
-    for row in outside[:1]:
-        said = row.prediction.said if row.prediction is not None else None
-        if said:
-            console.print(f"first answer outside the labels: {said[:100]!r}", markup=False)
+    said = Counter(own.said for row in outside if (own := row.prediction) and own.said)
+    if said:
+        often = ", ".join(f"{what[:60]!r} ({n:,})" for what, n in said.most_common(3))
+        console.print(f"answers outside the labels, most often: {often}", markup=False)
+    open_ = sum(row.label is None for row in outside)
+    if open_:
+        console.print(
+            f"{open_:,} of these texts have no label (nuc_own_said holds the answer): add what is "
+            "missing to --labels, or judge some texts, so that `learn` labels the others",
+            markup=False,
+        )
 
 
 def _advice(results: Results, judging: str) -> str | None:
@@ -266,9 +223,10 @@ def _advice(results: Results, judging: str) -> str | None:
 
 def _source(store: AnswerStore, output: str | None) -> str | None:
     """Return the file or store that later commands read."""
-    source = output if store.folder is not None or store.where is None else store.where
     # a .txt output holds no texts
-    return None if source is None or source.endswith(".txt") else source
+    if output is not None and not output.endswith(".txt"):
+        return output
+    return None if store.folder is not None else store.where
 
 
 def _interrupted(nuc: TestNUC, progress: RunProgress, store: AnswerStore, *, lane: str) -> NoReturn:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import valid_text
-from testnuc.cli.classify import AnswerStore
+from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import read_table, usable
+from testnuc.cli.files import read_table, require_folder, usable
 from testnuc.cli.options_of_run import held_scopes, with_embedder, with_options_of_store
 from testnuc.cli.reading import holds_rows
 from testnuc.errors import InvalidInputError, SmallPoolWarning
@@ -29,6 +29,8 @@ def run(source: str, *, text_column: str, plot: str | None, client: dict[str, An
     """Print the diagnosis of the predictions in a file of results or a store."""
     if plot is not None and Path(plot).suffix.lower() not in {".png", ".svg", ".pdf"}:
         raise InvalidInputError(f"the plot is {plot!r}; name a .png, .svg or .pdf file")
+    if plot is not None:
+        require_folder(plot)
     rows = holds_rows(source)
     if rows:
         client = with_embedder(client, AnswerStore.beside(source))
@@ -60,7 +62,7 @@ class _Recorded:
 async def _of_file(file: str, text_column: str, client: dict[str, Any]) -> Diagnosis:
     table = read_table(file, text_column)
     usable(table, file)
-    results = read_results(table.rows, file, text_column)
+    results = read_results(table.rows, file, table.text_column)
     with_own = [r for r in results if r.own_label is not None and valid_text(r.text) is None]
     labels = client["labels"] or sorted({r.own_label for r in with_own if r.own_label is not None})
     if len(labels) < 2:

@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from testnuc._base.jsonl import write_whole
-from testnuc.cli.classify import AnswerStore, end, label_all, notes, show_estimate
+from testnuc.cli.answer_store import AnswerStore
+from testnuc.cli.classify import end, label_all, notes, show_estimate
 from testnuc.cli.files import (
     read_labels,
     read_table,
@@ -69,7 +70,12 @@ def run(
     )
     _check_output(output, overwrite=overwrite)
     several = client["multilabel"]
-    gold = _gold(table.rows, label_column, several=several)
+    try:
+        gold = _gold(table.rows, label_column, several=several)
+    except json.JSONDecodeError as exc:
+        raise InvalidInputError(
+            f"{file}: a cell of column {label_column!r} begins with [ and is not a JSON list: {exc}"
+        ) from exc
     if not gold:
         raise InvalidInputError(f"{file} has no label in column {label_column!r}")
     err = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -24,8 +24,8 @@ from testnuc.cli.reading import (
     usable,
 )
 from testnuc.errors import InvalidInputError
-from testnuc.records import PREFIX, file_row
-from testnuc.types import MultilabelClassification
+from testnuc.records import PREFIX, cell_of, file_row
+from testnuc.types import MultilabelClassification, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +37,8 @@ __all__ = [
     "Table",
     "check_output",
     "existing",
-    "may_replace",
+    "free_name",
+    "held_by",
     "read_labels",
     "read_table",
     "require_column",
@@ -59,6 +60,9 @@ _TYPES = {
     "nuc_share": "float64",
     "nuc_margin": "float64",
     "nuc_voters": "int32",
+    "nuc_alternative": "string",
+    "nuc_trust_of_alternative": "float64",
+    "nuc_reason": "string",
     "nuc_own_label": "string",
     "nuc_own_confidence": "float64",
     "nuc_own_said": "string",
@@ -96,20 +100,28 @@ def require_new(output: str, *, overwrite: bool) -> None:
         )
 
 
-def may_replace(output: str, table: Table) -> bool:
-    """Return whether an output holds what an earlier run on these texts wrote, and no more.
+def free_name(output: str) -> str:
+    """Return the name of an output, with a number if a file has it: review.json, review-2.json."""
+    path, number = Path(output), 1
+    while path.exists():
+        number += 1
+        path = Path(output).with_stem(f"{Path(output).stem}-{number}")
+    return str(path)
 
-    Columns that were added since, such as correct labels, must not be lost.
+
+def held_by(output: str, table: Table) -> tuple[bool, set[str]]:
+    """Return whether an output holds these texts or the first of them, and columns that they lack.
+
+    Columns that were added since a run wrote it, such as correct labels, must not be lost. A .txt
+    output holds no texts by which to recognize it.
     """
-    if Path(output).suffix.lower() == ".txt":
-        return True
     try:
         held = read_table(output, table.text_column, quiet=True)
     except InvalidInputError:
-        return False
+        return False, set()
     added = {name for name in held.columns if not name.startswith(PREFIX)} - set(table.columns)
     texts = list(map(str, table.texts[: len(held.rows)]))
-    return not added and list(map(str, held.texts)) == texts
+    return list(map(str, held.texts)) == texts, added
 
 
 def check_output(
@@ -202,6 +214,9 @@ def _write_out(text: str) -> None:
     InvalidInputError
         It is a file on a full disk.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # JSON is UTF-8, whatever the locale of the shell cannot encode
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -217,6 +232,9 @@ def _cells(result: Classification | None, problem: str | None, *, full: bool) ->
     if result is None:
         return dict.fromkeys(_TYPES) | {"nuc_error": problem}
     fields = file_row(result, full=full)
+    if not full and isinstance(result.reason, Reason) and result.reason.code == "llm_kept":
+        # the same sentence in each row; the last lines of a run have it
+        fields["nuc_reason"] = None
     # a table ignores what is not among its columns
     several = _SEVERAL if isinstance(result, MultilabelClassification) else ()
     return fields if full else {name: fields[name] for name in (*_TYPES, *several)}
@@ -226,5 +244,5 @@ def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter
     out = io.StringIO(newline="")
     writer = csv.DictWriter(out, columns, extrasaction="ignore", delimiter=delimiter)
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: cell_of(value) for name, value in row.items()} for row in rows)
     return out.getvalue()

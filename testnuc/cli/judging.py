@@ -14,12 +14,19 @@ import orjson
 import typer
 
 from testnuc._base.checks import hash_text
-from testnuc.cli.answered_texts import LabeledTable, labeled, opened, with_known_options
+from testnuc.cli.answered_texts import (
+    LabeledTable,
+    labeled,
+    opened,
+    texts_for,
+    with_known_options,
+)
 from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import (
     Table,
     existing,
+    free_name,
     require_folder,
     require_new,
     tell,
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
     from testnuc.client import TestNUC
     from testnuc.head import Head
     from testnuc.results import Results
+    from testnuc.trust.certificates import Certificate
     from testnuc.trust.learned import Learned
 
 __all__ = ["certify", "distill", "learn", "review", "unlearn"]
@@ -50,7 +58,7 @@ def review(
     n: int,
     *,
     goal: str | None,
-    output: str,
+    output: str | None,
     by_hand: bool,
     open_page: bool | None,
     text_column: str,
@@ -66,6 +74,7 @@ def review(
         if len(sources) > 1:
             path = _new_review(output)
             judged.save(path)
+            tell(f"{len(judged):,} texts, written to {path}")
         if by_hand:
             answer(judged, path)
         else:
@@ -76,10 +85,10 @@ def review(
     source = sources[0]
     if goal is not None and goal not in GOALS:
         raise InvalidInputError(f"--goal is {goal!r}; choose from {', '.join(GOALS)}")
-    _new_review(output)
-
+    output = _new_review(output)
     # without what the source itself knows
-    then = command("learn", source, client, output, text_column=text_column)
+    better = free_name("better.jsonl" if source.endswith(".jsonl") else "better.csv")
+    then = command("learn", source, client, output, "-o", better, text_column=text_column)
     client = with_known_options(client, source)
 
     async def draw() -> tuple[Review, Table | None]:
@@ -98,7 +107,7 @@ def review(
     if by_hand:
         answer(drawn, output, then=then)
         return
-    results = None if table is None else read_results(table.rows, source, text_column)
+    results = None if table is None else read_results(table.rows, source, table.text_column)
     _show(drawn, output, results, then, open_page=open_page)
     tell(f"then: {then}")
 
@@ -116,15 +125,15 @@ def learn(
     """Learn from reviews, or from marks of the page, and print what was learned."""
     if output is not None:
         require_new(output, overwrite=overwrite)
-    client = with_known_options(client, source)
+    asked, client = client, with_known_options(client, source)
     take = _lesson(files, at_random=at_random)
 
     async def run() -> tuple[Learned, LabeledTable | None]:
         async with opened(source, client, text_column) as (nuc, given):
-            learned = await take(nuc)
             if output is None:
-                return learned, None
-            return learned, await labeled(nuc, given, source, output)
+                return await take(nuc), None
+            table = await texts_for(nuc, given, source, output)
+            return await take(nuc), await labeled(nuc, table, source)
 
     learned, found = run_to_end(run())
     print(learned)  # noqa: T201 - the command's output
@@ -133,8 +142,13 @@ def learn(
             "note: marked texts were chosen, not drawn, so they correct and train, but prove "
             "nothing; draw some with `testnuc review`, or give --at-random if they were drawn"
         )
+    certificate = learned.certify()
+    then = _after(certificate, source, asked, text_column)
+    if not certificate.part:
+        then = f"no labels are proved to be 90 % right yet: {certificate.reason}\n{then}"
     if found is None or output is None:
         tell("to apply it, run `testnuc classify` again: stored answers are not requested again")
+        tell(then)
         return
     results = found.results
     record = run_record(results) if Path(output).suffix.lower() == ".jsonl" else None
@@ -142,6 +156,37 @@ def learn(
     write_results(output, found.table, placed, found.problems, run=record)
     people = sum(row.source == "person" for row in results)
     tell(f"{len(results):,} labels, {people:,} of them judged by a person, written to {output}")
+    tell(then)
+
+
+def _after(certificate: Certificate, source: str, client: dict[str, Any], text_column: str) -> str:
+    """Return what comes after a certificate: the command that writes it, or gets more evidence.
+
+    Parameters
+    ----------
+    certificate : Certificate
+    source : str
+    client : dict
+        Options that were given, without what the source itself knows.
+    text_column : str
+    """
+    if certificate.part:
+        level = f"{certificate.accuracy:g}"
+        output = free_name("certified.csv")
+        more = [] if level == "0.9" else ["--accuracy", level]
+        then = command("certify", source, client, *more, "-o", output, text_column=text_column)
+        return (
+            f"next, write the {certificate.part:.0%} of the texts whose labels are at least "
+            f"{certificate.accuracy:.0%} right: {then}"
+        )
+    if certificate.more:
+        n, what = certificate.more, "drawn at random"
+        goal = ["--goal", "certify"]
+    else:
+        n, what = 50, "where ways to label differ"
+        goal = []
+    then = command("review", source, client, "-n", str(n), *goal, text_column=text_column)
+    return f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"
 
 
 def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awaitable[Learned]]:
@@ -150,7 +195,8 @@ def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awa
         judged = _read_reviews(files)
         if not judged.judged:
             raise InvalidInputError(
-                f"{', '.join(files)} has no answers; give some: testnuc review {files[0]}"
+                f"{', '.join(files)} has no answers; give some: testnuc review {files[0]}, or "
+                "move the file here that the page saved to your downloads"
             )
         if any(item.probability is not None for item in judged):
             return lambda nuc: nuc.learn(judged)
@@ -179,7 +225,7 @@ def certify(
     """Print the certificate; write the texts that it covers."""
     if output is not None:
         require_new(output, overwrite=overwrite)
-    given, client = client, with_known_options(client, source)
+    asked, client = client, with_known_options(client, source)
 
     async def find() -> tuple[Any, LabeledTable]:
         async with opened(source, client, text_column) as (nuc, given):
@@ -187,24 +233,22 @@ def certify(
             if learned is None:
                 raise InvalidInputError(
                     f"nothing was learned about {source} yet: testnuc review {source}, then "
-                    "testnuc learn"
+                    "testnuc learn; if it is an output of learn, name the results that learn read"
                 )
             certificate = learned.certify(accuracy, confidence)
-            return certificate, await labeled(nuc, given, source, output)
+            table = await texts_for(nuc, given, source, output)
+            return certificate, await labeled(nuc, table, source)
 
     certificate, found = run_to_end(find())
     results, table = found.results, found.table
+    covered = {result.index: result for result in results.certified(certificate)}
     print(certificate)  # noqa: T201 - the command's output
+    if output is None or not covered:
+        tell(_after(certificate, source, asked, text_column))
     if output is None:
         return
-    covered = {result.index: result for result in results.certified(certificate)}
     if not covered:
-        more = command(
-            "review", source, given, "-n", "100", "--goal", "certify", text_column=text_column
-        )
-        tell(
-            f"no text is certified; {output} was not written; a lower --accuracy may do, or {more}"
-        )
+        tell(f"{output} was not written; a lower --accuracy takes fewer judgments")
         # a script must not go on without the file
         raise typer.Exit(3)
     rows = [table.rows[found.valid[at]] for at in sorted(covered)]
@@ -215,6 +259,9 @@ def certify(
 
 def distill(source: str, *, output: str, text_column: str, client: dict[str, Any]) -> None:
     """Train a head on the labels, write it, and print what it is."""
+    if Path(output).suffix.lower() != ".head":
+        # it is replaced without --overwrite, so it must not be a file of texts
+        raise InvalidInputError(f"the output is {output!r}; name a .head file")
     require_folder(output)
     client = with_known_options(client, source)
 
@@ -252,8 +299,13 @@ def _read_reviews(files: Sequence[str]) -> Review:
     return joined.review
 
 
-def _new_review(output: str) -> str:
-    """Return the file for a new review."""
+def _new_review(output: str | None) -> str:
+    """Return the file for a new review; where none is named, one that is free."""
+    if output is None:
+        output = free_name("review.json")
+        if output != "review.json":
+            tell("note: review.json is kept; to continue it: testnuc review review.json")
+        return output
     if Path(output).suffix.lower() != ".json":
         raise InvalidInputError(f"the output is {output!r}; name a .json file")
     require_folder(output)
@@ -274,7 +326,8 @@ def _show(
 ) -> None:
     """Write the page of a review beside its file, and open it in a browser."""
     page = Path(path).with_suffix(".html")
-    write(results, page, review=judged, then=then, title=f"testnuc: {Path(path).name}")
+    name = Path(path).name
+    write(results, page, review=judged, then=then, file=name, title=f"testnuc: {name}")
     if open_page is None:
         # a browser in the terminal would take its place
         graphical = any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))

@@ -38,7 +38,13 @@ def review(
         help="decide: texts whose label is disputed; certify: at random; correct: least trusted.",
         show_default="mostly decide",
     ),
-    output: str = typer.Option("review.json", "--output", "-o", help="A .json file."),
+    output: str | None = typer.Option(
+        None,
+        "--output",
+        "-o",
+        help="A .json file.",
+        show_default="review.json, or review-2.json, ..",
+    ),
     answer: bool = typer.Option(False, "--answer", help="Judge the texts in the terminal."),  # noqa: FBT001, FBT003
     open_page: bool | None = typer.Option(  # noqa: FBT001
         None,
@@ -126,7 +132,7 @@ def certify(
 def distill(
     client: dict[str, Any],
     source: str = _RESULTS_OR_STORE,
-    output: str = typer.Option("labels.head", "--output", "-o", help="The file of the head."),
+    output: str = typer.Option("labels.head", "--output", "-o", help="A .head file."),
     text_column: str = TEXT_COLUMN,
 ) -> None:
     """Train a classifier of embeddings on the labels: a file that needs no LLM; makes no call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,8 @@ def read_labels(given: str) -> list[str] | dict[str, str]:
         # from a settings file or the environment
         return _labels(_json("labels", given), "labels")
     kind = Path(given).suffix.lower()
-    if kind not in _TABLES | _LISTS and not Path(given).is_file():
+    # not Path.is_file, which raises for a list that is longer than a file name can be
+    if kind not in _TABLES | _LISTS and not os.path.isfile(given):  # noqa: PTH113
         found = [label for part in given.split(",") if (label := part.strip())]
         if len(found) == 1 and "," not in given:
             raise InvalidInputError(

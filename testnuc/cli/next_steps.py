@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from testnuc.cli.options import client_options
 from testnuc.cli.options_of_run import EMBEDDER
 from testnuc.cli.reading import holds_rows
+from testnuc.cli.settings import has_password
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +20,7 @@ __all__ = ["command", "next_step"]
 #: Options by which stored answers are found.
 _OF_ANSWERS = (
     "labels",
+    "store",
     "model",
     "base_url",
     "embedder",
@@ -57,9 +58,7 @@ def command(
             continue
         flag = f"--{option.replace('_', '-')}"
         words += [flag] if value is True else [flag, str(value)]
-    return shlex.join(
-        "STORE" if "://" in word and urlsplit(word).password else word for word in words
-    )
+    return shlex.join("STORE" if has_password(word) else word for word in words)
 
 
 def next_step(
@@ -82,7 +81,9 @@ def next_step(
     if source is None:
         return "next: name an output with -o (.csv, .xlsx, .jsonl) to judge some texts and learn"
     # the embedder of a store is found there again
-    client = {name: client[name] for name in _OF_ANSWERS if client[name] != EMBEDDER}
+    client = {name: client[name] for name in _OF_ANSWERS if client.get(name, EMBEDDER) != EMBEDDER}
+    if client.get("store") == source:
+        del client["store"]
     if results.learned is not None:
         return "next, prove how many labels are right: " + command(
             "certify", source, client, text_column=text_column

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc import stores
 from testnuc._base.jsonl import table as records_of
+from testnuc.cli.answer_store import noted_run
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import existing, read_labels, require_store
 from testnuc.cli.options import client_options
@@ -17,10 +18,13 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from testnuc.results import Results
+
 __all__ = [
     "EMBEDDER",
     "held_scopes",
     "remembered",
+    "run_of",
     "with_embedder",
     "with_options_of_run",
     "with_options_of_store",
@@ -56,6 +60,12 @@ def remembered(client: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **({"descriptions": dict(named)} if isinstance(named, dict) else {})}
 
 
+def run_of(client: Mapping[str, Any], results: Results) -> dict[str, Any]:
+    """Return the options of a run that later commands on its output need."""
+    # as the client names them: a label that means "none of these" is one of them
+    return {**remembered(client), "model": client["model"], "labels": list(results.choices)}
+
+
 def with_options_of_run(client: dict[str, Any], source: str, beside: str) -> dict[str, Any]:
     """Return the options, with those of the run behind a file of results or a store.
 
@@ -78,7 +88,10 @@ def with_options_of_run(client: dict[str, Any], source: str, beside: str) -> dic
     if _is_there(store):
         client = run_to_end(_with_scope(client, store))
     if client["labels"] is None:
-        raise InvalidInputError(f"{source} does not hold the label set; name it with --labels")
+        raise InvalidInputError(
+            f"{source} does not hold the label set; name it with --labels, or if `learn` wrote the "
+            "file, name the results that it read"
+        )
     return with_embedder(client, store)
 
 
@@ -89,7 +102,7 @@ def _with_options_of_file(client: Mapping[str, Any], source: str) -> dict[str, A
         found = (record.get("nuc_run") for record in records_of(path))
         run = next((run for run in found if isinstance(run, dict)), {})
     options = run.get("options")
-    facts = {**(options if isinstance(options, dict) else {})}
+    facts = {**noted_run(source), **(options if isinstance(options, dict) else {})}
     facts |= {name: run[name] for name in ("labels", "descriptions") if run.get(name)}
     if run.get("model"):
         facts["model"] = run["model"]

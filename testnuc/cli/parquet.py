@@ -146,7 +146,7 @@ def schema_of(rows: Sequence[Mapping[str, Any]], schema: Any, added: Mapping[str
             schema = arrow.schema(
                 [(name, arrow.array([row.get(name) for row in rows]).type) for name in names]
             )
-        except arrow.ArrowException as exc:
+        except (arrow.ArrowException, OverflowError) as exc:
             raise InvalidInputError(f"the rows cannot be written as Parquet: {exc}") from exc
     kept = [field for field in schema if field.name not in added]
     return arrow.schema([*kept, *((name, getattr(arrow, of)()) for name, of in added.items())])

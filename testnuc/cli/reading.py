@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +15,7 @@ import orjson
 
 from testnuc._base.checks import valid_text
 from testnuc._base.jsonl import json_object
+from testnuc.cli.answer_store import noted_column
 from testnuc.cli.decoding import DELIMITERS, checked_delimiter, decoded, delimiter_of, named
 from testnuc.errors import InvalidInputError
 
@@ -24,6 +26,7 @@ __all__ = [
     "KINDS",
     "STANDARD",
     "Table",
+    "column_of_results",
     "content_of",
     "existing",
     "holds_rows",
@@ -83,6 +86,7 @@ def read_table(
     limit: int | None = None,
     quiet: bool = False,
     option: str | None = "--text-column",
+    guess: bool = True,
 ) -> Table:
     """Read a file of texts.
 
@@ -99,11 +103,13 @@ def read_table(
         Whether to tell nothing.
     option : str, optional
         The option that names the column.
+    guess : bool
+        Whether to guess the column of texts in a file of results that lacks `text_column`.
 
     Raises
     ------
     InvalidInputError
-        It is missing, empty, of an unknown format, or lacks the column.
+        It is missing, empty, of an unknown format, lacks the column, or repeats one.
     """
     if limit is not None and limit < 1:
         raise InvalidInputError(f"--limit is {limit}; give a number of at least 1")
@@ -145,8 +151,31 @@ def read_table(
             tell(_about_encoding(file, content, found))
     if not rows:
         raise InvalidInputError(f"{file} has no texts; give a file with at least two")
+    _require_distinct(file, columns)
+    text_column = column_of_results(file, text_column, columns, rows, guess=guess)
     _require_text(file, columns, text_column, rows, given, option)
     return Table(rows[:limit], columns, text_column, schema, delimiter or ",", found)
+
+
+def column_of_results(
+    file: str,
+    name: str,
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    guess: bool = True,
+) -> str:
+    """Return the column of texts; in a file of results it need not be named again."""
+    if name in columns or name != _LIKELY[0] or "nuc_label" not in columns:
+        return name
+    known = noted_column(file)
+    if known is not None and known in columns:
+        return known
+    likely = _longest(rows, columns) if guess else None
+    if likely is None:
+        return name
+    tell(f"note: the texts of {file} are read from the column {likely!r} (--text-column)")
+    return likely
 
 
 def _about_encoding(file: str, content: str, encoding: str) -> str:
@@ -260,6 +289,15 @@ def require_column(
     raise InvalidInputError(
         f"{file} has no column {name!r}; it has {', '.join(map(repr, columns)) or 'none'}: {remedy}"
     )
+
+
+def _require_distinct(file: str, columns: Sequence[str]) -> None:
+    """Check that no column would be lost: a row has one value for each name."""
+    for name, times in Counter(filter(None, columns)).most_common(1):
+        if times > 1:
+            raise InvalidInputError(
+                f"{file} has {times} columns named {name!r}; rename all but one"
+            )
 
 
 def _closest(name: str, columns: Sequence[str]) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 from testnuc._base.jsonl import table
 from testnuc.cli.files import existing, read_labels, read_table, require_folder, tell
 from testnuc.cli.next_steps import command
-from testnuc.cli.reading import KINDS, holds_rows
+from testnuc.cli.reading import KINDS, column_of_results, holds_rows
 from testnuc.cli.stored import stored_results
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
@@ -42,9 +42,12 @@ def run(
         results = stored_results(file, client)
     elif kind == ".jsonl":
         # streamed, and with the record of the run, which `read_table` drops
+        first = next(table(existing(file)), {})
+        text_column = column_of_results(file, text_column, [*first], [first])
         results = read_results(table(existing(file)), file, text_column)
     else:
-        results = read_results(read_table(file, text_column).rows, file, text_column)
+        found = read_table(file, text_column)
+        results = read_results(found.rows, file, found.text_column)
     if client["labels"] is not None:
         # all labels, and not only those that occur, can be chosen
         labels = read_labels(client["labels"])

@@ -15,7 +15,7 @@ from testnuc.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["FILE", "PREFIX", "defaults"]
+__all__ = ["FILE", "PREFIX", "defaults", "has_password"]
 
 FILE = "testnuc.toml"
 PREFIX = "TESTNUC_"
@@ -110,7 +110,7 @@ def _hint(key: str, known: Iterable[str]) -> str:
 
 
 def _value(name: str, value: Any, convert: Any) -> Any:
-    if isinstance(value, str) and "://" in value and urlsplit(value).password:
+    if isinstance(value, str) and has_password(value):
         raise ConfigurationError(
             f"{name} contains a password, and a settings file is easily shared; "
             f"{_SECRETS['password']}"
@@ -124,6 +124,14 @@ def _value(name: str, value: Any, convert: Any) -> Any:
         return convert(value)
     except ValueError as exc:
         raise ConfigurationError(f"{name} is {value!r}; {exc}") from exc
+
+
+def has_password(value: str) -> bool:
+    """Return whether a value is a URL with a password."""
+    try:
+        return "://" in value and bool(urlsplit(value).password)
+    except ValueError:
+        return False  # no URL: whatever takes it says so
 
 
 def _take_environment(

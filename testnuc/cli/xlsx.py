@@ -6,11 +6,10 @@ import io
 from datetime import date, datetime, time
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.decoding import named
 from testnuc.errors import InvalidInputError, MissingDependencyError
+from testnuc.records import cell_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,10 +93,12 @@ def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, A
     sheet = book.create_sheet("labels")
 
     def cell(value: Any) -> Any:
-        if isinstance(value, dict | list):
-            value = orjson.dumps(value, default=str).decode()
-        if not isinstance(value, str):
+        value = cell_of(value)
+        dated = isinstance(value, date | time) and getattr(value, "tzinfo", None) is None
+        if value is None or dated or isinstance(value, int | float):
             return value
+        # Excel has no cell for a time with a zone, for bytes and what else Parquet holds
+        value = str(value)
         made = WriteOnlyCell(sheet, ILLEGAL_CHARACTERS_RE.sub("\ufffd", value)[:_CELL])
         # a text that begins with "=" is no formula
         made.data_type = "s"

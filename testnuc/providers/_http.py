@@ -337,9 +337,10 @@ class HTTPProvider(ABC):
         except ValueError as problem:
             answer = joined(body)
             if answer is None:
+                page = body.lstrip()[:1] == b"<"
+                why = "a web page, not JSON; check base_url" if page else f"no JSON ({problem})"
                 raise UnreadableReplyError(
-                    f"{self._where}: the response is not valid JSON ({problem})",
-                    status_code=200,
+                    f"{self._where}: the response is {why}", status_code=200
                 ) from problem
         if not isinstance(answer, dict):
             raise UnreadableReplyError(

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import orjson
 
+from testnuc._base.checks import checked_choice
 from testnuc.errors import ConfigurationError, EmptyReplyError
 from testnuc.protocols import APIKey, Task, TokenUsage
 from testnuc.providers import _reasoning
@@ -51,6 +52,10 @@ class Anthropic(HTTPProvider):
         host needs one.
     headers : mapping of str to str, optional
         Sent with every request; one of the same name replaces the provider's own.
+    cache_ttl : {"5m", "1h"}, optional
+        How long the prompt cache keeps what all calls begin with; default: the server's, 5 minutes
+        after the last use. An hour costs more to write: for batch jobs, and for calls with long
+        pauses. It changes no answer, so it is in no key of a store.
     trust_env : bool
         Use the proxies named in the environment; makes each call slower.
 
@@ -78,8 +83,13 @@ class Anthropic(HTTPProvider):
         base_url: str | None = None,
         api_key: APIKey | None = None,
         headers: Mapping[str, str] | None = None,
+        cache_ttl: str | None = None,
         trust_env: bool = False,
     ) -> None:
+        if cache_ttl is not None:
+            checked_choice("cache_ttl", cache_ttl, ("5m", "1h"))
+        #: Of the prompt cache.
+        self.cache_ttl = cache_ttl
         source = "base_url"
         if base_url is None and os.environ.get("ANTHROPIC_BASE_URL"):
             base_url, source = os.environ["ANTHROPIC_BASE_URL"], "ANTHROPIC_BASE_URL"
@@ -156,7 +166,8 @@ class Anthropic(HTTPProvider):
         parameters |= options
         system: dict[str, Any] = {"type": "text", "text": task.system}
         if "cache_control" not in dialect.dropped:
-            system["cache_control"] = {"type": "ephemeral"}
+            ttl = {} if self.cache_ttl is None else {"ttl": self.cache_ttl}
+            system["cache_control"] = {"type": "ephemeral", **ttl}
         head = orjson.dumps({"model": self.model, "system": [system]})[:-1]
         return Body(
             head + b',"messages":[{"role":"user","content":"',

@@ -60,6 +60,7 @@ def contents(
     review: Review | None,
     only: bool,
     then: str | None,
+    file: str | None,
     most: int,
 ) -> dict[str, Any]:
     """Return the data that the page's script reads.
@@ -130,6 +131,7 @@ def contents(
         "review": None if review is None else review.record(),
         "only": only,
         "then": then,
+        "file": file,
         "total": len(rows),
         "summary": {**summary, "review": len(queue)},
         "labels": list(labels.known),

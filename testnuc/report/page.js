@@ -203,7 +203,7 @@
 
   // --- files -------------------------------------------------------------------------------------
 
-  const fileName = review ? "review.json" : "marks.json";
+  const fileName = data.file ?? (review ? "review.json" : "marks.json");
   const marksHere = () => (review ? [...items.keys()] : [...new Set(rows.map((row) => texts[row.x]))]).filter((text) => marks.all.has(text));
   const numberOf = new Map(texts.map((text, number) => [text, number]));
 

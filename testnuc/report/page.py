@@ -87,6 +87,7 @@ def render(
     instructions: str | None = None,
     review: Review | None = None,
     then: str | None = None,
+    file: str | None = None,
     title: str | None = None,
     most: int = MOST_LISTED,
 ) -> str:
@@ -112,6 +113,8 @@ def render(
         The texts to be judged; default: those that look wrong.
     then : str, optional
         The command that learns from the judgments.
+    file : str, optional
+        Name of the file that the judgments are saved in; default: review.json or marks.json.
     title : str, optional
     most : int
         Most results to list; of more, those to review first. Counts are over all results.
@@ -150,6 +153,7 @@ def render(
         review=review,
         only=results is None,
         then=then,
+        file=file,
         most=most,
     )
     data = _json(shown)
@@ -175,6 +179,7 @@ def write(
     *,
     review: Review | None = None,
     then: str | None = None,
+    file: str | None = None,
     title: str | None = None,
     most: int = MOST_LISTED,
 ) -> None:
@@ -190,7 +195,7 @@ def write(
             "the page asks for one label of each text, and these have several (multilabel=True); "
             "write them with to_jsonl"
         )
-    page = render(results, review=review, then=then, title=title, most=most)
+    page = render(results, review=review, then=then, file=file, title=title, most=most)
     write_whole(path, [page.encode("utf-8", "replace")])
 
 

@@ -200,7 +200,9 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
             "description": "Why neighbors did not decide, or the label is withheld.",
             "oneOf": [
                 _object(
-                    code={"enum": ["llm_kept", "neighbors_disagree", *_CODES, "other"]},
+                    code={
+                        "enum": ["llm_kept", "neighbors_disagree", "not_embedded", *_CODES, "other"]
+                    },
                     message={"type": "string"},
                 ),
                 {"type": "null"},

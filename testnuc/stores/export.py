@@ -13,7 +13,6 @@ stored values, so importing the same records twice changes nothing.
 
 from __future__ import annotations
 
-import binascii
 from base64 import b64decode, b64encode
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -192,6 +191,8 @@ def _group(record: Record) -> tuple[Any, Any]:
 
 async def _store(store: Movable, pools: dict[str, Index], records: list[Record]) -> Counter[str]:
     kind, embedder = _group(records[0])
+    if kind not in ("scope", "prediction", "text", "vector"):
+        raise InvalidInputError(f"a record has the unknown kind {kind!r}")
     try:
         if kind == "scope":
             for record in records:
@@ -200,12 +201,12 @@ async def _store(store: Movable, pools: dict[str, Index], records: list[Record])
             await store.put_predictions([_to_prediction(record) for record in records])
         elif kind == "text":
             await _add(store, pools, str(embedder), records)
-        elif kind == "vector":
+        else:
             hashes = [_to_hash(record["hash"]) for record in records]
             await store.put_vectors(str(embedder), hashes, _to_vectors(records))
-        else:
-            raise InvalidInputError(f"a record has the unknown kind {kind!r}")
-    except (KeyError, TypeError, binascii.Error, EmbeddingError) as exc:
+    except InvalidInputError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, EmbeddingError) as exc:
         raise InvalidInputError(f"a record of kind {kind!r} is malformed: {exc!r}") from exc
     return Counter({str(kind): len(records)})
 
@@ -221,7 +222,7 @@ async def _add(
     store: Movable, pools: dict[str, Index], embedder: str, records: list[Record]
 ) -> None:
     vectors = _to_vectors(records)
-    entries = [PoolText(r["text"], hash_text(r["text"]), r["label"]) for r in records]
+    entries = [PoolText(r["text"], hash_text(r["text"]), _string(r["label"])) for r in records]
     pool = pools.get(embedder)
     if pool is None:
         pool = pools[embedder] = store.pool(embedder)
@@ -255,8 +256,18 @@ def _to_prediction(record: Record) -> StoredPrediction:
         _to_hash(record["scope"]),
         _to_hash(record["hash"]),
         int(record["sample"]),
-        Prediction(record["label"], record["confidence"], record["said"]),
+        Prediction(
+            _string(record["label"]),
+            None if record["confidence"] is None else float(record["confidence"]),
+            _string(record["said"]),
+        ),
     )
+
+
+def _string(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{value!r:.60} is not a string")
+    return value
 
 
 def _of_vector(vector: NDArray[np.float16]) -> str:

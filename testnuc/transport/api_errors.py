@@ -200,11 +200,16 @@ def as_error(
     kind, remedy, alone = _kind(status, text, codes)
     if kind is AuthenticationError:
         remedy = hint
+    if 300 <= status < 400:
+        target = redacted(_header(headers, ("location",)) or "another address", key)
+        remedy = (
+            f"The server redirects to {target.partition('?')[0][:_QUOTED]}; that would send the "
+            "key there, so give the right base_url."
+        )
     facts = ", ".join(sorted(redacted(code, key)[:80] for code in codes))
+    told = f"{where}: {status} {message or 'without a message'}" + (f" [{facts}]" if facts else "")
     error = kind(
-        f"{where}: {status} {message or 'without a message'}"
-        + (f" [{facts}]" if facts else "")
-        + (f" {remedy}" if remedy else ""),
+        f"{told.removesuffix('.')}. {remedy}" if remedy else told,
         status_code=status,
         request_id=request_id(headers) or _named_in(body),
         retry_after=_delay(body) if status in {429, 503} else None,
@@ -284,5 +289,10 @@ def _delay(body: bytes) -> float | None:
 
 def request_id(headers: Mapping[str, str]) -> str | None:
     """Return the request id in the headers of a response."""
+    return _header(headers, _REQUEST_IDS)
+
+
+def _header(headers: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    """Return the first of these headers that a response has; `names` are in lower case."""
     lowered = {name.lower(): value for name, value in headers.items()}
-    return next((lowered[name] for name in _REQUEST_IDS if lowered.get(name)), None)
+    return next((lowered[name] for name in names if lowered.get(name)), None)

@@ -11,11 +11,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["chance_of", "fit_line", "logistic"]
+__all__ = ["chance_of", "fit_line", "log_odds", "logistic"]
 
 #: The prior of a line is "the log odds are right as they are": intercept 0, slope 1.
 _AS_IT_IS = np.array([0.0, 1.0])
 _PRECISION = np.array([1.0, 1.0])
+#: Chances are kept as far from 0 and 1.
+_TINY = 1e-4
+
+
+def log_odds(chance: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the log odds of chances, finite also for 0 and 1."""
+    p = np.clip(chance.astype(np.float64), _TINY, 1 - _TINY)
+    found: NDArray[np.float64] = np.log(p / (1 - p))
+    return found
 
 
 def chance_of(odds: NDArray[np.floating], line: Sequence[float]) -> NDArray[np.float64]:

@@ -46,6 +46,8 @@ class LabelCandidate:
     model : VoteModel or HeadModel
     labels : int32[n]
         -1 = none.
+    base : HeadModel, optional
+        The model that was taught by judged texts.
     """
 
     __repr__ = brief
@@ -54,6 +56,7 @@ class LabelCandidate:
     share: float
     model: VoteModel | HeadModel
     labels: NDArray[np.int32]
+    base: HeadModel | None = None
 
     @property
     def teachable(self) -> bool:
@@ -174,7 +177,7 @@ def choose(
         # where no text could be drawn nothing is known: the base's labels stay
         made = np.where(support, found, base.labels)
         name = f"{base.name}, taught by the judged texts"
-        every.append(LabelCandidate(name, base.share, model, made))
+        every.append(LabelCandidate(name, base.share, model, made, base.model))
         gains.append(gained(every[-1]))
     best = max(range(len(every)), key=lambda i: gains[i].low)
     return Verdict(every[best], gains[best], tuple(gains))

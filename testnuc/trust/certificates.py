@@ -20,6 +20,8 @@ _STARTS = ((0.4, 0.8), (0.1, 0.2))
 _STEP = 0.025
 #: A probability that makes a bet nothing.
 _TINY = 1e-100
+#: Judgments that are asked for are a multiple of this, and at most so many.
+_ROUND, _MOST = 10, 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,9 @@ class Certificate:
         Judged texts that count.
     reason : str
         Why nothing is certified, and what it would take; empty where something is.
+    more : int
+        About how many more texts, judged at random from all, it would take; 0 where something is
+        certified, or where more judgments do not help.
     """
 
     accuracy: float
@@ -47,6 +52,7 @@ class Certificate:
     part: float
     judged: int
     reason: str = ""
+    more: int = 0
 
     def __str__(self) -> str:
         if not self.part:
@@ -93,10 +99,15 @@ def certify(
     n, m = len(known), len(rows)
     error = 1 - confidence
     best = (np.inf, 0.0)
+
+    def least_of(part: float) -> float:
+        """Return the lowest trust of a part of the texts, highest trust first."""
+        return float(order[max(0, int(np.ceil(part * n)) - 1)]) if n else -np.inf
+
     for start, share in _STARTS:
         steps = round((1 - start) / _STEP) + 1
         for part in np.minimum(1.0, start + _STEP * np.arange(steps)):
-            threshold = float(order[max(0, int(np.ceil(part * n)) - 1)]) if n else -np.inf
+            threshold = least_of(part)
             inside = known[rows] >= threshold
             if not np.isfinite(threshold) or not _proved(
                 inside, right, draws, accuracy, error * share
@@ -105,12 +116,11 @@ def certify(
             best = (threshold, float((known >= threshold).mean()))
         if best[1]:
             break
-    reason = ""
+    reason, more = "", 0
     if not best[1]:
-        top = order[max(0, int(np.ceil(_STARTS[0][0] * n)) - 1)] if n else np.inf
-        top = max(top, np.finfo(np.float64).min)
-        reason = _why(known[rows] >= top, right, draws, accuracy, error * _STARTS[0][1])
-    return Certificate(accuracy, confidence, *best, m, reason)
+        top = max(least_of(_STARTS[0][0]), np.finfo(np.float64).min)
+        reason, more = _why(known[rows] >= top, right, draws, accuracy, error * _STARTS[0][1])
+    return Certificate(accuracy, confidence, *best, m, reason, more)
 
 
 def _proved(
@@ -140,12 +150,15 @@ def _reach(draws: Draws) -> NDArray[np.float64]:
     """Return the lowest probability of any text at each draw, times the texts left.
 
     A certificate is about all texts: what bounds a bet is the least likely of them. 0: some texts
-    could not be drawn, and nothing is bet.
+    could not be drawn, and nothing is bet. Where it is unknown, it is taken to be the same at all
+    draws that are not uniform.
     """
     left = _left(draws)
     mixed = ~np.isclose(draws.floor * left, 1)
     lowest = float((draws.probability * left)[mixed].min(initial=np.inf))
-    return np.where(mixed, lowest if lowest <= 1 else 0.0, 1.0)
+    guess = np.where(mixed, lowest if lowest <= 1 else 0.0, 1.0)
+    known = draws.lowest
+    return guess if known is None else np.where(np.isnan(known), guess, known * left)
 
 
 def _why(
@@ -154,8 +167,8 @@ def _why(
     draws: Draws,
     accuracy: float,
     error: float,
-) -> str:
-    """Return why nothing is certified, and what would help.
+) -> tuple[str, int]:
+    """Return why nothing is certified, and how many more judgments would help.
 
     Parameters
     ----------
@@ -165,34 +178,36 @@ def _why(
     draws : Draws
     accuracy, error : float
     """
+    from scipy.stats import binom
+
     m = len(inside)
     least = int(np.ceil(np.log(error) / np.log(accuracy) / _STARTS[0][0]))
-    if m < least:
-        return f"{m} judged texts are too few; {least} drawn at random are needed at least"
     fair = _reach(draws) > 0
-    if fair.sum() < min(m, least):
-        return (
-            "some texts could not be drawn; a certificate needs a review with the goal 'certify', "
-            "before others"
-        )
+    count = int(fair.sum())
     # a draw is about the texts that were left, and those that were drawn before are known
     weights = np.where(fair, 1 / draws.probability, 0) + np.cumsum(fair[::-1])[::-1] - fair
     weights = (np.ones(m) if draws.uniform else weights)[inside]
-    if not weights.sum():
-        return "no judged text is among those with the highest trust; judge more drawn at random"
-    share = float(np.average(right[inside], weights=weights))
+    known = bool(weights.sum())
+    share = float(np.average(right[inside], weights=weights)) if known else 1.0
     told = f"of the {_STARTS[0][0]:.0%} of the texts with the highest trust about {share:.0%} are"
-    if share < accuracy:
+    if share < accuracy and count >= least:
         return (
-            f"{told} right, fewer than {accuracy:.0%}: more judgments do not help, better labels do"
-        )
-    from scipy.stats import binom
-
+            f"{told} right, fewer than {accuracy:.0%}: more judgments do not prove it, better "
+            "labels do"
+        ), 0
     # unequal weights are worth fewer texts (Kish 1965)
-    tries = max(1, int(weights.sum() ** 2 / (weights**2).sum()))
-    while tries < 100_000 and binom.sf(int(share * tries) - 1, tries, accuracy) > error:
-        tries = int(tries * 1.25) + 1
-    return (
-        f"{told} right, which is not yet proof; about {int(tries / _STARTS[0][0]):,} texts judged "
-        "at random would do"
-    )
+    now = tries = max(1, int(weights.sum() ** 2 / (weights**2).sum())) if known else 1
+    while accuracy <= share and binom.sf(int(share * tries) - 1, tries, accuracy) > error:
+        tries += max(1, tries // 20)
+        if tries > _MOST:
+            break
+    more = max(least - count, int((tries - now) / _STARTS[0][0]), 1)
+    more = -(-more // _ROUND) * _ROUND
+    ending = f"about {more:,} more, drawn at random from all, would do: {m + more:,} in all"
+    if count < least:
+        unfair = f" of {m:,} (some texts could not be drawn for the others)" if count < m else ""
+        return (
+            f"{count:,} judged texts{unfair} count so far, and it takes {least:,}; {ending}",
+            more,
+        )
+    return f"{told} right, which is not yet proof; {ending}", more

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc.trust.calibration import logistic
+from testnuc.trust.calibration import log_odds, logistic
 from testnuc.trust.head import FOLDS
+from testnuc.trust.model import NEIGHBORS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,7 +30,6 @@ _MEAN = np.array([0.0, 0.7, 1.0])
 _WEIGHING = 0.5
 _HEAVIEST = 5.0
 _TINY = 1e-4
-_NEIGHBORS = 30
 
 
 def chances(
@@ -98,9 +98,8 @@ def _features(
     """Return float64[b, 3]: one, log odds by the model, and share of the neighbors' votes."""
     b = np.arange(len(texts))
     given = np.maximum(label, 0)
-    p = np.clip(found[b, given].astype(np.float64), _TINY, 1 - _TINY)
     # the neighbors' labels as the LLM gave them: what the model does not know
-    votes = texts.votes(texts.own, k=_NEIGHBORS).astype(np.float64)
+    votes = texts.votes(texts.own, k=NEIGHBORS).astype(np.float64)
     total = votes.sum(axis=1)
     share = np.where(total > 0, votes[b, given] / np.maximum(total, _TINY), 0.5)
-    return np.stack([np.ones(len(b)), np.log(p / (1 - p)), share - 0.5], axis=1)
+    return np.stack([np.ones(len(b)), log_odds(found[b, given]), share - 0.5], axis=1)

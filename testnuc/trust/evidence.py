@@ -47,6 +47,8 @@ class Draws:
         Of each drawn text, at its draw, given the earlier ones.
     floor : float64[m]
         The lowest probability, at that draw, of any text that a candidate may change.
+    lowest : float64[m], optional
+        The lowest probability, at that draw, of any text; NaN = unknown.
     """
 
     __repr__ = brief
@@ -54,6 +56,7 @@ class Draws:
     texts: int
     probability: NDArray[np.float64]
     floor: NDArray[np.float64]
+    lowest: NDArray[np.float64] | None = None
 
     @classmethod
     def at_random(cls, texts: int, m: int, among: int | None = None) -> Draws:
@@ -68,7 +71,12 @@ class Draws:
         """
         left = (texts if among is None else among) - np.arange(m, dtype=np.float64)
         chance = 1 / np.maximum(left, 1)
-        return cls(texts, chance, chance)
+        return cls(texts, chance, chance, chance if among is None else np.zeros(m))
+
+    def only(self, used: NDArray[np.bool_]) -> Draws:
+        """Return some of the draws."""
+        lowest = None if self.lowest is None else self.lowest[used]
+        return Draws(self.texts, self.probability[used], self.floor[used], lowest)
 
     @property
     def uniform(self) -> bool:

@@ -59,6 +59,8 @@ class Judgment:
     floor: float | None
     #: Number of texts that it was drawn from.
     texts: int
+    #: None: an older version of testnuc did not say.
+    lowest: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,12 +165,11 @@ class Learned:
             Over the draw of the judged texts.
         """
         used = self.person
-        draws = Draws(self.draws.texts, self.draws.probability[used], self.draws.floor[used])
         return certify(
             self.trust.astype(np.float64),
             self.rows[used],
             self.right[used],
-            draws,
+            self.draws.only(used),
             accuracy=accuracy,
             confidence=confidence,
         )
@@ -183,16 +184,31 @@ class Learned:
             Labels by the vote settings; they stay unless `decides` is "head".
         """
         found = self.model.probabilities(texts)
+        label = self.label(texts, kept, found)
+        shown = _shown(found, label) if self.decides == "head" else None
+        return Applied(label, self.trusts(texts, found, label), shown, *_second(found, label))
+
+    def label(
+        self, texts: Texts, kept: NDArray[np.int32], found: NDArray[np.float32]
+    ) -> NDArray[np.int32]:
+        """Return int32[b], the label of each text.
+
+        Parameters
+        ----------
+        texts, kept
+            As for `apply`.
+        found : float32[b, C]
+            The probabilities of the model.
+        """
         if self.decides != "head":
-            return Applied(kept, self.trusts(texts, found, kept), None, *_second(found, kept))
+            return kept
         label, own = self.model.label_of(found, texts), texts.own[: len(texts)]
         if self.bases:
             plain = replace(texts, judged=None)
             plan: list[HeadModel | VoteModel] = [VoteModel(0), self.vote, *self.bases]
             made = [LabelCandidate("", 1.0, m, m.label(plain)) for m in plan]
             label = np.where(differing(made) | (own < 0), label, own).astype(np.int32)
-        trust = self.trusts(texts, found, label)
-        return Applied(label, trust, _shown(found, label), *_second(found, label))
+        return label
 
     def trusts(
         self, texts: Texts, found: NDArray[np.float32], label: NDArray[np.int32]
@@ -247,6 +263,8 @@ class Learned:
             "probability": self.draws.probability,
             "floor": self.draws.floor,
         }
+        if self.draws.lowest is not None:
+            arrays["lowest"] = self.draws.lowest
         models = []
         for number, model in enumerate([self.model, *self.bases]):
             heads = np.stack([head.weights for head in model.heads]).astype(np.float16)
@@ -266,7 +284,7 @@ class Learned:
             "dissent": self.dissent,
             "models": models,
             "judged": [
-                [j.text, j.hash.hex(), j.label, j.source, j.probability, j.floor, j.texts]
+                [j.text, j.hash.hex(), j.label, j.source, j.probability, j.floor, j.texts, j.lowest]
                 for j in self.judged
             ],
             "arrays": [
@@ -336,7 +354,12 @@ class Learned:
                 rows=arrays["rows"],
                 right=arrays["right"],
                 person=arrays["person"],
-                draws=Draws(header["population"], arrays["probability"], arrays["floor"]),
+                draws=Draws(
+                    header["population"],
+                    arrays["probability"],
+                    arrays["floor"],
+                    arrays.get("lowest"),
+                ),
                 dissent=tuple(header["dissent"]),
             )
         except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:

@@ -13,7 +13,7 @@ labeled as a new one is. A judged text keeps its judged label, and counts more a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "NEIGHBORS",
     "Ground",
     "HeadModel",
     "Texts",
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 #: Neighbors whose votes are joined with the head.
-_NEIGHBORS = 30
+NEIGHBORS = 30
 #: Added to the votes for each label, so that a vote alone never excludes one.
 _SMOOTHING = np.float32(0.3)
 #: Rounds of self-training after the first fit.
@@ -181,13 +182,13 @@ class HeadModel:
     scale: NDArray[np.float32]
     care: float
     power: float = 0.0
-    moves: NDArray[np.float32] | None = field(default=None)
+    moves: NDArray[np.float32] | None = None
 
     def ground(self, texts: Texts) -> Ground:
         """Return what `probabilities` and `teach` need, for those that call them many times."""
         head = predict_folds(self.heads, texts.vectors, texts.folds)
         labels = head.argmax(axis=1).astype(np.int32)
-        votes = texts.votes(labels, k=_NEIGHBORS).astype(np.float32)
+        votes = texts.votes(labels, k=NEIGHBORS).astype(np.float32)
         return Ground(head[: len(texts)], labels, votes)
 
     def probabilities(self, texts: Texts, ground: Ground | None = None) -> NDArray[np.float32]:
@@ -232,7 +233,7 @@ def fit_model(
     weights = np.ones(len(texts), dtype=np.float32)
     heads = tuple(start)
     head = predict_folds(heads, texts.vectors, texts.folds)
-    first = texts.votes(texts.own, k=_NEIGHBORS, own_weight=1.0).astype(np.float32)
+    first = texts.votes(texts.own, k=NEIGHBORS, own_weight=1.0).astype(np.float32)
     found = _rows_to_one(head * (first + _SMOOTHING))
     scale = class_scale(found, power)
     found = _rows_to_one(found * scale)
@@ -240,11 +241,12 @@ def fit_model(
         heads = fit_folds(texts.vectors, found, weights, texts.folds, heads)
         head = predict_folds(heads, texts.vectors, texts.folds)
         labels = found.argmax(axis=1).astype(np.int32)
-        found = _rows_to_one(_joined(texts, head, labels=labels))
+        found = vote_joined(texts, head, labels)
         scale = class_scale(found, power)
         found = _rows_to_one(found * scale)
     # the labels of neighbors are the head's from now on, so that a new text is labeled alike
-    scale = class_scale(_rows_to_one(_joined(texts, head)), power)
+    labels = head.argmax(axis=1).astype(np.int32)
+    scale = class_scale(vote_joined(texts, head, labels), power)
     return HeadModel(heads, scale, care, power)
 
 
@@ -290,25 +292,11 @@ def one_hot(labels: NDArray[np.int32], n_classes: int) -> NDArray[np.float32]:
 
 
 def vote_joined(
-    texts: Texts, head: NDArray[np.float32], own: NDArray[np.int32]
+    texts: Texts, head: NDArray[np.float32], labels: NDArray[np.int32]
 ) -> NDArray[np.float32]:
-    """Return float32[b, C]: a head times the votes of the neighbors' own labels; rows sum to 1."""
-    votes = texts.votes(own, k=_NEIGHBORS).astype(np.float32)
+    """Return float32[b, C]: a head times the neighbors' votes for their labels; rows sum to 1."""
+    votes = texts.votes(labels, k=NEIGHBORS).astype(np.float32)
     return _rows_to_one(head[: len(texts)] * (votes + _SMOOTHING))
-
-
-def _joined(
-    texts: Texts,
-    head: NDArray[np.float32],
-    scale: NDArray[np.float32] | None = None,
-    labels: NDArray[np.int32] | None = None,
-) -> NDArray[np.float32]:
-    """Return float32[b, C]: head times votes times scale; rows do not sum to 1."""
-    if labels is None:
-        labels = head.argmax(axis=1).astype(np.int32)
-    votes = texts.votes(labels, k=_NEIGHBORS).astype(np.float32)
-    product: NDArray[np.float32] = head[: len(texts)] * (votes + _SMOOTHING)
-    return product if scale is None else product * scale
 
 
 def _with_judged(
@@ -319,7 +307,7 @@ def _with_judged(
     judged = texts.judged
     if judged is None or not (judged >= 0).any():
         return votes
-    neighbors = (texts.neighbors if rows is None else texts.neighbors[rows])[:, :_NEIGHBORS]
+    neighbors = (texts.neighbors if rows is None else texts.neighbors[rows])[:, :NEIGHBORS]
     place, rank = np.nonzero((neighbors >= 0) & (judged[neighbors] >= 0))
     other = neighbors[place, rank]
     near = (texts.similarities if rows is None else texts.similarities[rows])[place, rank]

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import orjson
@@ -34,7 +34,16 @@ _DECIDE = 0.8
 _FORMAT, _VERSION = "testnuc.review", 1
 _SHOWN = 5
 
-Drawn: TypeAlias = "tuple[int, str, float | None, float | None]"
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One draw of a review, see `ReviewItem`."""
+
+    row: int
+    goal: str
+    probability: float | None = None
+    floor: float | None = None
+    lowest: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,8 @@ class ReviewItem:
     source: str | None = None
     #: What several people said, if they differ: names and labels.
     said: tuple[tuple[str, str | None], ...] = ()
+    #: The lowest probability, at this draw, of any text; None: unknown, in files of older versions.
+    lowest: float | None = None
 
 
 class Review(Sequence[ReviewItem]):
@@ -262,7 +273,7 @@ def draw(
     trust: NDArray[np.floating],
     rng: np.random.Generator,
 ) -> list[Drawn]:
-    """Draw texts without replacement; returns row, goal, probability and floor of each.
+    """Draw texts without replacement.
 
     Parameters
     ----------
@@ -278,7 +289,7 @@ def draw(
     if goal == "correct":
         rows = np.flatnonzero(open_)
         order = rows[np.argsort(trust[rows], kind="stable")][:n]
-        return [(row, goal, None, None) for row in order.tolist()]
+        return [Drawn(row, goal) for row in order.tolist()]
     every = np.flatnonzero(open_).tolist()
     rng.shuffle(every)
     some = [row for row in every if differing[row]]
@@ -298,9 +309,12 @@ def draw(
             source.pop()
         row = source.pop()
         taken.add(row)
-        floor = share / left_some + (1 - share) / left if left_some else 1 / left
-        probability = floor if differing[row] else (1 - share) / left
-        found.append((row, "decide" if decide else "certify", probability, floor))
+        lowest = (1 - share) / left
+        floor = share / left_some + lowest if left_some else lowest
+        probability = floor if differing[row] else lowest
+        # where all that are left differ, none of them has the lower probability
+        lowest = floor if left_some == left else lowest
+        found.append(Drawn(row, "decide" if decide else "certify", probability, floor, lowest))
         left -= 1
         left_some -= bool(differing[row])
     return found
@@ -320,6 +334,7 @@ def _record(item: ReviewItem) -> dict[str, Any]:
         "answer": item.answer,
         "source": item.source,
         "said": item.said,
+        "lowest": item.lowest,
     }
 
 
@@ -339,4 +354,5 @@ def _item(index: int, given: dict[str, Any]) -> ReviewItem:
         # who writes an answer into the file need not say that a person gave it
         source=given["source"] or (None if given["answer"] is None else "person"),
         said=tuple((str(name), label) for name, label in given.get("said", ())),
+        lowest=given.get("lowest"),
     )

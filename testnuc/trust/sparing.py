@@ -13,14 +13,14 @@ binomial bounds, Clopper and Pearson 1934.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from testnuc._base.checks import checked_number
 from testnuc.errors import InvalidInputError
-from testnuc.trust.calibration import chance_of, fit_line
+from testnuc.trust.calibration import chance_of, fit_line, log_odds
 from testnuc.trust.head import fit_folds, predict_folds
 from testnuc.trust.model import Texts, one_hot, vote_joined
 
@@ -40,11 +40,12 @@ _FIRST, _ROUND = 0.1, 0.1
 _LEAST = 5
 #: Of all bounds of a run together.
 _ERROR = 0.1
+#: Of the texts: asked about at most, where judgments prove a learned model better than the LLM.
+_PROVED = 0.25
 #: Steps in which texts are taken as sure, as parts of those that were not asked about.
 _STEP = 0.05
 #: Where fewer of all texts than this can be spared after two rounds, all are asked about.
 _HOPELESS = 0.02
-_TINY = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,18 @@ class Unsure:
             )
         return cls() if ask == "unsure" else None
 
+    @property
+    def proved(self) -> Unsure:
+        """The rule where judgments prove that a learned model is better than the LLM."""
+        return replace(self, most=min(self.most, _PROVED))
+
+    def limit(self, texts: int) -> int:
+        """Return the most texts to ask about."""
+        return texts if self.most >= 1 else max(1, int(self.most * texts))
+
     def first(self, texts: int) -> int:
         """Return the size of the random part."""
-        most = texts if self.most >= 1 else max(1, int(self.most * texts))
+        most = self.limit(texts)
         if self.stop >= 1:
             return most
         return min(most, max(round(_FIRST * texts), round(_LEAST / (1 - self.stop))))
@@ -109,7 +119,7 @@ class Sparing:
         self.first: NDArray[np.int64] = np.array(order[: rule.first(n)], dtype=np.int64)
         self.asked = np.zeros(n, dtype=np.bool_)
         self.asked[self.first] = True
-        self._most = n if rule.most >= 1 else max(1, int(rule.most * n))
+        self._most = rule.limit(n)
         #: By fold, fitted on the LLM's labels.
         self.heads: tuple[Softmax, ...] | None = None
         self._round = 0
@@ -197,6 +207,5 @@ def _trust(
     chance: NDArray[np.float64], audit: NDArray[np.int64], agrees: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
     """Return the chance that the LLM would give the same label, calibrated on the audit."""
-    given = np.clip(chance, _TINY, 1 - _TINY)
-    odds = np.log(given / (1 - given))
+    odds = log_odds(chance)
     return chance_of(odds, fit_line(odds[audit], agrees, np.ones(len(audit))))

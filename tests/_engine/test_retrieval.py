@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testnuc._engine.retrieval import Retriever
@@ -59,7 +59,7 @@ async def put(one, entries, samples=1):
     capable=st.booleans(),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 async def test_stored_neighbors_are_the_nearest_texts_that_have_a_prediction(
     n, predicted, half, labeled, k, together, late, samples, capable, seed
 ):

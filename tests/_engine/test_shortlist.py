@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from testnuc import InvalidInputError, Sampling, TestNUC, TopKICL
-from testnuc._engine.shortlist import nearest_labels
+from testnuc._engine.shortlist import nearest_labels, similar_together
 from testnuc.cli.options import client_options
 from testnuc.cli.options_of_run import with_options_of_store
+from testnuc.prompts import samples_in
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.cli.in_process import run_here
 
@@ -89,6 +90,53 @@ async def test_an_answer_outside_the_list_counts_as_none_of_it() -> None:
     async with LoopbackLLM(unsure, record=10) as llm, client(llm) as nuc:
         assert (await nuc.classify(TEXTS[0])).own_label == LABELS[0]
         assert [len(shown(body)) for body in llm.bodies] == [3, 12]
+
+
+async def test_packed_texts_share_a_list() -> None:
+    texts = [f"about {word} number {i}" for i in range(10) for word in WORDS]
+    packed = Sampling(texts_per_call=10)
+    async with (
+        LoopbackLLM(right, record=100) as llm,
+        client(llm, sampling=packed, shortlist=2) as nuc,
+    ):
+        estimate = await nuc.estimate(texts)
+        results = await nuc.classify_many(texts)
+        assert own(results) == [right(text)[0] for text in texts]
+        assert llm.calls == estimate.calls == 12
+        # the lists of ten texts, which mostly have the same label
+        assert all(len(shown(body)) < len(LABELS) for body in llm.bodies)
+        assert estimate.input_tokens is not None
+        assert llm.input_tokens <= estimate.input_tokens
+    for body in llm.bodies:
+        options = shown(body)
+        assert all(
+            right(text)[0] in options for text in samples_in(body["messages"][-1]["content"])
+        )
+
+
+async def test_packed_texts_whose_list_lacks_the_label_are_asked_again_together() -> None:
+    def rejecting_two(text: str, index: int) -> tuple[str, float]:
+        return rejecting(text, index) if "elk" in text or "fox" in text else right(text)
+
+    async with (
+        LoopbackLLM(rejecting_two, record=10) as llm,
+        client(llm, sampling=Sampling(texts_per_call=4), shortlist=2) as nuc,
+    ):
+        texts = [f"{TEXTS[4]} {i}" for i in range(2)] + [f"{TEXTS[5]} {i}" for i in range(2)]
+        results = await nuc.classify_many(texts)
+        assert own(results) == [right(text)[0] for text in texts]
+        assert [len(shown(body)) for body in llm.bodies][1:] == [12]
+        assert llm.calls == nuc.usage.calls == 2
+
+
+def test_texts_that_share_labels_follow_each_other() -> None:
+    rng = np.random.default_rng(0)
+    kinds = np.array([[0, 1, 9], [0, 2, 8], [0, 3, 7]], dtype=np.int32)
+    lists = kinds[rng.integers(3, size=60)]
+    ordered = lists[similar_together(lists)]
+    changes = (ordered[1:] != ordered[:-1]).any(axis=1).sum()
+    assert changes == 2
+    assert sorted(map(tuple, ordered)) == sorted(map(tuple, lists))
 
 
 async def test_the_users_none_label_is_in_every_list_and_asked_again() -> None:
@@ -181,7 +229,6 @@ async def test_a_list_as_long_as_the_labels_is_off_and_says_so() -> None:
         ({"shortlist": 1}, "shortlist is 1"),
         ({"shortlist": "many"}, "shortlist is 'many'"),
         ({"multilabel": True}, "shortlist is 3, which multilabel=True does not support"),
-        ({"sampling": Sampling(texts_per_call=5)}, "texts_per_call is 5"),
         ({"method": TopKICL()}, "few-shot examples"),
         ({"labels": [*LABELS, "None of these!"]}, "none_label='None of these!'"),
     ],

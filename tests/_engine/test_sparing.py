@@ -47,7 +47,8 @@ async def test_all_texts_are_asked_about_where_the_model_is_no_match():
     assert sorted(model.asked) == sorted(texts)
     assert {row.source for row in results} == {"llm"}
     assert results.labels == [arbitrary(text) for text in texts]
-    assert results.notes == ()
+    (note,) = results.notes
+    assert "so no call was saved" in note
 
 
 @pytest.mark.slow
@@ -129,6 +130,16 @@ async def test_the_estimate_gives_a_range():
         found = await nuc.estimate(texts_of(5_000))
         assert (found.least_calls, found.calls) == (500, 5_000)
         assert "from 500 to 5,000 calls" in str(found)
+
+
+async def test_the_estimate_knows_the_most_and_what_is_stored():
+    texts = texts_of(1_000)
+    async with client(Says(sure), ask=Unsure(stop=1, most=0.6)) as nuc:
+        before = await nuc.estimate(texts)
+        assert (before.least_calls, before.calls) == (600, 600)
+        await nuc.classify_many(texts)
+        after = await nuc.estimate(texts)
+        assert (after.least_calls, after.calls, after.store_hits) == (0, 0, 600)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from testnuc._kernels.rescore import _half, rank_rows, rescore
 from tests import naive
 
 JIT = os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
-SETTINGS = settings(max_examples=60 if JIT else 15, deadline=None)
+SETTINGS = settings(max_examples=60 if JIT else 15)
 
 
 @st.composite

@@ -62,6 +62,8 @@ def test_mistakes_are_told_before_anything_is_asked(tmp_path):
     source = labeled(tmp_path / "in.csv", wrong=(3,))
     empty = tmp_path / "empty.csv"
     empty.write_text("text,label\nhello,\nthere,\n")
+    broken = tmp_path / "broken.csv"
+    broken.write_text("text,label\nhello,[refund\nthere,login\n")
     with LoopbackLLM(confident) as llm:
         for file, more, says in (
             (source, ["--label-column", "intent"], "no column 'intent'; it has 'text', 'label'"),
@@ -69,6 +71,7 @@ def test_mistakes_are_told_before_anything_is_asked(tmp_path):
             (source, ["-o", "scores.csv"], "name a .json file"),
             (source, ["-o", "no/such/scores.json"], "no folder"),
             (empty, [], "no label in column 'label'"),
+            (broken, ["--multilabel"], "begins with [ and is not a JSON list"),
             (tmp_path / "nowhere.csv", [], "there is no file"),
         ):
             code, out, err = run_here("evaluate", file, *options(llm), *more)
@@ -105,6 +108,7 @@ def test_diagnose_results_and_stores(tmp_path):
             ((tmp_path / "nowhere.db",), "check the path"),
             ((source,), "no field 'nuc_label'"),
             ((results, "--plot", "x.doc"), "name a .png"),
+            ((results, "--plot", "no/such/x.png"), "no folder"),
         ):
             code, out, err = run_here("diagnose", *arguments)
             assert (code, out) == (2, ""), err

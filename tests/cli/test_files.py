@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,7 @@ def test_decoding_names_what_it_took():
         ("id;message\n1;a\n", "mesage", "did you mean --text-column 'message'?"),
         ("id,Text \n1,a\n", "text", "did you mean --text-column 'Text '?"),
         ("id,body_de,kind\n1,a long message,x\n", "text", "did you mean --text-column 'body_de'?"),
-        ("id,nuc_label,note\n1,abcdefghijkl,bcd\n", "text", "did you mean --text-column 'note'?"),
+        ("id,nuc_trust,note\n1,abcdefghijkl,bcd\n", "text", "did you mean --text-column 'note'?"),
     ],
 )
 def test_a_wrong_column_suggests_the_right_one(tmp_path, content, column, says):
@@ -110,6 +111,15 @@ def test_a_wrong_column_suggests_the_right_one(tmp_path, content, column, says):
         read_table(str(file), column)
     assert says in str(caught.value)
     assert ";" not in str(caught.value).split("it has", 1)[1]
+
+
+def test_columns_of_one_name_are_refused_as_one_would_be_lost(tmp_path):
+    file = tmp_path / "in.csv"
+    file.write_text("id,note,text,note,,\n1,first,money back,second,,\n")
+    with LoopbackLLM(confident) as llm:
+        code, _, err = classify(llm, file, "-o", tmp_path / "out.csv")
+        assert (code, llm.requests) == (2, 0)
+        assert "in.csv has 2 columns named 'note'; rename all but one" in err
 
 
 def test_a_wrong_delimiter_is_told_as_such(tmp_path):
@@ -137,6 +147,23 @@ def test_each_format_in_and_out(tmp_path, kind):
     assert [row["nuc_own_label"] for row in made.rows] == [gold(t) for t in texts]
     assert [str(row["id"]) for row in made.rows] == [str(i) for i in range(12)]
     assert made.columns[:3] == ["id", "text", "nuc_label"]
+
+
+@pytest.mark.parametrize("kind", [".csv", ".xlsx"])
+def test_what_a_cell_cannot_hold_is_text(tmp_path, kind):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    at, tags = datetime(2026, 1, 2, tzinfo=UTC), {"a": [1, None]}
+    columns = {"text": ["refund"], "at": [at], "tags": [tags], "raw": [b"x"]}
+    file, out = tmp_path / "in.parquet", tmp_path / f"out{kind}"
+    parquet.write_table(arrow.table(columns), file)
+    with LoopbackLLM(lambda _: (LABELS[0], 0.9)) as llm:
+        code, _, err = classify(llm, file, "-o", out)
+    assert code == 0, err
+    row = read_table(str(out), "text").rows[0]
+    assert datetime.fromisoformat(row["at"]) == at
+    assert json.loads(row["tags"]) == tags
+    assert row["raw"] == "b'x'"
 
 
 def test_a_workbook_as_people_make_them(tmp_path):
@@ -195,6 +222,28 @@ SCRIPT = (
 
 
 @pytest.mark.slow
+def test_a_stdout_of_another_encoding(tmp_path):
+    file = tmp_path / "in.txt"
+    file.write_text(f"{GERMAN}\nlogin\n", encoding="utf-8")
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-c", SCRIPT, *map(str, arguments)],
+            capture_output=True, check=True,
+            env={"OPENAI_API_KEY": "x", "PYTHONPATH": ":".join(sys.path),
+                 "PYTHONIOENCODING": "ascii"},
+        ).stdout  # fmt: skip
+
+    with LoopbackLLM(lambda _: (LABELS[0], 0.9)) as llm:
+        answers = classify(llm, file, run=run)
+    # JSON is UTF-8 in any locale: no answer is lost
+    assert json.loads(answers.splitlines()[0])["text"] == GERMAN
+    for name, label in (("a.csv", "refund"), ("b.csv", "login")):
+        (tmp_path / name).write_text(f'text,nuc_label\n"{GERMAN}",{label}\n', encoding="utf-8")
+    assert b"P\\xe4ckchen" in run("compare", tmp_path / "a.csv", tmp_path / "b.csv")
+
+
+@pytest.mark.slow
 def test_a_full_disk_behind_stdout_is_an_error(tmp_path):
     (tmp_path / "in.txt").write_text("\n".join(messages(4)))
     with LoopbackLLM(confident) as llm, Path("/dev/full").open("w") as full:
@@ -237,7 +286,10 @@ def test_an_output_that_exists_is_replaced_on_request_alone(tmp_path):
     with LoopbackLLM(confident) as llm:
         assert classify(llm, file, "-o", out)[0] == 0
         before = out.read_bytes()
-        code, _, err = classify(llm, file, "-o", out)
+        # the same command again, whose answers are stored, changes nothing
+        assert classify(llm, file, "-o", out)[0] == 0
+        assert out.read_bytes() == before
+        code, _, err = classify(llm, file, "-o", out, "--k", "0")
         assert code == 2
         assert f"{out} exists; add --overwrite to replace it, or name another -o" in err
         assert (llm.calls, out.read_bytes()) == (8, before)
@@ -278,6 +330,11 @@ def test_with_a_store_a_run_on_the_same_texts_replaces_its_own_output_only(tmp_p
         # other texts
         out.write_text("text,nuc_label\nanother,refund\n")
         assert classify(llm, file, "-o", out, store=store)[0] == 2
+        # a .txt file can be anything
+        notes = tmp_path / "notes.txt"
+        notes.write_text("of mine\n")
+        assert classify(llm, file, "-o", notes, store=store)[0] == 2
+        assert notes.read_text() == "of mine\n"
 
 
 @pytest.mark.parametrize(
@@ -311,6 +368,8 @@ def test_labels_from_files(tmp_path, name, content, expected):
 
 def test_labels_that_are_no_file():
     assert read_labels("refund, lost") == ["refund", "lost"]
+    many = [f"label number {i}" for i in range(300)]
+    assert read_labels(",".join(many)) == many
     with pytest.raises(InvalidInputError, match=r"no file labels\.csv"):
         read_labels("labels.csv")
     with pytest.raises(InvalidInputError, match="there is no such file, and it is one label"):

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import re
 import shlex
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from testnuc.cli.next_steps import command
 from testnuc.cli.options import client_options
 from testnuc.errors import InvalidInputError
-from testnuc.testing import LoopbackLLM
+from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.trust.review import Review
 from tests.cli.in_process import run_here
 from tests.report.test_report import data_of
@@ -73,11 +74,6 @@ def accuracy(path):
     return sum(row["nuc_label"] == true_label(row["text"]) for row in rows) / len(rows)
 
 
-def not_certified(*arguments):
-    code, _, err = run_here("certify", *arguments, "-o", "none.csv")
-    return code == 3 and "--goal certify" in err and not Path("none.csv").exists()
-
-
 def certified_rows(*arguments):
     code, _, err = run_here("certify", *arguments, "-o", "certified.csv")
     assert code == 0, err
@@ -95,7 +91,8 @@ def test_from_labels_to_better_ones_with_a_store(tickets):
         why, then = err.splitlines()[-2:]
         assert why.startswith("The LLM's own labels are kept, because ")
         assert "of 240 labels" in why
-        assert "testnuc review labels.db -n 50" in then
+        assert "testnuc review before.csv -n 50" in then
+        assert "--store labels.db" in then
         assert llm.calls == 240
 
         # the labels and the other options are those of the store
@@ -104,7 +101,7 @@ def test_from_labels_to_better_ones_with_a_store(tickets):
         assert code == 0, err
         assert "60 of 240 texts to judge" in err
         assert "testnuc learn labels.db review.json" in err
-        code, _, err = run_here(*draw, "-n", "60")
+        code, _, err = run_here(*draw, "-n", "60", "-o", "review.json")
         assert code == 2
         assert "review.json exists" in err
         code, _, err = run_here("learn", "labels.db", "review.json", *given)
@@ -125,7 +122,7 @@ def test_from_labels_to_better_ones_with_a_store(tickets):
         code, _, err = run_here(
             "certify", "labels.db", *given, "--accuracy", "0.999", "-o", "c.csv"
         )
-        assert (code, "--goal certify" in err, Path("c.csv").exists()) == (3, True, False)
+        assert (code, "next, judge" in err, Path("c.csv").exists()) == (3, True, False)
         # texts at random over all prove more than those on which candidates differ
         code, _, err = run_here(*draw, "-n", "100", "--goal", "certify", "-o", "random.json")
         assert code == 0, err
@@ -136,10 +133,9 @@ def test_from_labels_to_better_ones_with_a_store(tickets):
         assert right > 0.6 * len(certified) > 0
 
         code, out, _ = run_here("compare", "before.csv", "after.csv")
-        assert code == 0
-        assert "240 texts are in both files" in out
-        code, _, err = run_here("unlearn", "labels.db", *given)
-        assert (code, "is dropped" in err) == (0, True)
+        assert (code, "240 texts are in both files" in out) == (0, True)
+        _, _, err = run_here("unlearn", "labels.db", *given)
+        assert "is dropped" in err
         code, _, err = run_here("unlearn", "labels.db", *given)
         assert (code, "nothing was learned" in err) == (0, True)
         run_here(*command, "again.csv")
@@ -147,31 +143,106 @@ def test_from_labels_to_better_ones_with_a_store(tickets):
         assert (llm.calls, len(review)) == (240, 60)
 
 
+def next_command(err):
+    """Return the last line's command, as it is typed."""
+    return shlex.split(err.splitlines()[-1].partition(": testnuc ")[2])
+
+
 @pytest.mark.slow
-def test_results_without_a_store_keep_what_was_learned_beside_them(tickets, tmp_path):
+def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, monkeypatch):
+    with tickets.open("w", newline="") as file:
+        csv.writer(file).writerows([["message", "id"], *[[text, "x"] for text in TEXTS]])
+    embedded = []
+    embed = HashEmbedder.embed
+    monkeypatch.setattr(
+        HashEmbedder, "embed", lambda self, texts: embedded.extend(texts) or embed(self, texts)
+    )
     with LoopbackLLM(wrong_at_random) as llm:
-        given = options(llm)
-        command = ["classify", tickets, *given, "-o", "out.csv"]
-        run_here(*command)
-        before = accuracy("out.csv")
-        assert not (tmp_path / "out.csv.resume").exists()
+        classify = ["classify", tickets, *options(llm), "--text-column", "message", "-o", "out.csv"]
+        code, _, err = run_here(*classify)
+        assert code == 0, err
+        assert "out.csv.resume has answers and embeddings" in err
+        embedded.clear()
+        # as short as the README has it: labels, model, embedder and column are known
         code, _, err = run_here("review", "out.csv")
-        assert code == 2
-        assert "--labels" in err
-        assert not (tmp_path / "out.csv.resume").exists()
-        code, _, err = run_here("review", "out.csv", *given)
         assert code == 0, err
         judged("review.json")
-        # the store beside the results knows the options
+        # nothing is learned where the outcome cannot be written
+        code, _, refused = run_here("learn", "out.csv", "review.json", "-o", "better.doc")
+        assert (code, "better.doc is neither" in refused) == (2, True)
+        assert "nothing was learned" in run_here("unlearn", "out.csv")[2]
+        learn = next_command(err)
+        assert learn[:5] == ["learn", "out.csv", "review.json", "-o", "better.csv"]
+        code, _, err = run_here(*learn)
+        assert code == 0, err
+        assert (
+            "no labels are proved to be 90 % right yet: 50 judged texts count so far, and it takes"
+            in err
+        )
+        more = int(re.search(r"about (\d+) more, drawn at random from all", err)[1])
+        review = next_command(err)
+        assert review[:2] == ["review", "out.csv"]
+        assert review[2:6] == ["-n", str(more), "--goal", "certify"]
+        # the first review is not replaced, and neither is the file of the first labels
+        before = Path("review.json").read_bytes()
+        code, _, err = run_here(*review)
+        assert code == 0, err
+        assert Path("review.json").read_bytes() == before
+        told = data_of(Path("review-2.html").read_text(encoding="utf-8"))
+        assert told["file"] == "review-2.json"
+        judged("review-2.json")
+        learn = next_command(err)
+        assert learn[:5] == ["learn", "out.csv", "review-2.json", "-o", "better-2.csv"]
+        code, out, err = run_here(*learn)
+        assert code == 0, err
+        assert f"{50 + more} of 240 texts are judged" in out
+        last = next_command(err)
+        assert last[:2] in (["certify", "out.csv"], ["review", "out.csv"])
+        assert embedded == []
+        assert llm.calls == 240
+    with Path("better-2.csv").open(newline="") as file:
+        assert {row["id"] for row in csv.DictReader(file)} == {"x"}
+
+
+@pytest.mark.slow
+def test_results_without_a_store_keep_what_was_learned_beside_them(tickets):
+    with LoopbackLLM(wrong_at_random) as llm:
+        command = ["classify", tickets, *options(llm), "-o", "out.csv"]
+        run_here(*command)
+        before = accuracy("out.csv")
+        assert run_here("review", "out.csv")[0] == 0
+        judged("review.json")
         code, _, err = run_here("learn", "out.csv", "review.json")
         assert code == 0, err
         code, _, err = run_here(*command)
         assert code == 0, err
         assert accuracy("out.csv") > before
-        # no answer is asked for twice, and what was learned stays
+        # labels that were changed by hand are not replaced
+        content = Path("out.csv").read_text()
+        Path("out.csv").write_text(content.replace("refund,", "login,", 1))
+        code, _, err = run_here(*command)
+        assert (code, "add --overwrite" in err) == (2, True)
         assert llm.calls == 240
-        run_here(*command)
-        assert accuracy("out.csv") > before
+        # other texts: their neighbors are not those of the file before
+        other = tickets.with_name("other.csv")
+        other.write_text("text\n" + "\n".join(f"parcel {i} #{i}" for i in range(30)))
+        code, _, err = run_here("classify", other, *options(llm), "-o", "out.csv", "--overwrite")
+        assert code == 0, err
+        code, _, err = run_here("review", "out.csv", "--goal", "certify", "-n", "9")
+        assert "9 of 30 texts to judge" in err
+
+
+@pytest.mark.slow
+def test_results_without_their_store_need_options_and_embed(tickets, tmp_path):
+    with LoopbackLLM(wrong_at_random) as llm:
+        run_here("classify", tickets, *options(llm), "-o", "out.csv")
+        Path("out.csv").rename("moved.csv")
+        code, _, err = run_here("review", "moved.csv")
+        assert (code, "--labels" in err) == (2, True)
+        assert not (tmp_path / "moved.csv.resume").exists()
+        code, _, err = run_here("review", "moved.csv", *options(llm))
+        assert code == 0, err
+        assert "embedding 240 texts" in err
         assert llm.calls == 240
 
 
@@ -399,6 +470,7 @@ def test_marks_correct_but_prove_nothing(tickets, form):
         (["review", "labeled.csv", "--labels", "a,b"], "--labels of the run"),
         (["review", "tickets.csv", "--goal", "best"], "decide, certify, correct"),
         (["review", "tickets.csv", "-o", "review.csv"], ".json"),
+        (["distill", "labeled.csv", "-o", "tickets.csv"], "name a .head file"),
         (["learn", "tickets.csv", "no.json", "--labels", "a,b"], "no file no.json"),
         (["learn", "tickets.csv", "tickets.csv", "--labels", "a,b"], "right_label"),
         (["classify", "tickets.csv", "--labels", "a,b", "--escalate", "10%"], "--referee MODEL"),

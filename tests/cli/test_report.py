@@ -50,10 +50,18 @@ def test_a_full_file_has_all_there_is_to_see(tmp_path):
     assert records[-1]["nuc_run"]["usage"]["calls"] == 24
 
 
+def test_of_a_file_from_elsewhere_the_likely_column_is_taken_and_told(tmp_path):
+    results = classified(tmp_path, "out.csv").rename(tmp_path / "moved.csv")
+    err = reported(results, "-o", tmp_path / "report.html")
+    assert f"note: the texts of {results} are read from the column 'message'" in err
+
+
 @pytest.mark.parametrize("name", ["out.csv", "out.jsonl", "out.parquet"])
 def test_another_file_has_less_and_that_is_said(tmp_path, name):
     results, page = classified(tmp_path, name), tmp_path / "report.html"
-    err = reported(results, "-o", page, "--text-column", "message")
+    # the run's column of texts is known
+    err = reported(results, "-o", page)
+    assert "--text-column" not in err
     assert (
         "holds no neighbors and votes; write them with `testnuc classify --full -o FILE.jsonl`"
         in err

@@ -81,6 +81,7 @@ def test_another_file_and_labels_in_the_environment(folder):
         ("api_key = 'sk-123456'", "OPENAI_API_KEY"),
         ("[serve]\ntoken = 'abcdef'", "TESTNUC_TOKEN"),
         ("store = 'postgresql://me:hush@host/db'", "contains a password"),
+        ("text_column = 'message'\nbase_url = 'http://[::1'", "is not a URL"),
         ("output = 'x.csv'", "'output' is not a setting"),
         ("k = ", "cannot be read as TOML"),
     ],

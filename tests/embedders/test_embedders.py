@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
+import sys
 import threading
+from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -117,6 +121,97 @@ def test_names_are_resolved(monkeypatch):
         embedders.resolve("openai/text-embedding-3-small")
     with pytest.raises(testnuc.InvalidInputError, match="empty"):
         embedders.resolve(" ")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("m", {}),
+        ("m@openvino", {"backend": "openvino"}),
+        ("org/m@torch,dtype=bfloat16", {"backend": "torch", "dtype": "bfloat16"}),
+        ("m@onnx,file_name=onnx/m_int8.onnx", {"backend": "onnx", "file_name": "onnx/m_int8.onnx"}),
+        # a folder of that name
+        ("/home/me@work/m", {}),
+    ],
+)
+def test_a_name_says_the_backend(name, options):
+    embedder = embedders.resolve(name)
+    assert embedder.name == name
+    model = name.partition("@")[0] if options else name
+    assert SentenceTransformersEmbedder(model, **options).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("m@openvino,int8", "'int8' is no option; give dtype=.. or file_name=.."),
+        ("m@openvino,dtype=bfloat16", "dtype is 'bfloat16', which backend 'openvino' does not"),
+        ("m@torch,file_name=x", "file_name is 'x', which backend 'torch' does not"),
+    ],
+)
+def test_a_wrong_option_in_a_name_is_refused(name, words):
+    with pytest.raises(testnuc.InvalidInputError, match=words):
+        embedders.resolve(name)
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Stand in for sentence-transformers; returns how its models were loaded."""
+    calls = []
+
+    def load(where, **options):
+        calls.append((where, options))
+        return SimpleNamespace(max_seq_length=math.inf, get_embedding_dimension=lambda: 8)
+
+    module = SimpleNamespace(SentenceTransformer=load)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", module)
+    return calls
+
+
+async def test_the_backend_is_that_of_sentence_transformers(loaded, monkeypatch):
+    installed = {"optimum"}
+    monkeypatch.setattr(
+        "testnuc.embedders.sentence_transformers.find_spec",
+        lambda name: name if name in installed else None,
+    )
+    assert embedders.resolve("m@openvino,file_name=a.xml").dim == 8
+    assert embedders.resolve("m@torch,dtype=bfloat16").dim == 8
+    assert loaded == [
+        ("m", {"device": None, "backend": "openvino", "model_kwargs": {"file_name": "a.xml"}}),
+        ("m", {"device": None, "backend": "torch", "model_kwargs": {"dtype": "bfloat16"}}),
+    ]
+    installed.clear()
+    with pytest.raises(testnuc.MissingDependencyError, match="pip install"):
+        _ = embedders.resolve("m@onnx").dim
+
+
+async def test_static_embeddings_cut_no_text(loaded):
+    assert await embedders.resolve("static").cut(["word " * 10_000]) == (0, 0)
+
+
+class Lengths(HashEmbedder):
+    """Notes the lengths of the texts in each batch."""
+
+    def __init__(self):
+        super().__init__(16)
+        self.batches = []
+
+    async def embed(self, texts):
+        self.batches.append([len(text) for text in texts])
+        return await super().embed(texts)
+
+
+async def test_texts_of_similar_length_share_a_batch():
+    texts = [f"text {i} " + "x" * (i * 7 % 100) for i in range(1_100)]
+    embedder = Lengths()
+    cache = EmbeddingCache(embedder, MemoryStore(), Pool())
+    vectors = await cache.embed(texts)
+    assert [len(batch) for batch in embedder.batches] == [512, 512, 76]
+    assert [*chain(*embedder.batches)] == sorted(map(len, texts), reverse=True)
+    # in the order of the texts all the same
+    expected = (await HashEmbedder(16).embed(texts)).astype(np.float16).astype(np.float32)
+    assert vectors == pytest.approx(expected, abs=2e-3)
+    await cache.close()
 
 
 @pytest.mark.torch

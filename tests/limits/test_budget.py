@@ -69,7 +69,7 @@ class Ledger:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(calls, max_size=30),
     st.integers(1, 300) | st.none(),

@@ -237,6 +237,8 @@ def test_what_is_in_flight_counts():
         openai_headers("many", "soon"),
         {"x-ratelimit-remaining-requests": ""},
         openai_headers(499, "120ms"),
+        # gateways without limits of their own
+        openai_headers(0, "0s", limit=0),
         {},
     ],
 )

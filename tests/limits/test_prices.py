@@ -41,6 +41,17 @@ def test_prices_agree_with_the_list_on_every_tier():
             assert price.worst(tokens, 77) >= price.pico(TokenUsage(tokens, 77, 5))
 
 
+def test_a_cache_of_an_hour_has_its_own_price():
+    written = TokenUsage(1_000_000, 0, cache_write_tokens=1_000_000)
+    for batch, factor in ((False, 1), (True, 0.5)):
+        minutes = Price.of("anthropic", "claude-haiku-4-5", batch=batch)
+        hour = Price.of("anthropic", "claude-haiku-4-5", batch=batch, cache_ttl="1h")
+        assert minutes.usd(written) == pytest.approx(1.25 * factor)
+        assert hour.usd(written) == pytest.approx(2 * factor)
+        # a budget reserves it, too
+        assert hour.worst(1_000_000, 0) == hour.pico(written)
+
+
 @pytest.mark.parametrize(
     ("provider", "model", "url", "known"),
     [

@@ -30,7 +30,7 @@ def most_in_a_window(log, seconds):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(calls, max_size=60),
     st.integers(1, 30),
@@ -82,7 +82,7 @@ def test_no_sliding_minute_exceeds_the_limit(plan, requests, tokens, concurrency
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 300), st.floats(0, 0.9), st.integers(0, 2**32))
 def test_the_server_sees_no_more_either(limit, jitter, seed):
     """Requests that take differently long to arrive do not gather in one minute at the server."""
@@ -105,7 +105,7 @@ def test_the_server_sees_no_more_either(limit, jitter, seed):
     assert run(main) - 1000 <= 2 * 61 + 62
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 900), min_size=2, max_size=40), st.data())
 def test_cancelled_waiters_cost_nothing(sizes, data):
     doomed = data.draw(st.sets(st.integers(0, len(sizes) - 1)))

@@ -8,6 +8,7 @@ from testnuc.errors import (
     BadRequestError,
     ConfigurationError,
     EmptyReplyError,
+    InvalidInputError,
     QuotaExceededError,
     RateLimitedError,
     RefusalError,
@@ -103,6 +104,14 @@ def test_body():
     assert form["type"] == "json_schema"
     assert form["schema"]["properties"]["label"]["enum"] == list(LABELS)
     assert provider.reserve(asked)[1] == body["max_tokens"]
+
+
+def test_the_prompt_cache_can_last_an_hour():
+    provider = Anthropic("claude-haiku-4-5", api_key=KEY, cache_ttl="1h")
+    marked = sent(provider, request())["system"][0]
+    assert marked["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
+    with pytest.raises(InvalidInputError, match="cache_ttl is '2h'; choose from 5m, 1h"):
+        Anthropic("m", api_key=KEY, cache_ttl="2h")
 
 
 def test_top_p_is_sent_where_it_says_something():

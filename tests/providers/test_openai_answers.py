@@ -93,9 +93,15 @@ def test_a_whole_answer_at_the_limit_counts():
     assert reply.answers == (Answer("refund", 0.9),)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[]", b"null", b'"x"', b"<html>"])
-def test_bodies_that_are_no_answer(body):
-    with pytest.raises(UnreadableReplyError):
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        *((body, "the response is no") for body in (b"", b"{", b"\xff", b"[]", b"null", b'"x"')),
+        (b"\n<html>", "a web page, not JSON; check base_url"),
+    ],
+)
+def test_bodies_that_are_no_answer(body, says):
+    with pytest.raises(UnreadableReplyError, match=says):
         OpenAI("m", base_url=LOCAL).decode(request(), body)
 
 

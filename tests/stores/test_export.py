@@ -148,12 +148,25 @@ async def test_what_is_there_already_stays(tmp_path):
     assert await contents(tmp_path / "store.db") == records("refund", vector, "one")
 
 
+PREDICTION = {
+    **dict.fromkeys(("key", "scope", "hash"), "0" * 32), "kind": "prediction", "sample": 0,
+    "label": "a", "confidence": 0.5, "said": None,
+}  # fmt: skip
+TEXT = {"kind": "text", "embedder": "e", "text": "a", "label": None, "vector": "ADwAAA=="}
+
+
 @pytest.mark.parametrize(
     ("record", "problem"),
     [
         ({"kind": "planet"}, "unknown kind 'planet'"),
         ({"kind": "prediction", "key": "zz"}, "'zz' is not hexadecimal"),
         ({"kind": "prediction", "key": "00"}, "not a hash of 16 bytes"),
+        ({**PREDICTION, "sample": "x"}, "is malformed: ValueError"),
+        ({**PREDICTION, "label": 5}, "5 is not a string"),
+        ({**PREDICTION, "confidence": "high"}, "is malformed: ValueError"),
+        ({"kind": "scope", "scope": "0" * 32, "facts": ["ab", "c"]}, "is malformed: ValueError"),
+        ({**TEXT, "text": 5}, "is malformed: AttributeError"),
+        ({**TEXT, "label": 5}, "5 is not a string"),
         ({"kind": "vector", "embedder": "e"}, "is malformed: KeyError"),
         ({"kind": "vector", "embedder": "e", "hash": "0" * 32, "vector": "AAA"}, "is malformed"),
         ({"kind": "vector", "embedder": "e", "hash": "0" * 32, "vector": ""}, "differ in length"),

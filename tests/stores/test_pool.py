@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 import pytest
 from blockbuster import blockbuster_ctx
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import testnuc
@@ -112,7 +112,7 @@ def coarse(numbers):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(steps=STEPS)
 def test_behaves_as_the_pool_in_memory(steps, tmp_path_factory):
     asyncio.run(_compare(steps, tmp_path_factory.mktemp("pool") / "s.db"))

@@ -43,6 +43,14 @@ def test_a_text_that_is_too_long_concerns_this_text_alone(status, message):
     assert "shorten it" in str(found)
 
 
+def test_a_redirect_names_its_target():
+    headers = {"Location": "https://llm.example/v1/chat?code=secret"}
+    found = as_error(301, headers, b"", where="m at host")
+    assert type(found) is BadRequestError
+    assert found.fatal
+    assert "redirects to https://llm.example/v1/chat; " in str(found)
+
+
 def test_an_invalid_prompt_is_a_refusal_of_the_text():
     message = "Invalid prompt: we've limited access to this content."
     found = error(400, message, type="invalid_request_error", code="invalid_prompt")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from testnuc.trust import evidence
 from testnuc.trust.certificates import certify
 from testnuc.trust.evidence import Draws, capital, gain_of
+from testnuc.trust.review import draw
 from tests import naive
 
 _ALPHA = 0.1
@@ -170,11 +171,14 @@ def test_a_certificate_says_what_it_takes():
     )
     assert few.part == 0
     assert np.isinf(few.trust)
-    assert "10 judged texts are too few" in str(few)
+    assert "10 judged texts count so far, and it takes 60; about 50 more" in str(few)
+    assert "60 in all" in str(few)
+    assert few.more == 50
     rows = np.arange(0, 400, 2)
     draws = Draws.at_random(400, 200)
     bad = certify(trust, rows, rows % 4 == 0, draws, accuracy=0.9, confidence=0.9)
     assert "better labels do" in str(bad)
+    assert bad.more == 0
     good = certify(trust, rows, np.ones(200, bool), draws, accuracy=0.9, confidence=0.9)
     assert good.part == 1.0
     assert "100% of the texts" in str(good)
@@ -219,6 +223,27 @@ def test_judged_disagreements_alone_certify_nothing_and_do_not_stand_in_the_way(
     rows = np.concatenate([first, rest])
     both = certify(trust, rows, right[rows], Draws(n, chance, chance), accuracy=0.8, confidence=0.9)
     assert both.part > 0.5
+
+
+@pytest.mark.slow
+def test_judged_disagreements_do_not_certify_texts_that_could_not_be_drawn_with_them():
+    random = np.random.default_rng(7)
+    n, wrong = 1_000, 0
+    trust = random.random(n)
+    # where candidates differ labels are right, elsewhere they are not
+    among = random.random(n) < 0.4
+    right = among | (random.random(n) < 0.2)
+    for _ in range(100):
+        open_, drawn = np.ones(n, dtype=bool), []
+        for goal, m in (("decide", 300), (None, 50)):
+            drawn += draw(m, goal, among, open_, trust, random)
+            open_[[d.row for d in drawn]] = False
+        rows = np.array([d.row for d in drawn])
+        draws = Draws(n, *np.array([(d.probability, d.floor, d.lowest) for d in drawn]).T)
+        made = certify(trust, rows, right[rows], draws, accuracy=0.55, confidence=0.9)
+        inside = trust >= made.trust
+        wrong += bool(inside.any() and right[inside].mean() < 0.55)
+    assert wrong <= 10
 
 
 def test_a_text_of_unknown_trust_is_never_certified():
