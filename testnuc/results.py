@@ -325,7 +325,8 @@ class Results(Sequence[Classification]):
         self.referee_usage = referee_usage
         #: The diagnosis behind the decision of policy "auto"; None: there was nothing to decide.
         self.diagnosis = diagnosis
-        #: Which texts the LLM was not asked about and why, and whether trust has drifted.
+        #: Which texts the LLM was not asked about and why, which labels prompts showed and how the
+        #: answers compare with those by all labels, and whether trust has drifted.
         self.notes = tuple(notes)
         #: Label -> the number of distinct texts whose shortlist held it; empty without shortlists.
         self.coverage = dict(coverage or {})

@@ -89,7 +89,7 @@ class FirstCalls:
         except STOPS:
             # else the run hands over what is answered or stored
             if all(isinstance(outcome, Exception) for _, outcome in outcomes):
-                if not await self._any_stored(texts):
+                if self._scheduler.closed or not await self._any_stored(texts):
                     raise
                 return []
         return outcomes

@@ -23,7 +23,7 @@ from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighbo
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches, spread
 from testnuc._engine.sampling import Sampler
 from testnuc._engine.sparing import ask_unsure
-from testnuc.errors import EmbeddingError, with_count
+from testnuc.errors import EmbeddingError, ProviderError, with_count
 from testnuc.trust import MIN_PREDICTIONS
 
 if TYPE_CHECKING:
@@ -597,6 +597,8 @@ class Pipeline:
             texts += [
                 e for e, p in zip(part, stored, strict=True) if p is not None or e.label is not None
             ]
+        if self.lanes["live"].closed:
+            raise ProviderError("the client was closed")
         matches = no_matches(len(texts))
         if len(texts) >= MIN_PREDICTIONS:
             hashes = [entry.hash for entry in texts]

@@ -174,12 +174,15 @@ class BatchLane:
 
     async def close(self) -> None:
         """Wait for creations in flight; open batches stay open."""
-        if self._creating:
-            await asyncio.wait(self._creating, timeout=_DRAIN)
-        tasks = [*self._tasks, *self._creating]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            if self._creating:
+                await asyncio.wait(self._creating, timeout=_DRAIN)
+        finally:
+            # also where the caller of `aclose` is cancelled: nothing is sent after it
+            tasks = [*self._tasks, *self._creating]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stored(self, asks: Sequence[Ask]) -> Outcomes:
         keys = [ask.key for ask in asks if ask.key not in self._pending_keys]

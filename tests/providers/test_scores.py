@@ -118,14 +118,16 @@ def test_a_server_without_log_probabilities_ends_the_run():
     assert not provider.adapt(error)
 
 
-async def test_a_run_gives_the_most_probable_labels_for_one_call_each():
+@pytest.mark.parametrize(("per_call", "calls"), [(1, 3), (3, 1)])
+async def test_a_run_gives_the_most_probable_labels(per_call, calls):
     answers = {"a": ("x", 0.9), "b": ("x", 0.1), "c": ("z", 0.4)}
-    settings = {"embedder": HashEmbedder(), "k": 0, "sampling": Sampling(score_labels=True)}
+    sampling = Sampling(score_labels=True, texts_per_call=per_call)
+    settings = {"embedder": HashEmbedder(), "k": 0, "sampling": sampling}
     async with LoopbackLLM(answers) as llm:
         async with testnuc.TestNUC(
             ["x", "y", "z"], "openai/m", base_url=llm.base_url, **settings
         ) as nuc:
             found = {r.text: r.prediction for r in await nuc.classify_many(list(answers))}
-        assert llm.calls == 3
+        assert llm.calls == calls
     assert {text: said.label for text, said in found.items()} == {"a": "x", "b": "y", "c": "z"}
     assert [found[t].confidence for t in "abc"] == pytest.approx([0.9, 0.45, 0.4])

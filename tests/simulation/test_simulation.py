@@ -11,6 +11,8 @@ from tests.simulation.world import simulate
 
 #: Seeds of a test; each is run twice.
 SEEDS, PART = 300, 25
+#: Seeds of `python -m bench simulate` that showed faults, since mended.
+FOUND = (5508, 5939, 6572, 7341, 7630, 7683, 8904)
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +40,12 @@ def test_nothing_hangs_is_lost_or_paid_twice(start):
         if broken:
             found[seed] = broken
     assert not found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", FOUND)
+def test_seeds_that_showed_a_fault(seed):
+    assert violations(simulate(seed)) == []
 
 
 @pytest.mark.slow

@@ -47,7 +47,8 @@ from tests.virtual import InlineExecutor, ThreadlessLoop
 LABELS = ["refund", "delivery", "login", "other"]
 WORDS = ["card", "lost", "parcel", "late", "password", "reset", "money", "back", "app", "slow"]
 #: Virtual seconds in which a world without batches must end, and one with batches.
-HORIZON, BATCH_HORIZON = 6 * 3600.0, 10 * 86_400.0
+#: A job that expires takes a day and may answer one text.
+HORIZON, BATCH_HORIZON = 6 * 3600.0, 60 * 86_400.0
 
 #: What may happen to a single call.
 CALL_FAULTS = (
