@@ -100,6 +100,10 @@ class Leases:
             self._poller = asyncio.create_task(self._poll_loop(), name="testnuc-awaited")
         return mine
 
+    def holds(self, key: bytes) -> bool:
+        """Whether this scheduler has leased a key."""
+        return key in self._held
+
     def done(self, keys: Iterable[bytes], *, stored: bool) -> None:
         """Release keys that have an outcome or are no longer needed.
 

@@ -270,10 +270,10 @@ class Scheduler:
                 self._meter.coalesced += 1
                 request.waiters.append((run, ask))
         if self.slower is not None and self._leases is not None:
-            # leased by this client's slower lane, which may take hours
-            slow = self.slower.in_flight.requests
-            self._enqueue([request for request in new if request.ask.key in slow])
-            new = [request for request in new if request.ask.key not in slow]
+            # other processes cannot lease what this client's slower lane has, maybe for hours
+            leased = self.slower.hand_over(new)
+            self._enqueue([request for request in new if request.ask.key in leased])
+            new = [request for request in new if request.ask.key not in leased]
         await self._admit(new)
         self._judge()
 
@@ -556,6 +556,23 @@ class Scheduler:
         task = asyncio.create_task(self._admit([request]), name="testnuc-claim")
         self._claims.add(task)
         task.add_done_callback(self._claims.discard)
+
+    def hand_over(self, requests: Iterable[InFlightRequest]) -> set[bytes]:
+        """Return the keys of requests that this lane has leased, for a faster lane to send.
+
+        What this lane still wants to lease becomes part of the faster lane's requests: another
+        process may be asking for it, so that only the faster lane should wait for a lease.
+        """
+        assert self._leases is not None
+        leased: set[bytes] = set()
+        for request in requests:
+            key = request.ask.key
+            if self._leases.holds(key):
+                leased.add(key)
+            elif key in self._requests and not self._requests[key].sent:
+                request.waiters += self._requests.pop(key).waiters
+                self._leases.done([key], stored=False)
+        return leased
 
     async def close(self) -> None:
         """Wait up to `drain` seconds for calls in flight, then stop the workers."""

@@ -35,6 +35,9 @@ class AdmissionControl(Protocol):
     def failed(self, permit: Permit) -> None:
         """Return a permit after any other failure."""
 
+    def abandoned(self, permit: Permit) -> None:
+        """Return a permit whose request was never sent."""
+
     def observe(self, permit: Permit, headers: Mapping[str, str]) -> None:
         """Read the rate limit headers of a response, before its permit is returned."""
 

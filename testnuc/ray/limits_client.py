@@ -151,6 +151,10 @@ class LimitsClient:
         """Return a permit after any other failure."""
         self._return_permit(permit, "failed")
 
+    def abandoned(self, permit: Permit) -> None:
+        """Return a permit whose request was never sent."""
+        self._return_permit(permit, "abandoned")
+
     def _return_permit(self, permit: Permit, method: str, *facts: Any, **options: Any) -> None:
         assert isinstance(permit, _RemotePermit)
         self._send(permit.number, method, permit.headers, *facts, **options)

@@ -76,6 +76,35 @@ class CallAccounting:
         return self.admission.try_acquire(*call.size) if self.account is None else None
 
     async def acquire(self, call: Call) -> Permit:
+        """Wait for budget and a permit for the call as it is to be sent then."""
+        while True:
+            permit, fits = await self._acquire(call), False
+            try:
+                fits = self.refresh(call)
+            finally:
+                if not fits:
+                    self.admission.abandoned(permit)
+            if fits:
+                return permit
+
+    def refresh(self, call: Call) -> bool:
+        """Encode a call anew that has waited; return False if it needs another reservation.
+
+        Others may have changed the encoding meanwhile: without this, each call of a long queue
+        would be refused once more.
+        """
+        if call.wire is None:
+            return True
+        body = call.wire.encode(call.request)
+        if body == call.body:
+            return True
+        former, call.body, call.size = call.size, body, call.wire.reserve(call.request)
+        if call.reservation is None or (call.size[0] <= former[0] and call.size[1] <= former[1]):
+            return True
+        self.release(call)
+        return False
+
+    async def _acquire(self, call: Call) -> Permit:
         """Wait for budget, then for a permit: holders of a permit never wait for budget."""
         input_tokens, output_tokens = call.size
         if self.account is not None and call.reservation is None:

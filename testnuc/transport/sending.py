@@ -246,6 +246,7 @@ class Transport:
                     if attempt.retry_state.attempt_number == 1:
                         raise first
                     call.again = True
+                    self._accounting.refresh(call)
                     return await self._attempt(call)
             raise first  # unreachable: the loop returns a reply or raises
         except ProviderError as error:

@@ -91,9 +91,9 @@ async def settled():
 
 
 class Bench:
-    def __init__(self, *, workers=4):
-        self.store = LeaseStore()
-        self.clock = Clock(self.store)
+    def __init__(self, *, workers=4, joins=None):
+        self.store = LeaseStore() if joins is None else joins.store
+        self.clock = Clock(self.store) if joins is None else joins.clock
         self.meter = Meter()
         self.asked = []
         self.gate = asyncio.Event()
@@ -107,6 +107,7 @@ class Bench:
             workers=workers,
             drain=0.1,
             sleep=self.clock.sleep,
+            joins=None if joins is None else joins.scheduler,
         )
 
     async def answer(self, asks):
@@ -271,6 +272,61 @@ async def test_runs_of_one_client_wait_together(bench):
     await second
     assert (one, two) == ({}, {"x": LABEL})
     assert bench.asked == ["x"]
+
+
+@pytest.mark.parametrize("leasing", [True, False])
+async def test_a_live_run_waits_for_what_another_process_asks_and_the_batch_lane_awaits(
+    bench, leasing
+):
+    slower = Bench(joins=bench)
+    bench.store.others = {key("x")}
+    bench.store.slow = asyncio.Event() if leasing else None
+    batch, one = slower.start("x")
+    await settled()
+    live, two = bench.start("x")
+    if leasing:
+        bench.store.slow.set()
+    await bench.clock.advance(3)
+    assert (bench.asked, slower.asked) == ([], [])
+    bench.store.others.clear()
+    await bench.clock.advance(3)
+    await asyncio.gather(batch, live)
+    assert one == two == {"x": LABEL}
+    assert (bench.asked, slower.asked, bench.store.mine) == (["x"], [], {})
+    await slower.scheduler.close()
+
+
+async def test_a_live_run_waits_for_what_another_process_asks_after_a_batch_was_sent(bench):
+    slower = Bench(joins=bench)
+    slower.gate.clear()
+    batch, _ = slower.start("x")
+    await settled()
+    slower.scheduler.release([key("x")])
+    bench.store.others = {key("x")}
+    live, outcomes = bench.start("x")
+    await bench.clock.advance(3)
+    assert (bench.asked, slower.asked) == ([], ["x"])
+    (request,) = bench.scheduler.in_flight.requests.values()
+    assert len(request.waiters) == 1, "the batch run waits for its own request"
+    slower.gate.set()
+    await batch
+    await bench.clock.advance(3)
+    await live
+    assert (bench.asked, outcomes) == ([], {"x": LABEL})
+    await slower.scheduler.close()
+
+
+async def test_a_live_run_does_not_wait_for_a_lease_of_its_batch_lane(bench):
+    slower = Bench(joins=bench)
+    slower.gate.clear()
+    batch, _ = slower.start("x")
+    await settled()
+    live, _ = bench.start("x")
+    await live
+    assert bench.asked == slower.asked == ["x"]
+    slower.gate.set()
+    await batch
+    await slower.scheduler.close()
 
 
 async def test_closing_ends_the_waiting_and_gives_leases_back():

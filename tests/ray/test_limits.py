@@ -122,6 +122,18 @@ def test_who_is_cancelled_gives_back_what_was_granted():
     virtual.run(main)
 
 
+def test_a_permit_that_is_not_used_is_free_again():
+    async def main(loop):
+        limits = SharedLimits(RateLimit(requests_per_minute=1), 1, None, None, clock=loop.time)
+        client = joined(limits)
+        client.abandoned(await client.acquire())
+        async with asyncio.timeout(1):
+            await client.acquire()
+        await client.close()
+
+    virtual.run(main)
+
+
 def test_a_refusal_pauses_all_workers_and_headers_are_heeded():
     async def main(loop):
         limits = SharedLimits(None, 8, None, None, clock=loop.time)

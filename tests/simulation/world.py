@@ -55,6 +55,14 @@ CALL_FAULTS = (
     "429", "429-wait", "429-hour", "500", "503", "stall", "reset-before", "reset-after", "slow",
     "cut", "empty", "garbage", "no-usage", "error-200", "lie",
 )  # fmt: skip
+#: llama-cpp-python's answer to a request for structured output.
+NO_STRUCTURE = OPENAI.error(
+    500,
+    "[{'type': 'literal_error', 'loc': ('body', 'response_format', 'type'), "
+    "'msg': \"Input should be 'text' or 'json_object'\"}]",
+    None,
+    None,
+)
 #: What a text does to every call that holds it.
 NATURES = ("refused-400", "filtered-400", "too-long-400", "unreadable", "refusal", "outside")
 
@@ -169,7 +177,8 @@ class Server:
         self.outage: tuple[float, float] | None = None
         self.structured = random.random() < 0.9
         self.answered = 0
-        #: Requests for structured output that this server answers with a 500.
+        #: Requests for structured output that this server answered with a 500, which arrived: a
+        #: client that disconnects before has learned nothing.
         self.unstructured = 0
         self.jobs = BatchServer(
             Batches(
@@ -232,6 +241,7 @@ class Server:
                 self._pay(process, prompt, texts, usable=usable, delivered=delivered, broken=broken)
         if fault == "reset-after":
             raise aiohttp.ClientPayloadError("cut off")
+        self.unstructured += data == NO_STRUCTURE
         return HTTPAnswer(status, headers, data)
 
     def _down(self) -> bool:
@@ -263,12 +273,7 @@ class Server:
             message = "response_format is not supported"
             return 400, error(400, message, "unsupported_parameter", "response_format")
         if prompt.structured and self.fate == "no-structure-500":
-            self.unstructured += 1
-            message = (
-                "[{'type': 'literal_error', 'loc': ('body', 'response_format', 'type'), "
-                "'msg': \"Input should be 'text' or 'json_object'\"}]"
-            )
-            return 500, error(500, message, None, None)
+            return 500, NO_STRUCTURE
         natures = {self.world.nature.get(text) for text in texts}
         if "refused-400" in natures:
             message = "Invalid prompt: your prompt was blocked for safety reasons."
@@ -326,6 +331,7 @@ class Server:
         prompt = wire.prompt(json.loads(call.body))
         texts = samples_in(prompt.user)
         status, data = self._status(prompt, texts)
+        self.unstructured += data == NO_STRUCTURE
         if status == 200:
             self._pay(None, prompt, texts, usable=True, delivered=True, lane="batch")
         return Item(status, data)

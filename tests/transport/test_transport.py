@@ -461,6 +461,34 @@ async def test_calls_in_flight_follow_a_new_encoding_without_a_second_step():
         assert transport.meter.calls == 20
 
 
+@pytest.mark.parametrize("budget", [None, Budget(calls=9), Budget(tokens=120)])
+async def test_calls_that_wait_follow_a_new_encoding_before_they_are_sent(budget):
+    reserved = []
+
+    def answer(n, request):
+        wire.size = (10, 50)  # the new encoding needs a larger reservation
+        if budget is not None:
+            reserved.append(transport.account.reserved[1])
+        return said() if n else web.Response(status=400, text="wrong dialect")
+
+    options = {"max_concurrency": 1, "budget": budget}
+    async with serving(answer) as (wire, seen), sending(**options) as transport:
+        await asyncio.gather(*[transport.call(wire, ONE) for _ in range(4)])
+        assert [body["dialect"] for _, body in seen] == [1, 2, 2, 2, 2]
+        assert transport.admission.in_flight == 0
+        assert reserved[-1:] == ([] if budget is None else [60])
+
+
+async def test_a_retry_follows_a_new_encoding():
+    def answer(n, request):
+        wire.dialect = 2  # as another call would change it
+        return said() if n else web.Response(status=500)
+
+    async with serving(answer) as (wire, seen), sending() as transport:
+        await transport.call(wire, ONE)
+        assert [body["dialect"] for _, body in seen] == [1, 2]
+
+
 async def test_a_call_of_an_unknown_service_tier_keeps_its_reservation():
     price = replace(Price.per_million(1, 1), service_tiers={})
     options = {"price": price, "budget": Budget(usd=1.0)}
