@@ -117,6 +117,7 @@ async def test_nothing_is_left_and_the_next_run_asks_only_the_rest(client_of, br
         await nothing_left(llm, threads)
 
 
+@pytest.mark.slow
 async def test_leaving_while_others_still_work_tells_them(client_of):
     texts, store = messages(200), MemoryStore()
     threads = set(threading.enumerate())
@@ -133,6 +134,7 @@ async def test_leaving_while_others_still_work_tells_them(client_of):
         assert len(store) == llm.texts < 200
 
 
+@pytest.mark.slow
 async def test_an_exception_inside_leaves_nothing(client_of):
     threads = set(threading.enumerate())
     async with LoopbackLLM(confident, latency=0.02) as llm:
@@ -145,6 +147,7 @@ async def test_an_exception_inside_leaves_nothing(client_of):
         await nothing_left(llm, threads)
 
 
+@pytest.mark.slow
 async def test_leaving_does_not_wait_for_retries_without_end(client_of):
     threads = set(threading.enumerate())
     policy = RetryPolicy(initial_wait=60_000, max_wait=60_000, deadline=90_000)

@@ -302,6 +302,7 @@ async def test_a_shared_call_goes_on_while_anyone_waits_for_it(client_of):
         assert llm.calls == 30
 
 
+@pytest.mark.slow
 async def test_same_answer_at_any_concurrency(client_of):
     texts = messages(120)
     seen = []

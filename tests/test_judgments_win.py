@@ -90,6 +90,7 @@ async def test_in_the_service(learned):
             assert is_said(text, row["label"], row["source"])
 
 
+@pytest.mark.slow
 def test_in_scikit_learn():
     pytest.importorskip("sklearn")
     from testnuc.sklearn import TestNUCClassifier
@@ -106,6 +107,7 @@ def test_in_scikit_learn():
         classifier.close()
 
 
+@pytest.mark.slow
 async def test_though_the_run_stops_early(client_of):
     calls = []
 

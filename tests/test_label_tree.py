@@ -163,6 +163,7 @@ async def test_many_labels_are_asked_by_level_if_that_is_shorter() -> None:
             assert nuc._engine.parts.shortlist == 50
 
 
+@pytest.mark.slow
 async def test_a_level_is_certified(tmp_path: Path) -> None:
     """The kind of refund is a guess, that it is a refund is right."""
     rng = np.random.default_rng(0)

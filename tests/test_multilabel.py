@@ -176,6 +176,7 @@ async def test_a_batch_votes_for_each_label(nuc_of, model, per_call):
     assert again.label_lists == results.label_lists[:40]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["majority", "confidence_weighted", "filtered"])
 async def test_policies_weigh_each_label(nuc_of, policy):
     async with LoopbackLLM(labels_of) as llm, nuc_of(llm, policy=policy, k=6) as nuc:

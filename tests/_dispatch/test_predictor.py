@@ -107,6 +107,7 @@ async def test_a_hundred_texts_without_a_readable_reply_stop_the_run(packed):
         assert len(bodies) <= 3 * (20 + 4 * packed)
 
 
+@pytest.mark.slow
 async def test_half_of_the_texts_unreadable_does_not_stop_a_run():
     def said(body, texts):
         return GOOD if int(texts[0].split()[1]) % 2 else PROSE

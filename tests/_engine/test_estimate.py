@@ -91,6 +91,7 @@ async def test_tokens_of_a_provider_that_does_not_tell_are_unknown():
     assert [lane.lane for lane in told.lanes] == ["live"]
 
 
+@pytest.mark.slow
 async def test_bad_texts_are_refused(client_of):
     async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
         with pytest.raises(testnuc.InvalidInputError, match="text 1"):

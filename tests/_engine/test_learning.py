@@ -127,6 +127,7 @@ async def test_fifty_judgments_improve_labels_without_a_further_call():
         assert [streamed[i].label for i in range(100)] == after.labels[:100]
 
 
+@pytest.mark.slow
 async def test_a_judgment_wins_though_the_model_knows_better():
     async with client(Says()) as nuc:
         texts = texts_of(200)
@@ -144,6 +145,7 @@ async def test_a_judgment_wins_though_the_model_knows_better():
         assert results.labels[8] is None
 
 
+@pytest.mark.slow
 async def test_results_keep_the_source_in_files_and_frames(tmp_path):
     async with client(Says()) as nuc:
         texts = texts_of(200)
@@ -157,6 +159,7 @@ async def test_results_keep_the_source_in_files_and_frames(tmp_path):
         assert list(results.to_polars()["source"])[:5] == ["person"] * 5
 
 
+@pytest.mark.slow
 async def test_a_review_is_saved_and_loaded_whole(tmp_path):
     async with client(Says()) as nuc:
         await nuc.classify_many(texts_of(200))
@@ -178,6 +181,7 @@ async def test_a_review_is_saved_and_loaded_whole(tmp_path):
         Review.load(tmp_path / "missing.json")
 
 
+@pytest.mark.slow
 async def test_reviews_are_deterministic_and_never_draw_a_text_twice():
     async with client(Says()) as nuc:
         await nuc.classify_many(texts_of(200))
@@ -199,6 +203,7 @@ async def test_reviews_are_deterministic_and_never_draw_a_text_twice():
             await nuc.review(3, goal="all")
 
 
+@pytest.mark.slow
 async def test_wrong_labels_are_refused_with_the_closest_one():
     async with client(Says()) as nuc:
         await nuc.classify_many(texts_of(200))
@@ -237,6 +242,7 @@ async def test_learned_outlives_the_process_and_can_be_undone(tmp_path):
         assert (await nuc.classify_many(texts)).labels == before.labels
 
 
+@pytest.mark.slow
 async def test_what_another_client_learned_or_dropped_meanwhile_counts(tmp_path):
     texts = texts_of(200)
     async with client(Says(), store=tmp_path / "s.db") as first:
@@ -257,6 +263,7 @@ async def test_what_another_client_learned_or_dropped_meanwhile_counts(tmp_path)
         assert len((await first.learn(again)).judged) == 5
 
 
+@pytest.mark.slow
 async def test_a_failure_changes_nothing(monkeypatch):
     async with client(Says()) as nuc:
         texts = texts_of(200)
@@ -277,6 +284,7 @@ async def test_a_failure_changes_nothing(monkeypatch):
         assert nuc._engine.settings is before
 
 
+@pytest.mark.slow
 async def test_learned_is_the_same_after_bytes():
     async with client(Says()) as nuc:
         await nuc.classify_many(texts_of(300))
@@ -306,6 +314,7 @@ async def test_random_judgments_certify_a_part():
         assert few.texts == 603
 
 
+@pytest.mark.slow
 async def test_answers_of_a_referee_are_stored():
     small, big = Says(), Says(gold, "big")
     async with client(small) as nuc:
@@ -366,6 +375,7 @@ async def test_escalation_changes_exactly_a_part():
         )
 
 
+@pytest.mark.slow
 async def test_nothing_is_escalated_to_a_referee_that_is_not_better():
     poor = Says(lambda text: LABELS[noise(text + "x") % CLASSES], "poor")
     async with client(Says(), referee=poor, escalate=0.2) as nuc:

@@ -121,6 +121,7 @@ def test_an_outcome_is_a_prediction_or_an_error():
 labels = st.sampled_from([None, *NAMES])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_rows_are_the_votes_counted_by_hand(data):

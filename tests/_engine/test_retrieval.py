@@ -47,6 +47,7 @@ async def put(one, entries, samples=1):
     )
 
 
+@pytest.mark.slow
 @given(
     n=st.integers(1, 120),
     predicted=st.floats(0, 1),

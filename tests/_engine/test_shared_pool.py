@@ -82,6 +82,7 @@ async def test_the_decision_follows_the_predictions():
         assert [r.label for r in asked] == [r.label for r in again]
 
 
+@pytest.mark.slow
 async def test_calls_alone_let_the_decision_be_made_again():
     async with client() as nuc:
         await nuc.add(texts(0, 900))

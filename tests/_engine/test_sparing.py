@@ -41,6 +41,7 @@ async def test_texts_that_a_model_predicts_need_no_call():
     assert f"the other {len(spared):,}" in results.notes[0]
 
 
+@pytest.mark.slow
 async def test_all_texts_are_asked_about_where_the_model_is_no_match():
     model, texts = Says(arbitrary), texts_of(1_500)
     results = await run(model, texts, ask="unsure", k=0)
@@ -106,6 +107,7 @@ async def test_judgments_that_prove_a_learned_model_better_stop_earlier():
         assert "judgments prove" in results.notes[0]
 
 
+@pytest.mark.slow
 async def test_progress_counts_every_text_once():
     class Counts(Observer):
         done = 0
@@ -132,6 +134,7 @@ async def test_the_estimate_gives_a_range():
         assert "from 500 to 5,000 calls" in str(found)
 
 
+@pytest.mark.slow
 async def test_the_estimate_knows_the_most_and_what_is_stored():
     texts = texts_of(1_000)
     async with client(Says(sure), ask=Unsure(stop=1, most=0.6)) as nuc:

@@ -63,6 +63,7 @@ def joined(fates, lines):
 EXPECTED = {"error": ServerError, "filtered": ContentRefusedError, "left": NotAnsweredError}
 
 
+@pytest.mark.slow
 @given(FATES, st.data())
 def test_order_and_repetition_change_nothing(fates, data):
     whole = [line(i, fate) for i, fate in enumerate(fates)]

@@ -82,6 +82,7 @@ async def stored_usage(store):
     return sum(b.usage.calls for b in ended), sum(b.usage.input_tokens for b in ended)
 
 
+@pytest.mark.slow
 async def test_a_list_is_labeled_as_the_live_lane_does(model, lane):
     texts = messages(350)
     async with LoopbackLLM(confident, batches=Batches(validation=2, polls=2)) as llm:

@@ -83,6 +83,7 @@ def test_a_file_is_judged_learned_from_and_certified(tickets, output):
     assert llm.calls == calls
 
 
+@pytest.mark.slow
 def test_sets_are_answered_in_the_terminal(tickets, monkeypatch):
     with LoopbackLLM(says) as llm:
         code, _, err = run_here(

@@ -48,6 +48,7 @@ def written(path, gold):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_the_command_line_labels_and_scores(tmp_path, suffix):
     texts = messages(30)

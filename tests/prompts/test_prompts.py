@@ -191,6 +191,7 @@ def test_labels_that_are_no_strings(value, label):
     assert parse_reply(f'{{"label": {value}, "confidence": 0.5}}', 1) == (Answer(label, 0.5),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [

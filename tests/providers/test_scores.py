@@ -73,6 +73,7 @@ def test_a_label_outside_the_set_stays_as_the_model_said_it():
     assert (answer.label, answer.confidence) == ("else", pytest.approx(0.4))
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.text("ab", min_size=1, max_size=4), min_size=2, max_size=6, unique=True),
     st.data(),

@@ -144,6 +144,7 @@ def test_no_stream_breaks_the_client(events, cut):
                 provider.decode(asked, body)
 
 
+@pytest.mark.slow
 @given(value=VALUES)
 def test_no_response_breaks_the_client(value):
     provider = OpenAI("m", base_url=LOCAL)

@@ -63,6 +63,7 @@ async def found(index, hashes, vectors):
     return np.array([e.text for e in entries]).reshape(-1, K), matches.similarities
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 3])
 async def test_exact_searches_merge_to_that_of_one_pool(shards):
     board, pool, hashes, vectors, _ = await filled(2_000, shards)

@@ -37,6 +37,7 @@ def wrong(name, one, want, got):
     )
 
 
+@pytest.mark.slow
 async def test_answers_are_read_as_the_provider_counted_them():
     problems = []
     for one, want, seen in await played("answers.jsonl"):
@@ -78,6 +79,7 @@ async def test_errors_lead_to_what_helps():
     assert problems == []
 
 
+@pytest.mark.slow
 async def test_nothing_differs_from_a_plain_reading():
     for name in FILES:
         # those that were recorded, not reported

@@ -196,6 +196,7 @@ async def test_a_small_pool_leaves_no_files(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["s.db"]
 
 
+@pytest.mark.slow
 async def test_additions_to_a_mapped_graph_are_found_before_and_after_it_is_loaded(tmp_path):
     path = tmp_path / "s.db"
     await fill(path, 1_000)
@@ -213,6 +214,7 @@ async def test_additions_to_a_mapped_graph_are_found_before_and_after_it_is_load
         assert await recall(pool, 1_650) > 0.98
 
 
+@pytest.mark.slow
 async def test_removals_hold_in_a_mapped_graph(tmp_path):
     path = tmp_path / "s.db"
     await fill(path, 1_000)
@@ -257,6 +259,7 @@ def unlink(file):
     file.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", [cut, scramble, empty, unlink])
 @pytest.mark.parametrize("what", ["graph", "vectors", "ranks"])
 async def test_damaged_files_are_built_anew(tmp_path, caplog, what, harm):
@@ -283,6 +286,7 @@ async def test_files_that_are_gone_are_built_anew(tmp_path):
         assert await recall(pool, 600) > 0.98
 
 
+@pytest.mark.slow
 async def test_files_of_another_copy_of_the_store_are_not_believed(tmp_path):
     path, copy = tmp_path / "s.db", tmp_path / "copy" / "s.db"
     await fill(path, 300)
@@ -300,6 +304,7 @@ async def test_files_of_another_copy_of_the_store_are_not_believed(tmp_path):
         assert found[0][0][0] == "text 1500"
 
 
+@pytest.mark.slow
 async def test_an_older_copy_of_the_store_beside_newer_files(tmp_path):
     path = tmp_path / "s.db"
     await fill(path, 300)
@@ -336,6 +341,7 @@ async def test_files_that_cannot_be_written_cost_nothing_but_time(tmp_path, capl
         assert await recall(pool, 500) > 0.98
 
 
+@pytest.mark.slow
 async def test_a_full_disk_while_rows_are_added(tmp_path, monkeypatch):
     path = tmp_path / "s.db"
     await fill(path, 500)

@@ -28,6 +28,7 @@ def test_without_judgments_it_is_the_probability_of_the_model():
     assert np.isnan(chances(texts, found, label, nothing)[3])
 
 
+@pytest.mark.slow
 def test_judgments_correct_a_model_that_is_too_sure():
     texts, found, label, rows, right = given(1, 3_000, 1_500)
     made = fit_trust(texts, found, label, rows, right[rows], np.full(1_500, 0.5))

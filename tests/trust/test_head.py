@@ -172,6 +172,7 @@ def test_a_vote_without_neighbors_keeps_the_own_labels():
     assert np.array_equal(VoteModel(10, 2.0).label(texts), texts.own)
 
 
+@pytest.mark.slow
 def test_equal_inputs_give_equal_bits():
     texts, gold = clusters(200, 3, 8)
     found = []
@@ -215,6 +216,7 @@ def test_no_judgment_keeps_the_own_labels():
     assert verdict.gain.low == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_the_prediction_of_a_judged_text_does_not_depend_on_its_judgment(seed):
     texts, gold = clusters(300, 4, 8, wrong=0.4, spread=0.4, seed=seed)

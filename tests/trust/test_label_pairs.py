@@ -116,6 +116,7 @@ def test_thresholds_follow_judgments_and_not_those_of_their_fold():
     assert apart[:, 0].min() > apart[:, 1:].max()
 
 
+@pytest.mark.slow
 def test_judgments_prove_a_gain_or_leave_labels_as_they_are():
     pairs, gold, heads, _ = made(missed=0.4)
     learned = learned_of(pairs, gold, heads, 60)

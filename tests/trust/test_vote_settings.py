@@ -71,6 +71,7 @@ async def test_a_failed_learn_changes_nothing():
     assert (len(result.neighbors), result.voters) == (3, 4)
 
 
+@pytest.mark.slow
 async def test_what_was_learned_is_used_by_all_that_reads_the_settings():
     labeler, _, nuc = client(join_pool=True)
     async with nuc:
@@ -105,6 +106,7 @@ async def test_classification_while_it_learns_uses_the_former_settings():
         assert (await nuc.classify_many(fresh)).labels == GOLD
 
 
+@pytest.mark.slow
 async def test_texts_that_do_not_join_the_pool_teach_too():
     _, _, nuc = client()
     async with nuc:
