@@ -7,6 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from hashlib import blake2b
+from math import isnan
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from testnuc._engine.inputs import checked_texts, distinct, values
@@ -14,14 +15,17 @@ from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.learned import Judgment, Learned
 from testnuc.trust.multilabel import MultilabelLearned
+from testnuc.trust.review import ReviewItem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from testnuc._engine.components import Components
+    from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.trust import Review, VoteSettings
+    from testnuc.trust.review import Drawn
 
-__all__ = ["LEAST_TEXTS", "MOST_TEXTS", "SHOWN", "Judging", "check_enough"]
+__all__ = ["LEAST_TEXTS", "MOST_TEXTS", "Judging", "check_enough"]
 
 _log = logging.getLogger("testnuc.client")
 
@@ -30,7 +34,7 @@ MOST_TEXTS = 200_000
 #: Fewest texts with a prediction to learn from.
 LEAST_TEXTS = 10
 #: Neighbors shown with a text to be judged.
-SHOWN = 5
+_SHOWN = 5
 
 L = TypeVar("L", Learned, MultilabelLearned)
 
@@ -178,6 +182,31 @@ class Judging(ABC, Generic[L]):
             _log.warning("%s; labels are those of the LLM and its neighbors", error)
             return
         parts.pipeline.settings = self._with(learned)
+
+    @staticmethod
+    def _item_of(
+        found: Neighborhoods,
+        index: int,
+        drawn: Drawn,
+        trust: float,
+        candidates: Iterable[tuple[str | None, Sequence[str]]],
+    ) -> ReviewItem:
+        """Return a drawn text as an item of a review."""
+        row = drawn.row
+        own = found.predictions[row]
+        return ReviewItem(
+            index=index,
+            text=found.entries[row].text,
+            hash=found.entries[row].hash,
+            own_label=None if own is None else own.label,
+            candidates=tuple((label, tuple(by)) for label, by in candidates),
+            trust=None if isnan(trust) else trust,
+            neighbors=found.near(row, _SHOWN),
+            goal=drawn.goal,
+            probability=drawn.probability,
+            floor=drawn.floor,
+            lowest=drawn.lowest,
+        )
 
     async def _learn(self, new: Sequence[Judgment]) -> L:
         async with self._lock:

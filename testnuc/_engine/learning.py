@@ -11,7 +11,7 @@ import numpy as np
 
 from testnuc._base.checks import checked_whole
 from testnuc._engine.applying import said_of, texts_among
-from testnuc._engine.judging import MOST_TEXTS, SHOWN, Judging, check_enough
+from testnuc._engine.judging import MOST_TEXTS, Judging, check_enough
 from testnuc._engine.judgments import (
     class_of,
     context_of,
@@ -115,20 +115,7 @@ class Learning(Judging[Learned]):
             given.setdefault(names[int(candidate.labels[row])], []).append(candidate.name)
         if self.learned is not None:
             given.setdefault(names[kept], []).append("what was learned so far")
-        own = found.predictions[row]
-        return ReviewItem(
-            index=index,
-            text=found.entries[row].text,
-            hash=found.entries[row].hash,
-            own_label=None if own is None else own.label,
-            candidates=tuple((label, tuple(by)) for label, by in given.items()),
-            trust=None if np.isnan(trust) else trust,
-            neighbors=found.near(row, SHOWN),
-            goal=drawn.goal,
-            probability=drawn.probability,
-            floor=drawn.floor,
-            lowest=drawn.lowest,
-        )
+        return self._item_of(found, index, drawn, trust, given.items())
 
     def _checked(self, labels: Sequence[Any]) -> list[str | None]:
         names = self._parts.labels

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from testnuc._base.checks import checked_whole
-from testnuc._engine.judging import MOST_TEXTS, SHOWN, Judging, check_enough
+from testnuc._engine.judging import MOST_TEXTS, Judging, check_enough
 from testnuc._engine.judgments import draws_of
 from testnuc._engine.multilabel import MultilabelNeighborhoods
 from testnuc.errors import InvalidInputError
@@ -123,7 +123,6 @@ class MultilabelLearning(Judging[MultilabelLearned]):
     ) -> ReviewItem:
         row = drawn.row
         found, pairs, names = fitted.neighborhoods, fitted.pairs, self._parts.labels.names
-        own = found.predictions[row]
         at = np.arange(pairs.starts[row], pairs.starts[row + 1])
         at = at[pairs.own[at] | given[at] | (scores[at] >= _SHOWN)]
         kept = "the vote" if self.learned is None else "what was learned so far"
@@ -131,20 +130,8 @@ class MultilabelLearning(Judging[MultilabelLearned]):
         for place in at[np.argsort(-scores[at], kind="stable")].tolist():
             by = [*(("the LLM",) if pairs.own[place] else ()), *((kept,) if given[place] else ())]
             label = names[pairs.labels[place]]
-            candidates.append((label, (*by, f"share {pairs.shares[place]:.2f}")))
-        return ReviewItem(
-            index=index,
-            text=found.entries[row].text,
-            hash=found.entries[row].hash,
-            own_label=None if own is None else own.label,
-            candidates=tuple(candidates),
-            trust=None if np.isnan(trust) else trust,
-            neighbors=found.near(row, SHOWN),
-            goal=drawn.goal,
-            probability=drawn.probability,
-            floor=drawn.floor,
-            lowest=drawn.lowest,
-        )
+            candidates.append((label, [*by, f"share {pairs.shares[place]:.2f}"]))
+        return self._item_of(found, index, drawn, trust, candidates)
 
     def _checked(self, labels: Sequence[Any]) -> list[str | None]:
         checked: list[str | None] = []
