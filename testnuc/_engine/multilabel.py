@@ -10,6 +10,7 @@ import numpy as np
 from testnuc._engine.neighborhoods import LEAST_VOTERS, Neighborhoods
 from testnuc.errors import InvalidInputError
 from testnuc.methods import StandardPrompting
+from testnuc.trust.label_pairs import places_of
 from testnuc.types import MultilabelClassification, MultilabelPrediction
 from testnuc.voting import (
     THRESHOLD,
@@ -140,10 +141,7 @@ class LearnedSets:
 
     def pairs(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where the labels of some texts are, and the starts of each text among them."""
-        counts = np.diff(self.starts)[rows]
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        at = np.repeat(self.starts[rows] - starts[:-1], counts) + np.arange(starts[-1])
-        return at, starts
+        return places_of(self.starts, rows)
 
 
 class MultilabelNeighborhoods(Neighborhoods):
@@ -204,7 +202,12 @@ class MultilabelNeighborhoods(Neighborhoods):
 
     def vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
         """Vote on some of the own texts; label 0 means that it is known which labels they have."""
-        voted = self.voted(rows)
+        return self.result(self.voted(rows), rows, votes=votes)
+
+    def result(
+        self, voted: VotedLabels, rows: slice | NDArray[np.int64], *, votes: bool = False
+    ) -> VoteResult:
+        """Return the labels of some of the own texts, from `voted`, as one vote for each text."""
         n_rows, counts = len(voted.voters), np.diff(voted.starts)
         row_of = np.repeat(np.arange(n_rows), counts)
         # the closest decision: most weight against it
@@ -259,7 +262,8 @@ def multilabel_classification(
     """Return the classification of the own text at `place`."""
     row = np.array([place])
     names = neighborhoods.labels.names
-    voted, result = neighborhoods.voted(row), neighborhoods.vote(row)
+    voted = neighborhoods.voted(row)
+    result = neighborhoods.result(voted, row)
     share, voters = float(result.share[0]), int(result.voters[0])
     known, weight = result.label[0] >= 0, float(voted.weight[0])
     shares = dict(zip((names[c] for c in voted.labels), voted.shares.tolist(), strict=True))

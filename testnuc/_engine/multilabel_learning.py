@@ -204,10 +204,7 @@ def _fit(
     row = place[np.repeat(np.arange(len(pool.voted)), np.diff(pool.offsets))]
     targets = np.zeros((len(used), n_classes), dtype=np.float32)
     targets[row[row >= 0], pool.labels[row >= 0]] = 1
-    # as they are read back from a store, so that both give the same labels
-    heads = tuple(
-        OneVsRest(head.weights.astype(np.float16).astype(np.float32))
-        for head in fit_one_vs_rest(vectors[used], targets, folds[used])
-    )
+    fitted = fit_one_vs_rest(vectors[used], targets, folds[used])
+    heads = tuple(head.rounded() for head in fitted)
     voted = found.plain_labels(slice(0, n))
     return pairs_of(voted, pool, folds, n_classes, heads, vectors), heads

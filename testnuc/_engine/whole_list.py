@@ -120,14 +120,9 @@ def _told(neighborhoods: Neighborhoods, pairs: Sequence[tuple[int, str, str]]) -
 def _side(neighborhoods: Neighborhoods, place: int, short: str, whole: str) -> int:
     """Return 1 if the neighbors of a text side with the label by the whole list, -1, or 0."""
     weights = {short: 0.0, whole: 0.0}
-    for near, similarity in zip(
-        neighborhoods.neighbors[place].tolist(),
-        neighborhoods.similarities[place].tolist(),
-        strict=True,
-    ):
-        prediction = neighborhoods.predictions[near] if near >= 0 else None
-        if prediction is not None and prediction.label in weights:
-            weights[prediction.label] += max(similarity, 0.0)
+    for near in neighborhoods.near(place, neighborhoods.neighbors.shape[1]):
+        if near.label in weights:
+            weights[near.label] += max(near.similarity, 0.0)
     return (weights[whole] > weights[short]) - (weights[whole] < weights[short])
 
 

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from testnuc.cli.options import client_options
-from testnuc.cli.options_of_run import EMBEDDER
+from testnuc.cli.options_of_run import EMBEDDER, OF_ANSWERS
 from testnuc.cli.reading import holds_rows
 from testnuc.cli.settings import has_password
 
@@ -18,20 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["command", "next_step"]
 
 #: Options by which stored answers are found.
-_OF_ANSWERS = (
-    "labels",
-    "store",
-    "model",
-    "base_url",
-    "embedder",
-    "instructions",
-    "none_label",
-    "texts_per_call",
-    "shortlist",
-    "multilabel",
-    "threshold",
-    "score_labels",
-)
+_NAMED = ("labels", "store", "model", *OF_ANSWERS)
 
 
 def command(
@@ -83,7 +70,7 @@ def next_step(
     if source is None:
         return "next: name an output with -o (.csv, .xlsx, .jsonl) to judge some texts and learn"
     # the embedder of a store is found there again
-    client = {name: client[name] for name in _OF_ANSWERS if client.get(name, EMBEDDER) != EMBEDDER}
+    client = {name: client[name] for name in _NAMED if client.get(name, EMBEDDER) != EMBEDDER}
     if client.get("store") == source:
         del client["store"]
     if results.learned is not None:

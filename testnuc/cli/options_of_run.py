@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EMBEDDER",
+    "OF_ANSWERS",
     "held_scopes",
     "opened_store",
     "remembered",
@@ -35,20 +36,20 @@ __all__ = [
 #: The embedder of a store that has none yet.
 EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 
-#: Options that decide which stored answers are used, and how they are voted on.
-_KEPT = (
+#: Options that decide which stored answers are used, besides labels and model.
+OF_ANSWERS = (
     "base_url",
     "embedder",
     "instructions",
     "none_label",
     "texts_per_call",
     "shortlist",
-    "score_labels",
-    "k",
-    "policy",
     "multilabel",
     "threshold",
+    "score_labels",
 )
+#: And how they are voted on.
+_KEPT = (*OF_ANSWERS, "k", "policy")
 _SHOWN = 6
 
 

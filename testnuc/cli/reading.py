@@ -174,16 +174,19 @@ def column_of_results(
     InvalidInputError
         Another column was noted when the file was written.
     """
-    written = noted_column(file) if guess and "nuc_label" in columns else None
-    if written is not None and written in columns and name not in (written, _LIKELY[0]):
-        raise InvalidInputError(
-            f"the run that wrote {file} read its texts from the column {written!r}; leave "
-            "--text-column out"
-        )
-    if name in columns or name != _LIKELY[0] or "nuc_label" not in columns:
+    if "nuc_label" not in columns:
         return name
     known = noted_column(file)
-    if known is not None and known in columns:
+    if known not in columns:
+        known = None
+    if guess and known is not None and name not in (known, _LIKELY[0]):
+        raise InvalidInputError(
+            f"the run that wrote {file} read its texts from the column {known!r}; leave "
+            "--text-column out"
+        )
+    if name in columns or name != _LIKELY[0]:
+        return name
+    if known is not None:
         return known
     likely = _longest(rows, columns) if guess else None
     if likely is None:

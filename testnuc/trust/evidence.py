@@ -15,7 +15,7 @@ sampling without replacement" (UAI).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -77,6 +77,17 @@ class Draws:
         """Return some of the draws."""
         lowest = None if self.lowest is None else self.lowest[used]
         return Draws(self.texts, self.probability[used], self.floor[used], lowest)
+
+    def arrays(self) -> dict[str, NDArray[np.float64]]:
+        """Return the arrays to be stored, by name."""
+        found = {"probability": self.probability, "floor": self.floor}
+        return found if self.lowest is None else {**found, "lowest": self.lowest}
+
+    @classmethod
+    def taken_from(cls, arrays: dict[str, NDArray[Any]], texts: int) -> Draws:
+        """Return the draws of what `arrays` returned, which is removed from `arrays`."""
+        lowest = arrays.pop("lowest", None)
+        return cls(texts, arrays.pop("probability"), arrays.pop("floor"), lowest)
 
     @property
     def uniform(self) -> bool:

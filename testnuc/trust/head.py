@@ -12,7 +12,7 @@ Cuturi 2013, as in SwAV (Caron et al. 2020).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -52,9 +52,9 @@ _MOST_SCALE = 1e6
 _STEEPEST = np.float32(60)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Softmax:
-    """A fitted softmax classifier.
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _Linear:
+    """A linear classifier.
 
     Parameters
     ----------
@@ -65,31 +65,36 @@ class Softmax:
     __repr__ = brief
 
     weights: NDArray[np.float32]
+
+    def scores(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Return float32[n, C]."""
+        found: NDArray[np.float32] = vectors.astype(np.float32) @ self.weights[:-1]
+        found += self.weights[-1]
+        return found
+
+    def rounded(self) -> Self:
+        """Return it as it is read back from a store, so that both give the same labels."""
+        return type(self)(self.weights.astype(np.float16).astype(np.float32))
+
+
+class Softmax(_Linear):
+    """A fitted softmax classifier."""
+
+    __slots__ = ()
 
     def probabilities(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
         """Return float32[n, C], rows sum to 1."""
-        weights = self.weights
-        return _softmax(vectors.astype(np.float32) @ weights[:-1] + weights[-1])
+        return _softmax(self.scores(vectors))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OneVsRest:
-    """A fitted classifier of texts that can have several labels.
+class OneVsRest(_Linear):
+    """A fitted classifier of texts that can have several labels."""
 
-    Parameters
-    ----------
-    weights : float32[dim + 1, C]
-        The last row is the bias.
-    """
-
-    __repr__ = brief
-
-    weights: NDArray[np.float32]
+    __slots__ = ()
 
     def probabilities(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
         """Return float32[n, C], of each label alone."""
-        weights = self.weights
-        return _sigmoid(vectors.astype(np.float32) @ weights[:-1] + weights[-1])
+        return _sigmoid(self.scores(vectors))
 
 
 def folds_of(hashes: Sequence[bytes]) -> NDArray[np.int64]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from testnuc.trust.head import OneVsRest
     from testnuc.voting import PoolLabels, VotedLabels
 
-__all__ = ["LabelPairs", "Truth", "fit_thresholds", "pairs_of"]
+__all__ = ["LabelPairs", "Truth", "fit_thresholds", "pairs_of", "places_of"]
 
 #: Cells of texts times labels that are in memory at a time.
 _CELLS = 1 << 22
@@ -75,9 +75,7 @@ class LabelPairs:
 
     def at(self, rows: NDArray[np.int64]) -> LabelPairs:
         """Return the pairs of some texts."""
-        counts = np.diff(self.starts)[rows]
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        at = np.repeat(self.starts[rows] - starts[:-1], counts) + np.arange(starts[-1])
+        at, starts = places_of(self.starts, rows)
         return LabelPairs(
             starts,
             self.labels[at],
@@ -109,6 +107,23 @@ class LabelPairs:
     def by_llm(self) -> NDArray[np.bool_]:
         """Return which labels the LLM gave; those of the vote where its labels are unknown."""
         return np.where(self.answered[self.rows], self.own, self.given)
+
+
+def places_of(
+    starts: NDArray[np.int64], rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where the items of some rows are, and the starts of each row among them.
+
+    Parameters
+    ----------
+    starts : int64[n + 1]
+        The items of row i are at ``starts[i]:starts[i + 1]``.
+    rows : int64[m]
+    """
+    counts = np.diff(starts)[rows]
+    made = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    at = np.repeat(starts[rows] - made[:-1], counts) + np.arange(made[-1])
+    return at, made
 
 
 def pairs_of(

@@ -333,13 +333,10 @@ class Learned:
             "rows": self.rows,
             "right": self.right,
             "person": self.person,
-            "probability": self.draws.probability,
-            "floor": self.draws.floor,
+            **self.draws.arrays(),
         }
         if self.level_trust is not None and self.level_right is not None:
             arrays |= {"level_trust": self.level_trust, "level_right": self.level_right}
-        if self.draws.lowest is not None:
-            arrays["lowest"] = self.draws.lowest
         models = []
         for number, model in enumerate([self.model, *self.bases]):
             heads = np.stack([head.weights for head in model.heads]).astype(np.float16)
@@ -400,12 +397,7 @@ class Learned:
                 rows=arrays["rows"],
                 right=arrays["right"],
                 person=arrays["person"],
-                draws=Draws(
-                    header["population"],
-                    arrays["probability"],
-                    arrays["floor"],
-                    arrays.get("lowest"),
-                ),
+                draws=Draws.taken_from(arrays, header["population"]),
                 dissent=tuple(header["dissent"]),
                 level_trust=arrays.get("level_trust"),
                 level_right=arrays.get("level_right"),
@@ -421,9 +413,7 @@ def _tree_of(labels: tuple[str, ...]) -> LabelTree | None:
 
 def rounded(model: HeadModel) -> HeadModel:
     """Return a model as it is read back from a store, so that both give the same labels."""
-    heads = tuple(
-        Softmax(head.weights.astype(np.float16).astype(np.float32)) for head in model.heads
-    )
+    heads = tuple(head.rounded() for head in model.heads)
     moves = None if model.moves is None else _float32(model.moves.astype(np.float16))
     return replace(model, heads=heads, moves=moves)
 

@@ -18,7 +18,7 @@ import orjson
 
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError, StoreError
-from testnuc.trust.calibration import logistic
+from testnuc.trust.calibration import log_odds, logistic
 from testnuc.trust.certificates import LabelCertificate, certify
 from testnuc.trust.evidence import Draws, Gain, gain_of
 from testnuc.trust.head import FOLDS, OneVsRest
@@ -50,8 +50,8 @@ _CANDIDATES = {
 #: Prior of the chance that a label applies, and of the chance that all labels of a text are right.
 _LABEL_MEAN, _LABEL_PRECISION = np.array([0.0, 0.7, 1.0]), np.array([0.5, 4.0, 4.0])
 _TEXT_MEAN, _TEXT_PRECISION = np.array([0.0, 1.0]), np.array([0.5, 4.0])
-#: Scores and chances nearer to 0 and 1 count as this near.
-_NEAR, _NEAREST = 0.01, 1e-4
+#: Scores nearer to 0 and 1 count as this near.
+_NEAR = 0.01
 
 #: Arrays of a `MultilabelLearned` that are stored as they are.
 _ARRAYS = (
@@ -259,9 +259,7 @@ class MultilabelLearned:
     def to_bytes(self) -> bytes:
         """Return everything as bytes, without pickle."""
         arrays: dict[str, NDArray[Any]] = {name: getattr(self, name) for name in _ARRAYS}
-        arrays |= {"probability": self.draws.probability, "floor": self.draws.floor}
-        if self.draws.lowest is not None:
-            arrays["lowest"] = self.draws.lowest
+        arrays |= self.draws.arrays()
         if self.heads:
             arrays["heads"] = np.stack([h.weights for h in self.heads]).astype(np.float16)
         header = {
@@ -286,8 +284,7 @@ class MultilabelLearned:
         """
         try:
             header, arrays = unpack(data)
-            chances = (arrays.pop(name, None) for name in ("probability", "floor", "lowest"))
-            draws = Draws(header["population"], *chances)  # type: ignore[arg-type]
+            draws = Draws.taken_from(arrays, header["population"])
             heads = arrays.pop("heads", np.empty(0))
             return cls(
                 labels=tuple(header["labels"]),
@@ -438,7 +435,7 @@ def _features(pairs: LabelPairs, kind: str) -> NDArray[np.float64]:
     """Return float64[T, 3]: one, log odds by the score, and whether the LLM gave the label."""
     scores = pairs.scores(with_head=kind == "head")
     p = np.clip(scores.astype(np.float64), _NEAR, 1 - _NEAR)
-    return np.stack([np.ones(len(p)), np.log(p / (1 - p)), pairs.own - 0.5], axis=1)
+    return np.stack([np.ones(len(p)), log_odds(p), pairs.own - 0.5], axis=1)
 
 
 def _chances(pairs: LabelPairs, kind: str, of_label: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -452,10 +449,7 @@ def _text_odds(
 ) -> NDArray[np.float64]:
     """Return the log odds that all labels are right, were they independent, float64[n]."""
     logs = np.log(np.where(given, chances, 1 - chances))
-    p = np.exp(np.bincount(pairs.rows, weights=logs, minlength=len(pairs)))
-    p = np.clip(p, _NEAREST, 1 - _NEAREST)
-    odds: NDArray[np.float64] = np.log(p / (1 - p))
-    return odds
+    return log_odds(np.exp(np.bincount(pairs.rows, weights=logs, minlength=len(pairs))))
 
 
 def _trust(
