@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 from contextlib import aclosing
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, cast
 
 from testnuc._dispatch.inflight import Ask, InFlight, InFlightRequest, ScheduledRun
@@ -27,6 +27,7 @@ from testnuc._dispatch.queue import FairQueue
 from testnuc._dispatch.workers import WorkerPool
 from testnuc.errors import BadRequestError, ProviderError, ReplyError, StoreError, TestNUCError
 from testnuc.protocols import StoredPrediction
+from testnuc.stores.memory import MemoryStore
 from testnuc.transport import telemetry
 
 if TYPE_CHECKING:
@@ -155,8 +156,9 @@ class Scheduler:
             raise ProviderError(_CLOSED)
         run = ScheduledRun(self)
         self._runs[run] = None
-        feeder = asyncio.create_task(self._feed(run, asks), name="testnuc-asks")
+        feeder: asyncio.Task[None] | None = None
         try:
+            feeder = await self._start(run, asks)
             while True:
                 for _ in range(min(len(run.outcomes), _TURN)):
                     yield run.outcomes.popleft()
@@ -175,11 +177,11 @@ class Scheduler:
                     await run.changed.wait()
         finally:
             self._runs.pop(run, None)
-            ended = feeder.done()
-            feeder.cancel()
+            if feeder is not None:
+                feeder.cancel()
             # before the wait, which a second cancellation can interrupt
             self._abandon(run)
-            if not ended:
+            if feeder is not None and not feeder.done():
                 await asyncio.wait([feeder])
 
     @property
@@ -200,6 +202,22 @@ class Scheduler:
                 async with asyncio.timeout(left):
                     await run.changed.wait()
             left = run.failed_at + self._drain - asyncio.get_running_loop().time()
+
+    async def _start(
+        self, run: ScheduledRun, asks: Iterable[Ask] | AsyncGenerator[list[Ask], None]
+    ) -> asyncio.Task[None] | None:
+        """Claim the asks of a run in a task, or few at once, if the store does not wait."""
+        # subclasses may wait
+        read = getattr(type(self._store), "get_predictions", None)
+        if isinstance(asks, Iterable) and read is MemoryStore.get_predictions:
+            asks = iter(asks)
+            first = list(islice(asks, _CHUNK))
+            if len(first) < _CHUNK:
+                # a task would take longer than the claim
+                await self._feed(run, first)
+                return None
+            asks = chain(first, asks)
+        return asyncio.create_task(self._feed(run, asks), name="testnuc-asks")
 
     async def _feed(
         self, run: ScheduledRun, asks: Iterable[Ask] | AsyncGenerator[list[Ask], None]

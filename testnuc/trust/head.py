@@ -11,15 +11,18 @@ Cuturi 2013, as in SwAV (Caron et al. 2020).
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from threading import Lock
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
 from testnuc._base.display import brief
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -50,6 +53,8 @@ _LEAST_MASS = 1e-3
 _MOST_SCALE = 1e6
 #: Largest log odds: float32 has no larger e ** x than that of 88.
 _STEEPEST = np.float32(60)
+_FITTING = Lock()
+_Head = TypeVar("_Head")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -138,10 +143,12 @@ def fit_one_vs_rest(
     folds : int64[n]
     """
     ones = np.ones(len(vectors), dtype=np.float32)
-    return tuple(
-        OneVsRest(_fitted(vectors, targets, ones, np.flatnonzero(folds != fold), several=True))
-        for fold in range(FOLDS)
-    )
+
+    def fit(fold: int) -> OneVsRest:
+        others = np.flatnonzero(folds != fold)
+        return OneVsRest(_fitted(vectors, targets, ones, others, several=True))
+
+    return _each_fold(fit)
 
 
 def _fitted(
@@ -260,18 +267,33 @@ def fit_folds(
     start : sequence of Softmax, optional
         Earlier fits of the same folds.
     """
-    heads = []
-    for fold in range(FOLDS):
+
+    def fit(fold: int) -> Softmax:
         others = folds != fold
-        heads.append(
-            fit_head(
-                vectors[others],
-                targets[others],
-                weights[others],
-                start=None if start is None else start[fold],
-            )
+        return fit_head(
+            vectors[others],
+            targets[others],
+            weights[others],
+            start=None if start is None else start[fold],
         )
-    return tuple(heads)
+
+    return _each_fold(fit)
+
+
+def _each_fold(fit: Callable[[int], _Head]) -> tuple[_Head, ...]:
+    """Fit the heads of all folds, one per core.
+
+    BLAS gets one thread for each: on matrices of this size more threads take longer.
+    """
+    from threadpoolctl import threadpool_limits
+
+    # the limit holds for the process: two fits at once must not restore each other's limit
+    with (
+        _FITTING,
+        threadpool_limits(1, user_api="blas"),
+        ThreadPoolExecutor(min(FOLDS, os.cpu_count() or 1)) as threads,
+    ):
+        return tuple(threads.map(fit, range(FOLDS)))
 
 
 def fit_move(
