@@ -16,13 +16,15 @@ import numpy as np
 import orjson
 
 from testnuc import embedders
-from testnuc._base.checks import valid_text
+from testnuc._base.checks import hash_text, valid_text
 from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import Background, at_exit
-from testnuc.embedders.cache import embedder_name
-from testnuc.errors import InvalidInputError
+from testnuc.embedders.cache import EmbeddingCache, embedder_name
+from testnuc.errors import EmbeddingError, InvalidInputError, with_note
+from testnuc.index.memory_pool import Pool
 from testnuc.protocols import Answer, Reply
 from testnuc.results import Results
+from testnuc.stores.memory import MemoryStore
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.head import Softmax
 from testnuc.types import Classification, Usage
@@ -42,8 +44,6 @@ _log = logging.getLogger("testnuc.head")
 _VERSION = 1
 #: Texts whose probabilities are in memory at a time.
 _BLOCK = 4_096
-#: Texts embedded at a time, as for a client.
-_TURN = 512
 #: What reading raises where a byte of the archive or of its header differs.
 _DAMAGED = (
     zipfile.BadZipFile,
@@ -350,7 +350,10 @@ class Head:
 
     def probabilities(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return float32[n, C], uncalibrated; rows sum to 1."""
-        return Softmax(self.weights).probabilities(self._embedded(list(texts)))
+        vectors, errors = self._embedded(list(texts))
+        for at, error in errors.items():
+            raise with_note(error, f"text {at} has no embedding")
+        return Softmax(self.weights).probabilities(vectors)
 
     def predict(self, texts: Iterable[str]) -> Results:
         """Label texts; makes no LLM call.
@@ -362,7 +365,8 @@ class Head:
         Returns
         -------
         Results
-            One `Classification` for each text, with `source` "head".
+            One `Classification` for each text, with `source` "head". One that the embedder rejects
+            has an `error` instead of a label.
 
         Raises
         ------
@@ -374,22 +378,24 @@ class Head:
             problem = valid_text(text)
             if problem is not None:
                 raise InvalidInputError(f"text {at} {problem}")
-        found, trust = self.predict_vectors(self._embedded(given))
-        drift = self.drift.add(trust)
+        vectors, errors = self._embedded(given)
+        found, trust = self.predict_vectors(vectors)
+        drift = self.drift.add(trust[[at for at in range(len(given)) if at not in errors]])
         if drift is not None:
             _log.warning("%s", drift)
         rows = [
             Classification(
                 index=at,
                 text=text,
-                label=self.labels[label],
+                label=None if at in errors else self.labels[label],
                 share=0.0,
                 margin=0.0,
                 voters=0,
                 complete=True,
                 prediction=None,
-                trust=chance,
-                source="head",
+                trust=None if at in errors else chance,
+                source=None if at in errors else "head",
+                error=errors.get(at),
             )
             for at, (text, label, chance) in enumerate(
                 zip(given, found.tolist(), trust.tolist(), strict=True)
@@ -425,23 +431,10 @@ class Head:
             self._embedder, self._own_embedder = embedders.resolve(self.embedder), True
         return self._embedder
 
-    def _embedded(self, texts: list[str]) -> NDArray[np.float16]:
+    def _embedded(self, texts: list[str]) -> tuple[NDArray[np.float16], dict[int, Exception]]:
+        """Return the vector of each text, and the errors of those that the embedder rejects."""
         embedder = self._loaded()
-        out = np.empty((len(texts), self.dim), dtype=np.float16)
-        # texts of like length together: less padding
-        order = np.argsort([len(text) for text in texts], kind="stable")
-
-        async def embed() -> None:
-            for at in range(0, len(order), _TURN):
-                part = order[at : at + _TURN]
-                made = unit(await embedder.embed([texts[i] for i in part.tolist()]))
-                if made.shape[1] != self.dim:
-                    raise InvalidInputError(
-                        f"the embedder {self.embedder!r} returns {made.shape[1]} dimensions; the "
-                        f"head takes {self.dim}"
-                    )
-                out[part] = made
-
+        cache = EmbeddingCache(embedder, MemoryStore(), Pool())
         if self._background is None:
             # one loop for all calls: an embedder may keep connections
             self._background = Background("testnuc-head")
@@ -450,8 +443,18 @@ class Head:
             ending = weakref.finalize(self, self._background.leave, partial(_closed, own))
             ending.atexit = False
             at_exit(ending)
-        self._background.run(embed())
-        return out
+        vectors, errors = self._background.run(cache.each(texts, [hash_text(t) for t in texts]))
+        if len(errors) == len(texts):
+            if errors and all(isinstance(error, EmbeddingError) for error in errors.values()):
+                # not one text is at fault, but the embedder
+                raise errors[0]
+            return np.zeros((len(texts), self.dim), np.float16), errors
+        if vectors.shape[1] != self.dim:
+            raise InvalidInputError(
+                f"the embedder {self.embedder!r} returns {vectors.shape[1]} dimensions; the head "
+                f"takes {self.dim}"
+            )
+        return vectors, errors
 
 
 def unit(vectors: NDArray[np.floating]) -> NDArray[np.float16]:
