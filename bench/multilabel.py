@@ -119,12 +119,12 @@ def _table(pairs: LabelPairs, given: NDArray[np.bool_], n_classes: int) -> NDArr
 def _measured(name: str, data: Unions, draws: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each way to label; judged texts are scored as the others."""
     (pairs, heads), n_classes = data.pairs(), data.gold.shape[1]
-    ways = {"LLM": (data.said, "")}
+    ways = {"LLM": data.said, "default": _table(pairs, pairs.given, n_classes)}
     for threshold in (0.3, 0.5, 0.7):
         limits = np.full((FOLDS, n_classes), threshold, np.float32)
-        ways[f"vote at {threshold:g}"] = (_table(pairs, pairs.above(limits), n_classes), "")
-    ways["head at 0.5"] = (_table(pairs, pairs.heads > 0.5, n_classes), "")
-    for way, (given, _) in ways.items():
+        ways[f"vote at {threshold:g}"] = _table(pairs, pairs.above(limits), n_classes)
+    ways["head at 0.5"] = _table(pairs, pairs.heads > 0.5, n_classes)
+    for way, given in ways.items():
         yield _row(name, way, _scores(data.gold, given), "")
     for m in _JUDGED:
         found = [data.learned(pairs, heads, m, seed) for seed in range(draws)]
@@ -151,8 +151,8 @@ def _gain(sets: Mapping[str, Unions], draws: int) -> Report:
         for row in _measured(name, data, draws):
             report.row(**row)
     report.note(
-        "`judgments`: what `learn` gives after so many judgments of texts drawn at random. "
-        "Simulated vectors are the sum of the centers of their labels, and noise. Of the texts "
+        "`default`: without judgments. `judgments`: what `learn` gives after so many judgments "
+        "of texts drawn at random. Simulated vectors are the sum of the centers of their labels, and noise. Of the texts "
         "with the same labels, the part `alike` gets the same answer; all other errors are "
         "independent."
     )
