@@ -152,9 +152,9 @@ def _gain(sets: Mapping[str, Unions], draws: int) -> Report:
             report.row(**row)
     report.note(
         "`default`: without judgments. `judgments`: what `learn` gives after so many judgments "
-        "of texts drawn at random. Simulated vectors are the sum of the centers of their labels, and noise. Of the texts "
-        "with the same labels, the part `alike` gets the same answer; all other errors are "
-        "independent."
+        "of texts drawn at random. Simulated vectors are the sum of the centers of their labels, "
+        "and noise. Of the texts with the same labels, the part `alike` gets the same answer; all "
+        "other errors are independent."
     )
     return report
 
