@@ -349,6 +349,16 @@ def test_a_file_is_used_from_the_shell(tmp_path, monkeypatch):
         assert code == 0
         assert "0 to 120" in out
         assert llm.calls == calls
+        several = [*given, "--multilabel", "--store", "m.db"]
+        code, _, err = run_here("classify", "in.txt", *several, "-o", "m.csv")
+        assert code == 0, err
+        code, _, err = run_here("distill", "m.db", "-o", "m.head")
+        assert code == 0, err
+        code, _, err = run_here("classify", "in.txt", "--head", "m.head", "-o", "n.jsonl", key=None)
+        assert code == 0, err
+        found = [orjson.loads(line) for line in Path("n.jsonl").read_bytes().splitlines()]
+        assert [row["nuc_labels"] for row in found[:120]] == [["refund"], ["delivery"]] * 60
+        assert {row["nuc_source"] for row in found[:120]} == {"head"}
         code, _, err = run_here("classify", "in.txt")
         assert (code, "--labels" in err) == (2, True)
         code, out, _ = run_here("classify", "in.txt", *given, "--ask", "unsure", "--dry-run")

@@ -164,6 +164,50 @@ def test_a_job_applies_what_was_learned(tmp_path):
             classify_dataset(dataset(), LABELS, **given, referee="openai/better")
 
 
+def several(text):
+    """Return one or two labels, none for some."""
+    number = int(text.rpartition(" ")[2])
+    first = LABELS.index(gold(text))
+    return {LABELS[(first + i) % len(LABELS)]: 0.9 for i in range(number % 3)}
+
+
+@pytest.mark.parametrize("policy", ["auto", "weighted"])
+def test_rows_hold_several_labels(tmp_path, policy):
+    import asyncio
+
+    with LoopbackLLM(several) as llm:
+        given = settings(llm.base_url, policy=policy, store=str(tmp_path / "s.db"), multilabel=True)
+
+        async def expected():
+            async with testnuc.TestNUC(LABELS, **given) as nuc:
+                await nuc.classify_many(TEXTS)
+                await nuc.learn(TEXTS[:2], [["login"], []])
+                return await nuc.classify_many(TEXTS), str(nuc.learned)
+
+        results, learned = asyncio.run(expected())
+        labeled = classify_dataset(dataset(), LABELS, **given, batch_size=128)
+        assert (labeled.learned, labeled.diagnosis) == (learned, None)
+        rows = sorted(labeled.dataset.take_all(), key=lambda row: row["id"])
+        assert llm.calls == 300
+    assert [list(row["labels"]) for row in rows] == results.label_lists
+    assert [row["source"] for row in rows] == [r.source for r in results]
+    assert [list(row["trusts"]) for row in rows] == [list(r.trusts.values()) for r in results]
+
+
+def test_rows_hold_the_path_in_a_tree():
+    labels = {"money": ["refund", "fees"], "parcel": None}
+
+    def answer(text):
+        return ("money > refund" if gold(text) == "refund" else "parcel"), 0.9
+
+    with LoopbackLLM(answer) as llm:
+        labeled = classify_dataset(dataset(), labels, **settings(llm.base_url))
+        rows = labeled.dataset.take_all()
+    assert {tuple(row["path"]) for row in rows} == {("money", "refund"), ("parcel",)}
+    assert all(len(row["path_trusts"]) == len(row["path"]) for row in rows)
+    assert all(" > ".join(row["path"]) == row["label"] for row in rows)
+
+
 def test_a_wrong_key_stops_the_job_and_a_wrong_argument_starts_none():
     with (
         LoopbackLLM(confident, api_key="another") as llm,
