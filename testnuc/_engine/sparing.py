@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc._engine.applying import said_of, texts_among
-from testnuc.trust import Sparing, Unsure
+from testnuc.trust import Sparing, Unsure, random_part
 from testnuc.trust.model import fit_model, fits, teach
 
 if TYPE_CHECKING:
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.head import Head
-    from testnuc.trust import Learned
+    from testnuc.protocols import PoolText
+    from testnuc.trust import Learned, VoteSettings
     from testnuc.trust.head import Softmax
     from testnuc.trust.model import HeadModel, Texts
 
-__all__ = ["HeadRule", "ask_unsure"]
+__all__ = ["HeadRule", "ask_unsure", "asked_first"]
 
 _log = logging.getLogger("testnuc.client")
 
@@ -66,6 +67,20 @@ class HeadRule:
                 "the LLM"
             )
         return rows[~sure]
+
+
+def asked_first(
+    texts: Sequence[PoolText], n_classes: int, rule: Unsure, settings: VoteSettings
+) -> list[int]:
+    """Return the places of the texts that `ask_unsure` asks about first, without embeddings.
+
+    Of texts that the embedder will reject it knows nothing: the part may lack a few at its end.
+    """
+    rows = [place for place, entry in enumerate(texts) if entry.label is None]
+    if not fits(len(rows), n_classes):
+        return rows
+    rule = rule.proved if settings.head_decides else rule
+    return [rows[at] for at in random_part([texts[row].hash for row in rows], rule).tolist()]
 
 
 async def ask_unsure(
