@@ -6,6 +6,7 @@ import argparse
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,11 @@ from bench._recorded import read_recorded
 from bench._report import Report
 from testnuc.trust import Sparing, Unsure
 from testnuc.trust.head import fit_folds, predict_folds
-from testnuc.trust.model import fit_model, one_hot, vote_joined
+from testnuc.trust.model import SPARED_ROUNDS, fit_model, one_hot, vote_joined
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from bench._recorded import Recorded
@@ -58,7 +61,7 @@ def labelings(
     data : Recorded
     asked : bool[n]
     heads : tuple of Softmax, optional
-        Fitted on what was asked.
+        Fitted on what was asked; None: all were asked about.
 
     Returns
     -------
@@ -67,13 +70,15 @@ def labelings(
         half the way, as in a run for which judgments have proved that candidate.
     """
     own = np.where(asked, data.texts.own, -1).astype(np.int32)
-    texts = replace(data.texts, own=own)
+    texts, model = replace(data.texts, own=own), partial(fit_model, power=_POWER, care=_CARE)
     if heads is None:
         weights = np.ones(len(own), dtype=np.float32)
         heads = fit_folds(texts.vectors, one_hot(own, texts.n_classes), weights, texts.folds)
+    else:
+        model = partial(model, rounds=SPARED_ROUNDS)
     head = predict_folds(heads, texts.vectors, texts.folds)
     alone: NDArray[np.int32] = vote_joined(texts, head, own).argmax(axis=1).astype(np.int32)
-    return alone, fit_model(texts, power=_POWER, care=_CARE, start=heads).label(texts)
+    return alone, model(texts, start=heads).label(texts)
 
 
 def _default(report: Report, data: Recorded, seeds: int, stop: float) -> None:
@@ -94,13 +99,13 @@ def _default(report: Report, data: Recorded, seeds: int, stop: float) -> None:
     )
 
 
-def _curve(report: Report, data: Recorded, seeds: int) -> None:
+def _curve(report: Report, data: Recorded, seeds: int, parts: Sequence[float]) -> None:
     whole = labelings(data, np.ones(len(data.gold), dtype=np.bool_), None)
     every = [data.alone, *(_accuracy(labels, data) for labels in whole)]
     found: dict[bytes, list[float]] = {}
     for kind in ("random", "unsure"):
         cells: dict[str, list[float]] = {}
-        for part in _PARTS:
+        for part in parts:
             # "random": all of the part is drawn at random
             rule = Unsure(most=part) if kind == "unsure" else Unsure(stop=1, most=part)
             points = []
@@ -132,7 +137,8 @@ def _plot(report: Report, path: Path) -> None:
             if row["set"] == name:
                 color = _COLORS[row["labels"]]
                 style = "-" if row["asked"] == "unsure" else ":"
-                points = [*((100 * part, row[f"{part:.0%}"]) for part in _PARTS), (100, row["all"])]
+                points = [(float(part[:-1]), row[part]) for part in row if part.endswith("%")]
+                points.append((100, row["all"]))
                 ax.plot(*zip(*points, strict=True), style, color=color, marker=".",
                         label=f"{row['labels']}, {row['asked']}")  # fmt: skip
         ax.set_title(name, fontsize=9)
@@ -156,6 +162,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--sets", nargs="+", help="names of files without .jsonl (default: all)")
     parser.add_argument("--seeds", type=int, default=20, help="random parts, of the default rule")
     parser.add_argument("--curve-seeds", type=int, default=20, help="random parts, of the curve")
+    parser.add_argument("--parts", type=float, nargs="+", default=_PARTS, help="of the curve")
     parser.add_argument("--stop", type=float, default=0.99)
     parser.add_argument("--plot", help="a .png, .svg or .pdf file")
     parser.add_argument("--json", help="write the result to this file")
@@ -178,7 +185,7 @@ def main(argv: list[str]) -> None:
             if arguments.seeds:
                 _default(default, data, arguments.seeds, arguments.stop)
             if arguments.curve_seeds:
-                _curve(curve, data, arguments.curve_seeds)
+                _curve(curve, data, arguments.curve_seeds, arguments.parts)
             print(f"{data.name}: done", file=sys.stderr, flush=True)
     whole = Report("calls", "calls against accuracy")
     for report in (default, curve):

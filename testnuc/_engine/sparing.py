@@ -11,7 +11,7 @@ import numpy as np
 
 from testnuc._engine.applying import said_of, texts_among
 from testnuc.trust import Sparing, Unsure, random_part
-from testnuc.trust.model import fit_model, fits, teach
+from testnuc.trust.model import SPARED_ROUNDS, fit_model, fits, teach
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -160,5 +160,5 @@ def _fitted_again(
     if heads is None or (taught and (judged is None or (judged >= 0).sum() < _TAUGHT)):
         return None
     plain = replace(texts, judged=None)
-    made = fit_model(plain, power=model.power, care=model.care, start=heads)
+    made = fit_model(plain, power=model.power, care=model.care, start=heads, rounds=SPARED_ROUNDS)
     return teach(made, texts) if taught else made
