@@ -70,5 +70,5 @@ async def test_texts_are_labeled(path, model):
         assert [result.label for result in results] == [gold(text) for text in texts]
         assert llm.bodies[0]["anthropic_version"] == CALLS[model]
         async with testnuc.TestNUC(LABELS, named, api_key="another", **settings) as nuc:
-            with pytest.raises(AuthenticationError, match="Check the key in (AWS|CLOUDSDK)_"):
+            with pytest.raises(AuthenticationError, match=r"Check the key in (AWS|CLOUDSDK)_"):
                 await nuc.classify_many(texts)
