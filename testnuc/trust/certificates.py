@@ -93,7 +93,7 @@ class _Learned(Protocol):
     def decides(self) -> str: ...
 
     @property
-    def rows(self) -> NDArray[np.int64]: ...
+    def right(self) -> NDArray[np.bool_]: ...
 
     def certify(self) -> Certificate: ...
 
@@ -103,7 +103,9 @@ def wants_decisions(learned: _Learned, certificate: Certificate) -> bool:
 
     Better labels come first: they also take fewer judgments to certify.
     """
-    unsettled = learned.decides == "settings" and len(learned.rows) < _ENOUGH
+    right = learned.right
+    wrong = not len(right) or float(right.mean()) < certificate.accuracy
+    unsettled = learned.decides == "settings" and len(right) < _ENOUGH and wrong
     return not certificate.part and (unsettled or not certificate.more)
 
 
