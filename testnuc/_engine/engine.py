@@ -18,6 +18,7 @@ from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
 from testnuc._engine.inputs import checked_texts, distinct, labeled
 from testnuc._engine.learning import Learning
+from testnuc._engine.multilabel import MultilabelNeighborhoods
 from testnuc._engine.multilabel_learning import MultilabelLearning
 from testnuc._engine.multilabel_rows import rows_of
 from testnuc._engine.pipeline import STOPS
@@ -304,6 +305,9 @@ class Engine:
             neighborhoods, escalated = await self.escalation.settle(
                 neighborhoods, fixed=settings is not None, stopped=stopped is not None
             )
+            if isinstance(neighborhoods, MultilabelNeighborhoods):
+                note = await asyncio.to_thread(neighborhoods.note_of_kept)
+                neighborhoods.notes.extend([note] if note else [])
             with operation(telemetry, "vote"):
                 rows = await asyncio.to_thread(rows_of, neighborhoods, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started
