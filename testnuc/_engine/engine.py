@@ -305,9 +305,6 @@ class Engine:
             neighborhoods, escalated = await self.escalation.settle(
                 neighborhoods, fixed=settings is not None, stopped=stopped is not None
             )
-            if isinstance(neighborhoods, MultilabelNeighborhoods):
-                note = await asyncio.to_thread(neighborhoods.note_of_kept)
-                neighborhoods.notes.extend([note] if note else [])
             with operation(telemetry, "vote"):
                 rows = await asyncio.to_thread(rows_of, neighborhoods, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started
@@ -332,8 +329,11 @@ class Engine:
         return results
 
     async def _compare(self, neighborhoods: Neighborhoods, lane: str) -> None:
-        """Compare a part of the answers with those by prompts of all labels, if others are sent."""
+        """Note what a vote would change, and how prompts that show some labels compare."""
         parts = self.parts
+        if isinstance(neighborhoods, MultilabelNeighborhoods):
+            note = await asyncio.to_thread(neighborhoods.note_of_kept)
+            neighborhoods.notes.extend([note] if note else [])
         if parts.shortlist is not None and lane == "live":
             live = parts.pipeline.lanes["live"]
             await compare_with_whole_list(neighborhoods, parts.predictor, live)

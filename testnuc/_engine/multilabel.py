@@ -243,7 +243,7 @@ class MultilabelNeighborhoods(Neighborhoods):
 
     def note_of_kept(self) -> str | None:
         """Say how many texts a vote would change, where all keep the LLM's own labels."""
-        if not self.settings.keeps_own:
+        if not self.settings.keeps_own or self.settings.several is not None:
             return None
         found = self.plain_labels(slice(0, self.n_own))
         row = np.repeat(np.arange(self.n_own), np.diff(found.starts))
