@@ -271,6 +271,12 @@ async def test_a_distilled_head_gives_several_labels(tmp_path):
                     assert set(row.labels) == set(says(row.text))
             await nuc.learn([new[0]], [["login"]])
             assert (await nuc.classify(new[0])).labels == ("login",)
+        sklearn = pytest.importorskip("testnuc.sklearn")
+        classifier = sklearn.HeadClassifier(path, Clustered()).fit()
+        order = classifier.classes_.tolist()
+        assert classifier.predict(new[:20]).tolist() == [
+            [int(name in row.labels) for name in order] for row in found[:20]
+        ]
         with pytest.raises(InvalidInputError, match="head gives several labels for a text"):
             client(llm, multilabel=False, head=head)
 

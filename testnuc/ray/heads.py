@@ -27,7 +27,7 @@ class LabelByHead:
     column : str
         With the texts.
     prefix : str
-        Of the added columns ``label`` and ``trust``.
+        Of the added columns ``label`` and ``trust``, and ``labels`` if texts can have several.
     embedder : str or Embedder, optional
         As for `Head.load`.
     """
@@ -53,4 +53,7 @@ class LabelByHead:
             ("trust", trust, pa.float64()),
         ):
             table = table.append_column(self._prefix + name, pa.array(values, kind))
+        if self._head.sets is not None:
+            lists = pa.array(results.label_lists, pa.list_(pa.string()))
+            table = table.append_column(self._prefix + "labels", lists)
         return table
