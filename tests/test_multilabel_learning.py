@@ -97,6 +97,7 @@ async def test_sixty_judgments_choose_thresholds_and_win_everywhere(tmp_path):
             before = await nuc.classify_many(texts)
             review = await nuc.review(60)
             assert review.multilabel
+            assert f"those of {review.context.differing} of 400 texts" in before.notes[0]
             assert {item.goal for item in review} == {"certify"}
             judge(review)
             calls = llm.calls
