@@ -16,13 +16,15 @@ import numpy as np
 import orjson
 
 from testnuc import embedders
-from testnuc._base.checks import valid_text
+from testnuc._base.checks import hash_text, valid_text
 from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import Background, at_exit
-from testnuc.embedders.cache import embedder_name
-from testnuc.errors import InvalidInputError
+from testnuc.embedders.cache import EmbeddingCache, embedder_name
+from testnuc.errors import EmbeddingError, InvalidInputError, with_note
+from testnuc.index.memory_pool import Pool
 from testnuc.protocols import Answer, Reply
 from testnuc.results import Results
+from testnuc.stores.memory import MemoryStore
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.drift import TrustDrift
 from testnuc.trust.head import OneVsRest, Softmax
@@ -44,8 +46,6 @@ _log = logging.getLogger("testnuc.head")
 _VERSION = 1
 #: Texts whose probabilities are in memory at a time.
 _BLOCK = 4_096
-#: Texts embedded at a time, as for a client.
-_TURN = 512
 #: What reading raises where a byte of the archive or of its header differs.
 _DAMAGED = (
     zipfile.BadZipFile,
@@ -346,8 +346,11 @@ class Head:
 
     def probabilities(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return float32[n, C], uncalibrated; rows sum to 1, but for several labels."""
+        vectors, errors = self._embedded(list(texts))
+        for at, error in errors.items():
+            raise with_note(error, f"text {at} has no embedding")
         kind = Softmax if self.sets is None else OneVsRest
-        return kind(self.weights).probabilities(self._embedded(list(texts)))
+        return kind(self.weights).probabilities(vectors)
 
     def predict(self, texts: Iterable[str]) -> Results:
         """Label texts; makes no LLM call.
@@ -359,7 +362,8 @@ class Head:
         Returns
         -------
         Results
-            One `Classification` for each text, with `source` "head".
+            One `Classification` for each text, with `source` "head". One that the embedder rejects
+            has an `error` instead of a label.
 
         Raises
         ------
@@ -371,9 +375,13 @@ class Head:
             problem = valid_text(text)
             if problem is not None:
                 raise InvalidInputError(f"text {at} {problem}")
-        vectors = self._embedded(given)
+        vectors, errors = self._embedded(given)
         rows = self._one_each(given, vectors) if self.sets is None else self._sets(given, vectors)
-        drift = self.drift.add(np.array([row.trust for row in rows]))
+        for at, error in errors.items():
+            kind = Classification if self.sets is None else MultilabelClassification
+            said = {**_by_head(at, given[at]), "source": None}
+            rows[at] = kind(label=None, trust=None, error=error, **said)
+        drift = self.drift.add(np.array([row.trust for row in rows if row.error is None]))
         if drift is not None:
             _log.warning("%s", drift)
         return Results(
@@ -446,23 +454,10 @@ class Head:
             self._embedder, self._own_embedder = embedders.resolve(self.embedder), True
         return self._embedder
 
-    def _embedded(self, texts: list[str]) -> NDArray[np.float16]:
+    def _embedded(self, texts: list[str]) -> tuple[NDArray[np.float16], dict[int, Exception]]:
+        """Return the vector of each text, and the errors of those that the embedder rejects."""
         embedder = self._loaded()
-        out = np.empty((len(texts), self.dim), dtype=np.float16)
-        # texts of like length together: less padding
-        order = np.argsort([len(text) for text in texts], kind="stable")
-
-        async def embed() -> None:
-            for at in range(0, len(order), _TURN):
-                part = order[at : at + _TURN]
-                made = unit(await embedder.embed([texts[i] for i in part.tolist()]))
-                if made.shape[1] != self.dim:
-                    raise InvalidInputError(
-                        f"the embedder {self.embedder!r} returns {made.shape[1]} dimensions; the "
-                        f"head takes {self.dim}"
-                    )
-                out[part] = made
-
+        cache = EmbeddingCache(embedder, MemoryStore(), Pool())
         if self._background is None:
             # one loop for all calls: an embedder may keep connections
             self._background = Background("testnuc-head")
@@ -471,8 +466,18 @@ class Head:
             ending = weakref.finalize(self, self._background.leave, partial(_closed, own))
             ending.atexit = False
             at_exit(ending)
-        self._background.run(embed())
-        return out
+        vectors, errors = self._background.run(cache.each(texts, [hash_text(t) for t in texts]))
+        if len(errors) == len(texts):
+            if errors and all(isinstance(error, EmbeddingError) for error in errors.values()):
+                # not one text is at fault, but the embedder
+                raise errors[0]
+            return np.zeros((len(texts), self.dim), np.float16), errors
+        if vectors.shape[1] != self.dim:
+            raise InvalidInputError(
+                f"the embedder {self.embedder!r} returns {vectors.shape[1]} dimensions; the head "
+                f"takes {self.dim}"
+            )
+        return vectors, errors
 
 
 def _by_head(index: int, text: str) -> dict[str, Any]:

@@ -158,6 +158,8 @@ class Engine:
             gone = await self.parts.store.forget(scope=self.parts.predictor.scope)
         else:
             gone = await self.parts.store.forget(model=model)
+        if model in {None, self.parts.model}:
+            self.parts.predictor.forget()
         self.parts.pipeline.forget_diagnosis()
         return gone
 
@@ -319,7 +321,7 @@ class Engine:
             instructions=parts.instructions,
             stopped=stopped,
             diagnosis=neighborhoods.diagnosis,
-            learned=None if (found := neighborhoods.settings.taught) is None else str(found),
+            learned=await asyncio.to_thread(_told, neighborhoods.settings.taught),
             escalated=escalated,
             notes=neighborhoods.notes,
             coverage=self._coverage(neighborhoods, lane),
@@ -464,3 +466,7 @@ class Engine:
         if warning is not None:
             self._warned = True
             warnings.warn(warning, stacklevel=_CALLER)
+
+
+def _told(learned: object | None) -> str | None:
+    return None if learned is None else str(learned)

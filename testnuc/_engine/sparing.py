@@ -11,8 +11,8 @@ import numpy as np
 
 from testnuc._engine.applying import said_of, texts_among
 from testnuc._engine.multilabel import LearnedSets, MultilabelNeighborhoods
-from testnuc.trust import Sparing, Unsure
-from testnuc.trust.model import fit_model, fits, teach
+from testnuc.trust import Sparing, Unsure, random_part
+from testnuc.trust.model import SPARED_ROUNDS, fit_model, fits, teach
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.head import Head
-    from testnuc.trust import Learned
+    from testnuc.protocols import PoolText
+    from testnuc.trust import Learned, VoteSettings
     from testnuc.trust.head import Softmax
     from testnuc.trust.model import HeadModel, Texts
 
-__all__ = ["HeadRule", "ask_unsure"]
+__all__ = ["HeadRule", "ask_unsure", "asked_first"]
 
 _log = logging.getLogger("testnuc.client")
 
@@ -107,6 +108,20 @@ class HeadRule:
         return np.zeros(len(rows), dtype=np.int32), trust
 
 
+def asked_first(
+    texts: Sequence[PoolText], n_classes: int, rule: Unsure, settings: VoteSettings
+) -> list[int]:
+    """Return the places of the texts that `ask_unsure` asks about first, without embeddings.
+
+    Of texts that the embedder will reject it knows nothing: the part may lack a few at its end.
+    """
+    rows = [place for place, entry in enumerate(texts) if entry.label is None]
+    if not fits(len(rows), n_classes):
+        return rows
+    rule = rule.proved if settings.head_decides else rule
+    return [rows[at] for at in random_part([texts[row].hash for row in rows], rule).tolist()]
+
+
 async def ask_unsure(
     neighborhoods: Neighborhoods,
     vectors: NDArray[np.float16],
@@ -184,5 +199,5 @@ def _fitted_again(
     if heads is None or (taught and (judged is None or (judged >= 0).sum() < _TAUGHT)):
         return None
     plain = replace(texts, judged=None)
-    made = fit_model(plain, power=model.power, care=model.care, start=heads)
+    made = fit_model(plain, power=model.power, care=model.care, start=heads, rounds=SPARED_ROUNDS)
     return teach(made, texts) if taught else made

@@ -84,7 +84,7 @@ def hash_texts(table: pa.Table, column: str, settings: Settings) -> pa.Table:
 
 
 class Embed:
-    """Adds the vector of each text."""
+    """Adds the vector of each text, or the error of one that the embedder rejects."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -101,12 +101,17 @@ class Embed:
 
         texts, hashes = _texts(table)
         with self._settings.reporting_errors():
-            vectors = self._loop.run(self._embedding.vectors(texts, hashes))
+            vectors, errors = self._loop.run(self._embedding.each(texts, hashes))
+            if errors and not vectors.shape[1]:
+                # no text was accepted yet, so that the length of a vector is unknown
+                raise errors[0]
         width = vectors.dtype.itemsize * vectors.shape[1]
         column = pa.FixedSizeBinaryArray.from_buffers(
             pa.binary(width), len(vectors), [None, pa.py_buffer(vectors.tobytes())]
         )
-        return table.append_column("vector", column)
+        said = [error_text(errors[at]) if at in errors else None for at in range(len(texts))]
+        table = table.append_column("vector", column)
+        return table.append_column("rejected", pa.array(said, pa.string()))
 
 
 class Predict:
@@ -131,7 +136,13 @@ class Predict:
         import pyarrow as pa
 
         texts, hashes = _texts(table)
-        self._vectors.of = dict(zip(hashes, _vectors(table), strict=True))
+        self._vectors.of = {
+            text_hash: vector
+            for text_hash, vector, why in zip(
+                hashes, _vectors(table), table["rejected"].to_pylist(), strict=True
+            )
+            if why is None
+        }
         entries = [PoolText(text, h) for text, h in zip(texts, hashes, strict=True)]
         with self._settings.reporting_errors():
             outcomes = self._loop.run(self._client.predict(entries))
@@ -172,7 +183,8 @@ class BuildIndex:
             )
         ]
         vectors = _vectors(table)
-        self._loop.run(self._shards.put(texts, hashes, vectors, outcomes))
+        rejected = table["rejected"].to_pylist()
+        self._loop.run(self._shards.put(texts, hashes, vectors, outcomes, rejected))
         return pa.table({"texts": [len(texts)], "dim": [vectors.shape[1]]})
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from testnuc._base.checks import hash_text
 from testnuc._engine.components import Components
 from testnuc._engine.inputs import distinct
 from testnuc._engine.learning import Learning
@@ -204,14 +205,22 @@ class _NoEmbedder:
 
     name = "in_flight"
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, shards: Shards) -> None:
         self.dim = dim
+        self._shards = shards
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         raise TestNUCError(
             f"the text {texts[0][:80]!r} was not in the dataset when it was first read: it must "
             "give the same rows each time; call dataset.materialize() before"
         )
+
+    async def embed_each(self, texts: Sequence[str]) -> list[Exception]:
+        """Return why each text has no vector."""
+        rejected = await self._shards.rejected([hash_text(text) for text in texts])
+        if None in rejected:
+            await self.embed([text for text, why in zip(texts, rejected, strict=True) if not why])
+        return [TestNUCError(why) for why in rejected if why is not None]
 
 
 class Voting:
@@ -238,7 +247,9 @@ class Voting:
         learned: bytes | None = None,
     ) -> None:
         given = {name: v for name, v in settings.client.items() if name in _OF_VOTES}
-        self._parts = Components(model=_NoModel(), embedder=_NoEmbedder(dim), pool=shards, **given)
+        self._parts = Components(
+            model=_NoModel(), embedder=_NoEmbedder(dim, shards), pool=shards, **given
+        )
         #: Those of the job.
         self.labels = self._parts.labels
         if learned is not None:

@@ -19,7 +19,7 @@ import orjson
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.calibration import log_odds, logistic
-from testnuc.trust.certificates import LabelCertificate, certify
+from testnuc.trust.certificates import LabelCertificate, certify, proved
 from testnuc.trust.evidence import Draws, Gain, gain_of
 from testnuc.trust.head import FOLDS, OneVsRest
 from testnuc.trust.label_pairs import LabelPairs, Truth, fit_thresholds
@@ -253,8 +253,7 @@ class MultilabelLearned:
             if proving
             else "Trust is not calibrated: no judged text was drawn at random."
         )
-        if self.decides == "settings":
-            lines.append("Another 50 judgments of a review may prove a gain.")
+        lines.append(proved(self))
         return "\n".join(lines)
 
     def to_bytes(self) -> bytes:

@@ -15,7 +15,7 @@ from testnuc.ray import classify_dataset
 from testnuc.ray.job import _shares
 from testnuc.testing import HashEmbedder, LoopbackLLM, by_hash
 from tests.conftest import LABELS, confident, gold, messages
-from tests.ray.mortal_provider import Mortal
+from tests.ray.mortal_provider import Choosy, Mortal
 
 # what Ray and its dependencies warn about is not ours
 pytestmark = [
@@ -84,12 +84,12 @@ def wrong_sometimes(text):
 
 def test_a_job_means_what_one_process_means_within_one_rate_and_budget():
     # the server counts what exceeds it, as it would if each actor had a limit of its own
-    limit = testnuc.RateLimit(requests_per_minute=4_000)
+    limit, choosy = testnuc.RateLimit(requests_per_minute=4_000), {"embedder": Choosy(TEXTS[100])}
     with LoopbackLLM(wrong_sometimes, rate_limit=limit) as llm:
         labeled = classify_dataset(
             dataset(),
             LABELS,
-            **settings(llm.base_url, rate_limit=limit, budget=testnuc.Budget(calls=301)),
+            **settings(llm.base_url, rate_limit=limit, budget=testnuc.Budget(calls=301), **choosy),
             shards=2,
             batch_size=64,
         )
@@ -99,9 +99,11 @@ def test_a_job_means_what_one_process_means_within_one_rate_and_budget():
         assert labeled.usage.calls == llm.calls == 299
         assert labeled.usage.input_tokens == llm.input_tokens
         rows = rows_of(labeled)
-        expected = one_process(llm.base_url)
+        expected = one_process(llm.base_url, **choosy)
         assert rows == expected
-        assert sum(not fine for *_, fine in rows) == 2  # that text, twice in the dataset
+        # the text that is refused, twice in the dataset, and the one that the embedder rejects
+        assert [at for at, row in enumerate(rows) if not row[-1]] == [7, 100, 307]
+        assert rows[100][0] == gold(TEXTS[100])
 
 
 def one_process(base_url, **more):
