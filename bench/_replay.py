@@ -58,7 +58,9 @@ class Exchange:
         path = self.path.partition("?")[0].rstrip("/")
         if path.endswith("/chat/completions"):
             return "chat"
-        if path.endswith("/messages") and "/threads/" not in path:
+        # the latter two are Claude's on Amazon Bedrock and Vertex AI
+        known = ("/messages", "/invoke", ":rawPredict")
+        if path.endswith(known) and "/threads/" not in path:
             return "messages"
         return "responses" if path.endswith("/responses") else ""
 

@@ -16,7 +16,7 @@ from tests.stores.database import serve
 
 # no test may reach a provider or a hub, whatever keys the machine has
 for name in list(os.environ):
-    if name.startswith(("OPENAI", "ANTHROPIC", "AZURE")):
+    if name.startswith(("OPENAI", "ANTHROPIC", "AZURE", "AWS_BEARER", "CLOUDSDK_AUTH")):
         del os.environ[name]
 os.environ["HF_HUB_OFFLINE"] = "1"
 # without it one of scikit-learn's checks is skipped; read when SciPy is imported

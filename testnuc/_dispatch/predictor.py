@@ -223,6 +223,10 @@ class Predictor:
         texts = tuple(ask.text for ask in asks)
         return Request(self.task, prompts.user_prompt(texts, asks[0].demonstrations), texts)
 
+    def forget(self) -> None:
+        """Send refused texts again."""
+        self._refused.clear()
+
     async def answer(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
         """Return a prediction or an error for each ask, whose texts are distinct.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc._engine.applying import said_of, texts_among
+from testnuc._engine.multilabel import LearnedSets, MultilabelNeighborhoods
 from testnuc.trust import Sparing, Unsure, random_part
 from testnuc.trust.model import SPARED_ROUNDS, fit_model, fits, teach
 
@@ -31,6 +32,8 @@ _log = logging.getLogger("testnuc.client")
 
 #: Judged texts of a run from which a model is taught again.
 _TAUGHT = 20
+#: Texts whose probabilities of all labels are in memory at a time, and those that are kept.
+_BLOCK, _SHOWN = 4_096, 0.05
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,13 +56,17 @@ class HeadRule:
         self, neighborhoods: Neighborhoods, vectors: NDArray[np.float16], rows: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Label the sure ones of some own texts; returns the others."""
-        found, trust = self.head.predict_vectors(vectors[rows])
+        if isinstance(neighborhoods, MultilabelNeighborhoods):
+            found, trust = self._sets(neighborhoods, vectors, rows)
+        else:
+            label, trust = self.head.predict_vectors(vectors[rows])
+            found = self.order[label]
         drift = self.head.drift.add(trust)
         if drift is not None:
             _log.warning("%s", drift)
             neighborhoods.notes.append(drift)
         sure = trust >= self.least
-        neighborhoods.spare(rows[sure], self.order[found[sure]], trust[sure])
+        neighborhoods.spare(rows[sure], found[sure], trust[sure])
         if sure.any():
             neighborhoods.notes.append(
                 f"the head labeled {int(sure.sum()):,} of {len(vectors):,} texts, those with a "
@@ -67,6 +74,38 @@ class HeadRule:
                 "the LLM"
             )
         return rows[~sure]
+
+    def _sets(
+        self,
+        neighborhoods: MultilabelNeighborhoods,
+        vectors: NDArray[np.float16],
+        rows: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Hand over the labels of some own texts, several each; returns zeros and their trust."""
+        parts = []
+        trust = np.empty(len(rows), dtype=np.float32)
+        for start in range(0, len(rows), _BLOCK):
+            block = rows[start : start + _BLOCK]
+            found = self.head.predict_sets(vectors[block])
+            trust[start : start + _BLOCK] = found.trust
+            at, label = np.nonzero(found.given | (found.probabilities >= _SHOWN))
+            parts.append(
+                (
+                    block[at],
+                    self.order[label],
+                    found.probabilities[at, label],
+                    found.given[at, label],
+                    found.chances[at, label],
+                )
+            )
+        if parts:
+            row, label, share, given, chance = map(np.concatenate, zip(*parts, strict=True))
+            every = np.full(neighborhoods.n_own, np.nan)
+            every[rows] = trust
+            neighborhoods.by_head = LearnedSets.of(
+                neighborhoods.n_own, row, label, share, given, chance, every
+            )
+        return np.zeros(len(rows), dtype=np.int32), trust
 
 
 def asked_first(

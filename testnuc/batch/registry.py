@@ -31,11 +31,12 @@ def batch_api(provider: object, exchanges: AuxiliaryRequests) -> BatchAPI:
         The provider has no supported batch API.
     """
     if not has_batches(provider):
-        name = getattr(provider, "name", type(provider).__name__)
+        name = repr(getattr(provider, "name", type(provider).__name__))
+        url = getattr(provider, "url", "")
         raise InvalidInputError(
-            f"lane='batch' needs a provider with a batch API, and {name!r} names no supported "
-            "batch_format ('openai', 'anthropic'); use an openai/.. or anthropic/.. model, or "
-            "lane='live'"
+            f"lane='batch' needs a provider with a batch API, and {name}{url and f' at {url}'} "
+            "names no supported batch_format ('openai', 'anthropic'); use an openai/.. or "
+            "anthropic/.. model of their own APIs, or lane='live'"
         )
     return _FORMATS[provider.batch_format](provider, exchanges)  # type: ignore[attr-defined]
 

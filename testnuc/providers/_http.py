@@ -79,7 +79,7 @@ class HTTPProvider(ABC):
 
     name: str
     #: Format of the provider's batch API, a key of `testnuc.batch.registry`; None: not supported.
-    batch_format: ClassVar[str | None] = None
+    batch_format: str | None = None
     #: The structures of the protocol.
     structures: ClassVar[tuple[Structure, ...]] = tuple(Structure)
     #: Whether requests without an output limit are refused.

@@ -1,4 +1,4 @@
-"""Messages: Anthropic and compatible servers."""
+"""Messages: Anthropic, Claude on Amazon Bedrock and Vertex AI, and compatible servers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from testnuc.errors import ConfigurationError, EmptyReplyError
 from testnuc.protocols import APIKey, Task, TokenUsage
 from testnuc.providers import _reasoning
 from testnuc.providers._answers import answer_schema, count, output_limit
+from testnuc.providers._clouds import cloud_of
 from testnuc.providers._dialect import Dialect, Structure
 from testnuc.providers._http import HTTPProvider
 from testnuc.providers._messages import Body, Message
@@ -45,11 +46,14 @@ class Anthropic(HTTPProvider):
     model : str
         Such as ``claude-haiku-4-5``.
     base_url : str, optional
-        Default: ``ANTHROPIC_BASE_URL``, or Anthropic's own. With or without ``/v1``.
+        Default: ``ANTHROPIC_BASE_URL``, or Anthropic's own. With or without ``/v1``. Bedrock:
+        ``https://bedrock-runtime.<region>.amazonaws.com``; Vertex AI:
+        ``https://aiplatform.googleapis.com/v1/projects/<project>/locations/<location>``.
     api_key : str or callable, optional
         A function or coroutine function is asked for the key, and again when the server rejects
-        it; its key is sent as a bearer token. Default: ``ANTHROPIC_API_KEY``. Only Anthropic's own
-        host needs one.
+        it; its key is sent as a bearer token. Default: ``ANTHROPIC_API_KEY``, on Bedrock
+        ``AWS_BEARER_TOKEN_BEDROCK``, on Vertex AI ``CLOUDSDK_AUTH_ACCESS_TOKEN``. Only
+        Anthropic's, Bedrock's and Vertex AI's own hosts need one.
     headers : mapping of str to str, optional
         Sent with every request; one of the same name replaces the provider's own.
     cache_ttl : {"5m", "1h"}, optional
@@ -68,7 +72,7 @@ class Anthropic(HTTPProvider):
     """
 
     name = "anthropic"
-    batch_format = "anthropic"
+    batch_format: str | None = "anthropic"
     needs_limit: ClassVar[bool] = True
     structures: ClassVar[tuple[Structure, ...]] = (
         Structure.ENUM,
@@ -94,20 +98,27 @@ class Anthropic(HTTPProvider):
         if base_url is None and os.environ.get("ANTHROPIC_BASE_URL"):
             base_url, source = os.environ["ANTHROPIC_BASE_URL"], "ANTHROPIC_BASE_URL"
         endpoint = Endpoint.parse(_DEFAULT if base_url is None else base_url, source=source)
-        key = key_of(api_key, ("ANTHROPIC_API_KEY",))
-        if key is None and endpoint.host == "api.anthropic.com":
-            raise missing_key(endpoint.host, "ANTHROPIC_API_KEY")
-        path = endpoint.path.removesuffix("/messages").rstrip("/")
+        self._cloud = cloud = cloud_of(endpoint, model) if isinstance(model, str) else None
+        variable = "ANTHROPIC_API_KEY" if cloud is None else cloud.variable
+        key = key_of(api_key, (variable,))
+        if key is None and (endpoint.host == "api.anthropic.com" if cloud is None else cloud.own):
+            raise missing_key(endpoint.host, variable)
+        if cloud is None:
+            path = endpoint.path.removesuffix("/messages").rstrip("/")
+            base_path, call_path = path if path.endswith("/v1") else f"{path}/v1", "/messages"
+        else:
+            base_path, call_path = cloud.base_path, cloud.call_path
+            self.batch_format = None
         super().__init__(
             model,
             endpoint=endpoint,
-            base_path=path if path.endswith("/v1") else f"{path}/v1",
-            call_path="/messages",
-            headers={"anthropic-version": _VERSION},
+            base_path=base_path,
+            call_path=call_path,
+            headers={"anthropic-version": _VERSION} if cloud is None else {},
             extra_headers=headers,
             trust_env=trust_env,
             key=key,
-            hint="Check the key in ANTHROPIC_API_KEY, or give another api_key.",
+            hint=f"Check the key in {variable}, or give another api_key.",
             dialect=Dialect(),
         )
         version = _MODEL.search(model)
@@ -115,7 +126,8 @@ class Anthropic(HTTPProvider):
 
     def key_headers(self, key: str) -> dict[str, str]:
         """Return the headers that carry a key; one that is asked for is a token of a gateway."""
-        return {"x-api-key": key} if self.keys is None else {"Authorization": f"Bearer {key}"}
+        bearer = self._cloud is not None or self.keys is not None
+        return {"Authorization": f"Bearer {key}"} if bearer else {"x-api-key": key}
 
     def validate(self, task: Task) -> None:
         """Check that this provider supports a task; see `HTTPProvider.validate`."""
@@ -168,7 +180,9 @@ class Anthropic(HTTPProvider):
         if "cache_control" not in dialect.dropped:
             ttl = {} if self.cache_ttl is None else {"ttl": self.cache_ttl}
             system["cache_control"] = {"type": "ephemeral", **ttl}
-        head = orjson.dumps({"model": self.model, "system": [system]})[:-1]
+        cloud = self._cloud
+        named = {"model": self.model} if cloud is None else {"anthropic_version": cloud.version}
+        head = orjson.dumps({**named, "system": [system]})[:-1]
         return Body(
             head + b',"messages":[{"role":"user","content":"',
             b'"}]',

@@ -81,7 +81,7 @@ class WireFormat(Protocol):
     #: Name of the header with the request id.
     request_id: str
 
-    def invalid(self, body: dict[str, Any], version: bytes | None) -> str | None:
+    def invalid(self, body: dict[str, Any], version: object) -> str | None:
         """Return the validation error of a request, or None."""
 
     def prompt(self, body: dict[str, Any]) -> Prompt:
@@ -112,7 +112,7 @@ class _OpenAI:
 
     request_id = "x-request-id"
 
-    def invalid(self, body: dict[str, Any], version: bytes | None) -> str | None:  # noqa: ARG002
+    def invalid(self, body: dict[str, Any], version: object) -> str | None:  # noqa: ARG002
         if not isinstance(body.get("model"), str):
             return "you must provide a model parameter"
         top = body.get("top_logprobs")
@@ -214,7 +214,7 @@ class _Anthropic:
 
     request_id = "request-id"
 
-    def invalid(self, body: dict[str, Any], version: bytes | None) -> str | None:
+    def invalid(self, body: dict[str, Any], version: object) -> str | None:
         if version is None:
             return "anthropic-version: header is required"
         for name in ("model", "max_tokens"):

@@ -24,6 +24,7 @@ from testnuc.testing.request_checks import (
     ErrorResponse,
     RequestChecks,
     error_of_fault,
+    model_in,
     quota_headers,
     rate_limit_error,
 )
@@ -226,7 +227,7 @@ class LoopbackLLM:
     def _respond(self, call: HTTPRequest) -> Response:
         if call.path.endswith("/chat/completions"):
             wire = OPENAI
-        elif call.path.endswith("/messages"):
+        elif call.path.endswith("/messages") or model_in(call.path):
             wire = ANTHROPIC
         else:
             return self._respond_other(call)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from email.utils import formatdate
 from functools import partial
 from time import time
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote
 
 import orjson
 
@@ -20,13 +22,29 @@ if TYPE_CHECKING:
     from testnuc.testing.http_connection import HTTPRequest
     from testnuc.testing.rate_limit import RateLimitWindow, Violation
 
-__all__ = ["ErrorResponse", "RequestChecks", "error_of_fault", "quota_headers", "rate_limit_error"]
+__all__ = [
+    "ErrorResponse",
+    "RequestChecks",
+    "error_of_fault",
+    "model_in",
+    "quota_headers",
+    "rate_limit_error",
+]
+
+#: The path of a call of Claude on Amazon Bedrock and on Vertex AI.
+_CLOUD = re.compile(r"/model/([^/]+)/invoke$|/publishers/anthropic/models/([^/]+):rawPredict$")
 
 _MESSAGES = {
     429: "Rate limit reached for requests. Please try again later.",
     503: "The server is currently unavailable.",
     529: "Overloaded",
 }
+
+
+def model_in(path: str) -> str | None:
+    """Return the model in the path of a cloud; None for other paths."""
+    found = _CLOUD.search(path)
+    return unquote(found[1] or found[2]) if found else None
 
 
 class ErrorResponse(Exception):  # noqa: N818 - a response, not an error of this program
@@ -119,11 +137,20 @@ class RequestChecks:
             raise ErrorResponse(400, f"the body is not JSON: {exc}") from exc
         if not isinstance(body, dict):
             raise ErrorResponse(400, "the body is not a JSON object")
+        model = model_in(call.path)
+        if model is not None:
+            if "model" in body:
+                raise ErrorResponse(400, "model: Extra inputs are not permitted")
+            body["model"] = model
         return body
 
     def prompt(self, wire: WireFormat, call: HTTPRequest, body: dict[str, Any]) -> Prompt:
         """Return the prompt of a valid request; raises `ErrorResponse`."""
-        version = header(call.head, b"anthropic-version") if wire is ANTHROPIC else None
+        version: object = None
+        if wire is ANTHROPIC and model_in(call.path) is None:
+            version = header(call.head, b"anthropic-version")
+        elif wire is ANTHROPIC:
+            version = body.get("anthropic_version")
         try:
             invalid = wire.invalid(body, version)
             prompt = None if invalid else wire.prompt(body)

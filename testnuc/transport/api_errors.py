@@ -28,8 +28,9 @@ __all__ = ["as_error", "parse_error", "request_id"]
 #: Most characters of a provider's message that are quoted.
 _QUOTED = 300
 
-#: Fields of an error with its message, and with its codes. Cloudflare has a list of ``errors``.
-_MESSAGES = ("error", "errors", "message", "detail", "msg")
+#: Fields of an error with its message, and with its codes. Cloudflare has a list of ``errors``,
+#: Bedrock a ``Message`` about the key.
+_MESSAGES = ("error", "errors", "message", "Message", "detail", "msg")
 _CODES = ("type", "code", "param", "status")
 
 _REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid")
@@ -76,6 +77,8 @@ _TOO_LONG = re.compile(
     r"|token count.{0,40}exceed|max_new_tokens`? must be|messages is too long",
     re.IGNORECASE,
 )
+#: Bedrock's rate limit says "Too many tokens, please wait before trying again."
+_WAIT = re.compile(r"please wait|trying again", re.IGNORECASE)
 _TOO_LONG_CODES = {"context_length_exceeded", "too_many_prompt_tokens", "string_above_max_length"}
 #: llama.cpp's words about an answer that it could not parse.
 _MALFORMED = re.compile(r"output that does not match the expected \S* ?format", re.IGNORECASE)
@@ -242,7 +245,7 @@ def _kind(  # noqa: PLR0911 - one return for each kind
     if (
         status == 413
         or lowered & _TOO_LONG_CODES
-        or (status in {400, 422, 429} and _TOO_LONG.search(text))
+        or (status in {400, 422, 429} and _TOO_LONG.search(text) and not _WAIT.search(text))
     ):
         remedy = "The text is too long for the model: shorten it, or lower texts_per_call."
         return BadRequestError, remedy, True

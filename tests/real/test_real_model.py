@@ -12,13 +12,17 @@ import pytest
 import testnuc
 from testnuc import VotePolicy
 from testnuc.embedders.openai import OpenAIEmbedder
+from testnuc.errors import ReplyError
+from testnuc.progress import Progress
 from testnuc.testing import HashEmbedder
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
 
 #: Most calls that a text may need out of the box.
 MOST_CALLS = 1.2
-TEXTS = int(os.environ.get("TESTNUC_REAL_TEXTS", "200"))
+TEXTS = os.environ.get("TESTNUC_REAL_TEXTS")
+#: llama-cpp-python's server takes several times as long for a call.
+DEFAULT_TEXTS = {"llama.cpp": 200, "llama-cpp-python": 40}
 #: A CPU answers one call at a time; nothing here is about timeouts.
 PATIENT = testnuc.RetryPolicy(timeout=600, deadline=1800)
 
@@ -28,7 +32,18 @@ def client(url, labels, store=None, **more):
     return testnuc.TestNUC(labels, "openai/smollm2", base_url=url, store=store, **settings)
 
 
-def said(results, messages, usages, what, **voted):
+class Unreadable(Progress):
+    """Counts replies that could not be read."""
+
+    def __init__(self):
+        super().__init__(shown=False)
+        self.replies = 0
+
+    def note(self, error):
+        self.replies += isinstance(error, ReplyError)
+
+
+def said(results, messages, usages, unreadable, what, **voted):
     """Print what the runs cost and how good they were, alone and voted on."""
     n = len(results)
     calls = sum(usage.calls for usage in usages)
@@ -39,8 +54,9 @@ def said(results, messages, usages, what, **voted):
         for name, found in {"alone": results, **voted}.items()
     )
     print(
-        f"\n{what}: {n} texts, {calls / n:.2f} calls a text, {unread} without a label, "
-        f"{tokens[0] / n:.0f} + {tokens[1] / n:.0f} tokens a text; accuracy {accuracy}"
+        f"\n{what}: {n} texts, {calls / n:.2f} paid calls a text, {unreadable.replies} unreadable "
+        f"replies, {unread} texts without a label, {tokens[0] / n:.0f} + {tokens[1] / n:.0f} "
+        f"tokens a text; accuracy {accuracy}"
     )
 
 
@@ -60,15 +76,15 @@ async def voted(url, labels, texts, store, **more):
 async def test_a_batch_is_labeled_with_a_call_for_each_text_and_resumed(
     base_url, labels, messages, tmp_path, request
 ):
-    chosen = messages[:TEXTS]
+    chosen = some(messages, request)
     texts = [message["text"] for message in chosen]
     store = str(tmp_path / "answers.db")
-    half = len(texts) // 2
+    half, unreadable = len(texts) // 2, Unreadable()
     async with client(base_url, labels, store) as nuc:
-        await nuc.classify_many(texts[:half])
+        await nuc.classify_many(texts[:half], progress=unreadable)
         first = nuc.usage
     async with client(base_url, labels, store) as nuc:
-        results = await nuc.classify_many(texts)
+        results = await nuc.classify_many(texts, progress=unreadable)
         again = nuc.usage
     assert not results.errors
     assert {result.label for result in results} <= set(labels)
@@ -80,27 +96,32 @@ async def test_a_batch_is_labeled_with_a_call_for_each_text_and_resumed(
         assert nuc.usage.calls == 0
     assert [r.label for r in stored] == [r.label for r in results]
     votes = await voted(base_url, labels, texts, store)
-    said(results, chosen, (first, again), f"{server(request)}, free replies", **votes)
+    what = f"{server(request)}, free replies"
+    said(results, chosen, (first, again), unreadable, what, **votes)
 
 
 async def test_labels_are_scored_for_one_call_each(base_url, labels, messages, tmp_path, request):
-    chosen = messages[:TEXTS]
+    chosen, unreadable = some(messages, request), Unreadable()
     texts = [message["text"] for message in chosen]
     store = str(tmp_path / "answers.db")
     scored = {"sampling": testnuc.Sampling(score_labels=True)}
     async with client(base_url, labels, store, **scored) as nuc:
-        results = await nuc.classify_many(texts)
+        results = await nuc.classify_many(texts, progress=unreadable)
         used = nuc.usage
     assert not results.errors
     assert {result.label for result in results} <= set(labels)
     assert all(result.prediction.confidence > 0 for result in results)
     assert used.calls <= MOST_CALLS * len(texts)
     votes = await voted(base_url, labels, texts, store, **scored)
-    said(results, chosen, (used,), f"{server(request)}, scored labels", **votes)
+    said(results, chosen, (used,), unreadable, f"{server(request)}, scored labels", **votes)
 
 
 def server(request):
     return request.node.callspec.params["base_url"]
+
+
+def some(messages, request):
+    return messages[: int(TEXTS or DEFAULT_TEXTS[server(request)])]
 
 
 async def test_a_text_and_a_stream_are_labeled(base_url, labels, messages):
@@ -113,15 +134,16 @@ async def test_a_text_and_a_stream_are_labeled(base_url, labels, messages):
     assert nuc.usage.calls <= MOST_CALLS * len(texts)
 
 
-async def test_texts_in_one_call_end_with_a_label_each(base_url, labels, messages):
+async def test_texts_in_one_call_end_with_a_label_each(base_url, labels, messages, request):
     texts = [message["text"] for message in messages[:8]]
-    packed = testnuc.Sampling(texts_per_call=4)
+    packed, unreadable = testnuc.Sampling(texts_per_call=4), Unreadable()
     async with client(base_url, labels, sampling=packed) as nuc:
-        results = await nuc.classify_many(texts)
+        results = await nuc.classify_many(texts, progress=unreadable)
     # the model counts badly: what it leaves out is asked for alone
     assert not results.errors
     assert {result.label for result in results} <= set(labels)
-    said(results, messages[:8], (nuc.usage,), "4 texts in a call")
+    what = f"{server(request)}, 4 texts in a call"
+    said(results, messages[:8], (nuc.usage,), unreadable, what)
 
 
 async def test_the_embeddings_endpoint_gives_neighbors(embeddings_url, labels, messages):

@@ -105,6 +105,22 @@ async def test_anthropic_reads_a_message():
         assert (said.model, said.type) == ("m", "message")
 
 
+async def test_anthropic_reads_the_urls_of_clouds():
+    texts, model = message(TEXTS[0]), "claude-haiku-4-5@20251001"
+    async with LoopbackLLM(GOLD, api_key="k", model=model) as llm:
+        bedrock = anthropic.AsyncAnthropicBedrock(
+            api_key="k", aws_region="us-east-1", base_url=llm.base_url.removesuffix("/v1")
+        )
+        vertex = anthropic.AsyncAnthropicVertex(
+            access_token="k", project_id="p", region="us-east5", base_url=llm.base_url
+        )
+        for sdk in (bedrock, vertex):
+            async with sdk as client:
+                said = await client.messages.create(**{**texts, "model": model})
+                assert json.loads(said.content[0].text)["label"] == "delivery"
+                assert said.usage.output_tokens * llm.calls == llm.output_tokens
+
+
 async def test_anthropic_reads_structured_output():
     form = {"format": {"type": "json_schema", "schema": SCHEMA}}
     async with LoopbackLLM(GOLD) as llm, anthropic_sdk(llm) as client:
