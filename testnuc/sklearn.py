@@ -394,7 +394,15 @@ class HeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
-        """Return the label of each text."""
+        """Return the label of each text; of a head for several labels, 1 for each, else 0."""
+        check_is_fitted(self)
+        if self._head.sets is not None:
+            results = self._head.predict(_column(X))
+            for row in results.errors:
+                raise row.error or TestNUCError("a text has no labels")
+            names = self.classes_.tolist()
+            lists = [row or () for row in results.label_lists]
+            return np.array([[int(name in labels) for name in names] for labels in lists])
         predicted: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(axis=1)]
         return predicted
 

@@ -16,6 +16,7 @@ import pytest
 from testnuc import Head, InvalidInputError, TestNUC, embedders
 from testnuc.head import TrainedOn, TrustDrift, unit
 from testnuc.testing import LoopbackLLM
+from testnuc.trust.set_rule import SetRule
 from tests import naive
 from tests._engine.test_learning import (
     LABELS,
@@ -304,6 +305,12 @@ def test_a_stage_of_ray_adds_label_and_trust(tmp_path):
     expected = head.predict(texts)
     assert table["nuc_label"].to_pylist() == expected.labels
     assert table["nuc_trust"].to_pylist() == [row.trust for row in expected]
+    small(embedder=Wide(), sets=SetRule(0.5, (0.0, 1.0), (0.0, 1.0))).save(tmp_path / "b.head")
+    stage = LabelByHead(str(tmp_path / "b.head"), column="body", embedder=Wide())
+    table = stage(pa.table({"body": texts}))
+    sets = Head.load(tmp_path / "b.head", Wide()).predict(texts).label_lists
+    assert table["nuc_labels"].to_pylist() == sets
+    assert len({len(labels) for labels in sets}) > 1
 
 
 def test_a_classifier_of_scikit_learn(tmp_path):

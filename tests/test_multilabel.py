@@ -216,6 +216,8 @@ async def test_by_default_labels_stay_as_the_llm_gives_them(nuc_of):
             assert nuc.usage.calls == calls
     assert voted.changed > 1
     assert results.changed == 0
+    assert f"would change those of {voted.changed} of 40 texts" in results.notes[0]
+    assert not voted.notes
     for result, other in zip(results, voted, strict=True):
         assert dict(result.shares) == dict(other.shares)
         assert streamed[result.index].labels == result.labels

@@ -97,6 +97,7 @@ async def test_sixty_judgments_choose_thresholds_and_win_everywhere(tmp_path):
             before = await nuc.classify_many(texts)
             review = await nuc.review(60)
             assert review.multilabel
+            assert f"those of {review.context.differing} of 400 texts" in before.notes[0]
             assert {item.goal for item in review} == {"certify"}
             judge(review)
             calls = llm.calls
@@ -271,6 +272,12 @@ async def test_a_distilled_head_gives_several_labels(tmp_path):
                     assert set(row.labels) == set(says(row.text))
             await nuc.learn([new[0]], [["login"]])
             assert (await nuc.classify(new[0])).labels == ("login",)
+        sklearn = pytest.importorskip("testnuc.sklearn")
+        classifier = sklearn.HeadClassifier(path, Clustered()).fit()
+        order = classifier.classes_.tolist()
+        assert classifier.predict(new[:20]).tolist() == [
+            [int(name in row.labels) for name in order] for row in found[:20]
+        ]
         with pytest.raises(InvalidInputError, match="head gives several labels for a text"):
             client(llm, multilabel=False, head=head)
 

@@ -18,6 +18,7 @@ from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
 from testnuc._engine.inputs import checked_texts, distinct, labeled
 from testnuc._engine.learning import Learning
+from testnuc._engine.multilabel import MultilabelNeighborhoods
 from testnuc._engine.multilabel_learning import MultilabelLearning
 from testnuc._engine.multilabel_rows import rows_of
 from testnuc._engine.pipeline import STOPS
@@ -330,8 +331,11 @@ class Engine:
         return results
 
     async def _compare(self, neighborhoods: Neighborhoods, lane: str) -> None:
-        """Compare a part of the answers with those by prompts of all labels, if others are sent."""
+        """Note what a vote would change, and how prompts that show some labels compare."""
         parts = self.parts
+        if isinstance(neighborhoods, MultilabelNeighborhoods):
+            note = await asyncio.to_thread(neighborhoods.note_of_kept)
+            neighborhoods.notes.extend([note] if note else [])
         if parts.shortlist is not None and lane == "live":
             live = parts.pipeline.lanes["live"]
             await compare_with_whole_list(neighborhoods, parts.predictor, live)

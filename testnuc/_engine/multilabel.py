@@ -241,6 +241,22 @@ class MultilabelNeighborhoods(Neighborhoods):
         )
         return keep_own(voted, own, pool) if self.settings.careful else voted
 
+    def note_of_kept(self) -> str | None:
+        """Say how many texts a vote would change, where all keep the LLM's own labels."""
+        if not self.settings.keeps_own or self.settings.several is not None:
+            return None
+        found = self.plain_labels(slice(0, self.n_own))
+        row = np.repeat(np.arange(self.n_own), np.diff(found.starts))
+        other = (found.shares > THRESHOLD) != found.given
+        # at the threshold, the text itself decides
+        changed = len(np.unique(row[other & (found.shares != THRESHOLD)]))
+        if not changed:
+            return None
+        return (
+            f"the LLM's own labels are kept; a vote of neighbors would change those of {changed:,} "
+            f"of {self.n_own:,} texts, and fifty judgments show whether it should"
+        )
+
     def _given(self, prediction: Prediction | None) -> list[tuple[int, float | None]] | None:
         if not isinstance(prediction, MultilabelPrediction) or prediction.label is None:
             return None

@@ -103,7 +103,10 @@ class MultilabelLearning(Judging[MultilabelLearned]):
             for index, found in enumerate(drawn)
         ]
         changed = np.zeros(len(pairs), dtype=np.bool_)
-        changed[pairs.rows[own != given]] = True
+        # where labels are the LLM's own, those that a vote would change
+        kept_own = parts.pipeline.settings.keeps_own
+        other = pairs.shares > fitted.neighborhoods.threshold if kept_own else given
+        changed[pairs.rows[own != other]] = True
         context = ReviewContext(
             differing=int((changed & open_).sum()),
             unlabeled=int((~pairs.answered & open_).sum()),
@@ -127,7 +130,7 @@ class MultilabelLearning(Judging[MultilabelLearned]):
         at = np.arange(pairs.starts[row], pairs.starts[row + 1])
         at = at[pairs.own[at] | given[at] | (scores[at] >= _SHOWN)]
         learned = self.learned is not None
-        kept = () if found.settings.keeps_own else (_KEPT[learned],)
+        kept = () if self._parts.pipeline.settings.keeps_own else (_KEPT[learned],)
         candidates = []
         for place in at[np.argsort(-scores[at], kind="stable")].tolist():
             by = [*(("the LLM",) if pairs.own[place] else ()), *(kept if given[place] else ())]

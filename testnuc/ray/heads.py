@@ -28,8 +28,8 @@ class LabelByHead:
     column : str
         With the texts.
     prefix : str
-        Of the added columns ``label``, ``trust`` and ``error``; a text that the embedder rejects
-        has the latter alone.
+        Of the added columns ``label``, ``trust`` and ``error``, and ``labels`` if texts can have
+        several; a text that the embedder rejects has an error alone.
     embedder : str or Embedder, optional
         As for `Head.load`.
     """
@@ -56,4 +56,7 @@ class LabelByHead:
             ("error", errors, pa.string()),
         ):
             table = table.append_column(self._prefix + name, pa.array(values, kind))
+        if self._head.sets is not None:
+            lists = pa.array(results.label_lists, pa.list_(pa.string()))
+            table = table.append_column(self._prefix + "labels", lists)
         return table
