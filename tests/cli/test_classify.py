@@ -117,7 +117,6 @@ def test_the_budget_ends_a_run_that_can_go_on(source, tmp_path):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, "label more texts at once, or judge fifty of them: testnuc review"),
         ({"policy": "weighted"}, "label more texts at once, or give a smaller --k"),
         ({"policy": "weighted", "neighbors": "stored"}, "with --neighbors stored only texts"),
     ],
@@ -132,6 +131,15 @@ def test_what_helps_few_texts_is_said_as_options(tmp_path, given, says):
     assert says in note
     assert "='" not in note
     assert "nuc." not in note
+
+
+def test_few_texts_are_said_once_under_policy_auto(tmp_path):
+    (tmp_path / "few.txt").write_text("\n".join(messages(5)))
+    with LoopbackLLM(confident) as llm:
+        code, _, err = run_here("classify", tmp_path / "few.txt", *options(llm))
+    assert code == 0
+    assert err.count("5 predictions") == 1
+    assert "note: " not in err
 
 
 @pytest.mark.parametrize("model", ["openai/gpt-4o-mini", "anthropic/claude-haiku-4-5"])
