@@ -123,7 +123,7 @@ async def test_embeddings_alone_are_compared(labels, messages):
     async with testnuc.TestNUC(labels, "local/zero-shot", embedder=EMBEDDER, k=0) as nuc:
         results = await nuc.classify_many(texts)
         assert nuc.usage.usd == 0
-    said(results, chosen, (nuc.usage,), Unreadable(), "local/zero-shot, no LLM")
+    said(results, chosen, (), Unreadable(), "local/zero-shot, no LLM")
 
 
 def server(request):
