@@ -15,7 +15,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.trust.auto_policy import diagnose
 from testnuc.trust.candidates import candidates_of
 from testnuc.trust.model import Texts, most_texts
-from testnuc.voting import vote_pool
+from testnuc.voting import PoolLabels, vote_multilabel, vote_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["capacity"]
 
 _DIM, _K, _SIZE = 384, 30, 50
-#: Texts whose shortlists are timed: each takes as long.
-_LISTED = 10_000
 #: Texts that a client learns from at most.
 _LEARNED = 200_000
 
@@ -52,20 +50,27 @@ def capacity(labels: int, texts: int) -> Report:
         "labels", f"{labels:,} labels, {texts:,} texts of {_DIM} dimensions, {_K} neighbors"
     )
     near, similar = _neighbors(vectors, gold)
-    listed = min(texts, _LISTED)
-    steps: dict[str, tuple[int, Callable[[], Any]]] = {
-        "vote": (
-            texts,
-            lambda: vote_pool(near, similar, own, None, own, None, n_classes=labels).label,
+    # two labels for a text: its own, and one by chance
+    sets = np.stack([own, (own + rng.integers(1, labels, texts)) % labels], axis=1)
+    pool = PoolLabels(
+        np.arange(0, 2 * texts + 1, 2, dtype=np.int64),
+        sets.ravel().astype(np.int32),
+        np.ones(2 * texts, np.float32),
+        np.ones(texts, np.uint8),
+    )
+    steps: dict[str, Callable[[], Any]] = {
+        "vote": lambda: vote_pool(near, similar, own, None, own, None, n_classes=labels).label,
+        "vote, two labels a text": lambda: vote_multilabel(
+            near, similar, np.arange(texts), pool, n_classes=labels, threads=1
         ),
-        "auto policy": (texts, lambda: diagnose(near, similar, own, n_classes=labels)),
-        f"shortlists of {_SIZE}": (listed, lambda: nearest_labels(names, vectors[:listed], _SIZE)),
+        "auto policy": lambda: diagnose(near, similar, own, n_classes=labels),
+        f"shortlists of {_SIZE}": lambda: nearest_labels(names, vectors, _SIZE),
     }
-    for name, (n, step) in steps.items():
+    for name, step in steps.items():
         found, cells = _measured(step)
         if isinstance(found, np.ndarray):
-            cells["right"] = float((found.reshape(n, -1) == gold[:n, None]).any(axis=1).mean())
-        report.row(step=name, texts=n, **cells)
+            cells["right"] = float((found.reshape(texts, -1) == gold[:, None]).any(axis=1).mean())
+        report.row(step=name, texts=texts, **cells)
     report.note("neighbors: texts of the same label and of those next to it; a search is not timed")
     try:
         most = most_texts(labels, _LEARNED)

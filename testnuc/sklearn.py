@@ -165,9 +165,9 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             No call can succeed: a wrong key, an unknown model.
         """
         texts = _column(X)
-        gold = None
+        gold, sets = None, None
         if self.multilabel:
-            self._check_indicator(y, len(texts))
+            sets = self._sets(y, len(texts))
         elif y is not None:
             gold = _gold(y, len(texts))
         classes, asked = self._classes(gold)
@@ -180,7 +180,9 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                         "give None for a text without a label"
                     )
         fitted = _Fitted(self._client_arguments(asked), self.store)
-        labels = {} if gold is None else _first(texts, gold)
+        labels: dict[str, Any] = {} if gold is None else _first(texts, gold)
+        for text, names in zip(texts, sets or (), strict=sets is not None):
+            labels.setdefault(text, names)
         fitted.run(fitted.core.fit(texts, labels))
         self.close()
         self.classes_ = classes
@@ -248,18 +250,20 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             found[at, [places[label] for label in labels]] = 1
         return found
 
-    def _check_indicator(self, y: Any, n: int) -> None:
-        """Check a matrix of correct labels, which scikit-learn passes to `fit`."""
+    def _sets(self, y: Any, n: int) -> list[list[str]] | None:
+        """Return the correct labels of each text, from a matrix of 0 and 1."""
         if self.labels is None:
             raise InvalidInputError("labels is None; with multilabel=True give labels=[..]")
         if y is None:
-            return
+            return None
         given, wanted = np.asarray(y), (n, len(self.labels))
         if given.shape != wanted or not np.isin(given, (0, 1)).all():
             raise InvalidInputError(
                 f"y has the shape {given.shape}; with multilabel=True give a matrix of 0 and 1, "
                 f"{wanted}: a column for each label, in alphabetical order"
             )
+        names = self._classes(None)[0].tolist()
+        return [[names[place] for place in np.flatnonzero(row)] for row in given]
 
     def results(self, X: Any) -> Results:  # noqa: N803
         """Return the full results: labels, votes, neighbors, trust.
@@ -390,7 +394,15 @@ class HeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
-        """Return the label of each text."""
+        """Return the label of each text; of a head for several labels, 1 for each, else 0."""
+        check_is_fitted(self)
+        if self._head.sets is not None:
+            results = self._head.predict(_column(X))
+            for row in results.errors:
+                raise row.error or TestNUCError("a text has no labels")
+            names = self.classes_.tolist()
+            lists = [row or () for row in results.label_lists]
+            return np.array([[int(name in labels) for name in names] for labels in lists])
         predicted: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(axis=1)]
         return predicted
 
@@ -432,16 +444,19 @@ class _FittedEngine:
         #: Number of predictions behind the auto policy's decision; None: no such decision.
         self.predicted: int | None = None
 
-    async def fit(self, texts: Sequence[str], labels: Mapping[str, str]) -> None:
+    async def fit(self, texts: Sequence[str], labels: Mapping[str, Any]) -> None:
         """Predict the pool, and decide the vote unless the policy is fixed."""
         engine = self.engine
         self._texts = list(dict.fromkeys(texts))
         await engine.add(texts)
         await engine.predict_pool()
-        if engine.settings.policy is not None:
+        settings = engine.settings
+        if settings.policy is not None and not settings.careful:
             return
         if labels and len(self._texts) >= LEAST_TEXTS:
             await engine.learn(list(labels), list(labels.values()))
+        if settings.careful:
+            return
         if engine.settings.decision is None and not engine.settings.head_decides:
             found = await engine.diagnose()
             if engine.learned is None:

@@ -16,6 +16,7 @@ import pytest
 from testnuc import Head, InvalidInputError, TestNUC, embedders
 from testnuc.head import TrainedOn, TrustDrift, unit
 from testnuc.testing import LoopbackLLM
+from testnuc.trust.set_rule import SetRule
 from tests import naive
 from tests._engine.test_learning import (
     LABELS,
@@ -36,7 +37,7 @@ ON = TrainedOn(100, 0, "some/model", "2026-01-01", "its own", 0.9, "agreement wi
 class Wide(Clustered):
     """Has as many dimensions as a small head."""
 
-    name = "wide"
+    name, dim = "wide", DIM
 
     async def embed(self, texts):
         return (await super().embed(texts))[:, :DIM]
@@ -231,6 +232,28 @@ def test_invalid_texts_are_refused(tmp_path):
             head.predict(wrong)
 
 
+def test_a_text_that_the_embedder_rejects_fails_alone():
+    class Choosy(Wide):
+        async def embed(self, texts):
+            if any("forbidden" in text for text in texts):
+                raise InvalidInputError("the text is not allowed")
+            return await super().embed(texts)
+
+    head, texts = small(embedder=Choosy()), [*texts_of(5), "c1 forbidden", *texts_of(9)[5:]]
+    fine = [at for at, text in enumerate(texts) if "forbidden" not in text]
+    results = head.predict(texts)
+    failed = results[5]
+    assert (failed.label, failed.trust, failed.source) == (None, None, None)
+    assert "not allowed" in str(failed.error)
+    assert results.errors == [failed]
+    expected = head.predict([texts[at] for at in fine])
+    assert [results.labels[at] for at in fine] == expected.labels
+    assert head.drift.seen == 2 * len(fine)
+    with pytest.raises(InvalidInputError, match="not allowed; text 5 has no embedding"):
+        head.probabilities(texts)
+    assert head.predict(["c1 forbidden"]).labels == [None]
+
+
 def test_a_head_that_is_dropped_leaves_no_thread_and_no_open_embedder(monkeypatch):
     closed = []
 
@@ -278,10 +301,16 @@ def test_a_stage_of_ray_adds_label_and_trust(tmp_path):
     texts = texts_of(20)
     stage = LabelByHead(str(tmp_path / "a.head"), column="body", embedder=Wide())
     table = stage(pa.table({"id": list(range(20)), "body": texts}))
-    assert table.column_names == ["id", "body", "nuc_label", "nuc_trust"]
+    assert table.column_names == ["id", "body", "nuc_label", "nuc_trust", "nuc_error"]
     expected = head.predict(texts)
     assert table["nuc_label"].to_pylist() == expected.labels
     assert table["nuc_trust"].to_pylist() == [row.trust for row in expected]
+    small(embedder=Wide(), sets=SetRule(0.5, (0.0, 1.0), (0.0, 1.0))).save(tmp_path / "b.head")
+    stage = LabelByHead(str(tmp_path / "b.head"), column="body", embedder=Wide())
+    table = stage(pa.table({"body": texts}))
+    sets = Head.load(tmp_path / "b.head", Wide()).predict(texts).label_lists
+    assert table["nuc_labels"].to_pylist() == sets
+    assert len({len(labels) for labels in sets}) > 1
 
 
 def test_a_classifier_of_scikit_learn(tmp_path):
@@ -327,6 +356,16 @@ def test_a_file_is_used_from_the_shell(tmp_path, monkeypatch):
         assert code == 0
         assert "0 to 120" in out
         assert llm.calls == calls
+        several = [*given, "--multilabel", "--store", "m.db"]
+        code, _, err = run_here("classify", "in.txt", *several, "-o", "m.csv")
+        assert code == 0, err
+        code, _, err = run_here("distill", "m.db", "-o", "m.head")
+        assert code == 0, err
+        code, _, err = run_here("classify", "in.txt", "--head", "m.head", "-o", "n.jsonl", key=None)
+        assert code == 0, err
+        found = [orjson.loads(line) for line in Path("n.jsonl").read_bytes().splitlines()]
+        assert [row["nuc_labels"] for row in found[:120]] == [["refund"], ["delivery"]] * 60
+        assert {row["nuc_source"] for row in found[:120]} == {"head"}
         code, _, err = run_here("classify", "in.txt")
         assert (code, "--labels" in err) == (2, True)
         code, out, _ = run_here("classify", "in.txt", *given, "--ask", "unsure", "--dry-run")

@@ -184,7 +184,7 @@ async def test_policies_weigh_each_label(nuc_of, policy):
 
 
 @pytest.mark.slow
-async def test_the_threshold_decides_and_auto_is_weighted(nuc_of):
+async def test_a_threshold_asks_for_a_vote_under_auto_too(nuc_of):
     texts = messages(30)
     async with LoopbackLLM(labels_of) as llm:
         found = {}
@@ -193,10 +193,41 @@ async def test_the_threshold_decides_and_auto_is_weighted(nuc_of):
             async with nuc_of(llm, policy=policy, k=6) as nuc:
                 found[threshold] = await nuc.classify_many(texts)
                 check(found[threshold], threshold=threshold)
-        async with nuc_of(llm, policy="auto", k=6) as nuc:
-            check(await nuc.classify_many(texts))
     most, least = (sum(map(len, found[t].label_lists)) for t in (0.2, 0.8))
     assert most > least
+
+
+async def test_by_default_labels_stay_as_the_llm_gives_them(nuc_of):
+    texts = messages(40)
+    silent = texts[5]
+    answers = {t: labels_of(t) for t in texts if t != silent}
+    async with LoopbackLLM(answers) as llm:
+        async with nuc_of(llm, k=6) as nuc:
+            voted = await nuc.classify_many(texts)
+        async with nuc_of(llm, policy="auto", k=6) as nuc:
+            assert nuc.policy is None
+            results = await nuc.classify_many(texts)
+            streamed = {r.index: r async for r in nuc.stream(texts)}
+            # other texts of the pool are not asked about
+            await nuc.add([f"{text} please" for text in texts])
+            assert (await nuc.estimate(["a new parcel 3"])).calls == 1
+            calls = nuc.usage.calls
+            await nuc.classify(texts[3])
+            assert nuc.usage.calls == calls
+    assert voted.changed > 1
+    assert results.changed == 0
+    assert f"would change those of {voted.changed} of 40 texts" in results.notes[0]
+    assert not voted.notes
+    for result, other in zip(results, voted, strict=True):
+        assert dict(result.shares) == dict(other.shares)
+        assert streamed[result.index].labels == result.labels
+        assert streamed[result.index].trusts == result.trusts
+        if result.text == silent:
+            assert (result.labels, result.source) == (other.labels, "vote")
+        else:
+            assert set(result.labels) == set(labels_of(result.text))
+            assert (result.source, result.reason.code) == ("llm", "llm_kept")
+            assert dict(result.trusts) == {label: result.shares[label] for label in result.labels}
 
 
 async def test_one_text_and_a_stream_get_what_a_batch_gets(nuc_of):
@@ -321,8 +352,7 @@ async def test_a_custom_provider_answers_with_labels(nuc_of):
         ({"policy": VotePolicy(prior="balanced")}, "prior is 'balanced'"),
         ({"policy": VotePolicy.auto(min_trust=0.7)}, "min_trust is 0.7"),
         ({"ask": "unsure"}, "ask is 'unsure'"),
-        ({"referee": "openai/better"}, "referee is 'openai/better'"),
-        ({"head": "labels.head"}, "head is 'labels.head'"),
+        ({"referee": "openai/better", "escalate": 0.1}, "escalate is 0.1"),
     ],
 )
 async def test_what_needs_one_label_is_refused_before_any_call(nuc_of, client_of, more, match):
@@ -332,9 +362,8 @@ async def test_what_needs_one_label_is_refused_before_any_call(nuc_of, client_of
         with pytest.raises(InvalidInputError, match="set multilabel=True"):
             TestNUC(**client_of(llm, policy=VotePolicy(threshold=0.3)))
         async with nuc_of(llm) as nuc:
-            for call in (nuc.distill("x.head"), nuc.diagnose()):
-                with pytest.raises(InvalidInputError, match="does not support multilabel=True"):
-                    await call
+            with pytest.raises(InvalidInputError, match="does not support multilabel=True"):
+                await nuc.diagnose()
         assert llm.calls == 0
 
 
@@ -402,6 +431,8 @@ async def test_the_service_answers_lists(nuc_of):
 
 def test_the_classifier_of_scikit_learn_takes_and_gives_indicator_matrices():
     metrics = pytest.importorskip("sklearn.metrics")
+    from sklearn.base import clone
+
     from testnuc.sklearn import TestNUCClassifier
 
     texts, order = messages(30), sorted(LABELS)
@@ -413,6 +444,7 @@ def test_the_classifier_of_scikit_learn_takes_and_gives_indicator_matrices():
             base_url=llm.base_url,
             embedder=HashEmbedder(),
             k=3,
+            policy="weighted",
             multilabel=True,
         )
         with pytest.raises(InvalidInputError, match=r"y has the shape \(30,\)"):
@@ -423,7 +455,11 @@ def test_the_classifier_of_scikit_learn_takes_and_gives_indicator_matrices():
         assert (copy.predict(texts) == predicted).all()
         classifier.close()
         copy.close()
-        assert llm.calls == 30
+        # by default the correct labels are learned, and win
+        learned = clone(classifier).set_params(policy="auto").fit(texts, 1 - gold)
+        assert (learned.predict(texts) == 1 - gold).all()
+        learned.close()
+        assert llm.calls == 60
     assert classifier.classes_.tolist() == order
     assert ((shares > 0.5) <= (predicted == 1)).all()
     assert ((shares >= 0.5) >= (predicted == 1)).all()

@@ -8,9 +8,18 @@ import zlib
 import numpy as np
 import pytest
 
-from testnuc import InvalidInputError, MultilabelLearned, Review, TestNUC, VotePolicy, join_reviews
+import testnuc
+from testnuc import (
+    Head,
+    InvalidInputError,
+    MultilabelLearned,
+    Review,
+    TestNUC,
+    VotePolicy,
+    join_reviews,
+)
 from testnuc.testing import LoopbackLLM
-from testnuc.types import Prediction
+from testnuc.types import Prediction, split_labels
 from tests.report.test_report import data_of
 
 LABELS = ["refund", "delivery", "login", "fees", "card"]
@@ -31,6 +40,10 @@ def says(text):
     """Return what the model says: it misses four of ten labels, and seldom adds one."""
     right = gold(text)
     return {label: 0.8 for label in LABELS if noise(text, label) >= (40 if label in right else 98)}
+
+
+def knows(text):
+    return dict.fromkeys(gold(text), 0.9)
 
 
 def texts_of(n, start=0):
@@ -84,6 +97,7 @@ async def test_sixty_judgments_choose_thresholds_and_win_everywhere(tmp_path):
             before = await nuc.classify_many(texts)
             review = await nuc.review(60)
             assert review.multilabel
+            assert f"those of {review.context.differing} of 400 texts" in before.notes[0]
             assert {item.goal for item in review} == {"certify"}
             judge(review)
             calls = llm.calls
@@ -165,8 +179,6 @@ async def test_a_review_of_sets_is_saved_joined_and_checked(tmp_path):
     async with LoopbackLLM(says) as llm, client(llm, k=3) as nuc:
         await nuc.classify_many(texts_of(24))
         review = await nuc.review(3)
-        with pytest.raises(InvalidInputError, match="does not support multilabel=True"):
-            await review.ask("openai/better")
     with pytest.raises(InvalidInputError, match=r"answer is 'refund'.*give a list"):
         review.answer(0, "refund")
     with pytest.raises(InvalidInputError, match="'refun' is not in the label set; did you mean"):
@@ -193,6 +205,81 @@ async def test_a_review_of_sets_is_saved_joined_and_checked(tmp_path):
     async with LoopbackLLM(says) as llm, client(llm, multilabel=False) as nuc:
         with pytest.raises(InvalidInputError, match="another label set"):
             await nuc.learn(read)
+
+
+async def test_a_referee_judges_sets():
+    """Its judgments choose the labels; they certify nothing, and have no trust."""
+    texts = texts_of(120)
+    async with LoopbackLLM(says) as llm, LoopbackLLM(knows) as big:
+        better = testnuc.OpenAI("better", base_url=big.base_url, api_key="none")
+        async with client(llm) as nuc:
+            before = await nuc.classify_many(texts)
+            review = await nuc.review(40)
+            await review.ask(better)
+            assert all(set(split_labels(i.answer)) == set(gold(i.text)) for i in review)
+            assert {item.source for item in review} == {"referee"}
+            learned = await nuc.learn(review)
+            after = await nuc.classify_many(texts)
+            judged = [row for row in after if row.source == "referee"]
+            assert len(judged) == 40
+            assert all(set(row.labels) == set(gold(row.text)) for row in judged)
+            assert all(row.trust is None for row in judged)
+            assert {chance for row in judged for chance in row.trusts.values()} <= {None}
+            assert learned.certify(0.5).part == 0
+            assert jaccard(after) > jaccard(before)
+            assert nuc.referee_usage.calls == 40
+        async with client(llm, referee=better) as nuc:
+            results = await nuc.classify_many(texts)
+            assert nuc.referee_usage.calls == 100
+            assert sum(row.source == "referee" for row in results) == 100
+
+
+@pytest.mark.slow
+async def test_a_distilled_head_gives_several_labels(tmp_path):
+    path, new = tmp_path / "sets.head", texts_of(400, 5_000)
+    async with LoopbackLLM(says) as llm:
+        async with client(llm) as nuc:
+            results = await nuc.classify_many(texts_of(600))
+            alone = await nuc.distill(path)
+            judge(review := await nuc.review(150))
+            await nuc.learn(review)
+            made = await nuc.distill(path)
+            assert llm.calls == 600
+        assert alone.trained_on.labels == "the LLM's own answers"
+        assert alone.trained_on.calibrated_on == "agreement with the labels"
+        assert made.trained_on.calibrated_on == "judged texts"
+        assert made.trained_on.judged == 150
+        head = Head.load(path, Clustered())
+        found = head.predict(new)
+        assert found.label_lists == made.predict(new).label_lists
+        # the LLM that it learns from misses four of ten labels; errors average out
+        assert jaccard(found) > jaccard(results) + 0.15
+        exact = np.mean([set(row.labels) == set(gold(row.text)) for row in found])
+        assert np.mean([row.trust for row in found]) == pytest.approx(exact, abs=0.08)
+        assert {row.source for row in found} == {"head"}
+        assert all(list(row.trusts) == list(row.labels) for row in found)
+        least = float(np.median([row.trust for row in found]))
+        async with client(llm, head=head, head_trust=least, k=3) as nuc:
+            mixed = await nuc.classify_many(new)
+            sure = [row.trust >= least for row in found]
+            assert nuc.usage.calls == 400 - sum(sure) < 250
+            assert [row.source == "head" for row in mixed] == sure
+            for row, by_head in zip(mixed, found, strict=True):
+                if row.source == "head":
+                    assert row.labels == by_head.labels
+                    assert dict(row.trusts) == pytest.approx(dict(by_head.trusts), abs=1e-3)
+                else:
+                    assert set(row.labels) == set(says(row.text))
+            await nuc.learn([new[0]], [["login"]])
+            assert (await nuc.classify(new[0])).labels == ("login",)
+        sklearn = pytest.importorskip("testnuc.sklearn")
+        classifier = sklearn.HeadClassifier(path, Clustered()).fit()
+        order = classifier.classes_.tolist()
+        assert classifier.predict(new[:20]).tolist() == [
+            [int(name in row.labels) for name in order] for row in found[:20]
+        ]
+        with pytest.raises(InvalidInputError, match="head gives several labels for a text"):
+            client(llm, multilabel=False, head=head)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,15 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator
 
-__all__ = ["json_object", "table", "write_whole"]
+__all__ = ["json_object", "part_of", "table", "write_whole"]
+
+#: Characters of a name that the temporary one repeats: a file system allows 255 bytes.
+_KEPT = 40
+
+
+def part_of(path: Path) -> Path:
+    """Return a temporary name beside a file, which no other run that writes this file has."""
+    return path.with_name(f"{path.name[:_KEPT]}.{secrets.token_hex(4)}.part")
 
 
 def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
@@ -26,9 +35,9 @@ def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
         It cannot be written.
     """
     whole = Path(path)
-    part = whole.with_name(whole.name + ".part")
+    part = part_of(whole)
     try:
-        with part.open("wb") as file:
+        with part.open("xb") as file:
             file.writelines(parts)
         part.replace(whole)
     except OSError as exc:

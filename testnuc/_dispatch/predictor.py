@@ -223,13 +223,17 @@ class Predictor:
         texts = tuple(ask.text for ask in asks)
         return Request(self.task, prompts.user_prompt(texts, asks[0].demonstrations), texts)
 
+    def forget(self) -> None:
+        """Send refused texts again."""
+        self._refused.clear()
+
     async def answer(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
         """Return a prediction or an error for each ask, whose texts are distinct.
 
         If items of a packed call fail, they are retried in two smaller calls, recursively, down to
         calls of one text. Texts that were refused before are not sent again.
         """
-        known = [self._refused.get(ask.key) for ask in asks]
+        known = [self._refused.get(ask.key) for ask in asks] if self._refused else []
         if not any(known):
             return await self._noted(asks)
         unknown = tuple(ask for ask, error in zip(asks, known, strict=True) if error is None)
@@ -287,8 +291,10 @@ class Predictor:
             chosen = await self._descend(asks[0])
             if chosen is not None:
                 return [chosen]
+        if not all(ask.shown for ask in asks):
+            return _certain(await self._answer(asks, 0, None))
         shown = sorted({place for ask in asks for place in ask.shown})
-        if not all(ask.shown for ask in asks) or self._are_all(len(shown)):
+        if self._are_all(len(shown)):
             return _certain(await self._answer(asks, 0, None))
         outcomes = await self._answer(asks, 0, part_of(self.labels, shown))
         left = [i for i, outcome in enumerate(outcomes) if outcome is None]
@@ -457,13 +463,13 @@ def _again(kind: type[ProviderError], message: str, status_code: int | None) -> 
 
 def _malformed(label: Any, confidence: Any) -> ReplyError | None:
     """Return the error of a custom provider's label and confidence; None: they are valid."""
-    if not isinstance(label, str) or _SURROGATE.search(label):
+    if not isinstance(label, str) or (not label.isascii() and _SURROGATE.search(label)):
         return ReplyError(
             f"the provider's label is {label!r:.60}; give a string that UTF-8 can encode"
         )
-    # NaN is not between 0 and 1
+    # NaN is not between 0 and 1; `Real` is slow to check
     if confidence is not None and not (
-        isinstance(confidence, Real) and 0 <= float(confidence) <= 1
+        isinstance(confidence, (float, Real)) and 0 <= float(confidence) <= 1
     ):
         return ReplyError(
             f"the provider's confidence is {confidence!r:.60}; give a number from 0 to 1, or None"

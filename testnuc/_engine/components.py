@@ -12,7 +12,7 @@ from testnuc._base.checks import checked_choice, checked_number, checked_whole
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
-from testnuc._engine.multilabel import checked_policy, neighborhoods_class
+from testnuc._engine.multilabel import check_options, neighborhoods_class
 from testnuc._engine.neighborhoods import load_kernels
 from testnuc._engine.pipeline import Pipeline
 from testnuc._engine.shortlist import ALL, Shortlist, checked_shortlist
@@ -88,7 +88,7 @@ class Components:
         head_trust: float | None = None,
     ) -> None:
         self.sampling = _checked_sampling(sampling)
-        policy = checked_policy(
+        check_options(
             multilabel,
             policy,
             model,
@@ -96,15 +96,14 @@ class Components:
             self.sampling.confidence,
             shortlist=(None if shortlist in ("auto", ALL) else shortlist, None),
             score_labels=(self.sampling.score_labels, False),
-            referee=(referee, None),
             escalate=(escalate, 0.0),
             ask=(ask, "all"),
-            head=(head, None),
-            head_trust=(head_trust, None),
         )
         self.labels = LabelSet(labels, none_label=none_label, multilabel=multilabel)
         #: As the user gave them; `pipeline.settings` may add what was learned.
-        self.settings = settings = VoteSettings.of(policy, k, self.labels.names)
+        self.settings = settings = VoteSettings.of(
+            policy, k, self.labels.names, multilabel=multilabel
+        )
         checked_whole("max_concurrency", max_concurrency, least=1)
         checked_choice("neighbors", neighbors, ("predict", "stored"))
         if instructions is not None and not isinstance(instructions, str):
@@ -344,6 +343,12 @@ class Components:
             return None
         found = head if isinstance(head, Head) else Head.load(head)
         found.checked_embedder(self.embedder)
+        if (found.sets is not None) != self.labels.multilabel:
+            several = "several labels" if found.sets is not None else "one label"
+            raise InvalidInputError(
+                f"head gives {several} for a text, but multilabel is {self.labels.multilabel}; "
+                f"set multilabel={found.sets is not None}, or distill another head"
+            )
         order = found.for_labels(self.labels.names)
         if trust is None:
             trust = found.default_trust

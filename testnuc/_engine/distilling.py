@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -10,18 +11,35 @@ import numpy as np
 
 from testnuc._engine.applying import apply_learned
 from testnuc._engine.judgments import class_of, draws_of
+from testnuc._engine.multilabel import MultilabelNeighborhoods
+from testnuc._engine.multilabel_applying import apply_sets
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head, TrainedOn, TrustDrift
 from testnuc.trust.calibration import chance_of, fit_line, log_odds
 from testnuc.trust.certificates import certify
-from testnuc.trust.head import fit_folds, fit_head, folds_of, predict_folds
+from testnuc.trust.head import (
+    fit_folds,
+    fit_head,
+    fit_one_vs_rest,
+    fit_several,
+    folds_of,
+    predict_folds,
+)
 from testnuc.trust.model import NEIGHBORS, most_texts, one_hot
+from testnuc.trust.set_rule import fit_set_rule
+from testnuc.types import split_labels
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc.trust import Learned, MultilabelLearned
+    from testnuc.trust.evidence import Draws
+    from testnuc.trust.learned import Judgment
+    from testnuc.trust.set_rule import SetRule
 
 __all__ = ["distill"]
 
@@ -44,6 +62,9 @@ async def distill(parts: Components) -> Head:
         )
     await asyncio.to_thread(found.decide_by_settings)
     await asyncio.to_thread(found.balance)
+    if isinstance(found, MultilabelNeighborhoods):
+        await apply_sets(found, parts.embedding)
+        return await asyncio.to_thread(_fitted_sets, parts, found, vectors)
     if found.settings.learned is not None:
         await apply_learned(found, parts.embedding)
     return await asyncio.to_thread(_fitted, parts, found, vectors)
@@ -61,53 +82,127 @@ def _fitted(parts: Components, found: Neighborhoods, vectors: NDArray[np.float16
     out = predict_folds(fit_folds(vectors, targets, weights, folds), vectors, folds)
     made = out.argmax(axis=1)
     odds = log_odds(out[np.arange(n), made])
-    learned = found.settings.learned
-    place = {key: row for row, key in enumerate(hashes)}
-    judged = [j for j in learned.judged if j.hash in place] if learned is not None else []
-    judged = [j for j in judged if j.source is not None]
-    drawn = [j for j in judged if j.probability is not None]
-    rows = np.array([place[j.hash] for j in drawn], dtype=np.int64)
-    gold = np.array([class_of(j.label, j.source, parts.labels) for j in drawn], dtype=np.int64)
-    right = made[rows] == gold
-    draws = draws_of(drawn, n)
-    by_judges = len(rows) >= _CALIBRATED
-    some = rows if by_judges else np.flatnonzero(label >= 0)
+    judged = _Judged.of(found.settings.learned, hashes)
+    gold = [class_of(j.label, j.source, parts.labels) for j in judged.drawn]
+    right = made[judged.rows] == np.array(gold, dtype=np.int64)
+    some = judged.rows if judged.calibrate else np.flatnonzero(label >= 0)
     curve = fit_line(
         odds[some],
-        right if by_judges else made[some] == label[some],
-        1 / draws.probability if by_judges else np.ones(len(some)),
+        right if judged.calibrate else made[some] == label[some],
+        1 / judged.draws.probability if judged.calibrate else np.ones(len(some)),
     )
-    trust = chance_of(odds, curve)
-    person = np.array([j.source == "person" for j in drawn], dtype=np.bool_)
-    certificate = None
-    if person.any():
-        certificate = certify(
-            trust, rows[person], right[person], draws.only(person), accuracy=0.9, confidence=0.9
-        )
-    return Head(
-        names,
+    return judged.head(
+        parts,
         fit_head(vectors, targets, weights).weights,
         curve,
-        embedder=parts.embedder,
-        trained_on=TrainedOn(
-            texts=n,
-            judged=len(judged),
-            model=parts.model,
-            date=datetime.now(UTC).date().isoformat(),
-            labels=_source(found),
-            agreement=float((made == label)[label >= 0].mean()),
-            calibrated_on="judged texts" if by_judges else "agreement with the labels",
-        ),
-        drift=TrustDrift(float(trust.mean()), float(trust.std()), n),
-        certificate=certificate,
+        trust=chance_of(odds, curve),
+        right=right,
+        labels=_source(found),
+        agreement=float((made == label)[label >= 0].mean()),
     )
+
+
+def _fitted_sets(
+    parts: Components, found: MultilabelNeighborhoods, vectors: NDArray[np.float16]
+) -> Head:
+    """Fit a head that gives several labels, on the labels that texts have now."""
+    n, n_classes = found.n_own, len(parts.labels.names)
+    voted, rows = found.voted(slice(0, n)), np.flatnonzero(found.vote(slice(0, n)).label >= 0)
+    taught = np.zeros((n, n_classes), dtype=np.bool_)
+    row_of = np.repeat(np.arange(n), np.diff(voted.starts))
+    taught[row_of[voted.given], voted.labels[voted.given]] = True
+    hashes = [found.entries[row].hash for row in rows.tolist()]
+    taught, vectors, folds = taught[rows], vectors[rows], folds_of(hashes)
+    targets = taught.astype(np.float32)
+    out = predict_folds(fit_one_vs_rest(vectors, targets, folds), vectors, folds)
+    judged = _Judged.of(found.settings.several, hashes)
+    gold = np.zeros((len(judged.drawn), n_classes), dtype=np.bool_)
+    for row, judgment in enumerate(judged.drawn):
+        gold[row, list(map(parts.labels.names.index, split_labels(judgment.label)))] = True
+    weights = 1 / judged.draws.probability
+    rule = fit_set_rule(out, taught, (judged.rows, gold, weights) if judged.calibrate else None)
+    given, _, trust = rule.apply(out)
+    return judged.head(
+        parts,
+        fit_several(vectors, targets).weights,
+        rule.of_text,
+        trust=trust.astype(np.float64),
+        right=(given[judged.rows] == gold).all(axis=1),
+        labels=_source(found),
+        agreement=float((given == taught).all(axis=1).mean()),
+        sets=rule,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Judged:
+    """The judged texts among those that a head is fitted on."""
+
+    texts: int
+    every: int
+    #: Those that were drawn by chance, and their positions.
+    drawn: list[Judgment]
+    rows: NDArray[np.int64]
+    draws: Draws
+
+    @classmethod
+    def of(cls, learned: Learned | MultilabelLearned | None, hashes: Sequence[bytes]) -> _Judged:
+        place = {key: row for row, key in enumerate(hashes)}
+        judged = [] if learned is None else [j for j in learned.judged if j.hash in place]
+        judged = [j for j in judged if j.source is not None]
+        drawn = [j for j in judged if j.probability is not None]
+        rows = np.array([place[j.hash] for j in drawn], dtype=np.int64)
+        return cls(len(hashes), len(judged), drawn, rows, draws_of(drawn, len(hashes)))
+
+    @property
+    def calibrate(self) -> bool:
+        """Whether trust is calibrated on them."""
+        return len(self.rows) >= _CALIBRATED
+
+    def head(
+        self,
+        parts: Components,
+        weights: NDArray[np.float32],
+        curve: tuple[float, float],
+        *,
+        trust: NDArray[np.float64],
+        right: NDArray[np.bool_],
+        labels: str,
+        agreement: float,
+        sets: SetRule | None = None,
+    ) -> Head:
+        """Return the head, with a certificate by what a person judged."""
+        person = np.array([j.source == "person" for j in self.drawn], dtype=np.bool_)
+        certificate = None
+        if person.any():
+            draws = self.draws.only(person)
+            certificate = certify(
+                trust, self.rows[person], right[person], draws, accuracy=0.9, confidence=0.9
+            )
+        return Head(
+            parts.labels.names,
+            weights,
+            curve,
+            embedder=parts.embedder,
+            trained_on=TrainedOn(
+                texts=self.texts,
+                judged=self.every,
+                model=parts.model,
+                date=datetime.now(UTC).date().isoformat(),
+                labels=labels,
+                agreement=agreement,
+                calibrated_on="judged texts" if self.calibrate else "agreement with the labels",
+            ),
+            drift=TrustDrift(float(trust.mean()), float(trust.std()), self.texts),
+            certificate=certificate,
+            sets=sets,
+        )
 
 
 def _source(found: Neighborhoods) -> str:
-    learned = found.settings.learned
+    learned = found.settings.taught
     if learned is not None and learned.decides != "settings":
         return f"those of {learned.name}"
     voted = found.decision is None or found.decision.policy is not None
-    return (
-        "those of the vote of neighbors" if voted and found.settings.k else "the LLM's own answers"
-    )
+    voted = voted and found.settings.k > 0 and not found.settings.keeps_own
+    return "those of the vote of neighbors" if voted else "the LLM's own answers"

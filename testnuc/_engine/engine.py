@@ -18,6 +18,7 @@ from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
 from testnuc._engine.inputs import checked_texts, distinct, labeled
 from testnuc._engine.learning import Learning
+from testnuc._engine.multilabel import MultilabelNeighborhoods
 from testnuc._engine.multilabel_learning import MultilabelLearning
 from testnuc._engine.multilabel_rows import rows_of
 from testnuc._engine.pipeline import STOPS
@@ -67,10 +68,9 @@ class Engine:
 
     def __init__(self, parts: Components) -> None:
         self.parts = parts
-        learning = Learning(parts)
-        self.escalation = Escalation(parts, learning)
-        several = parts.labels.multilabel
-        self.learning = MultilabelLearning(parts) if several else learning
+        kind = MultilabelLearning if parts.labels.multilabel else Learning
+        self.learning: MultilabelLearning | Learning = kind(parts)
+        self.escalation = Escalation(parts, self.learning)
         self._warned = False
         #: `Observer.note` of each run in progress.
         self._notes: list[Callable[[Exception], None]] = []
@@ -158,6 +158,8 @@ class Engine:
             gone = await self.parts.store.forget(scope=self.parts.predictor.scope)
         else:
             gone = await self.parts.store.forget(model=model)
+        if model in {None, self.parts.model}:
+            self.parts.predictor.forget()
         self.parts.pipeline.forget_diagnosis()
         return gone
 
@@ -319,7 +321,7 @@ class Engine:
             instructions=parts.instructions,
             stopped=stopped,
             diagnosis=neighborhoods.diagnosis,
-            learned=None if (found := neighborhoods.settings.taught) is None else str(found),
+            learned=await asyncio.to_thread(_told, neighborhoods.settings.taught),
             escalated=escalated,
             notes=neighborhoods.notes,
             coverage=self._coverage(neighborhoods, lane),
@@ -329,8 +331,11 @@ class Engine:
         return results
 
     async def _compare(self, neighborhoods: Neighborhoods, lane: str) -> None:
-        """Compare a part of the answers with those by prompts of all labels, if others are sent."""
+        """Note what a vote would change, and how prompts that show some labels compare."""
         parts = self.parts
+        if isinstance(neighborhoods, MultilabelNeighborhoods):
+            note = await asyncio.to_thread(neighborhoods.note_of_kept)
+            neighborhoods.notes.extend([note] if note else [])
         if parts.shortlist is not None and lane == "live":
             live = parts.pipeline.lanes["live"]
             await compare_with_whole_list(neighborhoods, parts.predictor, live)
@@ -358,7 +363,11 @@ class Engine:
 
     async def diagnose(self) -> Diagnosis:
         """Diagnose from the pool's predictions whether a vote would help."""
-        self._one_label("diagnose")
+        if self.parts.labels.multilabel:
+            raise InvalidInputError(
+                "diagnose does not support multilabel=True: it compares single labels; judge some "
+                "texts instead, with `review` and `learn`"
+            )
         await self.parts.ready()
         return await self.parts.pipeline.diagnose()
 
@@ -370,7 +379,6 @@ class Engine:
 
     async def ask(self, review: Review, model: str | Provider | WireProvider, shown: str) -> None:
         """Let a referee answer the open items of a review."""
-        self._one_label("ask")
         await self.escalation.ask(review, model, shown)
 
     @property
@@ -399,17 +407,9 @@ class Engine:
 
     async def distill(self, path: str | os.PathLike[str]) -> Head:
         """Train a head on the pool's labels, and write it to a file."""
-        self._one_label("distill")
         head = await distill(self.parts)
         await asyncio.to_thread(head.save, path)
         return head
-
-    def _one_label(self, method: str) -> None:
-        if self.parts.labels.multilabel:
-            raise InvalidInputError(
-                f"{method} does not support multilabel=True yet; use a client with one label for "
-                "each text"
-            )
 
     async def unlearn(self) -> bool:
         """Forget what was learned; returns whether there was anything."""
@@ -447,6 +447,7 @@ class Engine:
         if (
             settings.policy is None
             or settings.head_decides
+            or settings.keeps_own
             or self._warned
             or neighborhoods.failure
         ):
@@ -465,3 +466,7 @@ class Engine:
         if warning is not None:
             self._warned = True
             warnings.warn(warning, stacklevel=_CALLER)
+
+
+def _told(learned: object | None) -> str | None:
+    return None if learned is None else str(learned)

@@ -18,6 +18,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.limits import Meter
 from testnuc.methods import StandardPrompting
 from testnuc.protocols import PoolText
+from testnuc.trust import Learned
 from testnuc.types import Prediction, error_text
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 
     from testnuc._engine.components import Components
     from testnuc._engine.learning import Learning
+    from testnuc._engine.multilabel_learning import MultilabelLearning
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.protocols import Provider, WireProvider
-    from testnuc.trust import Learned, Review
+    from testnuc.trust import MultilabelLearned, Review
     from testnuc.types import Usage
 
 __all__ = ["Escalation"]
@@ -46,10 +48,10 @@ class Escalation:
     Parameters
     ----------
     parts : Components
-    learning : Learning
+    learning : Learning or MultilabelLearning
     """
 
-    def __init__(self, parts: Components, learning: Learning) -> None:
+    def __init__(self, parts: Components, learning: Learning | MultilabelLearning) -> None:
         self._parts = parts
         self._learning = learning
         #: By name, or by id.
@@ -91,7 +93,9 @@ class Escalation:
         )
         for item, answer in zip(items, answers, strict=True):
             if isinstance(answer, Prediction) and answer.label is not None:
-                review.answer(item.index, answer.label, "referee")
+                said = answer.label
+                several = self._parts.labels.several(answer).labels if review.multilabel else said
+                review.answer(item.index, several, "referee")
             elif isinstance(answer, Exception):
                 _log.warning("the referee did not answer %r: %s", item.text[:60], answer)
 
@@ -147,13 +151,13 @@ class Escalation:
         if self.referee is None or stopped:
             await pipeline.settle(neighborhoods, stopped=stopped)
             return neighborhoods, None
-        before, failure = neighborhoods.settings.learned, None
+        before, failure = neighborhoods.settings.taught, None
         try:
             await self._learn_once()
         except STOPS as error:
             # all texts are labeled: they must not be lost
             failure = f"the referee failed: {error_text(error)}"
-        if pipeline.settings.learned is not before and not fixed:
+        if pipeline.settings.taught is not before and not fixed:
             neighborhoods = await self._again(neighborhoods)
         await pipeline.settle(neighborhoods)
         if failure is None and self._parts.escalate:
@@ -186,17 +190,19 @@ class Escalation:
             return True
         return size >= _GROWTH * known.texts
 
-    async def _learn_once(self) -> Learned | None:
+    async def _learn_once(self) -> Learned | MultilabelLearned | None:
         """Learn from a hundred disagreements that the client's referee judges.
 
-        They are judged again when the pool has grown by half.
+        They are judged again when the pool has grown by half. Where a text can have several labels,
+        these are texts drawn at random.
         """
         assert self.referee is not None
         async with self._lock:
             if not self._is_due(len(self._parts.pool)):
                 return None
             try:
-                review = await self._learning.review(_REFEREED, "decide", 0)
+                goal = "certify" if self._parts.labels.multilabel else "decide"
+                review = await self._learning.review(_REFEREED, goal, 0)
             except InvalidInputError:
                 # too few texts have a prediction
                 return None
@@ -207,7 +213,7 @@ class Escalation:
         """Let the referee label the least trusted part of a run; returns what was done."""
         parts, learned, applied = self._parts, self._learning.learned, neighborhoods.applied
         assert self.referee is not None
-        if learned is None or applied is None:
+        if not isinstance(learned, Learned) or applied is None:
             return "nothing was escalated: there is too little to judge the referee by"
         if not learned.referee_better:
             backed, alone = learned.dissent

@@ -35,6 +35,8 @@ _BYTES_PER_TOKEN = 3.2
 _WINDOW = 24 * 3600.0
 #: A typical verbalized confidence.
 _CONFIDENCE = 0.95
+#: Labels of a text that can have several.
+_SEVERAL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,11 +287,13 @@ class Estimator:
         return 60 * max(minutes) if minutes else None
 
     def _answer(self, part: Sequence[str], task: Task) -> int:
-        """Return the tokens of a typical answer: reasoning, a median label and a confidence."""
+        """Return the tokens of a typical answer: reasoning, median labels and confidences."""
         label = sorted(task.labels, key=len)[len(task.labels) // 2]
         said: dict[str, object] = {"label": label}
         if task.confidence == "verbalized":
             said["confidence"] = _CONFIDENCE
+        if task.multilabel:
+            said = {"labels": [said] * _SEVERAL}
         whole: object = said
         if len(part) > 1:
             whole = {"answers": [{"id": i, **said} for i in range(1, len(part) + 1)]}

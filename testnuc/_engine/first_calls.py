@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from testnuc.errors import EmbeddingError, ProviderError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
     from testnuc._dispatch.predictor import Predictor
     from testnuc._dispatch.scheduler import Ask, Scheduler
@@ -63,13 +63,15 @@ class FirstCalls:
         self._samples = samples
         self._per_call = per_call
 
-    async def ask(self, texts: Sequence[PoolText]) -> list[tuple[Ask, Prediction | Exception]]:
-        """Make the first call of a client; returns its outcomes."""
+    async def ask(
+        self, texts: Sequence[PoolText], places: Sequence[int]
+    ) -> list[tuple[Ask, Prediction | Exception]]:
+        """Make the first call of a client, for texts at some places; returns its outcomes."""
         if self._scheduler.answered:
             return []
         asks: list[Ask] = []
-        for start in range(0, min(len(texts), _FIRST_OF), _LOOK_UP):
-            asks += [ask for ask, stored in await self._looked_up(texts, start) if not stored]
+        for part in _parts(places[:_FIRST_OF]):
+            asks += [ask for ask, stored in await self._looked_up(texts, part) if not stored]
             if len(asks) >= self._per_call:
                 break
         outcomes: list[tuple[Ask, Prediction | Exception]] = []
@@ -89,7 +91,7 @@ class FirstCalls:
         except STOPS:
             # else the run hands over what is answered or stored
             if all(isinstance(outcome, Exception) for _, outcome in outcomes):
-                if self._scheduler.closed or not await self._any_stored(texts):
+                if self._scheduler.closed or not await self._any_stored(texts, places):
                     raise
                 return []
         return outcomes
@@ -97,17 +99,21 @@ class FirstCalls:
     async def ask_meanwhile(
         self,
         texts: Sequence[PoolText],
+        places: Sequence[int],
         outcomes: list[tuple[Ask, Prediction | Exception]],
         answered: Callable[[], object],
     ) -> Exception | None:
-        """Append the outcomes of all calls for own labels; returns the error that ended them."""
+        """Append the outcomes of the calls for texts at some places.
+
+        Returns the error that ended them.
+        """
         known = {(ask.place, ask.sample) for ask, _ in outcomes}
 
         async def asks() -> AsyncGenerator[list[Ask], None]:
-            for start in range(0, len(texts), _LOOK_UP):
+            for part in _parts(places):
                 yield [
                     ask
-                    for ask in await self._unlabeled(texts, start, self._samples)
+                    for ask in await self._unlabeled(texts, part, self._samples)
                     if (ask.place, ask.sample) not in known
                 ]
 
@@ -121,25 +127,29 @@ class FirstCalls:
             return error
         return None
 
-    async def _any_stored(self, texts: Sequence[PoolText]) -> bool:
-        for start in range(0, len(texts), _LOOK_UP):
-            if any(stored for _, stored in await self._looked_up(texts, start)):
+    async def _any_stored(self, texts: Sequence[PoolText], places: Sequence[int]) -> bool:
+        for part in _parts(places):
+            if any(stored for _, stored in await self._looked_up(texts, part)):
                 return True
         return False
 
-    async def _looked_up(self, texts: Sequence[PoolText], start: int) -> list[tuple[Ask, bool]]:
+    async def _looked_up(
+        self, texts: Sequence[PoolText], places: Sequence[int]
+    ) -> list[tuple[Ask, bool]]:
         """Return the asks of some texts without a known label, and whether each is stored."""
-        asks = await self._unlabeled(texts, start, 1)
+        asks = await self._unlabeled(texts, places, 1)
         stored = await self._store.get_predictions([ask.key for ask in asks])
         return [(ask, hit is not None) for ask, hit in zip(asks, stored, strict=True)]
 
-    async def _unlabeled(self, texts: Sequence[PoolText], start: int, samples: int) -> list[Ask]:
+    async def _unlabeled(
+        self, texts: Sequence[PoolText], places: Sequence[int], samples: int
+    ) -> list[Ask]:
         """Return the asks of some texts without a known label."""
-        part = texts[start : start + _LOOK_UP]
+        part = [texts[place] for place in places]
         known = await self._pool.labels([entry.hash for entry in part])
         return [
             self._predictor.ask(entry.text, entry.hash, place, sample)
-            for place, (entry, label) in enumerate(zip(part, known, strict=True), start)
+            for place, entry, label in zip(places, part, known, strict=True)
             if not any(map(self._is_known, (label, entry.label)))
             for sample in range(samples)
         ]
@@ -147,3 +157,7 @@ class FirstCalls:
     def _is_known(self, label: str | None) -> bool:
         """Whether a known label is one of this client's; pools can be shared."""
         return label is not None and self._labels.knows(label)
+
+
+def _parts(places: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (places[start : start + _LOOK_UP] for start in range(0, len(places), _LOOK_UP))

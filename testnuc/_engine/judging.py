@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
-    from testnuc.trust import Review, VoteSettings
+    from testnuc.trust import Review
     from testnuc.trust.review import Drawn
 
 __all__ = ["LEAST_TEXTS", "MOST_TEXTS", "Judging", "check_enough"]
@@ -72,10 +72,6 @@ class Judging(ABC, Generic[L]):
     @abstractmethod
     def _read(self, data: bytes) -> L:
         """Return what was learned from its bytes."""
-
-    @abstractmethod
-    def _with(self, learned: L) -> VoteSettings:
-        """Return the settings of the client with what was learned."""
 
     @abstractmethod
     def _checked(self, labels: Sequence[Any]) -> list[str | None]:
@@ -181,7 +177,7 @@ class Judging(ABC, Generic[L]):
         except StoreError as error:
             _log.warning("%s; labels are those of the LLM and its neighbors", error)
             return
-        parts.pipeline.settings = self._with(learned)
+        parts.pipeline.settings = parts.settings.with_taught(learned)
 
     @staticmethod
     def _item_of(
@@ -230,7 +226,7 @@ class Judging(ABC, Generic[L]):
                 await put(_key(parts), data)
                 self._data = data
             # once, on success: a concurrent run uses the former settings
-            parts.pipeline.settings = self._with(learned)
+            parts.pipeline.settings = parts.settings.with_taught(learned)
         return learned
 
 

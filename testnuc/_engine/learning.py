@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
-    from testnuc.trust import VoteSettings
     from testnuc.trust.learned import Judgment
     from testnuc.trust.model import Texts
 
@@ -129,9 +128,6 @@ class Learning(Judging[Learned]):
 
     def _read(self, data: bytes) -> Learned:
         return Learned.from_bytes(data)
-
-    def _with(self, learned: Learned) -> VoteSettings:
-        return self._parts.settings.with_learned(learned)
 
     async def _from(self, judged: tuple[Judgment, ...]) -> Learned:
         fitted = await self._fitted()

@@ -11,13 +11,14 @@ from testnuc._engine.neighborhoods import LEAST_VOTERS, Neighborhoods
 from testnuc.errors import InvalidInputError
 from testnuc.methods import StandardPrompting
 from testnuc.trust.label_pairs import places_of
-from testnuc.types import MultilabelClassification, MultilabelPrediction
+from testnuc.types import MultilabelClassification, MultilabelPrediction, Reason
 from testnuc.voting import (
     THRESHOLD,
     PoolLabels,
     VotedLabels,
     VotePolicy,
     VoteResult,
+    keep_own,
     vote_multilabel,
 )
 
@@ -31,23 +32,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MultilabelNeighborhoods",
-    "checked_policy",
+    "check_options",
     "multilabel_classification",
     "neighborhoods_class",
 ]
 
 
-def checked_policy(
+def check_options(
     multilabel: object,
     policy: str | VotePolicy,
     model: object,
     method: Method | None,
     confidence: str,
     **others: tuple[Any, Any],
-) -> str | VotePolicy:
-    """Return the policy of a client; with several labels, "auto" is "weighted".
-
-    The diagnosis behind "auto" compares single labels.
+) -> None:
+    """Raise an `InvalidInputError` if an option is not supported with or without several labels.
 
     Parameters
     ----------
@@ -55,11 +54,6 @@ def checked_policy(
         Of the client.
     **others
         Option -> (value given, the only value that several labels allow).
-
-    Raises
-    ------
-    InvalidInputError
-        An option is not supported with or without several labels.
     """
     if not isinstance(multilabel, bool):
         raise InvalidInputError(f"multilabel is {multilabel!r}; give True or False")
@@ -70,18 +64,15 @@ def checked_policy(
                 f"threshold is {threshold!r}, but a text has one label, which needs none; leave "
                 "threshold out, or set multilabel=True"
             )
-        return policy
+        return
     _check_options(model, method, confidence, others)
-    if not isinstance(policy, VotePolicy):
-        return "weighted" if policy == "auto" else policy
     for name in ("prior", "min_trust"):
-        value = getattr(policy, name)
+        value = getattr(policy, name, None)
         if value is not None:
             raise InvalidInputError(
                 f"{name} is {value!r}, which multilabel=True does not support; leave {name} out"
                 + (", or set the threshold of the policy" if name == "min_trust" else "")
             )
-    return replace(policy, weight="similarity") if policy.weight == "auto" else policy
 
 
 def _check_options(
@@ -111,6 +102,11 @@ def _check_options(
             )
 
 
+_KEPT = Reason(
+    "llm_kept", "several labels stay as the LLM gives them until judgments choose another way"
+)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnedSets:
     """The labels of n texts by what was learned; those of text i are at starts[i]:starts[i + 1].
@@ -128,15 +124,56 @@ class LearnedSets:
     #: float64[n], the chance that all labels of the text are right; NaN = unknown.
     trust: NDArray[np.float64]
 
-    def over(self, voted: VotedLabels, rows: NDArray[np.int64]) -> VotedLabels:
-        """Return votes on some of the texts with these labels."""
-        at, starts = self.pairs(rows)
+    @classmethod
+    def of(
+        cls,
+        n: int,
+        row: NDArray[np.integer],
+        labels: NDArray[np.integer],
+        shares: NDArray[np.float32],
+        given: NDArray[np.bool_],
+        chances: NDArray[np.floating],
+        trust: NDArray[np.float64],
+    ) -> LearnedSets:
+        """Return the labels of n texts, from pairs of text and label in any order."""
+        order = np.lexsort((-shares, row))
+        return cls(
+            np.concatenate([[0], np.cumsum(np.bincount(row, minlength=n))]).astype(np.int64),
+            labels[order].astype(np.int32),
+            shares[order].astype(np.float32),
+            given[order],
+            chances[order].astype(np.float64),
+            trust,
+        )
+
+    def over(
+        self, voted: VotedLabels, rows: NDArray[np.int64], only: NDArray[np.bool_] | None = None
+    ) -> VotedLabels:
+        """Return votes on some of the texts with these labels.
+
+        Parameters
+        ----------
+        voted : VotedLabels
+        rows : int64[B]
+            The texts voted on.
+        only : bool[B], optional
+            Which of these texts get these labels; default: all.
+        """
+        if only is None:
+            only = np.ones(len(rows), dtype=np.bool_)
+        at, _ = self.pairs(rows[only])
+        row = np.repeat(np.arange(len(rows)), np.diff(voted.starts))
+        old = ~only[row]
+        mine = np.repeat(np.flatnonzero(only), np.diff(self.starts)[rows[only]])
+        row = np.concatenate([row[old], mine])
+        order = np.argsort(row, kind="stable")
+        counts = np.bincount(row, minlength=len(rows))
         return replace(
             voted,
-            starts=starts,
-            labels=self.labels[at],
-            shares=self.shares[at],
-            given=self.given[at],
+            starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            labels=np.concatenate([voted.labels[old], self.labels[at]])[order],
+            shares=np.concatenate([voted.shares[old], self.shares[at]])[order],
+            given=np.concatenate([voted.given[old], self.given[at]])[order],
         )
 
     def pairs(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -151,6 +188,8 @@ class MultilabelNeighborhoods(Neighborhoods):
     _pool: PoolLabels | None = None
     #: Labels and trust of the own texts, from what was learned.
     sets: LearnedSets | None = None
+    #: The same from a head in a file, of the texts that it labels instead of the LLM.
+    by_head: LearnedSets | None = None
 
     def put(self, place: int, outcome: Prediction | Exception) -> None:
         """Set the prediction or the error of the text at a place."""
@@ -172,21 +211,50 @@ class MultilabelNeighborhoods(Neighborhoods):
         return THRESHOLD if self.policy.threshold is None else self.policy.threshold
 
     def voted(self, rows: slice | NDArray[np.int64]) -> VotedLabels:
-        """Return the labels of some of the own texts; what was learned wins."""
-        found = self.plain_labels(rows)
-        return found if self.sets is None else self.sets.over(found, np.arange(self.n_own)[rows])
+        """Return the labels of some of the own texts; what was learned wins, and a head."""
+        found, numbers = self.plain_labels(rows), np.arange(self.n_own)[rows]
+        if self.sets is not None:
+            found = self.sets.over(found, numbers)
+        if self.by_head is not None:
+            only = np.array([self._labeled_by_head(at) for at in numbers.tolist()], dtype=np.bool_)
+            found = self.by_head.over(found, numbers, only)
+        return found
+
+    def _labeled_by_head(self, place: int) -> bool:
+        return self.is_spared(place) and place not in self.judges
+
+    def sets_of(self, place: int) -> LearnedSets | None:
+        """Return what the labels and the trust of the own text at a place come from, if learned."""
+        return self.by_head if self._labeled_by_head(place) else self.sets
 
     def plain_labels(self, rows: slice | NDArray[np.int64]) -> VotedLabels:
         """Vote for each label on some of the own texts, without regard to judgments."""
-        k = self.settings.k
-        return vote_multilabel(
+        k, own, pool = self.settings.k, np.arange(self.n_own)[rows], self.pool_labels
+        voted = vote_multilabel(
             self.neighbors[rows, :k],
             self.similarities[rows, :k],
-            np.arange(self.n_own)[rows],
-            self.pool_labels,
+            own,
+            pool,
             n_classes=len(self.labels.names),
             policy=self.policy,
             checked=True,
+        )
+        return keep_own(voted, own, pool) if self.settings.careful else voted
+
+    def note_of_kept(self) -> str | None:
+        """Say how many texts a vote would change, where all keep the LLM's own labels."""
+        if not self.settings.keeps_own or self.settings.several is not None:
+            return None
+        found = self.plain_labels(slice(0, self.n_own))
+        row = np.repeat(np.arange(self.n_own), np.diff(found.starts))
+        other = (found.shares > THRESHOLD) != found.given
+        # at the threshold, the text itself decides
+        changed = len(np.unique(row[other & (found.shares != THRESHOLD)]))
+        if not changed:
+            return None
+        return (
+            f"the LLM's own labels are kept; a vote of neighbors would change those of {changed:,} "
+            f"of {self.n_own:,} texts, and fifty judgments show whether it should"
         )
 
     def _given(self, prediction: Prediction | None) -> list[tuple[int, float | None]] | None:
@@ -216,7 +284,9 @@ class MultilabelNeighborhoods(Neighborhoods):
         places = np.arange(self.n_own)[rows]
         answered = np.array(
             [
-                i in self.judges or self._given(self.predictions[i]) is not None
+                i in self.judges
+                or self.is_spared(i)
+                or self._given(self.predictions[i]) is not None
                 for i in places.tolist()
             ]
         )
@@ -232,6 +302,13 @@ class MultilabelNeighborhoods(Neighborhoods):
             voters=voted.voters,
             votes=table,
         )
+
+    def reason(self, place: int) -> Reason | None:
+        """Return why the neighbors of the own text at `place` do not decide; None: they do."""
+        found = super().reason(place)
+        if found is None and self.settings.keeps_own and self.pool_labels.voted[place]:
+            return _KEPT
+        return found
 
     def source(self, place: int, voters: int) -> str:
         """Return what gave the labels of the own text at `place`."""
@@ -270,11 +347,13 @@ def multilabel_classification(
     given = [name for name, passed in zip(shares, voted.given.tolist(), strict=True) if passed]
     trust = share if voters >= LEAST_VOTERS else None
     trusts = {name: shares[name] if voters >= LEAST_VOTERS else None for name in given}
-    if neighborhoods.sets is not None:
-        at, _ = neighborhoods.sets.pairs(row)
-        chances = dict(zip(shares, neighborhoods.sets.chances[at].tolist(), strict=True))
-        trusts = {name: chances[name] for name in given}
-        chance = float(neighborhoods.sets.trust[place])
+    sets = neighborhoods.sets_of(place)
+    if sets is not None:
+        at, _ = sets.pairs(row)
+        chances = dict(zip(shares, sets.chances[at].tolist(), strict=True))
+        # a referee's labels have none
+        trusts = {name: None if np.isnan(chances[name]) else chances[name] for name in given}
+        chance = float(sets.trust[place])
         trust = None if np.isnan(chance) else chance
     return MultilabelClassification(
         index=index,
@@ -289,6 +368,7 @@ def multilabel_classification(
         votes={name: part * weight for name, part in shares.items()},
         error=neighborhoods.error(place),
         trust=trust if known else None,
+        reason=neighborhoods.reason(place),
         source=neighborhoods.source(place, voters) if known else None,
         labels=tuple(given),
         shares=shares,

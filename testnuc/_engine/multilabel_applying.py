@@ -64,21 +64,24 @@ def _apply(
     said = {place: answers[e.hash] for place, e in enumerate(entries) if e.hash in answers}
     judged = np.zeros(n, dtype=np.bool_)
     more: list[tuple[int, int]] = []
+    sure: list[float] = []
     for place, (joined, source) in said.items():
-        judged[place], trust[place] = True, 1.0
+        judged[place], trust[place] = True, 1.0 if source == "person" else np.nan
         neighborhoods.judges[place] = source
-        more += [(place, labels.names.index(name)) for name in split_labels(joined)]
+        names = split_labels(joined)
+        more += [(place, labels.names.index(name)) for name in names]
+        sure += [float(trust[place])] * len(names)
     left = ~judged[pairs.rows]
     added = np.array(more, dtype=np.int64).reshape(-1, 2)
     ones = np.ones(len(more))
     row = np.concatenate([pairs.rows[left], added[:, 0]])
     shares = np.concatenate([applied.scores[left], ones.astype(np.float32)])
-    order = np.lexsort((-shares, row))
-    neighborhoods.sets = LearnedSets(
-        np.concatenate([[0], np.cumsum(np.bincount(row, minlength=n))]).astype(np.int64),
-        np.concatenate([pairs.labels[left], added[:, 1]]).astype(np.int32)[order],
-        shares[order],
-        np.concatenate([applied.given[left], ones > 0])[order],
-        np.concatenate([applied.chances[left], ones])[order],
+    neighborhoods.sets = LearnedSets.of(
+        n,
+        row,
+        np.concatenate([pairs.labels[left], added[:, 1]]),
+        shares,
+        np.concatenate([applied.given[left], ones > 0]),
+        np.concatenate([applied.chances[left], sure]),
         trust,
     )

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc._engine.components import Components
-    from testnuc.trust import VoteSettings
     from testnuc.trust.learned import Judgment
 
 __all__ = ["MultilabelLearning"]
@@ -36,6 +35,8 @@ __all__ = ["MultilabelLearning"]
 _GOALS = ("certify", "correct")
 #: Texts that a head is fitted on, and cells of these texts times labels, at most.
 _FITTED, _CELLS = 40_000, 1 << 26
+#: What gives labels, before anything is learned and after.
+_KEPT = ("the vote", "what was learned so far")
 #: Labels that are shown with a text: those with at least this score.
 _SHOWN = 0.1
 
@@ -102,7 +103,10 @@ class MultilabelLearning(Judging[MultilabelLearned]):
             for index, found in enumerate(drawn)
         ]
         changed = np.zeros(len(pairs), dtype=np.bool_)
-        changed[pairs.rows[own != given]] = True
+        # where labels are the LLM's own, those that a vote would change
+        kept_own = parts.pipeline.settings.keeps_own
+        other = pairs.shares > fitted.neighborhoods.threshold if kept_own else given
+        changed[pairs.rows[own != other]] = True
         context = ReviewContext(
             differing=int((changed & open_).sum()),
             unlabeled=int((~pairs.answered & open_).sum()),
@@ -125,10 +129,11 @@ class MultilabelLearning(Judging[MultilabelLearned]):
         found, pairs, names = fitted.neighborhoods, fitted.pairs, self._parts.labels.names
         at = np.arange(pairs.starts[row], pairs.starts[row + 1])
         at = at[pairs.own[at] | given[at] | (scores[at] >= _SHOWN)]
-        kept = "the vote" if self.learned is None else "what was learned so far"
+        learned = self.learned is not None
+        kept = () if self._parts.pipeline.settings.keeps_own else (_KEPT[learned],)
         candidates = []
         for place in at[np.argsort(-scores[at], kind="stable")].tolist():
-            by = [*(("the LLM",) if pairs.own[place] else ()), *((kept,) if given[place] else ())]
+            by = [*(("the LLM",) if pairs.own[place] else ()), *(kept if given[place] else ())]
             label = names[pairs.labels[place]]
             candidates.append((label, [*by, f"share {pairs.shares[place]:.2f}"]))
         return self._item_of(found, index, drawn, trust, candidates)
@@ -147,9 +152,6 @@ class MultilabelLearning(Judging[MultilabelLearned]):
 
     def _read(self, data: bytes) -> MultilabelLearned:
         return MultilabelLearned.from_bytes(data)
-
-    def _with(self, learned: MultilabelLearned) -> VoteSettings:
-        return self._parts.settings.with_sets(learned)
 
     async def _from(self, judged: tuple[Judgment, ...]) -> MultilabelLearned:
         fitted = await self._fitted()

@@ -22,7 +22,7 @@ from testnuc._engine.multilabel_applying import apply_sets
 from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches, spread
 from testnuc._engine.sampling import Sampler
-from testnuc._engine.sparing import ask_unsure
+from testnuc._engine.sparing import ask_unsure, asked_first
 from testnuc.errors import EmbeddingError, ProviderError, with_count
 from testnuc.trust import MIN_PREDICTIONS
 
@@ -197,19 +197,22 @@ class Pipeline:
             nothing.
         answered : callable, optional
             If given, the calls for own labels, which need no embeddings, are made while texts are
-            embedded, and this is called once for each text.
+            embedded, and this is called once for each text. With `ask`, these are the calls for the
+            random part.
         """
         # a head may label all texts
         ask_first = ask_first and self._head is None and self._examples is None
         ask_first = ask_first and self._shortlist is None and self._predictor.over_http
-        outcomes = await self._first.ask(texts) if ask_first else []
         settings = self.settings if settings is None else settings
+        places = await self._asked_first(texts, settings) if ask_first else ()
+        outcomes = await self._first.ask(texts, places) if ask_first else []
         asking = None
-        # which texts are asked about depends on their embeddings, where a head spares some
-        if ask_first and answered is not None and not self.spares:
+        if ask_first and answered is not None:
             for _ in outcomes:
                 answered()
-            asking = asyncio.create_task(self._first.ask_meanwhile(texts, outcomes, answered))
+            asking = asyncio.create_task(
+                self._first.ask_meanwhile(texts, places, outcomes, answered)
+            )
         try:
             neighborhoods = await self._prepared(texts, settings, embedded, together=together)
             if asking is not None:
@@ -230,6 +233,17 @@ class Pipeline:
             if not neighborhoods.answered(ask.place):
                 sampler.settle(ask, outcome)
         return neighborhoods
+
+    async def _asked_first(
+        self, texts: Sequence[PoolText], settings: VoteSettings
+    ) -> Sequence[int]:
+        """Return the places of the texts that are asked about whatever their embeddings are."""
+        if self._ask is None:
+            return range(len(texts))
+        known = without_foreign_labels(await self._with_known_labels(texts), self.labels)
+        count = len(self.labels.names)
+        found: list[int] = await _call(len(texts), asked_first, known, count, self._ask, settings)
+        return found
 
     async def _prepared(
         self,
@@ -365,8 +379,8 @@ class Pipeline:
         """Yield the places to predict; each round depends on the outcomes of the one before."""
         settings = neighborhoods.settings
         own, rows = range(neighborhoods.n_own), np.arange(neighborhoods.n_own)
-        if settings.head_decides:
-            # the model labels the neighbors: they need no call
+        if settings.head_decides or settings.keeps_own:
+            # neighbors do not decide, or a model labels them: they need no call
             yield own
             await self._fill(neighborhoods, range(len(own), len(neighborhoods.entries)))
         elif settings.policy is None:

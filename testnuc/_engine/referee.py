@@ -119,10 +119,12 @@ class Referee:
         labels = self._parts.labels
         rng = np.random.default_rng(int.from_bytes(entry.hash[:8]))
         order = [sorted(names)[i] for i in rng.permutation(len(names)).tolist()]
-        if not labels.descriptions:
-            return LabelSet(order, none_label=labels.none_label)
         described = {name: labels.descriptions.get(name, "") for name in order}
-        return LabelSet(described, none_label=labels.none_label)
+        return LabelSet(
+            described if labels.descriptions else order,
+            none_label=labels.none_label,
+            multilabel=labels.multilabel,
+        )
 
     def _predictor(self, labels: LabelSet) -> Predictor:
         parts = self._parts

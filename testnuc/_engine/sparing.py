@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc._engine.applying import said_of, texts_among
-from testnuc.trust import Sparing, Unsure
-from testnuc.trust.model import fit_model, fits, teach
+from testnuc._engine.multilabel import LearnedSets, MultilabelNeighborhoods
+from testnuc.trust import Sparing, Unsure, random_part
+from testnuc.trust.model import SPARED_ROUNDS, fit_model, fits, teach
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -20,16 +21,19 @@ if TYPE_CHECKING:
 
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.head import Head
-    from testnuc.trust import Learned
+    from testnuc.protocols import PoolText
+    from testnuc.trust import Learned, VoteSettings
     from testnuc.trust.head import Softmax
     from testnuc.trust.model import HeadModel, Texts
 
-__all__ = ["HeadRule", "ask_unsure"]
+__all__ = ["HeadRule", "ask_unsure", "asked_first"]
 
 _log = logging.getLogger("testnuc.client")
 
 #: Judged texts of a run from which a model is taught again.
 _TAUGHT = 20
+#: Texts whose probabilities of all labels are in memory at a time, and those that are kept.
+_BLOCK, _SHOWN = 4_096, 0.05
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,13 +56,17 @@ class HeadRule:
         self, neighborhoods: Neighborhoods, vectors: NDArray[np.float16], rows: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Label the sure ones of some own texts; returns the others."""
-        found, trust = self.head.predict_vectors(vectors[rows])
+        if isinstance(neighborhoods, MultilabelNeighborhoods):
+            found, trust = self._sets(neighborhoods, vectors, rows)
+        else:
+            label, trust = self.head.predict_vectors(vectors[rows])
+            found = self.order[label]
         drift = self.head.drift.add(trust)
         if drift is not None:
             _log.warning("%s", drift)
             neighborhoods.notes.append(drift)
         sure = trust >= self.least
-        neighborhoods.spare(rows[sure], self.order[found[sure]], trust[sure])
+        neighborhoods.spare(rows[sure], found[sure], trust[sure])
         if sure.any():
             neighborhoods.notes.append(
                 f"the head labeled {int(sure.sum()):,} of {len(vectors):,} texts, those with a "
@@ -66,6 +74,52 @@ class HeadRule:
                 "the LLM"
             )
         return rows[~sure]
+
+    def _sets(
+        self,
+        neighborhoods: MultilabelNeighborhoods,
+        vectors: NDArray[np.float16],
+        rows: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Hand over the labels of some own texts, several each; returns zeros and their trust."""
+        parts = []
+        trust = np.empty(len(rows), dtype=np.float32)
+        for start in range(0, len(rows), _BLOCK):
+            block = rows[start : start + _BLOCK]
+            found = self.head.predict_sets(vectors[block])
+            trust[start : start + _BLOCK] = found.trust
+            at, label = np.nonzero(found.given | (found.probabilities >= _SHOWN))
+            parts.append(
+                (
+                    block[at],
+                    self.order[label],
+                    found.probabilities[at, label],
+                    found.given[at, label],
+                    found.chances[at, label],
+                )
+            )
+        if parts:
+            row, label, share, given, chance = map(np.concatenate, zip(*parts, strict=True))
+            every = np.full(neighborhoods.n_own, np.nan)
+            every[rows] = trust
+            neighborhoods.by_head = LearnedSets.of(
+                neighborhoods.n_own, row, label, share, given, chance, every
+            )
+        return np.zeros(len(rows), dtype=np.int32), trust
+
+
+def asked_first(
+    texts: Sequence[PoolText], n_classes: int, rule: Unsure, settings: VoteSettings
+) -> list[int]:
+    """Return the places of the texts that `ask_unsure` asks about first, without embeddings.
+
+    Of texts that the embedder will reject it knows nothing: the part may lack a few at its end.
+    """
+    rows = [place for place, entry in enumerate(texts) if entry.label is None]
+    if not fits(len(rows), n_classes):
+        return rows
+    rule = rule.proved if settings.head_decides else rule
+    return [rows[at] for at in random_part([texts[row].hash for row in rows], rule).tolist()]
 
 
 async def ask_unsure(
@@ -145,5 +199,5 @@ def _fitted_again(
     if heads is None or (taught and (judged is None or (judged >= 0).sum() < _TAUGHT)):
         return None
     plain = replace(texts, judged=None)
-    made = fit_model(plain, power=model.power, care=model.care, start=heads)
+    made = fit_model(plain, power=model.power, care=model.care, start=heads, rounds=SPARED_ROUNDS)
     return teach(made, texts) if taught else made

@@ -123,7 +123,7 @@ def classify(
     escalate: str | None = typer.Option(
         None,
         help="Part of the texts that the referee labels, such as 10%.",
-        show_default="10% with --referee",
+        show_default="10% with --referee, of one label",
         rich_help_panel=_REFEREE,
     ),
     full: bool = typer.Option(False, "--full", help="Also write neighbors, votes and usage."),  # noqa: FBT001, FBT003
@@ -137,7 +137,7 @@ def classify(
     with interruptible():
         from testnuc.cli.classify import run
 
-        part = share_of(escalate, referee)
+        part = share_of(escalate, referee, multilabel=client["multilabel"])
         if referee is not None:
             client = {**client, "referee": referee, "escalate": part}
         run(

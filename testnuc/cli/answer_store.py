@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from testnuc._base.jsonl import write_whole
 from testnuc.cli.options import client_options
 from testnuc.errors import InvalidInputError
 
@@ -102,7 +103,7 @@ class AnswerStore:
                 "options": _options(client),
                 "run": dict(run),
             }
-            (self.folder / _NOTE).write_bytes(orjson.dumps(facts))
+            write_whole(self.folder / _NOTE, [orjson.dumps(facts)])
 
 
 def noted_column(output: str) -> str | None:

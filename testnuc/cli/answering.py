@@ -26,7 +26,7 @@ def answer(
     review: Review,
     path: str,
     *,
-    then: str | None = "testnuc learn STORE",
+    then: str | None,
     read: Callable[[str], str] | None = None,
 ) -> None:
     """Ask for the label of each open item, in order; saves after each answer.
@@ -73,7 +73,7 @@ def answer(
         return
     tell(f"{judged:,} of {len(review):,} texts are judged, saved in {path}")
     if judged:
-        tell(f"next: {then if path in then else f'{then} {path}'}")
+        tell(f"next: {then}")
 
 
 def _first_open(review: Review) -> int:

@@ -59,6 +59,7 @@ def _head_of(given: dict[str, Any]) -> Head:
     """Return the head of a client, and complete the client's arguments by it."""
     given["embedder"] = embedder_of(given)
     given["head"] = head = Head.load(given["head"], given["embedder"])
+    given["multilabel"] = given.get("multilabel") or head.sets is not None
     if given.get("head_trust") is None:
         # nothing is left to an LLM, so neither a key nor neighbors are needed
         given.update(model=head, head_trust=0.0, k=0, join_pool=False, base_url=None)

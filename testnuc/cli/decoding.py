@@ -1,18 +1,25 @@
-"""Encoding and delimiter of text files, given or recognized."""
+"""Encoding, delimiter and columns of tables, given or recognized."""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["DELIMITERS", "checked_delimiter", "decoded", "delimiter_of", "named"]
+__all__ = [
+    "DELIMITERS",
+    "checked_delimiter",
+    "decoded",
+    "delimiter_of",
+    "named",
+    "rows_by_name",
+]
 
 #: Delimiters of CSV files, most common first.
 DELIMITERS = (",", ";", "\t", "|")
@@ -53,10 +60,16 @@ def decoded(raw: bytes, name: str, encoding: str | None = None) -> tuple[str, st
         encoding = _recognized(raw, name)
     else:
         encoding = _checked(encoding)
-        if encoding == "utf-8" and raw.startswith(codecs.BOM_UTF8):
-            encoding = "utf-8-sig"
+        marked = next((found for mark, found in _MARKS if raw.startswith(mark)), encoding)
+        if not encoding.startswith(marked.removesuffix("-sig")):
+            raise InvalidInputError(
+                f"{name} begins with the mark of {marked}, and --encoding is {encoding}; leave out "
+                "--encoding"
+            )
+        encoding = marked if encoding == "utf-8" else encoding
     try:
-        return raw.decode(encoding), encoding
+        # utf-16-le keeps the mark
+        return raw.decode(encoding).removeprefix("\ufeff"), encoding
     except UnicodeDecodeError as exc:
         line = raw.count(b"\n", 0, exc.start) + 1
         raise InvalidInputError(
@@ -172,3 +185,23 @@ def _rows(content: str, delimiter: str) -> list[list[str]]:
 def named(delimiter: str) -> str:
     """Return how a message names a delimiter."""
     return _NAMES.get(delimiter, f"'{delimiter}'")
+
+
+def rows_by_name(
+    header: Sequence[str], lines: Iterable[Sequence[Any]]
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the columns and rows of a table.
+
+    Of the columns without a name, empty ones are left out, and several are named by position.
+    """
+    unnamed = [at for at, name in enumerate(header) if not name]
+    names = list(header)
+    for at in unnamed if len(unnamed) > 1 else ():
+        names[at] = f"unnamed column {at + 1}"
+    rows = [dict(zip(names, line, strict=False)) for line in lines]
+    for name in [names[at] for at in unnamed]:
+        if all(row.get(name) in {"", None} for row in rows):
+            names.remove(name)
+            for row in rows:
+                row.pop(name, None)
+    return names, rows

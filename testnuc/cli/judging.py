@@ -77,10 +77,7 @@ def review(
             path = _new_review(output)
             judged.save(path)
             tell(f"{len(judged):,} texts, written to {path}")
-        if by_hand:
-            answer(judged, path)
-        else:
-            _show(judged, path, None, None, open_page=open_page)
+        _judge(judged, path, None, by_hand=by_hand, open_page=open_page)
         return
     if len(sources) > 1:
         raise InvalidInputError("only reviews (.json) can be joined; name one store or file")
@@ -89,8 +86,7 @@ def review(
         raise InvalidInputError(f"--goal is {goal!r}; choose from {', '.join(GOALS)}")
     output = _new_review(output)
     # without what the source itself knows
-    better = free_name("better.jsonl" if source.endswith(".jsonl") else "better.csv")
-    then = command("learn", source, client, output, "-o", better, text_column=text_column)
+    run = shlex.split(command("learn", source, client, text_column=text_column))[2:]
     client = with_known_options(client, source)
 
     async def draw() -> tuple[Review, Table | None]:
@@ -104,13 +100,29 @@ def review(
             + (": no candidate differs from another" if goal == "decide" else "")
             + "; choose another --goal"
         )
+    drawn.context = replace(drawn.context, run=tuple(run))
     drawn.save(output)
     tell(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
-    if by_hand:
-        answer(drawn, output, then=then)
-        return
     results = None if table is None else read_results(table.rows, source, table.text_column)
-    _show(drawn, output, results, then, open_page=open_page)
+    _judge(drawn, output, results, by_hand=by_hand, open_page=open_page)
+
+
+def _judge(
+    review: Review,
+    path: str,
+    results: Results | None,
+    *,
+    by_hand: bool,
+    open_page: bool | None,
+) -> None:
+    """Let a person judge a review, and name the command that learns from it."""
+    source, *more = review.context.run or ("RESULTS",)
+    better = free_name("better.jsonl" if source.endswith(".jsonl") else "better.csv")
+    then = shlex.join(["testnuc", "learn", source, path, "-o", better, *more])
+    if by_hand:
+        answer(review, path, then=then)
+        return
+    _show(review, path, results, then, open_page=open_page)
     tell(f"then: {then}")
 
 
@@ -146,8 +158,6 @@ def learn(
         )
     certificate = learned.certify()
     then = _after(certificate, source, asked, text_column)
-    if not certificate.part:
-        then = f"no labels are proved to be 90 % right yet: {certificate.reason}\n{then}"
     if found is None or output is None:
         tell("to apply it, run `testnuc classify` again: stored answers are not requested again")
         tell(then)
@@ -355,7 +365,7 @@ def _show(
     judged: Review,
     path: str,
     results: Results | None,
-    then: str | None,
+    then: str,
     *,
     open_page: bool | None,
 ) -> None:

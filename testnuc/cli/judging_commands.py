@@ -10,7 +10,6 @@ from testnuc.cli.interrupting import interruptible
 from testnuc.cli.options import (
     LABELS_OF_RUN,
     OF_ASKING,
-    OF_SEVERAL,
     OVERWRITE,
     TEXT_COLUMN,
     with_client,
@@ -143,7 +142,7 @@ def certify(
         )
 
 
-@with_client(*OF_ASKING, *OF_SEVERAL, "min_trust", labels=LABELS_OF_RUN)
+@with_client(*OF_ASKING, "min_trust", labels=LABELS_OF_RUN)
 def distill(
     client: dict[str, Any],
     source: str = _RESULTS_OR_STORE,

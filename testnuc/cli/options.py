@@ -110,7 +110,7 @@ EMBEDDER = typer.Option(
 _ESCALATED = 0.1
 
 
-def share_of(escalate: str | None, referee: str | None) -> float:
+def share_of(escalate: str | None, referee: str | None, *, multilabel: bool = False) -> float:
     """Return the part of the texts to escalate: of "10%" or "0.1".
 
     Raises
@@ -119,7 +119,8 @@ def share_of(escalate: str | None, referee: str | None) -> float:
         It is not a part, or there is no referee.
     """
     if escalate is None:
-        return _ESCALATED
+        # several labels are not escalated: the referee judges texts drawn at random
+        return 0.0 if multilabel else _ESCALATED
     if referee is None:
         raise InvalidInputError("--escalate needs --referee MODEL, the model that labels that part")
     given = escalate.strip()

@@ -16,7 +16,14 @@ import orjson
 from testnuc._base.checks import valid_text
 from testnuc._base.jsonl import json_object
 from testnuc.cli.answer_store import noted_column
-from testnuc.cli.decoding import DELIMITERS, checked_delimiter, decoded, delimiter_of, named
+from testnuc.cli.decoding import (
+    DELIMITERS,
+    checked_delimiter,
+    decoded,
+    delimiter_of,
+    named,
+    rows_by_name,
+)
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -397,7 +404,7 @@ def _csv_rows(file: str, content: str, delimiter: str) -> tuple[list[str], list[
     try:
         reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
         header = next((row for row in reader if row), [])
-        rows = []
+        lines = []
         for row in reader:
             if not row:
                 continue
@@ -407,11 +414,11 @@ def _csv_rows(file: str, content: str, delimiter: str) -> tuple[list[str], list[
                     f"{len(header)}: put texts that hold {named(delimiter)} in quotes, or name "
                     "another --delimiter"
                 )
-            rows.append(dict(zip(header, [*row, *[""] * (len(header) - len(row))], strict=False)))
+            lines.append([*row, *[""] * (len(header) - len(row))])
     except csv.Error as exc:
         raise InvalidInputError(f"{file} cannot be read as CSV: {exc}") from exc
     else:
-        return header, rows
+        return rows_by_name(header, lines)
     finally:
         csv.field_size_limit(before)
 

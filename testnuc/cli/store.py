@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import orjson
 
-from testnuc._base.jsonl import table
+from testnuc._base.jsonl import part_of, table
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import existing, require_folder, require_store, tell
 from testnuc.cli.options_of_run import opened_store
@@ -41,7 +41,7 @@ def export(store: str, file: str) -> None:
     if path.exists() and not (path.is_file() and _is_export(kind, path)):
         raise InvalidInputError(f"{file} exists and is no export of a store; name another file")
     # a temporary file first: an interruption must not leave a partial one
-    part = path.with_name(path.name + ".part")
+    part = part_of(path)
 
     async def write() -> Counter[str]:
         async with opened_store(store) as opened:

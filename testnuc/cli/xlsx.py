@@ -7,7 +7,7 @@ from datetime import date, datetime, time
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.jsonl import write_whole
-from testnuc.cli.decoding import named
+from testnuc.cli.decoding import named, rows_by_name
 from testnuc.errors import InvalidInputError, MissingDependencyError
 from testnuc.records import cell_of
 
@@ -64,14 +64,12 @@ def read_rows(path: Path, text_column: str) -> tuple[list[str], list[dict[str, A
 def _rows_of(sheet: Any, text_column: str) -> tuple[list[str], list[dict[str, Any]]]:
     lines = (line for line in sheet.iter_rows(values_only=True) if any(v is not None for v in line))
     header = ["" if name is None else str(name) for name in next(lines, ())]
-    rows = []
-    for line in lines:
-        row = {name: _value(v) for name, v in zip(header, line, strict=False) if name}
+    columns, rows = rows_by_name(header, (list(map(_value, line)) for line in lines))
+    for row in rows:
         text = row.get(text_column)
         if isinstance(text, int | float):
             row[text_column] = str(text)
-        rows.append(row)
-    return [name for name in header if name], rows
+    return columns, rows
 
 
 def _value(value: Any) -> Any:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import orjson
 
 from testnuc import embedders
 from testnuc._base.checks import hash_text
+from testnuc._base.jsonl import write_whole
 from testnuc.client import TestNUC
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError
@@ -183,10 +185,9 @@ async def embedded(
         vectors[rows] = await made.embed([texts[i] for i in rows])
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".part")
-        with partial.open("wb") as file:
-            np.save(file, vectors)
-        partial.replace(path)
+        content = BytesIO()
+        np.save(content, vectors)
+        write_whole(path, [content.getvalue()])
     return vectors
 
 

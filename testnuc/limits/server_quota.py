@@ -30,12 +30,12 @@ class Quota:
         The names of its headers.
     """
 
-    __slots__ = ("_limit", "_probes", "_remaining", "_reset", "kind", "left", "low", "until")
+    __slots__ = ("_limit", "_probes", "_reset", "kind", "left", "low", "remaining", "until")
 
     def __init__(self, kind: str, limit: str, remaining: str, reset: str) -> None:
         self.kind = kind
         self._limit = limit
-        self._remaining = remaining
+        self.remaining = remaining
         self._reset = reset
         #: Amount that may be sent after the reset, until the next response; None: unknown.
         self._probes: float | None = None
@@ -77,10 +77,7 @@ class Quota:
         bool
             Whether the quota is low now.
         """
-        text = headers.get(self._remaining)
-        if text is None:
-            return self.low
-        remaining = count(text)
+        remaining = count(headers.get(self.remaining))
         # a response to a limit of zero contradicts it: some gateways send zeros for "unknown"
         if remaining is None or (not remaining and count(headers.get(self._limit)) == 0):
             return self.low
@@ -165,10 +162,13 @@ class ServerQuota:
         self, headers: Mapping[str, str], size: tuple[int, int], now: float, wall: float
     ) -> None:
         """Read the headers of the response to a request of this size, still in flight."""
-        low = 0
         for quota in self._quotas:
+            # most responses have few of these headers
+            if quota.remaining not in headers:
+                continue
             amount = _amount(quota.kind, (1, *size))
-            low += quota.observe(
+            self.low -= quota.low
+            self.low += quota.observe(
                 headers,
                 flying=_amount(quota.kind, self._flying) - amount,
                 plenty=self._max_concurrency * amount,
@@ -176,7 +176,6 @@ class ServerQuota:
                 now=now,
                 wall=wall,
             )
-        self.low = low
 
     def delay(self, now: float, size: tuple[int, int]) -> float:
         """Return the seconds until a request of this size may be sent."""

@@ -359,10 +359,15 @@ def _usage(value: Any, tier: Any) -> TokenUsage | None:
         return None
     details = value.get("prompt_tokens_details")
     details = details if isinstance(details, dict) else {}
-    # DeepSeek, Mistral, and servers that count it beside the others
-    names = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")
-    counts = [count(details.get("cached_tokens")), *(count(value.get(name)) for name in names)]
-    cached = min(next(filter(None, counts), 0), sent)
+    cached = min(
+        count(details.get("cached_tokens"))
+        # DeepSeek, Mistral, and servers that count it beside the others
+        or count(value.get("prompt_cache_hit_tokens"))
+        or count(value.get("num_cached_tokens"))
+        or count(value.get("cached_tokens"))
+        or 0,
+        sent,
+    )
     written = min(count(details.get("cache_write_tokens")) or 0, sent - cached)
     received += _outside(value, sent, received, count(details.get("audio_tokens")) or 0)
     tier = tier or value.get("service_tier")

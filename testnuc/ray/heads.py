@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from testnuc.head import Head
+from testnuc.types import error_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +28,8 @@ class LabelByHead:
     column : str
         With the texts.
     prefix : str
-        Of the added columns ``label`` and ``trust``.
+        Of the added columns ``label``, ``trust`` and ``error``, and ``labels`` if texts can have
+        several; a text that the embedder rejects has an error alone.
     embedder : str or Embedder, optional
         As for `Head.load`.
     """
@@ -47,10 +49,14 @@ class LabelByHead:
         import pyarrow as pa
 
         results = self._head.predict(table[self._column].to_pylist())
-        trust = [row.trust for row in results]
+        errors = [None if row.error is None else error_text(row.error) for row in results]
         for name, values, kind in (
             ("label", results.labels, pa.string()),
-            ("trust", trust, pa.float64()),
+            ("trust", [row.trust for row in results], pa.float64()),
+            ("error", errors, pa.string()),
         ):
             table = table.append_column(self._prefix + name, pa.array(values, kind))
+        if self._head.sets is not None:
+            lists = pa.array(results.label_lists, pa.list_(pa.string()))
+            table = table.append_column(self._prefix + "labels", lists)
         return table

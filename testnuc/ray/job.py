@@ -18,9 +18,8 @@ from testnuc.errors import (
     MissingDependencyError,
 )
 from testnuc.ray.limits_actor import SharedLimits
-from testnuc.ray.stages import COLUMNS, BuildIndex, Embed, Predict, Vote, hash_texts
-from testnuc.ray.workers import Settings, Voting, stored_learned
-from testnuc.trust import Learned
+from testnuc.ray.stages import BuildIndex, Embed, Predict, Vote, columns_of, hash_texts
+from testnuc.ray.workers import Settings, Voting, learned_of, stored_learned
 
 if TYPE_CHECKING:
     import os
@@ -40,7 +39,6 @@ _BLOCK_BYTES = 64 << 20
 _BLOCKS_PER_CPU = 2
 #: Arguments of `TestNUC` that a job does not support, and why.
 _REFUSED = {
-    "multilabel": "a row has one label; use TestNUC.stream for texts with several",
     "join_pool": "all texts of the dataset are each other's neighbors",
     "neighbors": "all texts of the dataset are asked about",
     "referee": "let a client of the same store learn from it; a job applies what was learned",
@@ -60,7 +58,8 @@ class Labeled:
 
     #: The given rows with the columns of the vote: ``label``, ``share``, ``margin``, ``voters``,
     #: ``trust``, ``own_label``, ``own_confidence``, ``error``, ``reason``, ``source``,
-    #: ``alternative``, ``trust_of_alternative``.
+    #: ``alternative``, ``trust_of_alternative``; with several labels ``labels`` and ``trusts``, of
+    #: labels in a tree ``path`` and ``path_trusts``, a list in each row.
     #: Votes are computed when it is read; it keeps the pool alive.
     dataset: ray.data.Dataset
     #: Distinct texts.
@@ -164,7 +163,9 @@ def classify_dataset(
         checked_whole(
             name if name in {"shards", "batch_size"} else f"{name}_actors", number, least=1
         )
-    auto = _check(dataset, client, column, prefix)
+    several = bool(settings.get("multilabel"))
+    # "auto" keeps several labels as the LLM gives them: there is nothing to decide
+    auto = _check(dataset, client, column, prefix) and not several
     name = f"testnuc-limits-{uuid4().hex}"
     # all prompts of a job show all labels
     given = {**client, "shortlist": None}
@@ -235,7 +236,7 @@ def classify_dataset(
         fn_constructor_args=(job, pool, dim, decision, learned, column, prefix),
         **stage("vote"),
     )
-    told = None if learned is None else str(Learned.from_bytes(learned))
+    told = None if learned is None else str(learned_of(learned, multilabel=several))
     return Labeled(labeled, number, usage, diagnosis, told)
 
 
@@ -272,7 +273,8 @@ def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, pr
     columns = dataset.columns() or []
     if columns and column not in columns:
         raise InvalidInputError(f"column is {column!r}; the dataset has {', '.join(columns)}")
-    taken = [prefix + name for name in COLUMNS if prefix + name in columns]
+    added = columns_of(checked.labels)
+    taken = [prefix + name for name in added if prefix + name in columns]
     if taken:
         raise InvalidInputError(
             f"the dataset already has a column {taken[0]!r}, which a job adds; set a prefix, such "

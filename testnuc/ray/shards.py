@@ -35,6 +35,8 @@ class Shard:
         self._pool = Pool()
         self._ranks: list[int] = []
         self._outcomes: dict[bytes, Outcome] = {}
+        #: Why the embedder rejected a text, which has no vector.
+        self._rejected: dict[bytes, str] = {}
 
     async def put(
         self,
@@ -42,15 +44,18 @@ class Shard:
         hashes: Sequence[bytes],
         vectors: NDArray[np.float16],
         outcomes: Sequence[Outcome],
+        rejected: Sequence[str | None],
     ) -> None:
         """Add texts with their vectors and predictions; known texts do not change."""
-        new = [h for h in hashes if h not in self._pool]
-        # no await before the pool has numbered them
-        self._ranks += [int.from_bytes(h[:8], "big") for h in new]
-        for text_hash, outcome in zip(hashes, outcomes, strict=True):
+        for text_hash, outcome, why in zip(hashes, outcomes, rejected, strict=True):
             self._outcomes.setdefault(text_hash, outcome)
-        entries = [PoolText(t, h) for t, h in zip(texts, hashes, strict=True)]
-        await self._pool.add(entries, vectors)
+            if why is not None:
+                self._rejected[text_hash] = why
+        rows = [at for at, why in enumerate(rejected) if why is None]
+        # no await before the pool has numbered them
+        new = [hashes[at] for at in rows if hashes[at] not in self._pool]
+        self._ranks += [int.from_bytes(h[:8], "big") for h in new]
+        await self._pool.add([PoolText(texts[at], hashes[at]) for at in rows], vectors[rows])
 
     async def size(self) -> int:
         """Return the number of texts."""
@@ -75,6 +80,10 @@ class Shard:
     async def outcomes(self, hashes: Sequence[bytes]) -> list[Outcome]:
         """Return the outcome of each text."""
         return [self._outcomes.get(h) for h in hashes]
+
+    async def rejected(self, hashes: Sequence[bytes]) -> list[str | None]:
+        """Return why the embedder rejected each text; None: it did not."""
+        return [self._rejected.get(h) for h in hashes]
 
     async def sample(self, most: int) -> list[PoolText]:
         """Return at most so many texts, in the order of their hashes, evenly spread."""
@@ -161,6 +170,7 @@ class Shards(Vectors):
         hashes: Sequence[bytes],
         vectors: NDArray[np.float16],
         outcomes: Sequence[Outcome],
+        rejected: Sequence[str | None],
     ) -> None:
         """Put each text into its shard."""
         places = self._by_shard(hashes)
@@ -170,6 +180,7 @@ class Shards(Vectors):
                 [hashes[i] for i in at],
                 vectors[at],
                 [outcomes[i] for i in at],
+                [rejected[i] for i in at],
             )
             for shard, at in zip(self._shards, places, strict=True)
             if at
@@ -183,6 +194,11 @@ class Shards(Vectors):
     async def outcomes(self, hashes: Sequence[bytes]) -> list[Outcome]:
         """Return the outcome of each text."""
         found: list[Outcome] = await self._each("outcomes", hashes)
+        return found
+
+    async def rejected(self, hashes: Sequence[bytes]) -> list[str | None]:
+        """Return why the embedder rejected each text; None: it did not."""
+        found: list[str | None] = await self._each("rejected", hashes)
         return found
 
     async def search(

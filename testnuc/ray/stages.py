@@ -7,6 +7,7 @@ sent as fixed-size binary, float16.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,14 +28,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from testnuc.labels import LabelSet
     from testnuc.ray.shards import Outcome
     from testnuc.ray.workers import Settings
     from testnuc.trust import Decision
 
-__all__ = ["COLUMNS", "BuildIndex", "Embed", "Predict", "Vote", "hash_texts"]
+__all__ = ["BuildIndex", "Embed", "Predict", "Vote", "columns_of", "hash_texts"]
 
 #: Columns added by a job, and their Arrow types.
-COLUMNS = {
+_COLUMNS = {
     "label": "string",
     "share": "float64",
     "margin": "float64",
@@ -48,6 +50,20 @@ COLUMNS = {
     "alternative": "string",
     "trust_of_alternative": "float64",
 }
+#: Columns with a list in each row: of several labels, and of labels in a tree.
+_SEVERAL = {"labels": "string", "trusts": "float64"}
+_TREE = {"path": "string", "path_trusts": "float64"}
+
+
+def columns_of(labels: LabelSet) -> tuple[str, ...]:
+    """Return the columns that a job adds."""
+    return (*_COLUMNS, *_lists(labels))
+
+
+def _lists(labels: LabelSet) -> dict[str, str]:
+    if labels.multilabel:
+        return _SEVERAL
+    return {} if labels.tree is None else _TREE
 
 
 def hash_texts(table: pa.Table, column: str, settings: Settings) -> pa.Table:
@@ -68,7 +84,7 @@ def hash_texts(table: pa.Table, column: str, settings: Settings) -> pa.Table:
 
 
 class Embed:
-    """Adds the vector of each text."""
+    """Adds the vector of each text, or the error of one that the embedder rejects."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -85,12 +101,17 @@ class Embed:
 
         texts, hashes = _texts(table)
         with self._settings.reporting_errors():
-            vectors = self._loop.run(self._embedding.vectors(texts, hashes))
+            vectors, errors = self._loop.run(self._embedding.each(texts, hashes))
+            if errors and not vectors.shape[1]:
+                # no text was accepted yet, so that the length of a vector is unknown
+                raise errors[0]
         width = vectors.dtype.itemsize * vectors.shape[1]
         column = pa.FixedSizeBinaryArray.from_buffers(
             pa.binary(width), len(vectors), [None, pa.py_buffer(vectors.tobytes())]
         )
-        return table.append_column("vector", column)
+        said = [error_text(errors[at]) if at in errors else None for at in range(len(texts))]
+        table = table.append_column("vector", column)
+        return table.append_column("rejected", pa.array(said, pa.string()))
 
 
 class Predict:
@@ -115,7 +136,13 @@ class Predict:
         import pyarrow as pa
 
         texts, hashes = _texts(table)
-        self._vectors.of = dict(zip(hashes, _vectors(table), strict=True))
+        self._vectors.of = {
+            text_hash: vector
+            for text_hash, vector, why in zip(
+                hashes, _vectors(table), table["rejected"].to_pylist(), strict=True
+            )
+            if why is None
+        }
         entries = [PoolText(text, h) for text, h in zip(texts, hashes, strict=True)]
         with self._settings.reporting_errors():
             outcomes = self._loop.run(self._client.predict(entries))
@@ -156,7 +183,8 @@ class BuildIndex:
             )
         ]
         vectors = _vectors(table)
-        self._loop.run(self._shards.put(texts, hashes, vectors, outcomes))
+        rejected = table["rejected"].to_pylist()
+        self._loop.run(self._shards.put(texts, hashes, vectors, outcomes, rejected))
         return pa.table({"texts": [len(texts)], "dim": [vectors.shape[1]]})
 
 
@@ -188,10 +216,21 @@ class Vote:
 
         results = self._loop.run(self._client.vote(table[self._column].to_pylist()))
         rows = [row(result) for result in results]
-        for name, kind in COLUMNS.items():
+        for name, kind in _COLUMNS.items():
             values = pa.array([fields[name] for fields in rows], kind)
             table = table.append_column(self._prefix + name, values)
+        for name, kind in _lists(self._client.labels).items():
+            # of a mapping, its values: they are in the order of the labels
+            lists = [_listed(fields.get(name)) for fields in rows]
+            values = pa.array(lists, pa.list_(pa.type_for_alias(kind)))
+            table = table.append_column(self._prefix + name, values)
         return table
+
+
+def _listed(values: Mapping[str, Any] | Sequence[Any] | None) -> list[Any] | None:
+    if values is None:
+        return None
+    return list(values.values() if isinstance(values, Mapping) else values)
 
 
 def _texts(table: pa.Table) -> tuple[list[str], list[bytes]]:

@@ -10,20 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from testnuc._base.checks import hash_text
 from testnuc._engine.components import Components
 from testnuc._engine.inputs import distinct
 from testnuc._engine.learning import Learning
+from testnuc._engine.multilabel_learning import MultilabelLearning
+from testnuc._engine.multilabel_rows import rows_of
 from testnuc._engine.neighborhoods import build_neighborhoods
-from testnuc._engine.rows import Rows
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.protocols import Matches, PoolText
 from testnuc.ray.limits_client import LimitsClient
-from testnuc.trust import Learned
+from testnuc.trust import Learned, MultilabelLearned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc._engine.rows import Rows
     from testnuc.limits import Budget, RateLimit
     from testnuc.protocols import Reply, Request
     from testnuc.ray.shards import Shards, Vectors
@@ -36,7 +39,7 @@ __all__ = ["Asking", "Settings", "Voting"]
 _SAMPLE = 10_000
 #: The arguments that all workers share, and those that a vote needs.
 _SHARED = frozenset({"rate_limit", "budget"})
-_OF_VOTES = frozenset({"labels", "k", "policy", "none_label"})
+_OF_VOTES = frozenset({"labels", "k", "policy", "none_label", "multilabel"})
 
 
 class Settings:
@@ -173,12 +176,17 @@ async def stored_learned(settings: Settings, vectors: Vectors) -> bytes | None:
     """
     given = {name: v for name, v in settings.client.items() if name not in _SHARED}
     parts = Components(**given, pool=vectors, kernels=False)
-    learning = Learning(parts)
+    learning = (MultilabelLearning if parts.labels.multilabel else Learning)(parts)
     try:
         await parts.ready()
     finally:
         await parts.aclose()
     return None if learning.learned is None else learning.learned.to_bytes()
+
+
+def learned_of(data: bytes, *, multilabel: bool) -> Learned | MultilabelLearned:
+    """Return what `stored_learned` read."""
+    return (MultilabelLearned if multilabel else Learned).from_bytes(data)
 
 
 class _NoModel:
@@ -197,14 +205,22 @@ class _NoEmbedder:
 
     name = "in_flight"
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, shards: Shards) -> None:
         self.dim = dim
+        self._shards = shards
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         raise TestNUCError(
             f"the text {texts[0][:80]!r} was not in the dataset when it was first read: it must "
             "give the same rows each time; call dataset.materialize() before"
         )
+
+    async def embed_each(self, texts: Sequence[str]) -> list[Exception]:
+        """Return why each text has no vector."""
+        rejected = await self._shards.rejected([hash_text(text) for text in texts])
+        if None in rejected:
+            await self.embed([text for text, why in zip(texts, rejected, strict=True) if not why])
+        return [TestNUCError(why) for why in rejected if why is not None]
 
 
 class Voting:
@@ -231,10 +247,14 @@ class Voting:
         learned: bytes | None = None,
     ) -> None:
         given = {name: v for name, v in settings.client.items() if name in _OF_VOTES}
-        self._parts = Components(model=_NoModel(), embedder=_NoEmbedder(dim), pool=shards, **given)
+        self._parts = Components(
+            model=_NoModel(), embedder=_NoEmbedder(dim, shards), pool=shards, **given
+        )
+        #: Those of the job.
+        self.labels = self._parts.labels
         if learned is not None:
-            pipeline = self._parts.pipeline
-            pipeline.settings = self._parts.settings.with_learned(Learned.from_bytes(learned))
+            known = learned_of(learned, multilabel=self.labels.multilabel)
+            self._parts.pipeline.settings = self._parts.settings.with_taught(known)
         self._shards = shards
         self._decision = decision
 
@@ -248,7 +268,7 @@ class Voting:
             assert decision is not None
             neighborhoods.decide(decision)
         await self._parts.pipeline.settle(neighborhoods)
-        return await asyncio.to_thread(Rows, neighborhoods, texts, places)
+        return await asyncio.to_thread(rows_of, neighborhoods, texts, places)
 
     async def decide(self) -> Diagnosis | None:
         """Diagnose the predictions of the job; None where the policy is fixed."""

@@ -18,7 +18,7 @@ from testnuc.trust.near_copies import Interval
 from testnuc.trust.prior import correct, factors
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.review_queue import ReviewReason, review_queue
-from testnuc.trust.sparing import Sparing, Unsure
+from testnuc.trust.sparing import Sparing, Unsure, random_part
 from testnuc.trust.vote_settings import VoteSettings
 
 __all__ = [
@@ -44,5 +44,6 @@ __all__ = [
     "diagnose",
     "factors",
     "join_reviews",
+    "random_part",
     "review_queue",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from testnuc.trust.evidence import Draws, capital
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Certificate", "LabelCertificate", "certify"]
+__all__ = ["Certificate", "LabelCertificate", "certify", "proved"]
 
 #: Parts of the texts are tested in growing order until one fails, from each of these starts;
 #: with the part of the error that a start may use.
@@ -83,6 +84,20 @@ class LabelCertificate(Certificate):
         # slots: super() without arguments would not find its class
         told = Certificate.__str__(self)
         return told.replace("of the texts,", f"of the texts with the label {self.label!r},", 1)
+
+
+class _Certifiable(Protocol):
+    def certify(self) -> Certificate: ...
+
+
+@lru_cache(maxsize=2)
+def proved(learned: _Certifiable) -> str:
+    """Say in how far labels are proved to be right, and what would help most next."""
+    made = learned.certify()
+    if made.part:
+        return f"Proved: {made}. Next, judging the least trusted texts would help most."
+    told = f"No labels are proved to be {made.accuracy * 100:g} % right yet: {made.reason}."
+    return told if made.more else f"{told} Judging 50 more texts on which ways to label differ may."
 
 
 def certify(

@@ -151,6 +151,12 @@ def fit_one_vs_rest(
     return _each_fold(fit)
 
 
+def fit_several(vectors: NDArray[np.floating], targets: NDArray[np.float32]) -> OneVsRest:
+    """Fit a head on all texts; parameters as for `fit_one_vs_rest`."""
+    ones = np.ones(len(vectors), dtype=np.float32)
+    return OneVsRest(_fitted(vectors, targets, ones, np.arange(len(vectors)), several=True))
+
+
 def _fitted(
     vectors: NDArray[np.floating],
     targets: NDArray[np.float32],

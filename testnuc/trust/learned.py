@@ -22,7 +22,7 @@ from testnuc.errors import InvalidInputError, StoreError
 from testnuc.label_tree import LabelTree
 from testnuc.trust.applied import Applied, joined, second, shown_shares
 from testnuc.trust.candidates import LabelCandidate, differing
-from testnuc.trust.certificates import certify
+from testnuc.trust.certificates import certify, proved
 from testnuc.trust.chances import chances
 from testnuc.trust.evidence import Draws, Gain
 from testnuc.trust.head import Softmax
@@ -42,8 +42,6 @@ __all__ = ["Judgment", "Learned", "chosen_parts", "rounded"]
 
 #: Parts of `MOST_CELLS` cells that are applied one by one to more texts.
 _PARTS = 8
-#: Judgments that prove a gain worth having where there is one.
-_ENOUGH = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +293,6 @@ class Learned:
         by = [f"{people:,} by a person" if people else "", f"{referee:,} by a referee"]
         said = " and ".join(part for part in by[: 2 if referee else 1] if part) or "none"
         proving = len(self.rows)
-        wide = self.gain.high - self.gain.low
         lines = [f"{people + referee:,} of {self.texts:,} texts are judged: {said}."]
         if self.decides == "settings":
             lines.append(
@@ -313,15 +310,7 @@ class Learned:
             if proving
             else "Trust is the model's own probability: no judged text was drawn at random."
         )
-        if proving < 50:
-            more = f"{50 - proving} more judgments of a review would help most"
-        elif self.decides == "settings" and proving < _ENOUGH:
-            more = "another 50 judgments would help most: they may prove a gain"
-        elif wide > 0.1:
-            more = "another 50 judgments would help most: the gain is not known well yet"
-        else:
-            more = "judging the least trusted texts (a review with goal 'correct') would help most"
-        lines.append(more[0].upper() + more[1:] + ".")
+        lines.append(proved(self))
         return "\n".join(lines)
 
     def to_bytes(self) -> bytes:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_CELLS",
     "NEIGHBORS",
+    "SPARED_ROUNDS",
     "Ground",
     "HeadModel",
     "Texts",
@@ -49,6 +50,8 @@ NEIGHBORS = 30
 _SMOOTHING = np.float32(0.3)
 #: Rounds of self-training after the first fit.
 _ROUNDS = 2
+#: The same where most texts have no answer of the LLM: labels reach them step by step.
+SPARED_ROUNDS = 4
 #: How much more the label of a judged text counts as a neighbor.
 _JUDGED_VOTE = np.float32(8)
 #: Standard deviations of what judgments add to log odds: of each weight, and of the bias.

@@ -1,10 +1,10 @@
 """What was learned from judged texts that can have several labels.
 
-Candidates are the labels as they are, the LLM's own, the vote with thresholds by judgments, and the
-vote with a head. One of them is taken if the betting bounds of `testnuc.trust.evidence` prove that
-it raises the mean Jaccard index of a text. Trust is calibrated in two steps, each without the fold
-of the text: that a label applies, by its score and whether the LLM gave it; that all labels of a
-text are right, by the product of the former.
+Candidates are the labels as they are; the vote or, if they are those of the vote, the LLM's own;
+the vote with thresholds by judgments, and the vote with a head. One of them is taken if the betting
+bounds of `testnuc.trust.evidence` prove that it raises the mean Jaccard index of a text. Trust is
+calibrated in two steps, each without the fold of the text: that a label applies, by its score and
+whether the LLM gave it; that all labels of a text are right, by the product of the former.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import orjson
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.calibration import log_odds, logistic
-from testnuc.trust.certificates import LabelCertificate, certify
+from testnuc.trust.certificates import LabelCertificate, certify, proved
 from testnuc.trust.evidence import Draws, Gain, gain_of
 from testnuc.trust.head import FOLDS, OneVsRest
 from testnuc.trust.label_pairs import LabelPairs, Truth, fit_thresholds
@@ -44,6 +44,7 @@ _LEAST_JUDGED = 20
 _CANDIDATES = {
     "settings": (0.0, "the vote settings"),
     "llm": (1.0, "the LLM's own labels"),
+    "vote": (1.0, "the vote"),
     "thresholds": (2.0, "the vote, with thresholds by your judgments"),
     "head": (2.0, "the vote and a model of your texts, with thresholds by your judgments"),
 }
@@ -68,7 +69,7 @@ _ARRAYS = (
     "given_right",
 )
 
-Decides = Literal["settings", "llm", "thresholds", "head"]
+Decides = Literal["settings", "llm", "vote", "thresholds", "head"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,8 +113,8 @@ class MultilabelLearned:
     labels: tuple[str, ...]
     #: What gives the labels, in plain words.
     name: str
-    #: "settings": labels stay as they are without judgments; "llm"; "thresholds" of the vote;
-    #: "head": thresholds of the vote and a head.
+    #: "settings": labels stay as they are without judgments; "llm"; "vote"; "thresholds" of the
+    #: vote; "head": thresholds of the vote and a head.
     decides: Decides
     #: In the mean Jaccard index over all texts.
     gain: Gain
@@ -252,8 +253,7 @@ class MultilabelLearned:
             if proving
             else "Trust is not calibrated: no judged text was drawn at random."
         )
-        if self.decides == "settings":
-            lines.append("Another 50 judgments of a review may prove a gain.")
+        lines.append(proved(self))
         return "\n".join(lines)
 
     def to_bytes(self) -> bytes:
@@ -330,10 +330,13 @@ def learn_sets(
     truth = Truth.of(pairs.at(rows), [labels or frozenset() for labels in judged.right])
     taught = truth.at(np.flatnonzero(known))
     enough = known.sum() >= _LEAST_JUDGED
+    # what the labels are already is no candidate
+    same = "llm" if (pairs.given == pairs.by_llm()).all() else "vote"
+    tried = {kind: part for kind, (part, _) in _CANDIDATES.items() if kind != same}
     kinds = [
         kind
-        for kind in _CANDIDATES
-        if (kind != "head" or heads) and (enough or kind in {"settings", "llm"})
+        for kind in tried
+        if (kind != "head" or heads) and (enough or kind in {"settings", "llm", "vote"})
     ]
     limits = {
         kind: fit_thresholds(taught, len(labels), usual, with_head=kind == "head")
@@ -341,13 +344,13 @@ def learn_sets(
         else np.full((FOLDS, len(labels)), usual, dtype=np.float32)
         for kind in kinds
     }
-    total = sum(share for share, _ in _CANDIDATES.values())
+    total = sum(tried.values())
     before = truth.jaccard(truth.pairs.given)
     gains = {"settings": Gain(0.0, 0.0, 0.0)}
     for kind in kinds[1:]:
         after = truth.jaccard(_given(truth.pairs, kind, limits[kind]))
         values = np.where(known, after - before, 0.0)
-        gains[kind] = gain_of(values, judged.draws, _ALPHA * _CANDIDATES[kind][0] / total)
+        gains[kind] = gain_of(values, judged.draws, _ALPHA * tried[kind] / total)
     chosen = max(kinds, key=lambda kind: gains[kind].low)
     learned = MultilabelLearned(
         labels=tuple(labels),

@@ -42,6 +42,8 @@ class ReviewContext:
     descriptions: Mapping[str, str] = field(default_factory=dict)
     instructions: str | None = None
     none_label: str | None = None
+    #: Arguments of the command that learns from it: the results or the store, then options.
+    run: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """Return the context for a review file."""
@@ -53,6 +55,7 @@ class ReviewContext:
             "descriptions": dict(self.descriptions),
             "instructions": self.instructions,
             "none_label": self.none_label,
+            "run": self.run,
         }
 
     @classmethod
@@ -72,4 +75,6 @@ class ReviewContext:
             descriptions=dict(record["descriptions"]),
             instructions=record["instructions"],
             none_label=record["none_label"],
+            # files of older versions lack it
+            run=tuple(map(str, record.get("run", ()))),
         )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from testnuc.trust.head import Softmax
 
-__all__ = ["Sparing", "Unsure"]
+__all__ = ["Sparing", "Unsure", "random_part"]
 
 #: Of all texts: the random part, and one round.
 _FIRST, _ROUND = 0.1, 0.1
@@ -99,6 +99,13 @@ class Unsure:
         return min(most, max(round(_FIRST * texts), round(_LEAST / (1 - self.stop))))
 
 
+def random_part(hashes: Sequence[bytes], rule: Unsure) -> NDArray[np.int64]:
+    """Return the texts that are asked about first: those with the lowest hashes, in their order."""
+    # other bytes than those of the folds
+    order = sorted(range(len(hashes)), key=lambda row: hashes[row][::-1])
+    return np.array(order[: rule.first(len(order))], dtype=np.int64)
+
+
 class Sparing:
     """Chooses the texts to ask about, round by round.
 
@@ -107,16 +114,14 @@ class Sparing:
     texts : Texts
         Of all texts; its `own` labels are not read.
     hashes : sequence of bytes
-        The random part are the lowest: the same texts are asked about in the same order.
+        They give the random part: the same texts are asked about in the same order.
     rule : Unsure
     """
 
     def __init__(self, texts: Texts, hashes: Sequence[bytes], rule: Unsure) -> None:
         self._texts, self._rule = texts, rule
         n = len(texts)
-        # other bytes than those of the folds
-        order = sorted(range(n), key=lambda row: hashes[row][::-1])
-        self.first: NDArray[np.int64] = np.array(order[: rule.first(n)], dtype=np.int64)
+        self.first = random_part(hashes, rule)
         self.asked = np.zeros(n, dtype=np.bool_)
         self.asked[self.first] = True
         self._most = rule.limit(n)

@@ -9,6 +9,7 @@ from testnuc._base.checks import checked_whole, restore_fields
 from testnuc._base.display import brief
 from testnuc.trust.auto_policy import MAX_NEIGHBORS
 from testnuc.trust.diagnosis import Decision
+from testnuc.trust.multilabel import MultilabelLearned
 from testnuc.trust.prior import target_shares
 from testnuc.voting import VotePolicy
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.trust.learned import Learned
-    from testnuc.trust.multilabel import MultilabelLearned
 
 __all__ = ["VoteSettings"]
 
@@ -56,6 +56,8 @@ class VoteSettings:
         What was learned from judged texts.
     several : MultilabelLearned, optional
         The same where a text can have several labels.
+    careful : bool
+        Whether several labels stay as the LLM gives them until judgments choose another way.
     """
 
     __repr__ = brief
@@ -70,9 +72,17 @@ class VoteSettings:
     decision: Decision | None = None
     learned: Learned | None = None
     several: MultilabelLearned | None = None
+    careful: bool = False
 
     @classmethod
-    def of(cls, policy: str | VotePolicy, k: int | None, names: Sequence[str]) -> VoteSettings:
+    def of(
+        cls,
+        policy: str | VotePolicy,
+        k: int | None,
+        names: Sequence[str],
+        *,
+        multilabel: bool = False,
+    ) -> VoteSettings:
         """Return the settings for the arguments of a client.
 
         Parameters
@@ -81,12 +91,18 @@ class VoteSettings:
         k : int, optional
         names : sequence of str
             The labels.
+        multilabel : bool
+            Whether a text can have several labels. The diagnosis behind "auto" compares single
+            labels: here it keeps those of the LLM, unless a threshold asks for a vote.
         """
         if k is not None:
             checked_whole("k", k, least=0)
         if isinstance(policy, str) and policy == "auto":
             policy = VotePolicy.auto()
         given = policy if isinstance(policy, VotePolicy) else VotePolicy.of(policy)
+        careful = multilabel and given.weight == "auto" and given.threshold is None
+        if multilabel and given.weight == "auto":
+            given = replace(given, weight="similarity")
         prior = target_shares(given.prior, names)
         fixed: VotePolicy | None
         if given.weight != "auto":
@@ -103,12 +119,18 @@ class VoteSettings:
             prior=prior,
             prior_power=given.prior_power,
             min_trust=given.min_trust,
+            careful=careful,
         )
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether texts have the LLM's own labels, several each; neighbors only weigh them."""
+        return self.careful and (self.several is None or self.several.decides == "settings")
 
     @property
     def voters(self) -> int:
         """Most neighbors whose predictions a label needs."""
-        if self.head_decides:
+        if self.head_decides or self.keeps_own:
             return 0
         if self.policy is not None or self.decision is None:
             return self.k
@@ -129,12 +151,10 @@ class VoteSettings:
         """What was learned, where a text has one label or several."""
         return self.several if self.learned is None else self.learned
 
-    def with_sets(self, learned: MultilabelLearned) -> VoteSettings:
-        """Return these settings with what was learned where a text can have several labels."""
-        return replace(self, several=learned)
-
-    def with_learned(self, learned: Learned) -> VoteSettings:
+    def with_taught(self, learned: Learned | MultilabelLearned) -> VoteSettings:
         """Return these settings, as a user gave them, with what was learned."""
+        if isinstance(learned, MultilabelLearned):
+            return replace(self, several=learned)
         if learned.decides != "vote":
             return replace(self, learned=learned)
         policy = VotePolicy(own_weight=learned.vote.own_weight)

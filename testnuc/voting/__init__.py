@@ -29,7 +29,13 @@ from __future__ import annotations
 
 from testnuc.voting.curves import vote_curve, vote_curve_pool, vote_curves, vote_curves_pool
 from testnuc.voting.early import decided, deciding_prefix
-from testnuc.voting.multilabel import THRESHOLD, PoolLabels, VotedLabels, vote_multilabel
+from testnuc.voting.multilabel import (
+    THRESHOLD,
+    PoolLabels,
+    VotedLabels,
+    keep_own,
+    vote_multilabel,
+)
 from testnuc.voting.policy import VotePolicy
 from testnuc.voting.votes import VoteResult, vote, vote_pool
 
@@ -41,6 +47,7 @@ __all__ = [
     "VotedLabels",
     "decided",
     "deciding_prefix",
+    "keep_own",
     "vote",
     "vote_curve",
     "vote_curve_pool",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["THRESHOLD", "PoolLabels", "VotedLabels", "vote_multilabel"]
+__all__ = ["THRESHOLD", "PoolLabels", "VotedLabels", "keep_own", "vote_multilabel"]
 
 #: Share from which a label is given.
 THRESHOLD = 0.5
@@ -201,6 +201,27 @@ def vote_multilabel(
     joined = [np.concatenate([parts[at][i] for at in sorted(parts)] or [_NO[i]]) for i in range(3)]
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     return VotedLabels(starts, joined[0], joined[1], joined[2].view(np.bool_), voters, weight)
+
+
+def keep_own(voted: VotedLabels, own_ids: NDArray[np.int64], pool: PoolLabels) -> VotedLabels:
+    """Return the same votes, with the labels that each text gave itself; without any, as voted.
+
+    Parameters
+    ----------
+    voted : VotedLabels
+        Under a policy in which the texts themselves vote.
+    own_ids : int64[B]
+        Positions of the texts themselves.
+    pool : PoolLabels
+    """
+    rows, sizes = np.arange(len(own_ids)), np.diff(pool.offsets)[own_ids]
+    own_row = np.repeat(rows, sizes)
+    first = np.cumsum(sizes) - sizes
+    own = pool.labels[pool.offsets[own_ids][own_row] + np.arange(len(own_row)) - first[own_row]]
+    row = np.repeat(rows, np.diff(voted.starts))
+    width = 1 + max(voted.labels.max(initial=0), own.max(initial=0))
+    mine = np.isin(row * width + voted.labels, own_row * width + own, assume_unique=True)
+    return replace(voted, given=np.where(pool.voted[own_ids][row] > 0, mine, voted.given))
 
 
 def _read(pool: PoolLabels, policy: VotePolicy) -> tuple[NDArray[Any], ...]:

@@ -47,7 +47,7 @@ class VotePolicy:
         A label with less trust is withheld: ``label`` is None, and ``reason`` says why.
     threshold : float, optional
         With ``multilabel=True``: a label is given if its share of the vote is larger, or equal and
-        the LLM gave it to the text itself. Default: 0.5.
+        the LLM gave it to the text itself. Default: 0.5; under "auto", labels are the LLM's own.
 
     Notes
     -----

@@ -148,6 +148,9 @@ async def test_what_was_refused_is_not_asked_again(said, kind, packed):
         # only the refused text is left out
         await nuc.classify_many(["bad", "new"])
         assert len(bodies) == calls + 1
+        await nuc.forget()
+        await nuc.classify_many(["bad"])
+        assert len(bodies) == calls + 2
 
 
 async def test_refused_texts_are_remembered_in_bounded_memory():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testnuc.errors import InvalidInputError
-from testnuc.voting import PoolLabels, VotePolicy, vote, vote_multilabel
+from testnuc.voting import PoolLabels, VotePolicy, keep_own, vote, vote_multilabel
 from tests import naive
 from tests._kernels.test_vote import CONFIDENCES, POLICIES, SETTINGS, SIMILARITIES
 
@@ -120,6 +120,24 @@ def test_an_empty_set_votes_against_every_label_and_a_missing_one_does_not():
     assert by_row(half)[0][0] == [(0, 0.5, True)], "at one half the text itself decides"
     other = vote_multilabel([[0]], [[1]], [1], pool, n_classes=2, policy="majority")
     assert by_row(other)[0][0] == [(0, 0.5, False)]
+
+
+@pytest.mark.slow
+@SETTINGS
+@given(pools())
+def test_own_labels_are_kept_with_the_shares_of_the_vote(case):
+    ids, similarities, own, pool, n_classes = case
+    labels = PoolLabels.of(pool)
+    voted = vote_multilabel(ids, similarities, own, labels, n_classes=n_classes)
+    kept = by_row(keep_own(voted, own, labels))
+    for (before, *rest), (after, *others), place in zip(by_row(voted), kept, own, strict=True):
+        assert rest == others
+        said = None if pool[place] is None else {label for label, _ in pool[place]}
+        assert after == [
+            (label, share, given_ if said is None else label in said)
+            for label, share, given_ in before
+        ]
+        assert said is None or {label for label, _, passed in after if passed} == said
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,10 @@ def test_a_folder_without_answers_is_named(tmp_path):
 def test_a_head_labels_many_texts(tmp_path, capsys):
     out = tmp_path / "out.json"
     distill.main(["--quick", "--repeats", "1", "--labels", "20", "--json", str(out)])
-    rate, asked, predicted = json.loads(out.read_text())["rows"]
+    rate, asked, predicted, served = json.loads(out.read_text())["rows"]
     assert rate["per_second"] > 0
-    assert (asked["texts"], predicted["texts"]) == (2_000, 20_000)
+    assert (asked["texts"], predicted["texts"], served["texts"]) == (2_000, 20_000, 20_000)
     # the simulated LLM is right on seven of ten
-    assert predicted["accuracy"] > 0.9
+    assert predicted["accuracy"] == served["accuracy"] > 0.9
+    assert 0 < served["early_mib"] <= served["peak_mib"]
     assert "vectors to labels" in capsys.readouterr().out

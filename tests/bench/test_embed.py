@@ -1,4 +1,4 @@
-"""The benchmark of embedders: its figures are those of its data."""
+"""The benchmarks of embedders, and of embedding while calls are made."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from argparse import Namespace
 import numpy as np
 import pytest
 
+from bench import overlap
 from bench.embed import _report
 from testnuc import embedders
 from testnuc.testing import HashEmbedder
@@ -43,3 +44,14 @@ def test_a_worse_embedder_shows(tmp_path, monkeypatch):
     assert plain["head"] > noisy["head"]
     # what cannot be loaded is a note
     assert report.notes == ["absent: KeyError: 'absent'"]
+
+
+@pytest.mark.slow
+def test_a_run_beside_its_halves(tmp_path, monkeypatch):
+    monkeypatch.setattr(embedders, "resolve", lambda name: HashEmbedder() if name == "x" else name)
+    out = tmp_path / "out.json"
+    overlap.main(f"--embedder x --texts 100 --latency 0.01 --rounds 1 --json {out}".split())
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["calls"] == 100
+    longer = max(row["embedding, s"], row["asking, s"])
+    assert row["both / the longer"] == pytest.approx(row["both, s"] / longer)

@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from testnuc import Classification, Prediction, Usage
+from testnuc._base import jsonl
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.classify import end
 from testnuc.cli.progress import RunProgress
@@ -272,13 +273,13 @@ def test_an_output_that_cannot_be_written(source, tmp_path):
         assert "out.csv.resume cannot be created" in err
         # what cannot be foreseen: nothing that was paid for is lost
         (tmp_path / "out.csv.resume").unlink()
-        (tmp_path / "out.csv.part").mkdir()
-        code, _, err = run_here(*given)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jsonl, "part_of", lambda path: path.parent / "gone" / path.name)
+            code, _, err = run_here(*given)
         assert code == 2
         assert "out.csv cannot be written" in err
         assert "are stored in" in err
         assert llm.calls == 30
-        (tmp_path / "out.csv.part").rmdir()
         code, _, err = run_here(*given)
         assert (code, llm.calls) == (0, 30), err
 

@@ -93,6 +93,9 @@ def test_what_cannot_be_decoded_says_why(tmp_path, raw, encoding, says):
 def test_decoding_names_what_it_took():
     assert decoded("für".encode("cp1252"), "x") == ("für", "cp1252")
     assert decoded("\ufefffür".encode(), "x", "utf8") == ("für", "utf-8-sig")
+    assert decoded("\ufefffür".encode("utf-16-le"), "x", "utf-16-le") == ("für", "utf-16-le")
+    with pytest.raises(InvalidInputError, match="mark of utf-16, and --encoding is iso8859-1"):
+        decoded("id,text".encode("utf-16"), "x", "latin-1")
 
 
 @pytest.mark.parametrize(
@@ -120,6 +123,25 @@ def test_columns_of_one_name_are_refused_as_one_would_be_lost(tmp_path):
         code, _, err = classify(llm, file, "-o", tmp_path / "out.csv")
         assert (code, llm.requests) == (2, 0)
         assert "in.csv has 2 columns named 'note'; rename all but one" in err
+
+
+@pytest.mark.parametrize("kind", ["csv", "xlsx"])
+def test_columns_without_a_name_keep_their_values(tmp_path, kind):
+    lines = [["", "text", "", "", "extra"], ["1", "a", "x", "", "e"], ["2", "b", "", "", ""]]
+    file = tmp_path / f"in.{kind}"
+    if kind == "csv":
+        file.write_text("\n".join(map(",".join, lines)))
+    else:
+        book = pytest.importorskip("openpyxl").Workbook()
+        for line in lines:
+            book.active.append([value or None for value in line])
+        book.save(file)
+    table = read_table(str(file), "text")
+    assert table.columns == ["unnamed column 1", "text", "unnamed column 3", "extra"]
+    assert [[row[name] or "" for name in table.columns] for row in table.rows] == [
+        ["1", "a", "x", "e"],
+        ["2", "b", "", ""],
+    ]
 
 
 def test_a_wrong_delimiter_is_told_as_such(tmp_path):

@@ -172,14 +172,18 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
         assert (code, "better.doc is neither" in refused) == (2, True)
         assert "nothing was learned" in run_here("unlearn", "out.csv")[2]
         learn = next_command(err)
-        assert learn[:5] == ["learn", "out.csv", "review.json", "-o", "better.csv"]
-        code, _, err = run_here(*learn)
-        assert code == 0, err
-        assert (
-            "no labels are proved to be 90 % right yet: 50 judged texts count so far, and it takes"
-            in err
+        assert learn == ["learn", "out.csv", "review.json", "-o", "better.csv"]
+        # a review that is continued knows its results, too
+        _, _, err = run_here("review", "review.json")
+        assert next_command(err) == learn
+        assert data_of(Path("review.html").read_text(encoding="utf-8"))["then"] == shlex.join(
+            ["testnuc", *learn]
         )
-        more = int(re.search(r"about (\d+) more, drawn at random from all", err)[1])
+        code, out, err = run_here(*learn)
+        assert code == 0, err
+        assert "No labels are proved to be 90 % right yet: 50 judged texts count so far" in out
+        more = int(re.search(r"about (\d+) more, drawn at random from all", out)[1])
+        assert "Another 50" not in out
         review = next_command(err)
         assert review[:2] == ["review", "out.csv"]
         assert review[2:6] == ["-n", str(more), "--goal", "certify"]

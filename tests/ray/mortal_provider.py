@@ -1,15 +1,33 @@
-"""A provider whose process is killed once; in a module that other processes can import."""
+"""A provider whose process is killed once, and an embedder that rejects a text.
+
+They are in a module that other processes can import.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 
+from testnuc.errors import InvalidInputError
 from testnuc.protocols import Answer, Reply, TokenUsage
+from testnuc.testing import HashEmbedder
 from tests.conftest import confident
 
 #: The answer before which the process dies.
 _LAST = 60
+
+
+class Choosy(HashEmbedder):
+    """Rejects a text."""
+
+    def __init__(self, rejected):
+        super().__init__()
+        self.rejected = rejected
+
+    async def embed(self, texts):
+        if self.rejected in texts:
+            raise InvalidInputError("the text is not allowed")
+        return await super().embed(texts)
 
 
 class Mortal:

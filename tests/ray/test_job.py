@@ -15,7 +15,7 @@ from testnuc.ray import classify_dataset
 from testnuc.ray.job import _shares
 from testnuc.testing import HashEmbedder, LoopbackLLM, by_hash
 from tests.conftest import LABELS, confident, gold, messages
-from tests.ray.mortal_provider import Mortal
+from tests.ray.mortal_provider import Choosy, Mortal
 
 # what Ray and its dependencies warn about is not ours
 pytestmark = [
@@ -84,12 +84,12 @@ def wrong_sometimes(text):
 
 def test_a_job_means_what_one_process_means_within_one_rate_and_budget():
     # the server counts what exceeds it, as it would if each actor had a limit of its own
-    limit = testnuc.RateLimit(requests_per_minute=4_000)
+    limit, choosy = testnuc.RateLimit(requests_per_minute=4_000), {"embedder": Choosy(TEXTS[100])}
     with LoopbackLLM(wrong_sometimes, rate_limit=limit) as llm:
         labeled = classify_dataset(
             dataset(),
             LABELS,
-            **settings(llm.base_url, rate_limit=limit, budget=testnuc.Budget(calls=301)),
+            **settings(llm.base_url, rate_limit=limit, budget=testnuc.Budget(calls=301), **choosy),
             shards=2,
             batch_size=64,
         )
@@ -99,9 +99,11 @@ def test_a_job_means_what_one_process_means_within_one_rate_and_budget():
         assert labeled.usage.calls == llm.calls == 299
         assert labeled.usage.input_tokens == llm.input_tokens
         rows = rows_of(labeled)
-        expected = one_process(llm.base_url)
+        expected = one_process(llm.base_url, **choosy)
         assert rows == expected
-        assert sum(not fine for *_, fine in rows) == 2  # that text, twice in the dataset
+        # the text that is refused, twice in the dataset, and the one that the embedder rejects
+        assert [at for at, row in enumerate(rows) if not row[-1]] == [7, 100, 307]
+        assert rows[100][0] == gold(TEXTS[100])
 
 
 def one_process(base_url, **more):
@@ -160,6 +162,50 @@ def test_a_job_applies_what_was_learned(tmp_path):
         assert all(r["label"] == said[r["text"]] for r in rows if r["source"] == "person")
         with pytest.raises(testnuc.InvalidInputError, match="referee is not supported on Ray"):
             classify_dataset(dataset(), LABELS, **given, referee="openai/better")
+
+
+def several(text):
+    """Return one or two labels, none for some."""
+    number = int(text.rpartition(" ")[2])
+    first = LABELS.index(gold(text))
+    return {LABELS[(first + i) % len(LABELS)]: 0.9 for i in range(number % 3)}
+
+
+@pytest.mark.parametrize("policy", ["auto", "weighted"])
+def test_rows_hold_several_labels(tmp_path, policy):
+    import asyncio
+
+    with LoopbackLLM(several) as llm:
+        given = settings(llm.base_url, policy=policy, store=str(tmp_path / "s.db"), multilabel=True)
+
+        async def expected():
+            async with testnuc.TestNUC(LABELS, **given) as nuc:
+                await nuc.classify_many(TEXTS)
+                await nuc.learn(TEXTS[:2], [["login"], []])
+                return await nuc.classify_many(TEXTS), str(nuc.learned)
+
+        results, learned = asyncio.run(expected())
+        labeled = classify_dataset(dataset(), LABELS, **given, batch_size=128)
+        assert (labeled.learned, labeled.diagnosis) == (learned, None)
+        rows = sorted(labeled.dataset.take_all(), key=lambda row: row["id"])
+        assert llm.calls == 300
+    assert [list(row["labels"]) for row in rows] == results.label_lists
+    assert [row["source"] for row in rows] == [r.source for r in results]
+    assert [list(row["trusts"]) for row in rows] == [list(r.trusts.values()) for r in results]
+
+
+def test_rows_hold_the_path_in_a_tree():
+    labels = {"money": ["refund", "fees"], "parcel": None}
+
+    def answer(text):
+        return ("money > refund" if gold(text) == "refund" else "parcel"), 0.9
+
+    with LoopbackLLM(answer) as llm:
+        labeled = classify_dataset(dataset(), labels, **settings(llm.base_url))
+        rows = labeled.dataset.take_all()
+    assert {tuple(row["path"]) for row in rows} == {("money", "refund"), ("parcel",)}
+    assert all(len(row["path_trusts"]) == len(row["path"]) for row in rows)
+    assert all(" > ".join(row["path"]) == row["label"] for row in rows)
 
 
 def test_a_wrong_key_stops_the_job_and_a_wrong_argument_starts_none():

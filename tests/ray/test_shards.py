@@ -51,6 +51,7 @@ async def filled(n, shards):
                 [hashes[i] for i in at],
                 vectors[at],
                 [outcomes[i] for i in at],
+                [None] * len(at),
             )
     pool = Pool()
     await pool.add([PoolText(*pair) for pair in zip(texts, hashes, strict=True)], vectors)
