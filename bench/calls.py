@@ -19,14 +19,13 @@ from testnuc.trust.head import fit_folds, predict_folds
 from testnuc.trust.model import SPARED_ROUNDS, fit_model, one_hot, vote_joined
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from bench._recorded import Recorded
     from testnuc.trust.head import Softmax
 
 _PARTS = (0.1, 0.15, 0.25, 0.5)
+_KINDS = ("random", "unsure")
 #: Of the candidate of `TestNUC.learn` that evens out class sizes half the way.
 _POWER, _CARE = 0.5, 2.0
 _COLORS = {"own labels": "tab:blue", "head alone": "tab:gray", "learned model": "tab:orange"}
@@ -99,17 +98,17 @@ def _default(report: Report, data: Recorded, seeds: int, stop: float) -> None:
     )
 
 
-def _curve(report: Report, data: Recorded, seeds: int, parts: Sequence[float]) -> None:
+def _curve(report: Report, data: Recorded, given: argparse.Namespace) -> None:
     whole = labelings(data, np.ones(len(data.gold), dtype=np.bool_), None)
     every = [data.alone, *(_accuracy(labels, data) for labels in whole)]
     found: dict[bytes, list[float]] = {}
-    for kind in ("random", "unsure"):
+    for kind in given.curve_asked:
         cells: dict[str, list[float]] = {}
-        for part in parts:
+        for part in given.parts:
             # "random": all of the part is drawn at random
             rule = Unsure(most=part) if kind == "unsure" else Unsure(stop=1, most=part)
             points = []
-            for seed in range(seeds):
+            for seed in range(given.curve_seeds):
                 run = asked_by(data, seed, rule)
                 key = run.asked.tobytes()
                 if key not in found:
@@ -163,6 +162,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--seeds", type=int, default=20, help="random parts, of the default rule")
     parser.add_argument("--curve-seeds", type=int, default=20, help="random parts, of the curve")
     parser.add_argument("--parts", type=float, nargs="+", default=_PARTS, help="of the curve")
+    parser.add_argument(
+        "--curve-asked",
+        nargs="+",
+        choices=_KINDS,
+        default=_KINDS,
+        help="of the curve: a part drawn at random, and where a head is unsure",
+    )
     parser.add_argument("--stop", type=float, default=0.99)
     parser.add_argument("--plot", help="a .png, .svg or .pdf file")
     parser.add_argument("--json", help="write the result to this file")
@@ -185,7 +191,7 @@ def main(argv: list[str]) -> None:
             if arguments.seeds:
                 _default(default, data, arguments.seeds, arguments.stop)
             if arguments.curve_seeds:
-                _curve(curve, data, arguments.curve_seeds, arguments.parts)
+                _curve(curve, data, arguments)
             print(f"{data.name}: done", file=sys.stderr, flush=True)
     whole = Report("calls", "calls against accuracy")
     for report in (default, curve):

@@ -9,6 +9,7 @@ encoding its request again gives another one.
 from __future__ import annotations
 
 import logging
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -304,7 +305,10 @@ class HTTPProvider(ABC):
             return replace(self.dialect, tight=False)
         if not error.fatal:
             return None
-        return after_refusal(self.dialect, str(error), self.structures, self._users, self._sent)
+        # a model's name says nothing about the refusal
+        name = rf"(?<![\w-]){re.escape(self.model)}(?![\w-])"
+        message = re.sub(name, "", str(error))
+        return after_refusal(self.dialect, message, self.structures, self._users, self._sent)
 
     # --- decoding -----------------------------------------------------------------------------
 

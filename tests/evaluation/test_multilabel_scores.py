@@ -57,8 +57,8 @@ def test_the_command_line_labels_and_scores(tmp_path, suffix):
     source = written(tmp_path / "in.csv", rows)
     results, scores = tmp_path / f"out{suffix}", tmp_path / "scores.json"
     with LoopbackLLM(labels_of) as llm:
-        given = ["--model", "openai/test", "--base-url", llm.base_url, "--multilabel", "-k", "3"]
-        given[-2] = "--k"
+        given = ["--model", "openai/test", "--base-url", llm.base_url, "--multilabel", "--k", "3"]
+        given += ["--policy", "weighted"]
         code, _, err = run_here(
             "classify", source, "--labels", ",".join(LABELS), *given, "-o", results
         )

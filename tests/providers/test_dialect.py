@@ -329,3 +329,12 @@ def test_a_server_that_refuses_what_it_asks_for_is_sent_less():
         assert provider.adapt(refuse(provider, said))
     assert forms[:2] == ["json_schema", "json_object"]
     assert len(forms) <= 4
+
+
+def test_a_models_name_says_nothing_about_a_refusal():
+    provider, asked = OpenAI("json-schema", base_url=LOCAL), request()
+    said = "Invalid parameter: 'response_format' is not supported. Received Model Group=json-schema"
+    assert provider.adapt(refuse(provider, said))
+    assert sent(provider, asked)["response_format"]["type"] == "json_object"
+    assert provider.adapt(refuse(provider, said))
+    assert "response_format" not in sent(provider, asked)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -69,9 +69,21 @@ def client(url, model="openai/double", **more):
 # -- testnuc -> LiteLLM's proxy -> LoopbackLLM -----------------------------------------------------
 
 
+#: What servers behind the proxy refuse, each the only model of its own double.
+REFUSING = {
+    "no-schema": {"structured": False},
+    "prose": {"structured": "ignore"},
+    "no-temperature": {"rejects": ["temperature"]},
+    "no-system": {"rejects": ["system"]},
+    "failing": {
+        "faults": Faults(schedule=["500", "429-retry-after-ms", "empty-choices"], retry_after=0.001)
+    },
+}
+
+
 @contextmanager
-def proxy(llm, folder, **own):
-    """Start LiteLLM's proxy in front of a double; gives its base URL."""
+def proxy(llm, folder, refusing):
+    """Start LiteLLM's proxy, which takes seconds, in front of doubles; gives its base URL."""
     at = llm.base_url
     models = {
         "double": {"model": "openai/double", "api_base": at, "api_key": "k"},
@@ -90,8 +102,9 @@ def proxy(llm, folder, **own):
             "api_key": "k",
             "mock_response": "litellm.RateLimitError",
         },
-        **own,
     }
+    for name, other in refusing.items():
+        models[name] = {"model": "openai/double", "api_base": other.base_url, "api_key": "k"}
     listed = [{"model_name": name, "litellm_params": given} for name, given in models.items()]
     config = {
         "model_list": listed,
@@ -116,8 +129,12 @@ def double():
 
 @pytest.fixture(scope="module")
 def gateway(double, tmp_path_factory):
-    with proxy(double, tmp_path_factory.mktemp("litellm")) as url:
-        yield url
+    with ExitStack() as stack:
+        refusing = {
+            name: stack.enter_context(LoopbackLLM(confident, **more))
+            for name, more in REFUSING.items()
+        }
+        yield stack.enter_context(proxy(double, tmp_path_factory.mktemp("litellm"), refusing))
 
 
 @pytest.mark.parametrize("model", ["openai/double", "openai/claude", "anthropic/claude"])
@@ -173,25 +190,10 @@ async def test_a_gateway_refuses_a_key_and_a_model_at_once(gateway):
             await nuc.classify_many(TEXTS)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"structured": False},
-        {"structured": "ignore"},
-        {"rejects": ["temperature"]},
-        {"rejects": ["system"]},
-        {
-            "faults": Faults(
-                schedule=["500", "429-retry-after-ms", "empty-choices"], retry_after=0.001
-            )
-        },
-    ],
-    ids=str,
-)
-async def test_what_a_server_behind_a_gateway_refuses_is_not_sent(more, tmp_path):
-    with LoopbackLLM(confident, **more) as llm, proxy(llm, tmp_path) as url:
-        async with client(url) as nuc:
-            results = await nuc.classify_many(TEXTS)
+@pytest.mark.parametrize("name", REFUSING)
+async def test_what_a_server_behind_a_gateway_refuses_is_not_sent(name, gateway):
+    async with client(gateway, f"openai/{name}") as nuc:
+        results = await nuc.classify_many(TEXTS)
     assert not results.errors
     assert [r.label for r in results] == [gold(text) for text in TEXTS]
 
@@ -222,23 +224,41 @@ def asked(llm, model, text, **more):
 
 
 MODELS = ["openai/double", "anthropic/claude-haiku-4-5"]
+KINDS = ["400", "403", "429-retry-after", "500"]
+
+
+@pytest.fixture(scope="module")
+def read_by_litellm():
+    """Give what LiteLLM reads for each model, and the double's tokens; its import takes seconds."""
+    with ExitStack() as stack:
+        doubles = [
+            stack.enter_context(LoopbackLLM(confident, faults=Faults(schedule=[None, *KINDS])))
+            for _ in MODELS
+        ]
+        said = through_litellm(
+            *(
+                asked(llm, model, TEXTS[0], response_format=FORMAT)
+                for llm, model in zip(doubles, MODELS, strict=True)
+                for _ in range(1 + len(KINDS))
+            )
+        )
+        tokens = [(llm.input_tokens, llm.output_tokens) for llm in doubles]
+    half = len(said) // 2
+    return dict(zip(MODELS, zip((said[:half], said[half:]), tokens, strict=True), strict=True))
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_litellm_reads_the_double(model):
-    with LoopbackLLM(confident) as llm:
-        (said,) = through_litellm(asked(llm, model, TEXTS[0], response_format=FORMAT))
-        label, confidence = confident(TEXTS[0])
-        assert json.loads(said["content"]) == {"label": label, "confidence": confidence}
-        assert said["finish"] == "stop"
-        assert (said["input"], said["output"]) == (llm.input_tokens, llm.output_tokens)
+def test_litellm_reads_the_double(model, read_by_litellm):
+    (said, *_), tokens = read_by_litellm[model]
+    label, confidence = confident(TEXTS[0])
+    assert json.loads(said["content"]) == {"label": label, "confidence": confidence}
+    assert said["finish"] == "stop"
+    assert (said["input"], said["output"]) == tokens
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_litellm_reads_the_errors_of_the_double(model):
-    kinds = ["400", "403", "429-retry-after", "500"]
-    with LoopbackLLM(confident, faults=Faults(schedule=kinds)) as llm:
-        said = through_litellm(*(asked(llm, model, TEXTS[0]) for _ in kinds))
+def test_litellm_reads_the_errors_of_the_double(model, read_by_litellm):
+    (_, *said), _ = read_by_litellm[model]
     assert [one["status"] for one in said] == [400, 403, 429, 500]
     assert [one["error"] for one in said[2:]] == ["RateLimitError", "InternalServerError"]
 

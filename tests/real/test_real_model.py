@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
 MOST_CALLS = 1.2
 TEXTS = os.environ.get("TESTNUC_REAL_TEXTS")
 #: llama-cpp-python's server takes several times as long for a call.
-DEFAULT_TEXTS = {"llama.cpp": 200, "llama-cpp-python": 40}
+DEFAULT_TEXTS = {"llama.cpp": 200, "llama-cpp-python": 30}
 #: A CPU answers one call at a time; nothing here is about timeouts.
 PATIENT = testnuc.RetryPolicy(timeout=600, deadline=1800)
 
