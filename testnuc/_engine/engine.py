@@ -446,8 +446,7 @@ class Engine:
         settings = neighborhoods.settings
         if (
             settings.policy is None
-            or settings.head_decides
-            or settings.keeps_own
+            or settings.needs_no_neighbors
             or self._warned
             or neighborhoods.failure
         ):
