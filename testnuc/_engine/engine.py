@@ -333,7 +333,7 @@ class Engine:
     async def _compare(self, neighborhoods: Neighborhoods, lane: str) -> None:
         """Note what a vote would change, and how prompts that show some labels compare."""
         parts = self.parts
-        if isinstance(neighborhoods, MultilabelNeighborhoods):
+        if isinstance(neighborhoods, MultilabelNeighborhoods) and parts.referee is None:
             note = await asyncio.to_thread(neighborhoods.note_of_kept)
             neighborhoods.notes.extend([note] if note else [])
         if parts.shortlist is not None and lane == "live":
@@ -446,8 +446,7 @@ class Engine:
         settings = neighborhoods.settings
         if (
             settings.policy is None
-            or settings.head_decides
-            or settings.keeps_own
+            or settings.needs_no_neighbors
             or self._warned
             or neighborhoods.failure
         ):

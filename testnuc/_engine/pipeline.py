@@ -379,8 +379,7 @@ class Pipeline:
         """Yield the places to predict; each round depends on the outcomes of the one before."""
         settings = neighborhoods.settings
         own, rows = range(neighborhoods.n_own), np.arange(neighborhoods.n_own)
-        if settings.head_decides or settings.keeps_own:
-            # neighbors do not decide, or a model labels them: they need no call
+        if settings.needs_no_neighbors:
             yield own
             await self._fill(neighborhoods, range(len(own), len(neighborhoods.entries)))
         elif settings.policy is None:

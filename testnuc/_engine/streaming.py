@@ -244,7 +244,7 @@ class _StreamedWindow:
         learned = settings.taught is not None
         refereed = self._run.escalation.referee is not None
         late = settings.policy is None or settings.prior is not None or learned or refereed
-        late = late or self._pipeline.spares or settings.keeps_own
+        late = late or self._pipeline.spares or settings.needs_no_neighbors
         waves = not late and not self._pipeline.join_pool
         if late or waves:
             return self._at_the_end(neighborhoods, waves=waves)

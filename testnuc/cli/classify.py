@@ -90,7 +90,9 @@ def run(
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if output is not None:
         store.note(output, table.text_column, asked, run_of(client, results))
-    notes(console, caught)
+    if results.diagnosis is None:
+        # else the diagnosis says the same
+        notes(console, caught)
     end(
         console,
         results,

@@ -38,6 +38,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.report import write
 from testnuc.report.marks import read_marks
 from testnuc.results import read_results, run_record
+from testnuc.trust.certificates import wants_decisions
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.multilabel import MultilabelLearned
 from testnuc.trust.review import GOALS, Review, ReviewItem
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
     from testnuc.trust.learned import Learned
 
 __all__ = ["certify", "distill", "learn", "review", "unlearn"]
+
+#: An accuracy that takes fewer judgments to prove than the default.
+_LOWER = 0.8
 
 
 def review(
@@ -157,7 +161,7 @@ def learn(
             "nothing; draw some with `testnuc review`, or give --at-random if they were drawn"
         )
     certificate = learned.certify()
-    then = _after(certificate, source, asked, text_column)
+    then = _after(learned, certificate, source, asked, text_column)
     if found is None or output is None:
         tell("to apply it, run `testnuc classify` again: stored answers are not requested again")
         tell(then)
@@ -171,11 +175,18 @@ def learn(
     tell(then)
 
 
-def _after(certificate: Certificate, source: str, client: dict[str, Any], text_column: str) -> str:
+def _after(
+    learned: Learned | MultilabelLearned,
+    certificate: Certificate,
+    source: str,
+    client: dict[str, Any],
+    text_column: str,
+) -> str:
     """Return what comes after a certificate: the command that writes it, or gets more evidence.
 
     Parameters
     ----------
+    learned : Learned or MultilabelLearned
     certificate : Certificate
     source : str
     client : dict
@@ -191,12 +202,12 @@ def _after(certificate: Certificate, source: str, client: dict[str, Any], text_c
             f"next, write the {certificate.part:.0%} of the texts whose labels are at least "
             f"{certificate.accuracy:.0%} right: {then}"
         )
-    if certificate.more:
-        n, what = certificate.more, "drawn at random"
-        goal = ["--goal", "certify"]
-    else:
-        n, what = 50, "where ways to label differ"
-        goal = []
+    n, what, goal = 50, "where ways to label differ", []
+    if not wants_decisions(learned, certificate):
+        n, what, goal = certificate.more, "drawn at random", ["--goal", "certify"]
+        lower = learned.certify(_LOWER)
+        if certificate.accuracy > _LOWER and lower.more < n:
+            what += f" ({lower.more or 'none'} for `certify --accuracy {_LOWER}`)"
     then = command("review", source, client, "-n", str(n), *goal, text_column=text_column)
     return f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"
 
@@ -245,7 +256,7 @@ def certify(
         require_new(output, overwrite=overwrite)
     asked, client = client, with_known_options(client, source)
 
-    async def find() -> tuple[Any, LabeledTable]:
+    async def find() -> tuple[Any, Any, LabeledTable]:
         async with opened(source, client, text_column) as (nuc, given):
             learned = nuc.learned
             if learned is None:
@@ -255,16 +266,16 @@ def certify(
                 )
             certificate = _certificate(learned, accuracy, confidence, level, label)
             table = await texts_for(nuc, given, source, output)
-            return certificate, await labeled(nuc, table, source)
+            return learned, certificate, await labeled(nuc, table, source)
 
-    certificate, found = run_to_end(find())
+    learned, certificate, found = run_to_end(find())
     results, table = found.results, found.table
     covered = {result.index: result for result in results.certified(certificate)}
     print(certificate)  # noqa: T201 - the command's output
     if label is None and results and isinstance(results[0], MultilabelClassification):
         tell("right: the text has exactly its labels, none is missing and none is wrong")
     if output is None or not covered:
-        tell(_after(certificate, source, asked, text_column))
+        tell(_after(learned, certificate, source, asked, text_column))
     if output is None:
         return
     if not covered:

@@ -76,7 +76,7 @@ def contents(
         place = {label: number for number, label in enumerate(choices)}
         rows = [_in_order(result, place) for result in rows]
     texts, labels = _Numbers(), _Numbers()
-    drawn = set() if review is None else {item.text for item in review}
+    drawn = {} if review is None else {item.text: item for item in review}
     for label in choices:
         labels.of(label)
     reviews = review_queue(rows, len(rows))
@@ -94,7 +94,11 @@ def contents(
         listed = [result for result in rows if id(result) in chosen]
     records = []
     for result in listed:
-        fields, reason = row(result, full=True), why.get(id(result))
+        reason, shown = why.get(id(result)), result
+        if not result.neighbors and result.text in drawn:
+            # a .csv file of results has none
+            shown = replace(result, neighbors=drawn[result.text].neighbors)
+        fields = row(shown, full=True)
         records.append(
             {
                 "i": result.index,

@@ -82,6 +82,6 @@ function trustMeans(data) {
       : "Trust is the part of the neighbors' votes for the closest of a text's decisions. It becomes the chance that all labels are right once you judge texts.";
   }
   if (data.calibrated) return "Trust is the chance that a label is right, learned from judged texts.";
-  if (data.review) return "Trust is a model's estimate that the LLM's label is right. `learn` checks it against your judgments.";
+  if (data.review) return "Trust is a model's estimate that the LLM's label is right. testnuc learn checks it against your judgments.";
   return "Trust is the part of the neighbors' votes for a label. It becomes the chance that the label is right once you judge texts.";
 }

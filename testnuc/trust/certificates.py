@@ -13,12 +13,14 @@ from testnuc.trust.evidence import Draws, capital
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Certificate", "LabelCertificate", "certify", "proved"]
+__all__ = ["Certificate", "LabelCertificate", "certify", "proved", "wants_decisions"]
 
 #: Parts of the texts are tested in growing order until one fails, from each of these starts;
 #: with the part of the error that a start may use.
 _STARTS = ((0.4, 0.8), (0.1, 0.2))
 _STEP = 0.025
+#: Judgments that prove a gain worth having where there is one.
+_ENOUGH = 200
 #: A probability that makes a bet nothing.
 _TINY = 1e-100
 #: Judgments that are asked for are a multiple of this, and at most so many.
@@ -86,18 +88,38 @@ class LabelCertificate(Certificate):
         return told.replace("of the texts,", f"of the texts with the label {self.label!r},", 1)
 
 
-class _Certifiable(Protocol):
+class _Learned(Protocol):
+    @property
+    def decides(self) -> str: ...
+
+    @property
+    def right(self) -> NDArray[np.bool_]: ...
+
     def certify(self) -> Certificate: ...
 
 
+def wants_decisions(learned: _Learned, certificate: Certificate) -> bool:
+    """Whether texts on which ways to label differ would help more than texts drawn at random.
+
+    Better labels come first: they also take fewer judgments to certify.
+    """
+    right = learned.right
+    wrong = not len(right) or float(right.mean()) < certificate.accuracy
+    unsettled = learned.decides == "settings" and len(right) < _ENOUGH and wrong
+    return not certificate.part and (unsettled or not certificate.more)
+
+
 @lru_cache(maxsize=2)
-def proved(learned: _Certifiable) -> str:
+def proved(learned: _Learned) -> str:
     """Say in how far labels are proved to be right, and what would help most next."""
     made = learned.certify()
     if made.part:
         return f"Proved: {made}. Next, judging the least trusted texts would help most."
-    told = f"No labels are proved to be {made.accuracy * 100:g} % right yet: {made.reason}."
-    return told if made.more else f"{told} Judging 50 more texts on which ways to label differ may."
+    told = f"No labels are proved to be {made.accuracy * 100:g} % right yet"
+    if not wants_decisions(learned, made):
+        return f"{told}: {made.reason}."
+    told += "" if made.more else f": {made.reason}"
+    return f"{told}. Judging 50 more texts on which ways to label differ would help most."
 
 
 def certify(

@@ -128,9 +128,14 @@ class VoteSettings:
         return self.careful and (self.several is None or self.several.decides == "settings")
 
     @property
+    def needs_no_neighbors(self) -> bool:
+        """Whether neighbors need no prediction: they do not decide, and trust is not calibrated."""
+        return self.head_decides or (self.careful and self.several is None)
+
+    @property
     def voters(self) -> int:
         """Most neighbors whose predictions a label needs."""
-        if self.head_decides or self.keeps_own:
+        if self.needs_no_neighbors:
             return 0
         if self.policy is not None or self.decision is None:
             return self.k

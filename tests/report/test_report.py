@@ -138,6 +138,9 @@ def test_the_texts_of_a_review_are_listed_whatever_else_is():
     rows = [labeled(i, f"text {i}", trust=0.2 if i >= 90 else 1.0) for i in range(100)]
     told = data_of(render(rows, review=review_of(5), most=8))
     assert [row["i"] for row in told["rows"]] == [*range(5), *range(90, 93)]
+    # with the neighbors that the review knows, as a .csv file of results does not
+    near = [[told["texts"][x] for x, *_ in row["k"]] for row in told["rows"]]
+    assert near == [["near"]] * 5 + [[]] * 3
     assert told["only"] is False
 
 

@@ -1,6 +1,7 @@
 """Bounds and certificates: they are computed as defined, and are wrong as seldom as promised."""
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testnuc.trust import evidence
-from testnuc.trust.certificates import certify
+from testnuc.trust.certificates import Certificate, certify, proved
 from testnuc.trust.evidence import Draws, capital, gain_of
 from testnuc.trust.review import draw
 from tests import naive
@@ -182,6 +183,38 @@ def test_a_certificate_says_what_it_takes():
     good = certify(trust, rows, np.ones(200, bool), draws, accuracy=0.9, confidence=0.9)
     assert good.part == 1.0
     assert "100% of the texts" in str(good)
+
+
+@dataclass(frozen=True, eq=False)
+class Taught:
+    """What `proved` reads of what was learned."""
+
+    decides: str
+    right: np.ndarray
+    certificate: Certificate
+
+    def certify(self):
+        return self.certificate
+
+
+def test_better_labels_come_before_their_certificate():
+    half, all_right = np.arange(50) % 2 == 0, np.ones(50, bool)
+    lacks = Certificate(0.9, 0.9, np.inf, 0.0, 50, "about 50 more would do", 50)
+    hopeless = Certificate(0.9, 0.9, np.inf, 0.0, 50, "better labels do")
+    fine = Certificate(0.9, 0.9, 0.7, 0.5, 50)
+    differ = "which ways to label differ"
+    for decides, right, made, says in (
+        ("settings", half, lacks, differ),
+        # an LLM that is mostly right leaves nothing to gain
+        ("settings", all_right, lacks, "about 50 more would do"),
+        ("settings", np.tile(half, 4), lacks, "about 50 more would do"),
+        ("head", half, lacks, "about 50 more would do"),
+        ("head", half, hopeless, differ),
+        ("settings", half, fine, "Proved: 50% of the texts"),
+    ):
+        told = proved(Taught(decides, right, made))
+        assert says in told
+        assert (differ in told) == (says == differ)
 
 
 @pytest.mark.slow
