@@ -96,7 +96,7 @@ def test_txt_with_the_embedded_labeler(tmp_path):
     lines = target.read_text().splitlines()
     assert len(lines) == 9
     assert set(lines) <= set(LABELS)
-    assert "note: policy 'auto' has 9 predictions" in err
+    assert "9 predictions are too few" in err
 
 
 @pytest.mark.parametrize(
