@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from testnuc._engine.judging import LEAST_TEXTS
 from testnuc.cli.options import client_options
 from testnuc.cli.options_of_run import EMBEDDER, OF_ANSWERS
 from testnuc.cli.reading import holds_rows
@@ -19,6 +20,8 @@ __all__ = ["command", "next_step"]
 
 #: Options by which stored answers are found.
 _NAMED = ("labels", "store", "model", *OF_ANSWERS)
+#: Texts of a first review.
+_REVIEWED = 50
 
 
 def command(
@@ -77,5 +80,12 @@ def next_step(
         return "next, prove how many labels are right: " + command(
             "certify", source, client, text_column=text_column
         )
-    judging = command("review", source, client, "-n", "50", text_column=text_column)
+    if len(results) < LEAST_TEXTS:
+        return (
+            f"next, label more texts: at least {LEAST_TEXTS} are needed to judge them and to learn"
+        )
+    if len(results) < _REVIEWED:
+        return "next, judge them: " + command("review", source, client, text_column=text_column)
+    number = str(_REVIEWED)
+    judging = command("review", source, client, "-n", number, text_column=text_column)
     return f"next, judge fifty texts (about three minutes): {judging}"

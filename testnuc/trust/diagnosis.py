@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Candidate", "Decision", "Diagnosis"]
 
+#: Texts of a first review, for the sentence that advises one.
+_JUDGED = 50
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -100,9 +103,10 @@ class Diagnosis:
             if chosen.policy is None
             else f"{chosen.k} neighbors vote, with own weight {chosen.policy.own_weight:g}"
         )
+        judged = "fifty judgments" if self.predictions >= _JUDGED else "judged texts"
         return (
             f"{decided}, because {self.why}; a plain vote of ten neighbors would change "
-            f"{self.differing:,} of {self.predictions:,} labels, and fifty judgments decide "
+            f"{self.differing:,} of {self.predictions:,} labels, and {judged} decide "
             f"between these labels, a vote and a model of your texts: {judging}"
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+import pytest
+
 from testnuc.cli.next_steps import command
 from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import run_here
@@ -12,7 +14,7 @@ from tests.conftest import LABELS, confident, messages
 
 def test_the_command_that_a_run_ends_with_works_as_it_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my texts.txt").write_text("\n".join(messages(40)))
+    (tmp_path / "my texts.txt").write_text("\n".join(messages(60)))
     (tmp_path / "labels.txt").write_text("\n".join(LABELS))
     with LoopbackLLM(confident) as llm:
         given = ["--labels", "labels.txt", "--model", "openai/test", "--base-url", llm.base_url]
@@ -25,8 +27,21 @@ def test_the_command_that_a_run_ends_with_works_as_it_stands(tmp_path, monkeypat
         assert typed[:5] == ["testnuc", "review", "my labels.csv", "-n", "50"]
         code, _, err = run_here(*typed[1:], "--goal", "certify", key=None)
         assert code == 0, err
-        assert llm.calls == 40
+        assert llm.calls == 60
     assert (tmp_path / "review.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [(5, "next, label more texts: at least 10 are"), (12, "next, judge them: testnuc review ")],
+)
+def test_no_run_advises_more_judgments_than_it_has_texts(tmp_path, texts, says):
+    (tmp_path / "few.txt").write_text("\n".join(messages(texts)))
+    with LoopbackLLM(confident) as llm:
+        given = ["--labels", ",".join(LABELS), "--model", "openai/test", "--base-url", llm.base_url]
+        _, _, err = run_here("classify", tmp_path / "few.txt", *given, "-o", tmp_path / "few.csv")
+    assert err.splitlines()[-1].startswith(says)
+    assert "fifty" not in err
 
 
 def test_results_that_are_nowhere_have_no_command(tmp_path):
