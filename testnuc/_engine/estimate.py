@@ -140,7 +140,9 @@ class Estimator:
         if not self.method.context:
             missing, stored = await self._missing(open_, range(self.method.samples))
             if self.ask is not None:
-                rule = self.ask.proved if settings.head_decides else self.ask
+                rule = self.ask
+                if settings.head_decides:
+                    rule = rule.where_proved(len(open_), len(known.names))
                 limit = rule.limit(len(open_)) * self.method.samples
                 missing = _spread(missing, limit - stored)
             most *= self.method.samples

@@ -118,7 +118,8 @@ def asked_first(
     rows = [place for place, entry in enumerate(texts) if entry.label is None]
     if not fits(len(rows), n_classes):
         return rows
-    rule = rule.proved if settings.head_decides else rule
+    if settings.head_decides:
+        rule = rule.where_proved(len(rows), n_classes)
     return [rows[at] for at in random_part([texts[row].hash for row in rows], rule).tolist()]
 
 
@@ -141,7 +142,7 @@ async def ask_unsure(
         return
     proved = settings.head_decides
     if proved:
-        rule = rule.proved
+        rule = rule.where_proved(len(rows), n_classes)
     unknown = np.full(len(rows), -1, dtype=np.int32)
     texts = texts_among(neighborhoods, rows, vectors[rows], unknown)
     sparing = Sparing(texts, [neighborhoods.entries[r].hash for r in rows], rule)

@@ -42,6 +42,8 @@ _LEAST = 5
 _ERROR = 0.1
 #: Of the texts: asked about at most, where judgments prove a learned model better than the LLM.
 _PROVED = 0.25
+#: Answers for each label that are asked for even then: from fewer the model learns worse.
+_ANSWERS = 25
 #: Steps in which texts are taken as sure, as parts of those that were not asked about.
 _STEP = 0.05
 #: Where fewer of all texts than this can be spared after two rounds, all are asked about.
@@ -82,10 +84,10 @@ class Unsure:
             )
         return cls() if ask == "unsure" else None
 
-    @property
-    def proved(self) -> Unsure:
-        """The rule where judgments prove that a learned model is better than the LLM."""
-        return replace(self, most=min(self.most, _PROVED))
+    def where_proved(self, texts: int, n_classes: int) -> Unsure:
+        """Return the rule where judgments prove that a learned model is better than the LLM."""
+        most = max(_PROVED, _ANSWERS * n_classes / max(1, texts))
+        return replace(self, most=min(self.most, most))
 
     def limit(self, texts: int) -> int:
         """Return the most texts to ask about."""

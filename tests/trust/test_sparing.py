@@ -78,6 +78,20 @@ def test_the_bound_is_exact():
     assert _bound(0, 0, 0.05) == _bound(7, 7, 0.05) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("rule", "texts", "labels", "most"),
+    [
+        (Unsure(), 10_000, 77, 2_500),
+        # a quarter would be ten answers for each label
+        (Unsure(), 3_080, 77, 1_925),
+        (Unsure(), 1_000, 77, 1_000),
+        (Unsure(most=0.1), 3_076, 77, 307),
+    ],
+)
+def test_a_proved_model_still_learns_from_some_answers_for_each_label(rule, texts, labels, most):
+    assert rule.where_proved(texts, labels).limit(texts) == most
+
+
 def test_the_random_part_is_large_enough_to_prove_anything():
     assert Unsure().first(100) == 100
     assert Unsure().first(2_000) == 500
