@@ -94,6 +94,11 @@ class HeadSets:
     #: float32[n], the chance that all labels of the text are right.
     trust: NDArray[np.float32]
 
+    @property
+    def shown(self) -> NDArray[np.bool_]:
+        """The labels that results have a share of: those given, and probable ones; bool[n, C]."""
+        return self.given | (self.probabilities >= _SHOWN)
+
 
 class Head:
     """A classifier of embeddings, from `TestNUC.distill`: labels and trust without an LLM.
@@ -405,8 +410,9 @@ class Head:
         rows: list[Classification] = []
         for start in range(0, len(texts), _BLOCK):
             found = self.predict_sets(vectors[start : start + _BLOCK])
+            shown = found.shown
             for at, text in enumerate(texts[start : start + _BLOCK]):
-                speaks = np.flatnonzero(found.given[at] | (found.probabilities[at] >= _SHOWN))
+                speaks = np.flatnonzero(shown[at])
                 order = speaks[np.argsort(-found.probabilities[at, speaks], kind="stable")]
                 given = [place for place in order.tolist() if found.given[at, place]]
                 names = [self.labels[place] for place in given]

@@ -210,7 +210,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             answered = sum(row.prediction is not None for row in results)
             raise with_count(stopped, answered) from stopped
         if self.multilabel:
-            return self._indicator(results)
+            return _indicator(results, self.classes_)
         found = [self._place(row) for row in results]
         predicted: NDArray[Any] = self.classes_[found]
         return predicted
@@ -236,19 +236,6 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not self.multilabel:
             shares /= shares.sum(axis=1, keepdims=True)
         return shares
-
-    def _indicator(self, results: Results) -> NDArray[Any]:
-        """Return 1 for each label of a text, int[n, n_classes]."""
-        places = {str(label): i for i, label in enumerate(self.classes_.tolist())}
-        found = np.zeros((len(results), len(places)), np.int64)
-        for at, labels in enumerate(results.label_lists):
-            if labels is None:
-                raise results[at].error or TestNUCError(
-                    f"text {at} ({results[at].text[:60]!r}) has no labels: the LLM's answer is "
-                    "outside the label set"
-                )
-            found[at, [places[label] for label in labels]] = 1
-        return found
 
     def _sets(self, y: Any, n: int) -> list[list[str]] | None:
         """Return the correct labels of each text, from a matrix of 0 and 1."""
@@ -397,12 +384,7 @@ class HeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return the label of each text; of a head for several labels, 1 for each, else 0."""
         check_is_fitted(self)
         if self._head.sets is not None:
-            results = self._head.predict(_column(X))
-            for row in results.errors:
-                raise row.error or TestNUCError("a text has no labels")
-            names = self.classes_.tolist()
-            lists = [row or () for row in results.label_lists]
-            return np.array([[int(name in labels) for name in names] for labels in lists])
+            return _indicator(self._head.predict(_column(X)), self.classes_)
         predicted: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(axis=1)]
         return predicted
 
@@ -545,6 +527,20 @@ def _column(texts: Any) -> list[str]:
 def _listed(column: Any, name: str) -> list[Any]:
     given = values(column, name)
     return list(given) if isinstance(given, Iterable) else list(np.asarray(given))
+
+
+def _indicator(results: Results, classes: NDArray[Any]) -> NDArray[Any]:
+    """Return 1 for each label of a text, int[n, n_classes]."""
+    places = {str(label): i for i, label in enumerate(classes.tolist())}
+    found = np.zeros((len(results), len(places)), np.int64)
+    for at, labels in enumerate(results.label_lists):
+        if labels is None:
+            raise results[at].error or TestNUCError(
+                f"text {at} ({results[at].text[:60]!r}) has no labels: the LLM's answer is "
+                "outside the label set"
+            )
+        found[at, [places[label] for label in labels]] = 1
+    return found
 
 
 def _gold(y: Any, n: int) -> list[Any]:

@@ -106,11 +106,11 @@ def _fitted_sets(
     parts: Components, found: MultilabelNeighborhoods, vectors: NDArray[np.float16]
 ) -> Head:
     """Fit a head that gives several labels, on the labels that texts have now."""
-    n, n_classes = found.n_own, len(parts.labels.names)
-    voted, rows = found.voted(slice(0, n)), np.flatnonzero(found.vote(slice(0, n)).label >= 0)
-    taught = np.zeros((n, n_classes), dtype=np.bool_)
-    row_of = np.repeat(np.arange(n), np.diff(voted.starts))
-    taught[row_of[voted.given], voted.labels[voted.given]] = True
+    every, n_classes = slice(0, found.n_own), len(parts.labels.names)
+    voted = found.voted(every)
+    rows = np.flatnonzero(found.result(voted, every).label >= 0)
+    taught = np.zeros((found.n_own, n_classes), dtype=np.bool_)
+    taught[voted.rows[voted.given], voted.labels[voted.given]] = True
     hashes = [found.entries[row].hash for row in rows.tolist()]
     taught, vectors, folds = taught[rows], vectors[rows], folds_of(hashes)
     targets = taught.astype(np.float32)

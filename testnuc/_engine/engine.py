@@ -17,9 +17,8 @@ from testnuc._base.checks import checked_whole, hash_text, valid_text
 from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
 from testnuc._engine.inputs import checked_texts, distinct, labeled
-from testnuc._engine.learning import Learning
 from testnuc._engine.multilabel import MultilabelNeighborhoods
-from testnuc._engine.multilabel_learning import MultilabelLearning
+from testnuc._engine.multilabel_learning import learning_of
 from testnuc._engine.multilabel_rows import rows_of
 from testnuc._engine.pipeline import STOPS
 from testnuc._engine.rows import classification
@@ -68,8 +67,7 @@ class Engine:
 
     def __init__(self, parts: Components) -> None:
         self.parts = parts
-        kind = MultilabelLearning if parts.labels.multilabel else Learning
-        self.learning: MultilabelLearning | Learning = kind(parts)
+        self.learning = learning_of(parts)
         self.escalation = Escalation(parts, self.learning)
         self._warned = False
         #: `Observer.note` of each run in progress.
@@ -321,7 +319,7 @@ class Engine:
             instructions=parts.instructions,
             stopped=stopped,
             diagnosis=neighborhoods.diagnosis,
-            learned=await asyncio.to_thread(_told, neighborhoods.settings.taught),
+            learned=await _told(neighborhoods.settings.taught),
             escalated=escalated,
             notes=neighborhoods.notes,
             coverage=self._coverage(neighborhoods, lane),
@@ -467,5 +465,6 @@ class Engine:
             warnings.warn(warning, stacklevel=_CALLER)
 
 
-def _told(learned: object | None) -> str | None:
-    return None if learned is None else str(learned)
+async def _told(learned: object | None) -> str | None:
+    # what it proves takes time to compute
+    return None if learned is None else await asyncio.to_thread(str, learned)

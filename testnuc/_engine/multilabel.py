@@ -10,7 +10,6 @@ import numpy as np
 from testnuc._engine.neighborhoods import LEAST_VOTERS, Neighborhoods
 from testnuc.errors import InvalidInputError
 from testnuc.methods import StandardPrompting
-from testnuc.trust.label_pairs import places_of
 from testnuc.types import MultilabelClassification, MultilabelPrediction, Reason
 from testnuc.voting import (
     THRESHOLD,
@@ -19,6 +18,7 @@ from testnuc.voting import (
     VotePolicy,
     VoteResult,
     keep_own,
+    places_of,
     vote_multilabel,
 )
 
@@ -162,7 +162,7 @@ class LearnedSets:
         if only is None:
             only = np.ones(len(rows), dtype=np.bool_)
         at, _ = self.pairs(rows[only])
-        row = np.repeat(np.arange(len(rows)), np.diff(voted.starts))
+        row = voted.rows
         old = ~only[row]
         mine = np.repeat(np.flatnonzero(only), np.diff(self.starts)[rows[only]])
         row = np.concatenate([row[old], mine])
@@ -246,10 +246,9 @@ class MultilabelNeighborhoods(Neighborhoods):
         if not self.settings.keeps_own or self.settings.several is not None:
             return None
         found = self.plain_labels(slice(0, self.n_own))
-        row = np.repeat(np.arange(self.n_own), np.diff(found.starts))
         other = (found.shares > THRESHOLD) != found.given
         # at the threshold, the text itself decides
-        changed = len(np.unique(row[other & (found.shares != THRESHOLD)]))
+        changed = len(np.unique(found.rows[other & (found.shares != THRESHOLD)]))
         if not changed:
             return None
         return (
@@ -276,8 +275,7 @@ class MultilabelNeighborhoods(Neighborhoods):
         self, voted: VotedLabels, rows: slice | NDArray[np.int64], *, votes: bool = False
     ) -> VoteResult:
         """Return the labels of some of the own texts, from `voted`, as one vote for each text."""
-        n_rows, counts = len(voted.voters), np.diff(voted.starts)
-        row_of = np.repeat(np.arange(n_rows), counts)
+        n_rows, row_of = len(voted.voters), voted.rows
         # the closest decision: most weight against it
         share = (voted.voters > 0).astype(np.float32)
         np.minimum.at(share, row_of, np.where(voted.given, voted.shares, 1 - voted.shares))

@@ -12,6 +12,7 @@ import numpy as np
 from testnuc._base.checks import checked_whole
 from testnuc._engine.judging import MOST_TEXTS, Judging, check_enough
 from testnuc._engine.judgments import draws_of
+from testnuc._engine.learning import Learning
 from testnuc._engine.multilabel import MultilabelNeighborhoods
 from testnuc.errors import InvalidInputError
 from testnuc.trust.head import OneVsRest, fit_one_vs_rest, folds_of
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from testnuc._engine.components import Components
     from testnuc.trust.learned import Judgment
 
-__all__ = ["MultilabelLearning"]
+__all__ = ["MultilabelLearning", "learning_of"]
 
 #: The goals of a review; None is "certify".
 _GOALS = ("certify", "correct")
@@ -189,6 +190,11 @@ class MultilabelLearning(Judging[MultilabelLearned]):
             rows = {key: row for row, key in enumerate(hashes)}
             self._last = _PoolPairs(digest, found, *made, rows)
         return self._last
+
+
+def learning_of(parts: Components) -> Learning | MultilabelLearning:
+    """Return what learns from judged texts, for one label or several."""
+    return (MultilabelLearning if parts.labels.multilabel else Learning)(parts)
 
 
 def _fit(

@@ -32,8 +32,8 @@ _log = logging.getLogger("testnuc.client")
 
 #: Judged texts of a run from which a model is taught again.
 _TAUGHT = 20
-#: Texts whose probabilities of all labels are in memory at a time, and those that are kept.
-_BLOCK, _SHOWN = 4_096, 0.05
+#: Texts whose probabilities of all labels are in memory at a time.
+_BLOCK = 4_096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +88,7 @@ class HeadRule:
             block = rows[start : start + _BLOCK]
             found = self.head.predict_sets(vectors[block])
             trust[start : start + _BLOCK] = found.trust
-            at, label = np.nonzero(found.given | (found.probabilities >= _SHOWN))
+            at, label = np.nonzero(found.shown)
             parts.append(
                 (
                     block[at],

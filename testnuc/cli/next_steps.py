@@ -10,6 +10,7 @@ from testnuc.cli.options import client_options
 from testnuc.cli.options_of_run import EMBEDDER, OF_ANSWERS
 from testnuc.cli.reading import holds_rows
 from testnuc.cli.settings import has_password
+from testnuc.trust.diagnosis import FIRST_REVIEW
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +21,6 @@ __all__ = ["command", "next_step"]
 
 #: Options by which stored answers are found.
 _NAMED = ("labels", "store", "model", *OF_ANSWERS)
-#: Texts of a first review.
-_REVIEWED = 50
 
 
 def command(
@@ -84,8 +83,7 @@ def next_step(
         return (
             f"next, label more texts: at least {LEAST_TEXTS} are needed to judge them and to learn"
         )
-    if len(results) < _REVIEWED:
+    if len(results) < FIRST_REVIEW:
         return "next, judge them: " + command("review", source, client, text_column=text_column)
-    number = str(_REVIEWED)
-    judging = command("review", source, client, "-n", number, text_column=text_column)
+    judging = command("review", source, client, "-n", str(FIRST_REVIEW), text_column=text_column)
     return f"next, judge fifty texts (about three minutes): {judging}"

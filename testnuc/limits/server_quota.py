@@ -167,8 +167,7 @@ class ServerQuota:
             if quota.remaining not in headers:
                 continue
             amount = _amount(quota.kind, (1, *size))
-            self.low -= quota.low
-            self.low += quota.observe(
+            quota.observe(
                 headers,
                 flying=_amount(quota.kind, self._flying) - amount,
                 plenty=self._max_concurrency * amount,
@@ -176,6 +175,7 @@ class ServerQuota:
                 now=now,
                 wall=wall,
             )
+        self.low = sum(quota.low for quota in self._quotas)
 
     def delay(self, now: float, size: tuple[int, int]) -> float:
         """Return the seconds until a request of this size may be sent."""

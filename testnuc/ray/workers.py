@@ -13,8 +13,7 @@ import numpy as np
 from testnuc._base.checks import hash_text
 from testnuc._engine.components import Components
 from testnuc._engine.inputs import distinct
-from testnuc._engine.learning import Learning
-from testnuc._engine.multilabel_learning import MultilabelLearning
+from testnuc._engine.multilabel_learning import learning_of
 from testnuc._engine.multilabel_rows import rows_of
 from testnuc._engine.neighborhoods import build_neighborhoods
 from testnuc.errors import InvalidInputError, TestNUCError
@@ -176,7 +175,7 @@ async def stored_learned(settings: Settings, vectors: Vectors) -> bytes | None:
     """
     given = {name: v for name, v in settings.client.items() if name not in _SHARED}
     parts = Components(**given, pool=vectors, kernels=False)
-    learning = (MultilabelLearning if parts.labels.multilabel else Learning)(parts)
+    learning = learning_of(parts)
     try:
         await parts.ready()
     finally:

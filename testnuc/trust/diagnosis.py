@@ -12,10 +12,10 @@ from testnuc.trust.near_copies import Interval
 if TYPE_CHECKING:
     from testnuc.voting import VotePolicy
 
-__all__ = ["Candidate", "Decision", "Diagnosis"]
+__all__ = ["FIRST_REVIEW", "Candidate", "Decision", "Diagnosis"]
 
-#: Texts of a first review, for the sentence that advises one.
-_JUDGED = 50
+#: Texts of a first review.
+FIRST_REVIEW = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Diagnosis:
             if chosen.policy is None
             else f"{chosen.k} neighbors vote, with own weight {chosen.policy.own_weight:g}"
         )
-        judged = "fifty judgments" if self.predictions >= _JUDGED else "judged texts"
+        judged = "fifty judgments" if self.predictions >= FIRST_REVIEW else "judged texts"
         return (
             f"{decided}, because {self.why}; a plain vote of ten neighbors would change "
             f"{self.differing:,} of {self.predictions:,} labels, and {judged} decide "

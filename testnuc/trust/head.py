@@ -11,7 +11,6 @@ Cuturi 2013, as in SwAV (Caron et al. 2020).
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import numpy as np
 
 from testnuc._base.display import brief
+from testnuc.voting.votes import processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -297,7 +297,7 @@ def _each_fold(fit: Callable[[int], _Head]) -> tuple[_Head, ...]:
     with (
         _FITTING,
         threadpool_limits(1, user_api="blas"),
-        ThreadPoolExecutor(min(FOLDS, os.cpu_count() or 1)) as threads,
+        ThreadPoolExecutor(min(FOLDS, processors())) as threads,
     ):
         return tuple(threads.map(fit, range(FOLDS)))
 

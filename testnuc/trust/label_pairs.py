@@ -19,6 +19,7 @@ import numpy as np
 
 from testnuc._base.display import brief
 from testnuc.trust.head import FOLDS, predict_folds
+from testnuc.voting import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from testnuc.trust.head import OneVsRest
     from testnuc.voting import PoolLabels, VotedLabels
 
-__all__ = ["LabelPairs", "Truth", "fit_thresholds", "pairs_of", "places_of"]
+__all__ = ["LabelPairs", "Truth", "fit_thresholds", "pairs_of"]
 
 #: Cells of texts times labels that are in memory at a time.
 _CELLS = 1 << 22
@@ -107,23 +108,6 @@ class LabelPairs:
     def by_llm(self) -> NDArray[np.bool_]:
         """Return which labels the LLM gave; those of the vote where its labels are unknown."""
         return np.where(self.answered[self.rows], self.own, self.given)
-
-
-def places_of(
-    starts: NDArray[np.int64], rows: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the items of some rows are, and the starts of each row among them.
-
-    Parameters
-    ----------
-    starts : int64[n + 1]
-        The items of row i are at ``starts[i]:starts[i + 1]``.
-    rows : int64[m]
-    """
-    counts = np.diff(starts)[rows]
-    made = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    at = np.repeat(starts[rows] - made[:-1], counts) + np.arange(made[-1])
-    return at, made
 
 
 def pairs_of(

@@ -34,6 +34,7 @@ from testnuc.voting.multilabel import (
     PoolLabels,
     VotedLabels,
     keep_own,
+    places_of,
     vote_multilabel,
 )
 from testnuc.voting.policy import VotePolicy
@@ -48,6 +49,7 @@ __all__ = [
     "decided",
     "deciding_prefix",
     "keep_own",
+    "places_of",
     "vote",
     "vote_curve",
     "vote_curve_pool",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["THRESHOLD", "PoolLabels", "VotedLabels", "keep_own", "vote_multilabel"]
+__all__ = ["THRESHOLD", "PoolLabels", "VotedLabels", "keep_own", "places_of", "vote_multilabel"]
 
 #: Share from which a label is given.
 THRESHOLD = 0.5
@@ -103,6 +103,11 @@ class VotedLabels:
     voters: NDArray[np.int32]
     #: float32[B], their weight.
     weight: NDArray[np.float32]
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The row of each label, int64[T]."""
+        return np.repeat(np.arange(len(self.voters)), np.diff(self.starts))
 
 
 def vote_multilabel(
@@ -203,6 +208,23 @@ def vote_multilabel(
     return VotedLabels(starts, joined[0], joined[1], joined[2].view(np.bool_), voters, weight)
 
 
+def places_of(
+    starts: NDArray[np.int64], rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where the items of some rows are, and the starts of each row among them.
+
+    Parameters
+    ----------
+    starts : int64[n + 1]
+        The items of row i are at ``starts[i]:starts[i + 1]``.
+    rows : int64[m]
+    """
+    counts = np.diff(starts)[rows]
+    made = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    at = np.repeat(starts[rows] - made[:-1], counts) + np.arange(made[-1])
+    return at, made
+
+
 def keep_own(voted: VotedLabels, own_ids: NDArray[np.int64], pool: PoolLabels) -> VotedLabels:
     """Return the same votes, with the labels that each text gave itself; without any, as voted.
 
@@ -214,11 +236,9 @@ def keep_own(voted: VotedLabels, own_ids: NDArray[np.int64], pool: PoolLabels) -
         Positions of the texts themselves.
     pool : PoolLabels
     """
-    rows, sizes = np.arange(len(own_ids)), np.diff(pool.offsets)[own_ids]
-    own_row = np.repeat(rows, sizes)
-    first = np.cumsum(sizes) - sizes
-    own = pool.labels[pool.offsets[own_ids][own_row] + np.arange(len(own_row)) - first[own_row]]
-    row = np.repeat(rows, np.diff(voted.starts))
+    at, starts = places_of(pool.offsets, own_ids)
+    own, own_row = pool.labels[at], np.repeat(np.arange(len(own_ids)), np.diff(starts))
+    row = voted.rows
     width = 1 + max(voted.labels.max(initial=0), own.max(initial=0))
     mine = np.isin(row * width + voted.labels, own_row * width + own, assume_unique=True)
     return replace(voted, given=np.where(pool.voted[own_ids][row] > 0, mine, voted.given))

@@ -224,7 +224,7 @@ def in_blocks(
 ) -> int:
     """Run a kernel over blocks of rows; each writes only its own. Returns the first bad row."""
     if threads is None:
-        threads = 1 if n_votes < _SERIAL else _processors()
+        threads = 1 if n_votes < _SERIAL else processors()
     else:
         threads = whole(threads, "threads", 1)
     threads = min(threads, n_rows, _MAX_THREADS)
@@ -238,7 +238,8 @@ def in_blocks(
 
 
 @functools.cache
-def _processors() -> int:
+def processors() -> int:
+    """Return the number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on every system
