@@ -95,7 +95,7 @@ class Judging(ABC, Generic[L]):
                     item.probability,
                     item.floor,
                     review.texts,
-                    item.lowest,
+                    item.goal == "certify" and item.probability is not None,
                 )
                 for item in review[: last + 1]
             ]
@@ -141,7 +141,7 @@ class Judging(ABC, Generic[L]):
                     chance := 1 / max(left - place, 1),
                     chance,
                     size,
-                    chance,
+                    uniform=True,
                 )
                 for place, entry in enumerate(entries)
             ]
@@ -201,7 +201,6 @@ class Judging(ABC, Generic[L]):
             goal=drawn.goal,
             probability=drawn.probability,
             floor=drawn.floor,
-            lowest=drawn.lowest,
         )
 
     async def _learn(self, new: Sequence[Judgment]) -> L:

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 __all__ = ["certify", "distill", "learn", "review", "unlearn"]
 
-#: An accuracy that takes fewer judgments to prove than the default.
-_LOWER = 0.8
+#: Texts of a review that is advised at most: nine minutes or so.
+_AT_ONCE = 150
 
 
 def review(
@@ -204,12 +204,15 @@ def _after(
         )
     n, what, goal = 50, "where ways to label differ", []
     if not wants_decisions(learned, certificate):
-        n, what, goal = certificate.more, "drawn at random", ["--goal", "certify"]
-        lower = learned.certify(_LOWER)
-        if certificate.accuracy > _LOWER and lower.more < n:
-            what += f" ({lower.more or 'none'} for `certify --accuracy {_LOWER}`)"
+        n, what = min(certificate.more, _AT_ONCE), "drawn at random"
+        goal = ["--goal", "certify"]
     then = command("review", source, client, "-n", str(n), *goal, text_column=text_column)
-    return f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"
+    told = f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"
+    if certificate.provable is not None:
+        lower = ["--accuracy", f"{certificate.provable[0]:g}"]
+        then = command("certify", source, client, *lower, text_column=text_column)
+        told = f"to see what is proved now: {then}\n{told}"
+    return told
 
 
 def _lesson(

@@ -61,8 +61,9 @@ class Judgment:
     floor: float | None
     #: Number of texts that it was drawn from.
     texts: int
-    #: None: an older version of testnuc did not say.
-    lowest: float | None = None
+    #: Whether it was drawn at random from all texts that were left; None: an older version of
+    #: testnuc did not say.
+    uniform: bool | None = None
 
     def record(self) -> list[Any]:
         """Return its values, as they are stored."""
@@ -74,14 +75,16 @@ class Judgment:
             self.probability,
             self.floor,
             self.texts,
-            self.lowest,
+            self.uniform,
         ]
 
     @classmethod
     def of(cls, record: Sequence[Any]) -> Judgment:
         """Return the judgment of a record."""
         text, key, *rest = record
-        return cls(text, bytes.fromhex(key), *rest)
+        # older versions stored nothing, or a number, in place of `uniform`
+        known = rest if isinstance(rest[-1], bool) else rest[:5]
+        return cls(text, bytes.fromhex(key), *known)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,8 +114,7 @@ class Learned:
     coefficients: NDArray[np.float64]
     #: float32[texts]: trust of all texts.
     trust: NDArray[np.float32]
-    #: Position in `trust` of each judged text that was drawn by chance, and whether its label was
-    #: right.
+    #: Position in `trust` of each judged text, and whether its label was right.
     rows: NDArray[np.int64]
     right: NDArray[np.bool_]
     #: Whether a person judged it, or skipped it; certificates count these.
@@ -176,12 +178,12 @@ class Learned:
             assert self.level_trust is not None
             assert self.level_right is not None
             trust, right = self.level_trust[level - 1], self.level_right[level - 1]
-        used = self.person
         made = certify(
             trust.astype(np.float64),
-            self.rows[used],
-            right[used],
-            self.draws.only(used),
+            self.rows,
+            right,
+            self.draws.uniform,
+            self.person,
             accuracy=accuracy,
             confidence=confidence,
         )
@@ -292,7 +294,7 @@ class Learned:
         referee = sum(j.source == "referee" for j in self.judged)
         by = [f"{people:,} by a person" if people else "", f"{referee:,} by a referee"]
         said = " and ".join(part for part in by[: 2 if referee else 1] if part) or "none"
-        proving = len(self.rows)
+        proving = int(self.draws.by_chance.sum())
         lines = [f"{people + referee:,} of {self.texts:,} texts are judged: {said}."]
         if self.decides == "settings":
             lines.append(

@@ -90,7 +90,7 @@ class AppliedSets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedSets:
-    """Texts that were drawn by chance and judged."""
+    """Texts that were judged; those that were not drawn by chance are known, but teach nothing."""
 
     __repr__ = brief
 
@@ -131,8 +131,8 @@ class MultilabelLearned:
     of_text: NDArray[np.float64]
     #: float32[texts]: trust of all texts.
     trust: NDArray[np.float32]
-    #: Position in `trust` of each judged text that was drawn by chance, whether all its labels were
-    #: right, and whether a person judged it.
+    #: Position in `trust` of each judged text, whether all its labels were right, and whether a
+    #: person judged it.
     rows: NDArray[np.int64]
     right: NDArray[np.bool_]
     person: NDArray[np.bool_]
@@ -179,12 +179,12 @@ class MultilabelLearned:
         """
         if label is not None:
             return self._certified(label, accuracy, confidence)
-        used = self.person
         return certify(
             self.trust.astype(np.float64),
-            self.rows[used],
-            self.right[used],
-            self.draws.only(used),
+            self.rows,
+            self.right,
+            self.draws.uniform,
+            self.person,
             accuracy=accuracy,
             confidence=confidence,
         )
@@ -195,21 +195,17 @@ class MultilabelLearned:
                 f"the label {label!r} is not in the label set{closest_label(label, self.labels)}"
             )
         given = self.given_labels == self.labels.index(label)
-        texts, rows = self.given_rows[given], self.rows[self.person]
-        at = np.searchsorted(texts, rows)
-        found = np.flatnonzero(np.append(texts, -1)[at] == rows)
+        texts = self.given_rows[given]
+        at = np.searchsorted(texts, self.rows)
+        found = np.flatnonzero(np.append(texts, -1)[at] == self.rows)
         rows = at[found].astype(np.int64)
-        if not self.draws.uniform:
-            reason = "judged texts must be drawn at random from all: a review with goal 'certify'"
-            return LabelCertificate(
-                accuracy, confidence, np.inf, 0.0, len(rows), reason, label=label
-            )
         # texts drawn at random from all are drawn at random from those with the label
         made = certify(
             self.given_chances[given].astype(np.float64),
             rows,
             self.given_right[given][rows],
-            Draws.at_random(len(texts), len(rows)),
+            self.draws.uniform[found],
+            self.person[found],
             accuracy=accuracy,
             confidence=confidence,
         )
@@ -224,7 +220,7 @@ class MultilabelLearned:
 
     def __str__(self) -> str:
         said = sum(j.source is not None for j in self.judged)
-        proving = len(self.rows)
+        proving = int(self.draws.by_chance.sum())
         lines = [f"{said:,} of {self.texts:,} texts are judged."]
         if self.decides == "settings":
             lines.append(
@@ -326,10 +322,11 @@ def learn_sets(
         All of them, kept in the result.
     """
     rows = judged.rows
+    drawn, proving = judged.draws.by_chance, judged.draws.only(judged.draws.by_chance)
     known = np.array([labels is not None for labels in judged.right], dtype=np.bool_)
     truth = Truth.of(pairs.at(rows), [labels or frozenset() for labels in judged.right])
-    taught = truth.at(np.flatnonzero(known))
-    enough = known.sum() >= _LEAST_JUDGED
+    taught = truth.at(np.flatnonzero(known & drawn))
+    enough = (known & drawn).sum() >= _LEAST_JUDGED
     # what the labels are already is no candidate
     same = "llm" if (pairs.given == pairs.by_llm()).all() else "vote"
     tried = {kind: part for kind, (part, _) in _CANDIDATES.items() if kind != same}
@@ -349,8 +346,8 @@ def learn_sets(
     gains = {"settings": Gain(0.0, 0.0, 0.0)}
     for kind in kinds[1:]:
         after = truth.jaccard(_given(truth.pairs, kind, limits[kind]))
-        values = np.where(known, after - before, 0.0)
-        gains[kind] = gain_of(values, judged.draws, _ALPHA * tried[kind] / total)
+        values = np.where(known, after - before, 0.0)[drawn]
+        gains[kind] = gain_of(values, proving, _ALPHA * tried[kind] / total)
     chosen = max(kinds, key=lambda kind: gains[kind].low)
     learned = MultilabelLearned(
         labels=tuple(labels),
@@ -373,7 +370,7 @@ def learn_sets(
         given_chances=np.empty(0, dtype=np.float32),
         given_right=np.empty(0, dtype=np.bool_),
     )
-    learned = _calibrated(learned, taught, learned.right[known])
+    learned = _calibrated(learned, taught, learned.right[known & drawn])
     applied = learned.apply(pairs)
     given, of_pair = np.flatnonzero(applied.given), pairs.rows
     right = dict(zip(rows.tolist(), judged.right, strict=True))
