@@ -89,7 +89,7 @@ def test_mixed_reviews_certify_as_many_texts_as_their_draws_from_all():
     trust, among, right = spread(random, 3_000, 0.2, 0.15, 0.03)
     parts = []
     for _ in range(20):
-        rows, uniform = reviewed(random, [(None, 50), ("certify", 120)], trust, among)
+        rows, uniform = reviewed(random, [(None, 50), ("certify", 200)], trust, among)
         judged = right[rows]
         every = certify(trust, rows, judged, uniform, accuracy=0.9, confidence=0.9)
         some = certify(
