@@ -55,9 +55,6 @@ if TYPE_CHECKING:
 
 __all__ = ["certify", "distill", "learn", "review", "unlearn"]
 
-#: Texts of a review that is advised at most: nine minutes or so.
-_AT_ONCE = 150
-
 
 def review(
     sources: Sequence[str],
@@ -204,7 +201,7 @@ def _after(
         )
     n, what, goal = 50, "where ways to label differ", []
     if not wants_decisions(learned, certificate):
-        n, what = min(certificate.more, _AT_ONCE), "drawn at random"
+        n, what = certificate.more, "drawn at random"
         goal = ["--goal", "certify"]
     then = command("review", source, client, "-n", str(n), *goal, text_column=text_column)
     told = f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"

@@ -23,9 +23,10 @@ __all__ = ["Certificate", "LabelCertificate", "certify", "proved", "wants_decisi
 
 #: Parts of the texts are tested in growing order, from this one on, until one fails.
 _START, _STEP = 0.25, 0.01
-#: More judgments are planned for this part: so that it is proved with this chance if its labels are
-#: as right as the judged ones and so many others, whose part right lies between the accuracy and 1.
-_PLANNED, _LIKELY, _OTHERS = 0.4, 2 / 3, 20
+#: More judgments are planned so that this part is proved with this chance, as far as is known: by
+#: the judged ones of it, and so many others whose part right lies between the accuracy and 1. So
+#: many of the part are judged before one looks again.
+_PLANNED, _LIKELY, _OTHERS, _AT_ONCE = 0.4, 0.6, 20, 60
 #: Judged disagreements that prove a candidate that wins twice as often as it loses.
 _ENOUGH = 100
 #: Judgments that are asked for are a multiple of this.
@@ -273,6 +274,8 @@ class _Ranked:
 
     def why(self, accuracy: float) -> tuple[str, int]:
         """Return why nothing is certified, and how many more judgments would help."""
+        from scipy.stats import betabinom
+
         m, count = len(self.judged), int(self.uniform.sum())
         told = f"{count:,} of {m:,} judged texts were drawn at random from all"
         thresholds = self._thresholds(_PLANNED)
@@ -286,23 +289,21 @@ class _Ranked:
                 f"; of those among the {_PLANNED:.0%} with the highest trust {hits:,} of {draws:,} "
                 "are right"
             )
-        share = (hits + _OTHERS * (1 + accuracy) / 2) / (draws + _OTHERS)
+        right = hits + _OTHERS * (1 + accuracy) / 2
+        wrong = draws + _OTHERS - right
         left, others = texts - int(inside.sum()), len(self.trust) - m
-        if share < accuracy or not left:
+        if right < accuracy * (right + wrong) or not left:
             return f"{told}: more judgments do not prove {accuracy:.0%}, better labels do", 0
-        tries = max(1, draws)
-        wrong, too_many = round((1 - share) * texts), _too_many(texts, accuracy)
-        while tries < draws + left:
-            limit = _most_wrong(texts, too_many, tries, self.error)
-            if _chances(limit, texts, wrong, tries)[-1] >= _LIKELY:
-                break
-            tries += max(1, tries // 20)
-        more = -(-max(tries - draws, 1) * others // left)
+        tries, likely = 0, False
+        while tries < min(left, _AT_ONCE) and not likely:
+            tries += 1
+            limit = _most_wrong(texts, _too_many(texts, accuracy), draws + tries, self.error)
+            limit -= draws - hits
+            likely = limit >= 0 and betabinom.cdf(limit, tries, wrong, right) >= _LIKELY
+        more = -(-tries * others // left)
         more = min(-(-more // _ROUND) * _ROUND, others)
-        return (
-            f"{told}; about {more:,} more, drawn at random from all, would do: {m + more:,} in all",
-            more,
-        )
+        ending = f"{'probably do' if likely else 'say more'}: {m + more:,} in all"
+        return f"{told}; about {more:,} more, drawn at random from all, would {ending}", more
 
 
 def _too_many(texts: int, accuracy: float) -> int:

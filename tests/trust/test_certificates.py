@@ -139,7 +139,7 @@ def test_a_certificate_says_what_it_takes_and_what_is_proved_now():
     assert few.part == 0
     assert np.isinf(few.trust)
     found = re.search(
-        r"about (\d+) more, drawn at random from all, would do: (\d+) in all", str(few)
+        r"about (\d+) more, drawn at random from all, would probably do: (\d+) in all", str(few)
     )
     assert found
     assert int(found[1]) == few.more == int(found[2]) - 10
