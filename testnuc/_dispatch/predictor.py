@@ -233,25 +233,29 @@ class Predictor:
         If items of a packed call fail, they are retried in two smaller calls, recursively, down to
         calls of one text. Texts that were refused before are not sent again.
         """
-        known = [self._refused.get(ask.key) for ask in asks] if self._refused else []
-        if not any(known):
-            return await self._noted(asks)
-        unknown = tuple(ask for ask, error in zip(asks, known, strict=True) if error is None)
-        rest = iter(await self._noted(unknown) if unknown else ())
-        return [next(rest) if error is None else _again(*error) for error in known]
-
-    async def _noted(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
-        """Return the answers; remember refusals, and count texts without a readable reply."""
-        outcomes: Sequence[Prediction | Exception]
+        if self._refused and any(ask.key in self._refused for ask in asks):
+            return await self._answer_unrefused(asks)
+        outcomes: Sequence[Prediction | Exception | None]
         try:
-            outcomes = await self._chosen(asks)
+            if self._levels or asks[0].shown:
+                outcomes = await self._chosen(asks)
+            else:
+                outcomes = await self._answer(asks, 0, None)
         except ProviderError as exc:
             outcomes = [exc]
             if len(asks) > 1:
                 raise
-        return [self._note(ask, outcome) for ask, outcome in zip(asks, outcomes, strict=True)]
+        # None only stands for labels that were not shown, of which none is left here
+        return [self._note(ask, o) for ask, o in zip(asks, outcomes, strict=True) if o is not None]
+
+    async def _answer_unrefused(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
+        known = [self._refused.get(ask.key) for ask in asks]
+        unknown = tuple(ask for ask, error in zip(asks, known, strict=True) if error is None)
+        rest = iter(await self.answer(unknown) if unknown else ())
+        return [next(rest) if error is None else _again(*error) for error in known]
 
     def _note(self, ask: Ask, outcome: Prediction | Exception) -> Prediction | Exception:
+        """Remember a refusal, and count texts without a readable reply."""
         if not isinstance(outcome, Exception):
             self._silent = None
         elif isinstance(outcome, RefusalError) or (
@@ -285,17 +289,15 @@ class Predictor:
         error.fatal = True
         return error
 
-    async def _chosen(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
+    async def _chosen(self, asks: tuple[Ask, ...]) -> Sequence[Prediction | Exception | None]:
         """Answer from the shortlists of all asks together; from all labels where none fits."""
         if self._levels and asks[0].sample != WHOLE_LIST:
             chosen = await self._descend(asks[0])
             if chosen is not None:
                 return [chosen]
-        if not all(ask.shown for ask in asks):
-            return _certain(await self._answer(asks, 0, None))
         shown = sorted({place for ask in asks for place in ask.shown})
-        if self._are_all(len(shown)):
-            return _certain(await self._answer(asks, 0, None))
+        if not all(ask.shown for ask in asks) or self._are_all(len(shown)):
+            return await self._answer(asks, 0, None)
         outcomes = await self._answer(asks, 0, part_of(self.labels, shown))
         left = [i for i, outcome in enumerate(outcomes) if outcome is None]
         if left:
@@ -303,7 +305,7 @@ class Predictor:
             again = await self._answer_part(tuple(asks[i] for i in left), 0, None)
             for i, outcome in zip(left, again, strict=True):
                 outcomes[i] = outcome
-        return _certain(outcomes)
+        return outcomes
 
     async def _answer(
         self, asks: tuple[Ask, ...], step: int, part: LabelSet | None
@@ -431,9 +433,12 @@ class Predictor:
                 [(ask, o) for ask, o in found if o is not None and not isinstance(o, Exception)]
             )
 
-    async def _call(self, request: Request) -> Reply:
+    def _call(self, request: Request) -> Awaitable[Reply]:
         if self._wire is not None:
-            return await self._transport.call(self._wire, request)
+            return self._transport.call(self._wire, request)
+        return self._call_other(request)
+
+    async def _call_other(self, request: Request) -> Reply:
         assert self._other is not None
         # a local labeler may never suspend, so yield to other tasks here
         await asyncio.sleep(0)
@@ -445,13 +450,6 @@ class Predictor:
                 "texts; return one for each text, in their order"
             )
         return reply
-
-
-def _certain(
-    outcomes: Sequence[Prediction | Exception | None],
-) -> list[Prediction | Exception]:
-    """Return outcomes of calls that showed all labels: none is None."""
-    return [outcome for outcome in outcomes if outcome is not None]
 
 
 def _again(kind: type[ProviderError], message: str, status_code: int | None) -> ProviderError:
