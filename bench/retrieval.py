@@ -193,14 +193,14 @@ def _measure(name: str, folder: Path) -> dict[str, Any]:
         index.search(queries[i : i + 1], 10)
         ones.append(time.perf_counter() - started)
     result["single us"] = statistics.median(ones) * 1e6
-    if isinstance(index, _Testnuc) and index.index._graph is not None:
+    if isinstance(index, _Testnuc) and index.index.graph is not None:
         result |= _overhead(index, queries)
     return result
 
 
 def _overhead(ours: _Testnuc, queries: NDArray[np.float16]) -> dict[str, float]:
     """Compare with usearch's search on the same graph."""
-    graph = ours.index._graph
+    graph = ours.index.graph
     assert graph is not None
     own = graph._index
     runs: dict[str, Callable[[], object]] = {

@@ -159,7 +159,7 @@ def _client(store: str | None, embedder: _Embedder, **more: Any) -> testnuc.Test
 
 async def _fill(nuc: testnuc.TestNUC, n: int, dim: int, every: int) -> None:
     """Write pool and predictions directly into the store; every `every`-th text has none."""
-    client = nuc._engine.parts
+    client = nuc.engine.parts
     await client.ready()
     ask, scope = client.predictor.ask, client.predictor.scope
     start = 0
@@ -182,7 +182,7 @@ async def _classify(
     nuc: testnuc.TestNUC, embedder: _Embedder, texts: list[str]
 ) -> dict[str, float]:
     steps = _Steps()
-    parts: Any = nuc._engine.parts
+    parts: Any = nuc.engine.parts
     pipeline = parts.pipeline
     steps.watch(parts.pool, "search", "search")
     steps.watch(pipeline, "_neighborhoods", "texts")

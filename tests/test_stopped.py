@@ -148,7 +148,7 @@ async def test_a_pool_says_what_ended_it_and_how_much_is_stored():
         await nuc.add(messages(60))
         with pytest.raises(QuotaExceededError, match="no more; 25 texts were answered and stored"):
             await nuc.predict_pool()
-        assert await store.count(nuc._engine.parts.predictor.scope) == 25
+        assert await store.count(nuc.engine.parts.predictor.scope) == 25
 
 
 async def test_stored_answers_are_handed_over_though_no_call_succeeds():

@@ -294,7 +294,7 @@ class Components:
     async def aclose(self) -> None:
         """Wait a few seconds for calls in flight, store their answers, and close everything."""
         if self._closed:
-            # another caller closes: it has not closed anything yet, perhaps
+            # another caller is closing everything
             await self._ended.wait()
             return
         self._closed = True

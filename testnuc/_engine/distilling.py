@@ -140,7 +140,7 @@ class _Judged:
 
     texts: int
     every: int
-    #: Those that were drawn by chance, and their positions.
+    #: Those that were drawn at random, and their positions.
     drawn: list[Judgment]
     rows: NDArray[np.int64]
     draws: Draws

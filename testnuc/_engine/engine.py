@@ -319,7 +319,7 @@ class Engine:
             instructions=parts.instructions,
             stopped=stopped,
             diagnosis=neighborhoods.diagnosis,
-            learned=await _told(neighborhoods.settings.taught),
+            learned=await _summary_of(neighborhoods.settings.taught),
             escalated=escalated,
             notes=neighborhoods.notes,
             coverage=self._coverage(neighborhoods, lane),
@@ -465,6 +465,6 @@ class Engine:
             warnings.warn(warning, stacklevel=_CALLER)
 
 
-async def _told(learned: object | None) -> str | None:
+async def _summary_of(learned: object | None) -> str | None:
     # what it proves takes time to compute
     return None if learned is None else await asyncio.to_thread(str, learned)

@@ -214,12 +214,13 @@ class Escalation:
         parts, learned, applied = self._parts, self._learning.learned, neighborhoods.applied
         assert self.referee is not None
         if not isinstance(learned, Learned) or applied is None:
-            return "nothing was escalated: there is too little to judge the referee by"
+            return "nothing was escalated: there are too few answers to judge the referee"
         if not learned.referee_better:
             backed, alone = learned.dissent
             return (
-                f"nothing was escalated: {self.referee.model} is not shown to be better; where it "
-                f"contradicted {parts.model}, others agreed with it {backed} times, and not {alone}"
+                f"nothing was escalated: {self.referee.model} is not shown to be better; where the "
+                f"two differ, neighbors or a model of your texts agree with it {backed} times, and "
+                f"not {alone} times"
             )
         n = int(parts.escalate * neighborhoods.n_own)
         trust = np.nan_to_num(applied.trust, nan=-1.0)
@@ -234,7 +235,7 @@ class Escalation:
             if isinstance(answer, Prediction) and answer.label is not None:
                 said[place] = (parts.labels.names.index(answer.label), "referee")
         judge(neighborhoods, said)
-        told = f"{self.referee.model} labeled the {len(said):,} least trusted texts"
+        note = f"{self.referee.model} labeled the {len(said):,} least trusted texts"
         if failed:
-            told += f"; {len(failed):,} of its calls failed, first by {error_text(failed[0])}"
-        return told
+            note += f"; {len(failed):,} of its calls failed, first by {error_text(failed[0])}"
+        return note

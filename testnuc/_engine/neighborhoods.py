@@ -104,7 +104,7 @@ class Neighborhoods:
         self.spared_trust: NDArray[np.float64] | None = None
         #: The learned model, fitted again on this run.
         self.refitted: HeadModel | None = None
-        #: What was done about calls, in words.
+        #: For `Results.notes`.
         self.notes: list[str] = []
         self.entries = entries
         self.n_own = n_own
@@ -397,7 +397,8 @@ class Neighborhoods:
             name = self.labels.names[self._winners[place]]
             return Reason(
                 "neighbors_disagree",
-                f"near neighbors side against the vote on texts labeled {name!r}: they keep it",
+                f"near neighbors disagree with the vote on texts labeled {name!r}: "
+                "the LLM's label is kept",
             )
         return None
 

@@ -129,7 +129,7 @@ class Pipeline:
         self.neighbors = neighbors
         self.join_pool = join_pool
         self._ask, self._head = ask, head
-        self._shortlist, self._note = shortlist, note
+        self._shortlist, self.note = shortlist, note
         self._per_call = per_call
         self._predictor = predictor
         #: Lane -> scheduler; `Components` adds the batch lane when it is needed.
@@ -146,18 +146,18 @@ class Pipeline:
             samples=method.samples,
             per_call=per_call,
         )
-        self._examples: ExampleFinder | None = None
+        self.examples: ExampleFinder | None = None
         if method.context:
-            self._examples = ExampleFinder(
+            self.examples = ExampleFinder(
                 method, predictor=predictor, embedding=embedding, pool=pool, store=store
             )
-        self._retriever = Retriever(
+        self.retriever = Retriever(
             method,
             neighbors,
             predictor=predictor,
             pool=pool,
             store=store,
-            examples=self._examples,
+            examples=self.examples,
         )
 
     async def prepare(
@@ -201,7 +201,7 @@ class Pipeline:
             random part.
         """
         # a head may label all texts
-        ask_first = ask_first and self._head is None and self._examples is None
+        ask_first = ask_first and self._head is None and self.examples is None
         ask_first = ask_first and self._shortlist is None and self._predictor.over_http
         settings = self.settings if settings is None else settings
         places = await self._asked_first(texts, settings) if ask_first else ()
@@ -226,8 +226,8 @@ class Pipeline:
             if asking is not None and not asking.done():
                 asking.cancel()
                 await asyncio.wait([asking])
-        if self._note:
-            neighborhoods.notes.append(self._note)
+        if self.note:
+            neighborhoods.notes.append(self.note)
         sampler = Sampler(self.method, self._predictor, neighborhoods, ())
         for ask, outcome in outcomes:
             if not neighborhoods.answered(ask.place):
@@ -268,15 +268,15 @@ class Pipeline:
         together = together and self.join_pool
         upto = await self._pool.add(searched, found) if together and rows else None
         snapshot = None
-        if self._examples is not None:
-            upto = await self._examples.snapshot() if upto is None else upto
+        if self.examples is not None:
+            upto = await self.examples.snapshot() if upto is None else upto
             askable = None
             if self.neighbors == "stored":
                 askable = frozenset(hashes) if together else frozenset[bytes]()
             # the pool has no vectors of texts that do not join it
             own = {} if self.join_pool else dict(zip(hashes, vectors, strict=True))
             snapshot = Snapshot(upto, own, askable)
-        matches = await self._retriever.search(
+        matches = await self.retriever.search(
             searched, found, settings.retrieved, upto=upto, together=together
         )
         if self.join_pool and rows and not together:
@@ -285,9 +285,9 @@ class Pipeline:
             matches = spread(matches, rows, len(texts))
         neighborhoods = await self._neighborhoods(texts, matches, settings, snapshot)
         if self._shortlist is not None:
-            await self._shortlist.attach(neighborhoods, vectors, self._retriever.stored)
+            await self._shortlist.attach(neighborhoods, vectors, self.retriever.stored)
         neighborhoods.rejected = rejected
-        if self._examples is not None or self._shortlist is not None:
+        if self.examples is not None or self._shortlist is not None:
             # there is no prompt without neighbors
             for place, error in rejected.items():
                 neighborhoods.put(place, error)
@@ -449,8 +449,8 @@ class Pipeline:
         # is no second call after a shortlist
         whole = lane != "live"
         asks: Iterator[Ask] | AsyncGenerator[list[Ask], None] = sampler.asks()
-        if self._examples is not None:
-            asks = sampler.asks_with_examples(self._examples, scheduler, whole=whole)
+        if self.examples is not None:
+            asks = sampler.asks_with_examples(self.examples, scheduler, whole=whole)
         elif self._shortlist is not None and not whole:
             asks = await sampler.asks_with_shortlists(self._shortlist, packed=self._per_call > 1)
         try:
@@ -464,8 +464,8 @@ class Pipeline:
             raise
         finally:
             # even after a failure or cancellation: these calls were billed
-            if self._examples is not None:
-                await sampler.remember(self._examples)
+            if self.examples is not None:
+                await sampler.remember(self.examples)
 
     def _open(self, neighborhoods: Neighborhoods, places: Iterable[int]) -> Iterator[int]:
         for place in places:
@@ -518,8 +518,8 @@ class Pipeline:
         start: int | None = 0
         answered = 0
         snapshot = None
-        if self._examples is not None:
-            snapshot = Snapshot(await self._examples.snapshot())
+        if self.examples is not None:
+            snapshot = Snapshot(await self.examples.snapshot())
         while start is not None:
             texts, start = await self._pool.scan(start, SEARCH)
             while lane != "live" and start is not None:
@@ -606,7 +606,7 @@ class Pipeline:
         for start in chunks:
             scanned, _ = await self._pool.scan(start, SEARCH)
             part = without_foreign_labels(scanned, self.labels)
-            stored = await self._retriever.stored(part)
+            stored = await self.retriever.stored(part)
             texts += [
                 e for e, p in zip(part, stored, strict=True) if p is not None or e.label is not None
             ]
@@ -616,7 +616,7 @@ class Pipeline:
         if len(texts) >= MIN_PREDICTIONS:
             hashes = [entry.hash for entry in texts]
             vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
-            matches = await self._retriever.search(texts, vectors, settings.k)
+            matches = await self.retriever.search(texts, vectors, settings.k)
         neighborhoods = await self._neighborhoods(texts, matches, settings)
         await self._fill(neighborhoods, range(len(neighborhoods.entries)))
         diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
@@ -641,11 +641,11 @@ class Pipeline:
             scanned, start = await self._pool.scan(start, SEARCH)
             part = [e for e in without_foreign_labels(scanned, self.labels) if e.label is None]
             part = [e for e in part if int.from_bytes(e.hash[1:5]) % every == 0]
-            stored = await self._retriever.stored(part)
+            stored = await self.retriever.stored(part)
             texts += [e for e, p in zip(part, stored, strict=True) if p is not None]
         hashes = [entry.hash for entry in texts]
         vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
-        matches = await self._retriever.search(texts, vectors, k)
+        matches = await self.retriever.search(texts, vectors, k)
         neighborhoods = await self._neighborhoods(texts, matches, self.settings)
         await self._fill(neighborhoods, range(len(neighborhoods.entries)))
         return neighborhoods, vectors
@@ -680,7 +680,7 @@ class Pipeline:
     async def _fill(self, neighborhoods: Neighborhoods, places: Iterable[int]) -> None:
         """Set the stored predictions at the given places."""
         unknown = [place for place in places if not neighborhoods.answered(place)]
-        stored = await self._retriever.stored([neighborhoods.entries[i] for i in unknown])
+        stored = await self.retriever.stored([neighborhoods.entries[i] for i in unknown])
         for place, prediction in zip(unknown, stored, strict=True):
             if prediction is not None:
                 neighborhoods.put(place, prediction)

@@ -55,7 +55,7 @@ def command(
 def next_step(
     results: Results, source: str | None, client: Mapping[str, Any], text_column: str = "text"
 ) -> str | None:
-    """Say what to do with results; None: there are none.
+    """Return a line on what to do with results next; None: there are no results.
 
     Parameters
     ----------

@@ -176,7 +176,7 @@ def choose(
         found = model.label_of(model.probabilities(judged, ground), judged)
         # where no text could be drawn nothing is known: the base's labels stay
         made = np.where(support, found, base.labels)
-        name = f"{base.name}, taught by the judged texts"
+        name = f"{base.name}, trained on the judged texts"
         every.append(LabelCandidate(name, base.share, model, made, base.model))
         gains.append(gained(every[-1]))
     best = max(range(len(every)), key=lambda i: gains[i].low)

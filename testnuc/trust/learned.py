@@ -56,7 +56,7 @@ class Judgment:
     label: str | None
     #: "person" or "referee"; None: skipped.
     source: str | None
-    #: None: it was not drawn by chance, and proves nothing.
+    #: None: it was not drawn at random, and proves nothing.
     probability: float | None
     floor: float | None
     #: Number of texts that it was drawn from.
@@ -111,7 +111,7 @@ class Learned:
     coefficients: NDArray[np.float64]
     #: float32[texts]: trust of all texts.
     trust: NDArray[np.float32]
-    #: Position in `trust` of each judged text that was drawn by chance, and whether its label was
+    #: Position in `trust` of each judged text that was drawn at random, and whether its label was
     #: right.
     rows: NDArray[np.int64]
     right: NDArray[np.bool_]

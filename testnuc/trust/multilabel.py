@@ -90,7 +90,7 @@ class AppliedSets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedSets:
-    """Texts that were drawn by chance and judged."""
+    """Texts that were drawn at random and judged."""
 
     __repr__ = brief
 
@@ -131,7 +131,7 @@ class MultilabelLearned:
     of_text: NDArray[np.float64]
     #: float32[texts]: trust of all texts.
     trust: NDArray[np.float32]
-    #: Position in `trust` of each judged text that was drawn by chance, whether all its labels were
+    #: Position in `trust` of each judged text that was drawn at random, whether all its labels were
     #: right, and whether a person judged it.
     rows: NDArray[np.int64]
     right: NDArray[np.bool_]

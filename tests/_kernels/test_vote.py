@@ -273,7 +273,7 @@ def test_pool_curves_equal_separate_votes(case, policies, data):
 @SETTINGS
 def test_decided_exactly_when_no_completion_changes_the_winner(case, policy):
     labels, similarities, confidences, n_classes = case
-    # a label nobody gave stands for all such labels
+    # a label without votes stands for all such labels
     few = min(n_classes, 7)
     labels = labels % few if n_classes > few else labels
     voters = voters_of(labels, similarities, confidences)
