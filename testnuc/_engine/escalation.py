@@ -127,7 +127,7 @@ class Escalation:
         return cost.calls, cost.usd
 
     async def settle(
-        self, neighborhoods: Neighborhoods, *, fixed: bool = False, stopped: bool = False
+        self, neighborhoods: Neighborhoods, *, stopped: bool = False
     ) -> tuple[Neighborhoods, str | None]:
         """Complete a run: apply what was learned, and ask the referee, if there is one.
 
@@ -135,8 +135,6 @@ class Escalation:
         ----------
         neighborhoods : Neighborhoods
             With all predictions.
-        fixed : bool
-            Whether the run keeps its settings, whatever is learned.
         stopped : bool
             Whether an error ended the run: then the referee is not asked.
 
@@ -157,7 +155,7 @@ class Escalation:
         except STOPS as error:
             # all texts are labeled: they must not be lost
             failure = f"the referee failed: {error_text(error)}"
-        if pipeline.settings.taught is not before and not fixed:
+        if pipeline.settings.taught is not before:
             neighborhoods = await self._again(neighborhoods)
         await pipeline.settle(neighborhoods)
         if failure is None and self._parts.escalate:

@@ -111,8 +111,8 @@ def _summary(neighborhoods: Neighborhoods, pairs: Sequence[tuple[int, str, str]]
     if lacked.low > _HARM:
         notes.append(
             f"the shorter prompts reduce accuracy: for {100 * lacked.value:.1f} % of these texts "
-            f"(at least {100 * lacked.low:.1f} %) they lack the label that the LLM gives where it sees all; "
-            "describe the labels, give a longer shortlist, or shortlist=None"
+            f"(at least {100 * lacked.low:.1f} %) they lack the label that the LLM gives where it "
+            "sees all; describe the labels, give a longer shortlist, or shortlist=None"
         )
     return notes
 

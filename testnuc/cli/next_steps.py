@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from testnuc._engine.judging import LEAST_TEXTS
+from testnuc._engine.learning_base import LEAST_TEXTS
 from testnuc.cli.options import client_options
 from testnuc.cli.options_of_run import EMBEDDER, OF_ANSWERS
 from testnuc.cli.reading import holds_rows

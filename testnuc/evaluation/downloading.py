@@ -34,9 +34,7 @@ BLOBS = {
 }
 
 
-def download(
-    name: str, split: str, base_url: str | None = None, *, cache_dir: Path | None = None
-) -> Path:
+def download(name: str, split: str, base_url: str | None = None) -> Path:
     """Return the path of a dataset in the user's cache; downloads it if missing.
 
     Raises
@@ -53,7 +51,7 @@ def download(
             f"downloading {name!r} needs pooch: pip install 'testnuc[data]'; or set data_dir to a "
             "copy of the reference repository's data"
         ) from exc
-    folder = cache_dir if cache_dir is not None else Path(pooch.os_cache("testnuc"))
+    folder = Path(pooch.os_cache("testnuc"))
     url = f"{(base_url or BASE_URL).rstrip('/')}/{name}/{split}.jsonl"
     expected = BLOBS[name, split]
     path = folder / "datasets" / expected[:12] / name / f"{split}.jsonl"

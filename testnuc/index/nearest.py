@@ -62,8 +62,6 @@ class NearestVectors:
         Dimension of a vector.
     exact_below : int
         Number of vectors below which the search is exact.
-    threads : int
-        Threads per search or insertion; 0 = all cores.
 
     Notes
     -----
@@ -71,13 +69,12 @@ class NearestVectors:
     lock for one chunk at a time.
     """
 
-    def __init__(self, dim: int, *, exact_below: int = EXACT_BELOW, threads: int = 0) -> None:
+    def __init__(self, dim: int, *, exact_below: int = EXACT_BELOW) -> None:
         if dim < 1:
             raise InvalidInputError(f"dim is {dim}; give at least 1")
         self.dim = dim
         self._exact_below = exact_below
-        self._threads = threads
-        self._chunk = _ADD_CHUNK * (threads or os.cpu_count() or 1)
+        self._chunk = _ADD_CHUNK * (os.cpu_count() or 1)
         self._lock = FairLock()
         self._size = 0
         self._vectors: RowArray = MemoryRows(np.float16, (dim,))
@@ -207,9 +204,7 @@ class NearestVectors:
         return rows, similarities
 
     @classmethod
-    def open(
-        cls, folder: Path, saved: SavedIndex, *, exact_below: int = EXACT_BELOW, threads: int = 0
-    ) -> Self:
+    def open(cls, folder: Path, saved: SavedIndex, *, exact_below: int = EXACT_BELOW) -> Self:
         """Memory-map a saved index; removals are not saved and must be applied again.
 
         Raises
@@ -217,7 +212,7 @@ class NearestVectors:
         DamagedIndexError
             A file is missing or damaged.
         """
-        index = cls(saved.dim, exact_below=exact_below, threads=threads)
+        index = cls(saved.dim, exact_below=exact_below)
         try:
             index._vectors, index._ranks = map_rows(folder, saved)
         except OSError as exc:
@@ -227,7 +222,7 @@ class NearestVectors:
                 # usearch can crash the process on a damaged graph
                 verify_file(folder / saved.graph, saved.graph_crc)
                 path = folder / saved.graph
-                index.graph = Graph.map(path, saved.dim, saved.graph_rows, threads)
+                index.graph = Graph.map(path, saved.dim, saved.graph_rows)
                 index._by_graph = True
         except (DamagedIndexError, OSError, RuntimeError, ValueError) as exc:
             index.close()
@@ -334,7 +329,7 @@ class NearestVectors:
             if self._size < self._exact_below // 2:
                 return
             with self._lock:
-                self.graph = Graph(self.dim, self._threads)
+                self.graph = Graph(self.dim)
         elif self.graph.mapped is not None:
             if self._size - self.graph.rows < self._exact_below:
                 return

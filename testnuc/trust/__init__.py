@@ -7,12 +7,14 @@
 
 from __future__ import annotations
 
+from testnuc.trust import old_pickles  # noqa: F401 - found under its old names
 from testnuc.trust.applied import Applied
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
 from testnuc.trust.joining import JoinedReview, join_reviews
-from testnuc.trust.learned import Judgment, Learned
+from testnuc.trust.judgment import Judgment
+from testnuc.trust.learned import Learned
 from testnuc.trust.multilabel import MultilabelLearned
 from testnuc.trust.near_copies import Interval
 from testnuc.trust.prior import correct, factors

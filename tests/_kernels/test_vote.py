@@ -18,7 +18,6 @@ from testnuc.voting import (
     deciding_prefix,
     vote,
     vote_curve,
-    vote_curve_pool,
     vote_curves,
     vote_curves_pool,
     vote_pool,
@@ -263,9 +262,6 @@ def test_pool_curves_equal_separate_votes(case, policies, data):
             ids[:, :k], similarities[:, :k], *rest, n_classes=n_classes, policy=policy
         )
         np.testing.assert_array_equal(got[p, i], alone.label)
-    np.testing.assert_array_equal(
-        vote_curve_pool(*arrays, n_classes=n_classes, ks=ks, policy=given_policies[0]), got[0]
-    )
 
 
 @pytest.mark.slow

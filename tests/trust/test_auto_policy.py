@@ -217,14 +217,14 @@ async def test_stored_neighbors_and_no_joining():
 async def test_many_callers_look_at_the_pool_once():
     labeler, nuc = client(neighbors="stored")
     looks = []
-    pipeline = nuc.engine.parts.pipeline
-    look = pipeline.diagnose
+    pool_predictions = nuc.engine.parts.pipeline.pool_predictions
+    look = pool_predictions.diagnose
 
-    async def counted():
+    async def counted(settings):
         looks.append(len(nuc))
-        return await look()
+        return await look(settings)
 
-    pipeline.diagnose = counted
+    pool_predictions.diagnose = counted
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallPoolWarning)
         async with nuc:
