@@ -13,7 +13,7 @@ from testnuc.evaluation.multilabel_scores import score_multilabel
 from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import run_here
 from tests.conftest import LABELS, messages
-from tests.test_multilabel import labels_of
+from tests._engine.test_multilabel import labels_of
 
 
 @pytest.mark.parametrize("seed", range(20))
