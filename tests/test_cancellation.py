@@ -185,12 +185,16 @@ async def test_closing_can_itself_be_cancelled(client_of):
         await nothing_left(llm, threads)
 
 
-class SlowEmbedder(HashEmbedder):
-    """Takes long enough for a client to be closed meanwhile."""
+class WaitingEmbedder(HashEmbedder):
+    """Never ends, so that a client is closed meanwhile."""
+
+    def __init__(self):
+        super().__init__()
+        self.called = asyncio.Event()
 
     async def embed(self, texts):
-        await asyncio.sleep(0.3)
-        return await super().embed(texts)
+        self.called.set()
+        await asyncio.Event().wait()
 
 
 async def test_closing_while_texts_are_embedded_ends_every_run(client_of):
@@ -198,15 +202,16 @@ async def test_closing_while_texts_are_embedded_ends_every_run(client_of):
         return [result async for result in nuc.stream(messages(5))]
 
     async with LoopbackLLM(confident) as llm:
-        nuc = TestNUC(**client_of(llm, embedder=SlowEmbedder()))
+        embedder = WaitingEmbedder()
+        nuc = TestNUC(**client_of(llm, embedder=embedder))
         runs = [
             asyncio.create_task(read(nuc)),
             asyncio.create_task(nuc.classify_many(messages(5))),
             asyncio.create_task(nuc.classify("a text")),
         ]
-        await asyncio.sleep(0.1)
+        await embedder.called.wait()
         await nuc.aclose()
-        done, waiting = await asyncio.wait(runs, timeout=5)
+        done, waiting = await asyncio.wait(runs, timeout=60)
         assert not waiting
         # the callers were not cancelled, so they get an error
         assert all(isinstance(run.exception(), TestNUCError) for run in done)
