@@ -11,7 +11,7 @@ from testnuc._engine.neighborhoods import build_neighborhoods, distinct_ids
 from testnuc._engine.retrieval import SEARCH, no_matches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from testnuc._engine.neighborhoods import Neighborhoods, Snapshot
     from testnuc._engine.retrieval import Retriever
@@ -54,6 +54,7 @@ class Assembler:
         matches: Matches,
         settings: VoteSettings,
         snapshot: Snapshot | None = None,
+        rejected: Mapping[int, Exception] | None = None,
     ) -> Neighborhoods:
         """Fetch the neighbors' texts and build the neighborhoods."""
         ids = await in_thread_if_large(len(texts), distinct_ids, matches)
@@ -69,6 +70,7 @@ class Assembler:
             others,
             matches,
             snapshot,
+            rejected,
             self._kind,
         )
         if self._stored:

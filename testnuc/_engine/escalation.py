@@ -168,10 +168,10 @@ class Escalation:
         return neighborhoods, failure
 
     async def _again(self, old: Neighborhoods) -> Neighborhoods:
-        """Return the neighborhoods by the present settings; makes no call for the own texts."""
+        """Return the neighborhoods by the current settings; makes no call for the own texts."""
         pipeline, n_own = self._parts.pipeline, old.n_own
         new = await pipeline.prepare(old.entries[:n_own], together=True, ask_first=False)
-        new.notes = old.notes
+        new.notes[:] = old.notes
         for place in range(n_own):
             outcome = old.predictions[place] or old.errors.get(place)
             if outcome is not None and not new.answered(place):

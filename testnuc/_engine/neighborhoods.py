@@ -22,7 +22,7 @@ from testnuc.types import Neighbor, Prediction, Reason
 from testnuc.voting import VotePolicy, VoteResult, decided, vote_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -76,6 +76,8 @@ class Neighborhoods:
     similarities : float32[n_own, K]
     snapshot : Snapshot, optional
         Of a method with few-shot examples.
+    rejected : mapping
+        Errors of own texts that the embedder rejected: they have no neighbors.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Neighborhoods:
         neighbors: NDArray[np.int64],
         similarities: NDArray[np.float32],
         snapshot: Snapshot | None = None,
+        rejected: Mapping[int, Exception] | None = None,
     ) -> None:
         self.labels = labels
         self.settings = settings
@@ -118,8 +121,7 @@ class Neighborhoods:
         self.complete = np.ones(n_own, dtype=np.bool_)
         self.predictions: list[Prediction | None] = [None] * len(entries)
         self.errors: dict[int, Exception] = {}
-        #: Errors of own texts that the embedder rejected: they have no neighbors.
-        self.rejected: dict[int, Exception] = {}
+        self.rejected = rejected or {}
         #: The error that ended the run while the neighbors were retrieved.
         self.failure: Exception | None = None
         #: Place -> sample -> outcome, of texts that lack some samples.
@@ -472,13 +474,14 @@ def build_neighborhoods(
     others: Sequence[PoolText],
     matches: Matches,
     snapshot: Snapshot | None = None,
+    rejected: Mapping[int, Exception] | None = None,
     kind: type[Neighborhoods] = Neighborhoods,
 ) -> Neighborhoods:
     """Return the neighborhoods of texts. Places: own texts first, then other neighbors.
 
     Parameters
     ----------
-    labels, settings, texts, snapshot
+    labels, settings, texts, snapshot, rejected
         As for `Neighborhoods`; `texts` are the texts to classify.
     ids : int64[n]
         Pool ids of all neighbors, ascending.
@@ -504,7 +507,16 @@ def build_neighborhoods(
         block = matches.ids[start : start + _BLOCK]
         filled = block >= 0
         block[filled] = place_of[np.searchsorted(ids, block[filled])]
-    return kind(labels, settings, entries, len(texts), matches.ids, matches.similarities, snapshot)
+    return kind(
+        labels,
+        settings,
+        entries,
+        len(texts),
+        matches.ids,
+        matches.similarities,
+        snapshot,
+        rejected,
+    )
 
 
 def load_kernels(

@@ -129,9 +129,9 @@ class Pipeline:
             store=store,
             examples=self.examples,
         )
-        self._assembler = Assembler(labels, neighbors, pool=pool, retriever=self.retriever)
+        self.assembler = Assembler(labels, neighbors, pool=pool, retriever=self.retriever)
         self.pool_predictions = PoolPredictions(
-            self._assembler,
+            self.assembler,
             embedding=embedding,
             store=store,
             scope=predictor.scope,
@@ -260,10 +260,9 @@ class Pipeline:
             await self._pool.add(searched, found)
         if rejected:
             matches = spread(matches, rows, len(texts))
-        neighborhoods = await self._assembler.build(texts, matches, settings, snapshot)
+        neighborhoods = await self.assembler.build(texts, matches, settings, snapshot, rejected)
         if self._shortlist is not None:
             await self._shortlist.attach(neighborhoods, vectors, self.retriever.stored)
-        neighborhoods.rejected = rejected
         if self.examples is not None or self._shortlist is not None:
             # there is no prompt without neighbors
             for place, error in rejected.items():
@@ -283,7 +282,7 @@ class Pipeline:
         # the pool may be what failed
         with suppress(Exception):
             texts = await self._with_known_labels(texts)
-        return self._assembler.alone(texts, settings)
+        return self.assembler.alone(texts, settings)
 
     async def salvage(self, neighborhoods: Neighborhoods, error: Exception) -> bool:
         """Complete the neighborhoods of a run that an error has ended.
@@ -302,7 +301,7 @@ class Pipeline:
         if not self.lanes["live"].closed:
             # the store may be what failed
             with suppress(Exception):
-                await self._assembler.fill(neighborhoods, range(len(neighborhoods.entries)))
+                await self.assembler.fill(neighborhoods, range(len(neighborhoods.entries)))
         answered = any(
             prediction is not None and entry.label is None
             for prediction, entry in zip(
@@ -356,7 +355,7 @@ class Pipeline:
         own, rows = range(neighborhoods.n_own), np.arange(neighborhoods.n_own)
         if settings.needs_no_neighbors:
             yield own
-            await self._assembler.fill(neighborhoods, range(len(own), len(neighborhoods.entries)))
+            await self.assembler.fill(neighborhoods, range(len(own), len(neighborhoods.entries)))
         elif settings.policy is None:
             yield own
             decision = await self._decide(neighborhoods)
@@ -407,7 +406,7 @@ class Pipeline:
                 async for places in rounds:
                     yield places
         yield rejected
-        await self._assembler.fill(neighborhoods, range(len(neighborhoods.entries)))
+        await self.assembler.fill(neighborhoods, range(len(neighborhoods.entries)))
         settings = neighborhoods.settings
         if settings.policy is None and not settings.head_decides:
             await self._decide(neighborhoods)
@@ -480,7 +479,7 @@ class Pipeline:
         async with aclosing(self._predict(neighborhoods, range(n_own), "live")) as answered:
             async for _ in answered:
                 pass
-        await self._assembler.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
+        await self.assembler.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
 
     async def predict_pool(self, lane: str = "live") -> AsyncGenerator[int, None]:
         """Predict every text of the pool that has no prediction.
@@ -501,12 +500,12 @@ class Pipeline:
                 # one stage for all texts: a batch can take a day
                 more, start = await self._pool.scan(start, SEARCH)
                 texts += more
-            neighborhoods = await self._assembler.build(
+            neighborhoods = await self.assembler.build(
                 texts, no_matches(len(texts)), self.settings, snapshot
             )
             places = range(len(texts))
             if snapshot is not None and self.neighbors == "stored":
-                await self._assembler.fill(neighborhoods, places)
+                await self.assembler.fill(neighborhoods, places)
             yield sum(map(neighborhoods.answered, places))
             try:
                 async with aclosing(self._predict(neighborhoods, places, lane)) as finished:
@@ -522,7 +521,7 @@ class Pipeline:
         if decision is None:
             n_own = neighborhoods.n_own
             if self.neighbors == "predict":
-                await self._assembler.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
+                await self.assembler.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
             predicted = sum(p is not None for p in neighborhoods.predictions[:n_own])
             if predicted >= min(_BATCH_DECIDES, max(len(self._pool) // 2, MIN_PREDICTIONS)):
                 diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
