@@ -27,15 +27,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.labels import LabelSet
-    from testnuc.protocols import Matches
     from testnuc.trust.model import HeadModel
 
 __all__ = [
     "LEAST_VOTERS",
     "Neighborhoods",
     "Snapshot",
-    "build_neighborhoods",
-    "distinct_ids",
     "load_kernels",
 ]
 
@@ -450,73 +447,6 @@ class Neighborhoods:
         while ends[-1] < width:
             ends.append(ends[-1] + max(_FIRST_WAVE, ends[-1] // 4))
         return [*ends[:-1], width]
-
-
-def distinct_ids(matches: Matches) -> NDArray[np.int64]:
-    """Return the distinct pool ids of all neighbors, ascending."""
-    ids = matches.ids
-    highest = int(ids.max(initial=-1))
-    if highest >= 16 * ids.size:
-        found = np.unique(ids)
-        return found[found >= 0]
-    # a byte per id takes less memory than a sorted copy of all neighbors
-    seen = np.zeros(highest + 2, dtype=np.bool_)
-    seen[ids.reshape(-1)] = True
-    seen[-1] = False  # the -1 of the padding
-    return np.flatnonzero(seen)
-
-
-def build_neighborhoods(
-    labels: LabelSet,
-    settings: VoteSettings,
-    texts: Sequence[PoolText],
-    ids: NDArray[np.int64],
-    others: Sequence[PoolText],
-    matches: Matches,
-    snapshot: Snapshot | None = None,
-    rejected: Mapping[int, Exception] | None = None,
-    kind: type[Neighborhoods] = Neighborhoods,
-) -> Neighborhoods:
-    """Return the neighborhoods of texts. Places: own texts first, then other neighbors.
-
-    Parameters
-    ----------
-    labels, settings, texts, snapshot, rejected
-        As for `Neighborhoods`; `texts` are the texts to classify.
-    ids : int64[n]
-        Pool ids of all neighbors, ascending.
-    others : sequence of PoolText
-        The texts with these ids.
-    matches : Matches
-        Ids and similarities of each text's neighbors; the ids are overwritten with places.
-    kind : type
-        The class to create.
-    """
-    entries = list(texts)
-    places = {entry.hash: place for place, entry in enumerate(entries)}
-    place_of = np.empty(len(ids), dtype=np.int64)
-    for at, entry in enumerate(others):
-        place = places.get(entry.hash)
-        if place is None:
-            place = len(entries)
-            entries.append(entry)
-        elif entry.label is not None:
-            entries[place] = entry
-        place_of[at] = place
-    for start in range(0, len(texts), _BLOCK):
-        block = matches.ids[start : start + _BLOCK]
-        filled = block >= 0
-        block[filled] = place_of[np.searchsorted(ids, block[filled])]
-    return kind(
-        labels,
-        settings,
-        entries,
-        len(texts),
-        matches.ids,
-        matches.similarities,
-        snapshot,
-        rejected,
-    )
 
 
 def load_kernels(
