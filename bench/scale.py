@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _SIZES = (10_000, 100_000)
 _FULL = 1_000_000
 _LABELS = [f"intent number {i}" for i in range(77)]
-_STEPS = ("search", "usable", "texts", "labels", "add", "vectors", "ask", "vote")
+STEPS = ("search", "usable", "texts", "labels", "add", "vectors", "ask", "vote")
 
 
 def _text(i: int) -> str:
@@ -79,7 +79,7 @@ class _Steps:
     """CPU seconds per step of one client; steps are sequential."""
 
     def __init__(self) -> None:
-        self.cpu = dict.fromkeys(_STEPS, 0.0)
+        self.cpu = dict.fromkeys(STEPS, 0.0)
         self._inside = False
 
     def watch(self, owner: Any, method: str, step: str) -> None:

@@ -166,7 +166,7 @@ async def _texts(pool: Index, embedder: str, batch: int) -> AsyncIterator[list[R
                 "embedder": embedder,
                 "text": entry.text,
                 "label": entry.label,
-                "vector": _of_vector(vector),
+                "vector": of_vector(vector),
             }
             for entry, vector in zip(texts, vectors, strict=True)
             # None: removed since the scan
@@ -188,7 +188,7 @@ async def _vectors(
                 "kind": "vector",
                 "embedder": embedder,
                 "hash": text_hash.hex(),
-                "vector": _of_vector(vector),
+                "vector": of_vector(vector),
             }
             for (text_hash, vector), there in zip(rows, pooled, strict=True)
             if there is None
@@ -292,7 +292,8 @@ def _string(value: Any) -> str | None:
     return value
 
 
-def _of_vector(vector: NDArray[np.float16]) -> str:
+def of_vector(vector: NDArray[np.float16]) -> str:
+    """Return a vector as a record holds it."""
     return b64encode(vector.astype(_VECTOR, copy=False).tobytes()).decode()
 
 

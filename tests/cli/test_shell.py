@@ -122,7 +122,7 @@ async def test_the_embedder_is_that_of_the_store(tmp_path, monkeypatch):
         return Named()
 
     monkeypatch.setattr(embedders, "resolve", resolve)
-    assert await options_of_run._embedders(str(store)) == ["our/embedder"]
+    assert await options_of_run.embedders_in(str(store)) == ["our/embedder"]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_an_option_wins_over_the_embedder_of_the_store(tmp_path, monkeypatch, he
     async def embedders_of(_):
         return held
 
-    monkeypatch.setattr(options_of_run, "_embedders", embedders_of)
+    monkeypatch.setattr(options_of_run, "embedders_in", embedders_of)
     client = {"embedder": given, "store": None}
     assert options_of_run.with_embedder(client, str(place))["embedder"] == taken
     assert (

@@ -130,8 +130,8 @@ def test_to_postgresql_and_back(filled, tmp_path, database):
 
 
 async def test_what_is_there_already_stays(tmp_path):
-    vector = moving._of_vector(np.eye(4, dtype=np.float16)[0])
-    other = moving._of_vector(np.eye(4, dtype=np.float16)[1])
+    vector = moving.of_vector(np.eye(4, dtype=np.float16)[0])
+    other = moving.of_vector(np.eye(4, dtype=np.float16)[1])
     scope, key = hash_text("scope").hex(), hash_text("key").hex()
 
     def records(label, vector, model):
