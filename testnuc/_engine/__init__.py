@@ -9,7 +9,7 @@
     first_calls       calls for own labels, before and while texts are embedded
     retrieval         neighbors from the pool; `stored_voters` with neighbors="stored"
     assembly          neighborhoods from texts, matches and stored predictions
-    neighborhoods     texts, neighbors, predictions and votes of a run; `multilabel` of several labels
+    neighborhoods     texts, neighbors, predictions and votes of a run; `multilabel`
     sampling          the samples that a method asks for; `examples` for few-shot prompts
     shortlist         the labels that a prompt shows; `whole_list` compares with all labels
     rows              results, made on access; `multilabel_rows`, `tree_rows`
