@@ -186,7 +186,8 @@ class Pipeline:
             for _ in outcomes:
                 answered()
             asking = asyncio.create_task(
-                self._first.ask_meanwhile(texts, places, outcomes, answered)
+                self._first.ask_meanwhile(texts, places, outcomes, answered),
+                name="testnuc-first-calls",
             )
         try:
             neighborhoods = await self._prepared(texts, settings, embedded, together=together)

@@ -328,7 +328,7 @@ class PostgresStore:
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a write to completion, even if the caller is cancelled."""
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(work, name="testnuc-store")
         self._running.add(task)
         task.add_done_callback(self._finished)
         return await asyncio.shield(task)
