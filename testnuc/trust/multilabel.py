@@ -244,11 +244,10 @@ class MultilabelLearned(FromJudgments):
             draws = Draws.taken_from(arrays, header["population"])
             heads = arrays.pop("heads", np.empty(0))
             return cls(
-                **cls._of_header(header),
+                **{**cls._of_header(header), **arrays},
                 decides=header["decides"],
                 heads=tuple(OneVsRest(weights.astype(np.float32)) for weights in heads),
                 draws=draws,
-                **arrays,
             )
 
 
