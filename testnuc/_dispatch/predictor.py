@@ -149,7 +149,7 @@ class Predictor:
                     confidence,
                     self.task.options,
                     texts_per_call,
-                    # keys of older versions stay valid: what they had not is in them if it is set
+                    # keys of older versions stay valid: a later option is hashed only if it is set
                     *([] if reasoning_effort == "least" else [{"effort": reasoning_effort}]),
                     *([] if shortlist is None else [{"shortlist": shortlist}]),
                     *([{"score_labels": True}] if score_labels else []),
@@ -165,7 +165,7 @@ class Predictor:
         self.scope = self._hasher.digest()
         #: The hash state of a prompt without examples, up to the text.
         self._plain = self._hash_state(())
-        #: Key -> the error of a text that was refused for good.
+        #: Key -> the error of a text that was rejected permanently.
         self._refused: dict[bytes, tuple[type[ProviderError], str, int | None]] = {}
         #: Hashes of texts without a readable reply; None once a reply was readable.
         self._silent: set[bytes] | None = set()

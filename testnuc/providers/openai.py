@@ -139,7 +139,7 @@ class OpenAI(HTTPProvider):
         self._cache = {name: value for name, value in cache.items() if value is not None}
         #: Whether a reply had the log-probabilities that scores need.
         self._scored = False
-        #: Whether the server may tell us to use the Responses API.
+        #: Whether a refusal by the server may switch calls to the Responses API.
         self._may_switch = responses is None
         named = endpoint.path.endswith(_responses.PATH) or (own and _responses.needs(short))
         if responses or (responses is None and named):
