@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -130,6 +131,18 @@ class SentenceTransformersEmbedder:
         known = getattr(model, "get_embedding_dimension", None)
         dim = known() if known is not None else model.get_sentence_embedding_dimension()
         return int(dim)
+
+    @property
+    def faster(self) -> str | None:
+        """The name of the loaded model in bfloat16, if this CPU computes that faster."""
+        plain = self._model is not None and self.name == self._model_name
+        if not plain or str(getattr(self._model, "device", None)) != "cpu":
+            return None
+        # loaded with the model; an older one does not say it
+        supported = getattr(sys.modules["torch"].cpu, "_is_avx512_bf16_supported", None)
+        return (
+            f"{self.name}@torch,dtype=bfloat16" if supported is not None and supported() else None
+        )
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return float32[len(texts), dim], each row of unit norm.

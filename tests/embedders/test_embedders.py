@@ -185,6 +185,41 @@ async def test_the_backend_is_that_of_sentence_transformers(loaded, monkeypatch)
         _ = embedders.resolve("m@onnx").dim
 
 
+@pytest.mark.parametrize(
+    ("name", "device", "supported", "faster"),
+    [
+        ("m", "cpu", True, "m@torch,dtype=bfloat16"),
+        ("m", "cpu", False, None),
+        ("m", "cuda:0", True, None),
+        ("m@torch,dtype=bfloat16", "cpu", True, None),
+    ],
+)
+async def test_a_cpu_with_bfloat16_has_a_faster_name(
+    loaded, monkeypatch, name, device, supported, faster
+):
+    cpu = SimpleNamespace(_is_avx512_bf16_supported=lambda: supported)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cpu=cpu))
+    embedder = embedders.resolve(name)
+    assert embedder.faster is None
+    assert embedder.dim == 8
+    embedder._model.device = device
+    assert embedder.faster == faster
+
+
+async def test_a_long_wait_for_embeddings_names_the_faster_way(client_of, monkeypatch):
+    class Slow(HashEmbedder):
+        faster = "m@torch,dtype=bfloat16"
+
+    async with LoopbackLLM(confident) as llm:
+        async with TestNUC(**client_of(llm, embedder=Slow())) as nuc:
+            notes = (await nuc.classify_many(messages(12))).notes
+        assert not any("embedding" in note for note in notes)
+        monkeypatch.setattr("testnuc.embedders.cache._LONG", -1)
+        async with TestNUC(**client_of(llm, embedder=Slow())) as nuc:
+            notes = (await nuc.classify_many(messages(12))).notes
+        assert any("'m@torch,dtype=bfloat16' takes about half" in note for note in notes)
+
+
 async def test_static_embeddings_cut_no_text(loaded):
     assert await embedders.resolve("static").cut(["word " * 10_000]) == (0, 0)
 
