@@ -218,10 +218,25 @@ class Predictor:
         hasher.update(b"\0" + kind.encode() + b"\0" + text_hash)
         return hasher.digest()
 
-    def request(self, asks: Sequence[Ask]) -> Request:
-        """Return the call for distinct texts; a text with examples needs a call of its own."""
+    def part(self, asks: Sequence[Ask]) -> LabelSet | None:
+        """Return the labels that the first call for some texts shows; None: all labels."""
+        if not all(ask.shown for ask in asks):
+            return None
+        shown = sorted({place for ask in asks for place in ask.shown})
+        return None if self._are_all(len(shown)) else part_of(self.labels, shown)
+
+    def request(self, asks: Sequence[Ask], part: LabelSet | None = None) -> Request:
+        """Return the call for distinct texts; a text with examples needs a call of its own.
+
+        Parameters
+        ----------
+        asks : sequence of Ask
+        part : LabelSet, optional
+            The labels that the prompt shows; None: all.
+        """
         texts = tuple(ask.text for ask in asks)
-        return Request(self.task, prompts.user_prompt(texts, asks[0].demonstrations), texts)
+        task = self.task if part is None else self._part_task(part)
+        return Request(task, prompts.user_prompt(texts, asks[0].demonstrations), texts)
 
     def forget(self) -> None:
         """Send refused texts again."""
@@ -295,10 +310,7 @@ class Predictor:
             chosen = await self._descend(asks[0])
             if chosen is not None:
                 return [chosen]
-        shown = sorted({place for ask in asks for place in ask.shown})
-        if not all(ask.shown for ask in asks) or self._are_all(len(shown)):
-            return await self._answer(asks, 0, None)
-        outcomes = await self._answer(asks, 0, part_of(self.labels, shown))
+        outcomes = await self._answer(asks, 0, self.part(asks))
         left = [i for i, outcome in enumerate(outcomes) if outcome is None]
         if left:
             await self._kept(asks, outcomes)
@@ -311,10 +323,9 @@ class Predictor:
         self, asks: tuple[Ask, ...], step: int, part: LabelSet | None
     ) -> list[Prediction | Exception | None]:
         """Return the outcome of each ask; None: the LLM chose none of the labels in `part`."""
-        request = self.request(asks)
-        if step or part is not None:
-            task = request.task if part is None else self._part_task(part)
-            request = replace(request, task=task, step=step)
+        request = self.request(asks, part)
+        if step:
+            request = replace(request, step=step)
         answers: Sequence[Answer | Exception]
         try:
             answers = (await self._call(request)).answers
@@ -370,9 +381,8 @@ class Predictor:
             node = chosen
 
     async def _choose(self, ask: Ask, labels: LabelSet) -> Prediction | Exception:
-        request = replace(self.request((ask,)), task=self._part_task(labels))
         try:
-            answer = (await self._call(request)).answers[0]
+            answer = (await self._call(self.request((ask,), labels))).answers[0]
         except ReplyError as exc:
             return exc
         return answer if isinstance(answer, Exception) else self._checked(answer, labels)

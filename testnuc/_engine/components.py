@@ -191,7 +191,7 @@ class Components:
             texts_per_call=per_call,
             price=price,
             batch_price=priced(batch=True),
-            batches=has_batches(provider) and self.shortlist is None,
+            batches=has_batches(provider) and self.shortlist != "levels",
             rate_limit=rate_limit,
             ask=self.ask,
             head=self.head is not None,
@@ -266,10 +266,10 @@ class Components:
             There is no such lane, or the provider or the store has no batch lane; nothing was sent.
         """
         checked_choice("lane", lane, ("live", "batch"))
-        if lane == "batch" and self.shortlist is not None and not self._automatic:
+        if lane == "batch" and self.shortlist == "levels" and not self._automatic:
             raise InvalidInputError(
-                "lane is 'batch', but a text can need a second call after its shortlist; leave "
-                "shortlist out, or use lane='live'"
+                "lane is 'batch', but shortlist='levels' would take a batch job for each level; "
+                "give a number of labels or leave shortlist out, or use lane='live'"
             )
         if lane == "batch" and self.batch_lane is None:
             self.batch_lane = BatchLane(

@@ -314,7 +314,7 @@ class Engine:
             learned=await _summary_of(neighborhoods.settings.taught),
             escalated=escalated,
             notes=neighborhoods.notes,
-            coverage=self._coverage(neighborhoods, lane),
+            coverage=self._coverage(neighborhoods),
             referee_usage=None if referee is None else referee.meter.since(refereed),
         )
         self._report(results, len(entries))
@@ -330,10 +330,10 @@ class Engine:
             live = parts.pipeline.lanes["live"]
             await compare_with_whole_list(neighborhoods, parts.predictor, live)
 
-    def _coverage(self, neighborhoods: Neighborhoods, lane: str) -> dict[str, int]:
+    def _coverage(self, neighborhoods: Neighborhoods) -> dict[str, int]:
         """Return how many shortlists hold each label, and note those that none holds."""
         labels, lists = self.parts.labels, neighborhoods.shortlists
-        if lists is None or lane != "live":
+        if lists is None:
             return {}
         found, note = coverage_of(lists, labels.names, labels.none_label)
         neighborhoods.notes.extend([note] if note else [])

@@ -148,6 +148,8 @@ class Estimator:
             most *= self.method.samples
             others = await self._missing_in_pool(entries, most, self.method.samples)
             stages = 1 + (later and bool(others))
+            # where a list lacks the label, another batch shows all
+            stages *= 1 if self.whole_scope is None else 2
             whole: list[str] = []
             if self.whole_scope is not None:
                 compared = [open_[at] for at in compared_part(open_)]

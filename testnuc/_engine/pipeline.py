@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -231,8 +232,9 @@ class Pipeline:
         *,
         together: bool,
     ) -> Neighborhoods:
-        hashes = [entry.hash for entry in texts]
+        hashes, started = [entry.hash for entry in texts], time.perf_counter()
         vectors, rejected = await self._embedding.each([e.text for e in texts], hashes, embedded)
+        advice = self._embedding.advice(time.perf_counter() - started)
         broken = [error for error in rejected.values() if isinstance(error, EmbeddingError)]
         if broken and len(broken) == len(texts):
             # not one text is at fault, but the embedder
@@ -264,6 +266,7 @@ class Pipeline:
         neighborhoods = await self.assembler.build(texts, matches, settings, snapshot, rejected)
         if self._shortlist is not None:
             await self._shortlist.attach(neighborhoods, vectors, self.retriever.stored)
+        neighborhoods.notes.extend([advice] if advice else [])
         if self.examples is not None or self._shortlist is not None:
             # there is no prompt without neighbors
             for place, error in rejected.items():
@@ -420,13 +423,12 @@ class Pipeline:
         sampler = Sampler(
             self.method, self._predictor, neighborhoods, self._open(neighborhoods, places)
         )
-        # a stage of the batch lane takes hours: the examples of all texts are one stage, and there
-        # is no second call after a shortlist
+        # a stage of the batch lane takes hours: the examples of all texts are one stage
         whole = lane != "live"
         asks: Iterator[Ask] | AsyncGenerator[list[Ask], None] = sampler.asks()
         if self.examples is not None:
             asks = sampler.asks_with_examples(self.examples, scheduler, whole=whole)
-        elif self._shortlist is not None and not whole:
+        elif self._shortlist is not None:
             asks = await sampler.asks_with_shortlists(self._shortlist, packed=self._per_call > 1)
         try:
             async with aclosing(scheduler.run(asks)) as outcomes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from testnuc import InvalidInputError, Sampling, TestNUC, TopKICL
+from testnuc import BatchPolicy, InvalidInputError, Sampling, TestNUC, TopKICL
 from testnuc._base.checks import hash_text
 from testnuc._engine.shortlist import coverage_of, nearest_labels, similar_together, with_head
 from testnuc._engine.whole_list import compared_part
@@ -215,8 +215,8 @@ async def test_an_estimate_foresees_fewer_tokens() -> None:
             short = await nuc.estimate(TEXTS)
             await nuc.classify_many(TEXTS)
             assert short.calls == nuc.usage.calls == whole.calls
-        # the batch lane has no shortlists
-        assert [lane.lane for lane in short.lanes] == ["live"]
+        hours = [lane.most_seconds and lane.most_seconds / 3600 for lane in short.lanes]
+        assert hours == [None, 48]
         assert short.input_tokens is not None
         assert whole.input_tokens is not None
         assert short.input_tokens < whole.input_tokens
@@ -248,9 +248,35 @@ async def test_what_a_shortlist_does_not_support_is_refused(
             client(llm, **more)
 
 
-async def test_the_batch_lane_is_refused_before_any_call() -> None:
-    async with LoopbackLLM(right) as llm, client(llm) as nuc:
-        with pytest.raises(InvalidInputError, match="second call after its shortlist"):
+@pytest.mark.parametrize(("rest", "batches"), [("batch", 2), ("live", 1)])
+@pytest.mark.parametrize("packed", [1, 3])
+async def test_in_the_batch_lane_another_batch_shows_all_labels(
+    rest: Any, batches: int, packed: int
+) -> None:
+    def rejecting_two(text: str, index: int) -> tuple[str, float]:
+        return rejecting(text, index) if "elk" in text or "fox" in text else right(text)
+
+    policy = BatchPolicy(rest=rest, first_poll=0.001, longest_poll=0.002)
+    sampling = Sampling(texts_per_call=packed)
+    async with (
+        LoopbackLLM(rejecting_two, record=100) as llm,
+        client(llm, batches=policy, sampling=sampling, shortlist=2) as nuc,
+    ):
+        results = await nuc.classify_many(TEXTS, lane="batch")
+        assert own(results) == LABELS
+        assert results.coverage["about_ant"] >= 1
+        assert (llm.batches, llm.calls) == (batches, nuc.usage.calls)
+        lists = [len(shown(body)) for body in llm.bodies if "messages" in body]
+        assert lists[-1] == len(LABELS)
+        assert sum(n == len(LABELS) for n in lists) == (2 if packed == 1 else 1)
+        # the live lane has the same keys
+        assert (await nuc.classify_many(TEXTS)).usage.calls == 0
+
+
+async def test_levels_in_the_batch_lane_are_refused_before_any_call() -> None:
+    labels = ["a > b", "a > c", "d"]
+    async with LoopbackLLM(right) as llm, client(llm, labels=labels, shortlist="levels") as nuc:
+        with pytest.raises(InvalidInputError, match="a batch job for each level"):
             await nuc.classify_many(TEXTS, lane="batch")
         assert llm.requests == 0
 
