@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc._engine.applying import apply_learned
-from testnuc._engine.judgments import class_of, draws_of
+from testnuc._engine.judgment_arrays import class_of, draws_of
 from testnuc._engine.multilabel import MultilabelNeighborhoods
 from testnuc._engine.multilabel_applying import apply_sets
 from testnuc.errors import InvalidInputError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.trust import Learned, MultilabelLearned
     from testnuc.trust.evidence import Draws
-    from testnuc.trust.learned import Judgment
+    from testnuc.trust.judgment import Judgment
     from testnuc.trust.set_rule import SetRule
 
 __all__ = ["distill"]
@@ -55,7 +55,9 @@ async def distill(parts: Components) -> Head:
     """Train a head on the labels that a client gives to its pool now; makes no call."""
     await parts.ready()
     most = most_texts(len(parts.labels.names), _MOST_TEXTS)
-    found, vectors = await parts.pipeline.labeled_pool(most, NEIGHBORS)
+    found, vectors = await parts.pipeline.pool_predictions.labeled(
+        parts.pipeline.settings, most, NEIGHBORS
+    )
     if found.n_own < _LEAST_TEXTS:
         raise InvalidInputError(
             f"the pool has {found.n_own} texts with a prediction; label at least {_LEAST_TEXTS} "
@@ -161,8 +163,8 @@ class _Judged:
 
     @cached_property
     def used(self) -> NDArray[np.bool_]:
-        """Those that trust is calibrated on: they were drawn by chance."""
-        return self.answered & self.draws.by_chance
+        """Those that trust is calibrated on: they were drawn at random."""
+        return self.answered & self.draws.drawn
 
     @property
     def calibrate(self) -> bool:

@@ -11,8 +11,7 @@ import numpy as np
 
 from testnuc._base.checks import checked_whole
 from testnuc._engine.applying import said_of, texts_among
-from testnuc._engine.judging import MOST_TEXTS, Judging, check_enough
-from testnuc._engine.judgments import (
+from testnuc._engine.judgment_arrays import (
     class_of,
     context_of,
     default_model,
@@ -20,6 +19,7 @@ from testnuc._engine.judgments import (
     draws_of,
     parts_of,
 )
+from testnuc._engine.learning_base import MOST_TEXTS, LearningBase, check_enough
 from testnuc.errors import InvalidInputError
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
 from testnuc.trust.certificates import wants_decisions
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
-    from testnuc.trust.learned import Judgment
+    from testnuc.trust.judgment import Judgment
     from testnuc.trust.model import Texts
 
 __all__ = ["Learning"]
@@ -54,7 +54,7 @@ class _PoolFit:
     rows: dict[bytes, int]
 
 
-class Learning(Judging[Learned]):
+class Learning(LearningBase[Learned]):
     """What a client learns from judgments of texts with one label.
 
     Parameters
@@ -147,8 +147,8 @@ class Learning(Judging[Learned]):
             [class_of(j.label, j.source, self._parts.labels) for j in known], dtype=np.int32
         )
         draws = draws_of(known, len(texts))
-        proving = draws.only(draws.by_chance)
-        rows, labels = where[draws.by_chance], gold[draws.by_chance]
+        proving = draws.only(draws.drawn)
+        rows, labels = where[draws.drawn], gold[draws.drawn]
         support = differing(candidates)
         if proving.all_uniform:
             support = np.ones_like(support)
@@ -180,7 +180,7 @@ class Learning(Judging[Learned]):
         label = learned.label(taught, kept, found)
         right = (label[where] == gold) & (gold >= 0)
         coefficients = fit_trust(
-            taught, found, label, rows, right[draws.by_chance], proving.probability
+            taught, found, label, rows, right[draws.drawn], proving.probability
         )
         learned = replace(learned, coefficients=coefficients, right=right)
         trust = learned.trusts(taught, found, label)
@@ -218,7 +218,9 @@ class Learning(Judging[Learned]):
         parts = self._parts
         await parts.ready()
         most = most_texts(len(parts.labels.names), MOST_TEXTS)
-        found, vectors = await parts.pipeline.labeled_pool(most, NEIGHBORS)
+        found, vectors = await parts.pipeline.pool_predictions.labeled(
+            parts.pipeline.settings, most, NEIGHBORS
+        )
         n = found.n_own
         check_enough(n)
         hashes = [entry.hash for entry in found.entries[:n]]

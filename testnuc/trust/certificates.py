@@ -110,8 +110,8 @@ class LabelCertificate(Certificate):
 
     def __str__(self) -> str:
         # slots: super() without arguments would not find its class
-        told = Certificate.__str__(self)
-        return told.replace("of the texts,", f"of the texts with the label {self.label!r},", 1)
+        text = Certificate.__str__(self)
+        return text.replace("of the texts,", f"of the texts with the label {self.label!r},", 1)
 
 
 class _Learned(Protocol):
@@ -134,7 +134,7 @@ def wants_decisions(learned: _Learned, certificate: Certificate) -> bool:
 
     Better labels come first: they also take fewer judgments to certify.
     """
-    drawn = learned.draws.by_chance
+    drawn = learned.draws.drawn
     right, weights = learned.right[drawn], 1 / learned.draws.probability[drawn]
     wrong = not len(right) or float(np.average(right, weights=weights)) < certificate.accuracy
     unsettled = learned.decides == "settings" and len(right) < _ENOUGH and wrong
@@ -143,16 +143,16 @@ def wants_decisions(learned: _Learned, certificate: Certificate) -> bool:
 
 @lru_cache(maxsize=2)
 def proved(learned: _Certifying) -> str:
-    """Say in how far labels are proved to be right, and what would help most next."""
+    """Return how far labels are proved to be right, and what would help most next."""
     made = learned.certify()
     if made.part:
         return f"Proved: {made}. Next, judging the least trusted texts would help most."
-    told = f"No labels are proved to be {made.accuracy * 100:g} % right yet"
-    told += f" ({made.hint})" if made.hint else ""
+    text = f"No labels are proved to be {made.accuracy * 100:g} % right yet"
+    text += f" ({made.hint})" if made.hint else ""
     if not wants_decisions(learned, made):
-        return f"{told}: {made.reason}."
-    told += "" if made.more else f": {made.reason}"
-    return f"{told}. Judging 50 more texts on which ways to label differ would help most."
+        return f"{text}: {made.reason}."
+    text += "" if made.more else f": {made.reason}"
+    return f"{text}. Judging 50 more texts on which ways to label differ would help most."
 
 
 def certify(
@@ -277,7 +277,7 @@ class _Ranked:
         from scipy.stats import betabinom
 
         m, count = len(self.judged), int(self.uniform.sum())
-        told = f"{count:,} of {m:,} judged texts were drawn at random from all"
+        text = f"{count:,} of {m:,} judged texts were drawn at random from all"
         thresholds = self._thresholds(_PLANNED)
         if not thresholds:
             return "the trust of the texts is unknown", 0
@@ -285,7 +285,7 @@ class _Ranked:
         drawn = inside & self.uniform
         draws, hits = int(drawn.sum()), int((drawn & self.right).sum())
         if draws:
-            told += (
+            text += (
                 f"; of those among the {_PLANNED:.0%} with the highest trust {hits:,} of {draws:,} "
                 "are right"
             )
@@ -293,7 +293,7 @@ class _Ranked:
         wrong = draws + _OTHERS - right
         left, others = texts - int(inside.sum()), len(self.trust) - m
         if right < accuracy * (right + wrong) or not left:
-            return f"{told}: more judgments do not prove {accuracy:.0%}, better labels do", 0
+            return f"{text}: more judgments do not prove {accuracy:.0%}, better labels do", 0
         tries, likely = 0, False
         while tries < min(left, _AT_ONCE) and not likely:
             tries += 1
@@ -303,7 +303,7 @@ class _Ranked:
         more = -(-tries * others // left)
         more = min(-(-more // _ROUND) * _ROUND, others)
         ending = f"{'probably do' if likely else 'say more'}: {m + more:,} in all"
-        return f"{told}; about {more:,} more, drawn at random from all, would {ending}", more
+        return f"{text}; about {more:,} more, drawn at random from all, would {ending}", more
 
 
 def _too_many(texts: int, accuracy: float) -> int:

@@ -213,9 +213,9 @@ def test_better_labels_come_before_their_certificate():
         ("settings", half, fine, "Proved: 50% of the texts"),
     ):
         draws = Draws.at_random(1_000, len(right))
-        told = proved(Taught(decides, right, made, draws))
-        assert says in told
-        assert (differ in told) == (says == differ)
+        text = proved(Taught(decides, right, made, draws))
+        assert says in text
+        assert (differ in text) == (says == differ)
 
 
 def test_better_labels_are_wanted_where_labels_are_wrong_over_all_texts():

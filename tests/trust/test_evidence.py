@@ -57,7 +57,7 @@ def test_the_capital_is_that_of_bettors(seed, m, mean, strata):
     values = np.where(among, random.integers(-1, 2, 40), 0)[rows].astype(float)
     found = capital(values, draws, np.array([mean]))
     expected = naive.log_capital(
-        values, draws.probability, draws.floor, 40, mean, evidence._BETS.tolist()
+        values, draws.probability, draws.floor, 40, mean, evidence.BETS.tolist()
     )
     assert found[0] == pytest.approx(expected, abs=1e-9)
 

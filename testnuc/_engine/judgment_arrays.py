@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from testnuc.labels import LabelSet
     from testnuc.trust.candidates import LabelCandidate, Verdict
-    from testnuc.trust.learned import Judgment
+    from testnuc.trust.judgment import Judgment
     from testnuc.trust.model import Texts
 
 __all__ = ["class_of", "context_of", "default_model", "dissent_of", "draws_of", "parts_of"]
@@ -48,9 +48,9 @@ def draws_of(judged: Sequence[Judgment], texts: int) -> Draws:
     probability = np.array([j.probability for j in judged], dtype=np.float64)
     floor = np.array([j.floor for j in judged], dtype=np.float64)
     left = np.array([j.texts for j in judged], dtype=np.int64) - np.arange(len(judged))
-    told = np.array([j.uniform is not None for j in judged], dtype=np.bool_)
+    said = np.array([j.uniform is not None for j in judged], dtype=np.bool_)
     uniform = np.array([bool(j.uniform) for j in judged], dtype=np.bool_)
-    uniform |= ~told & of_all(probability, floor, left)
+    uniform |= ~said & of_all(probability, floor, left)
     return Draws(texts, probability * share, floor * share, uniform)
 
 
