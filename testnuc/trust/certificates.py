@@ -82,14 +82,13 @@ class Certificate:
             return ""
         accuracy, part = self.provable
         return (
-            f"a hint, less sure because its level was not chosen before: {accuracy:.0%} is proved, "
-            f"for {part:.0%} of the texts"
+            f"{accuracy:.0%} is proved now, for {part:.0%} of the texts (a hint: a level that is "
+            "chosen after looking is less sure)"
         )
 
     def __str__(self) -> str:
         if not self.part:
-            ending = f" ({self.hint})" if self.provable else ""
-            return f"not certified: {self.reason}{ending}"
+            return f"not certified: {self.reason}" + (f". {self.hint}" if self.provable else "")
         at = "" if self.level is None else f" at level {self.level} of the labels"
         return (
             f"{self.part:.0%} of the texts, those with a trust of at least {self.trust:.2f}, are "
@@ -148,11 +147,11 @@ def proved(learned: _Certifying) -> str:
     if made.part:
         return f"Proved: {made}. Next, judging the least trusted texts would help most."
     text = f"No labels are proved to be {made.accuracy * 100:g} % right yet"
-    text += f" ({made.hint})" if made.hint else ""
-    if not wants_decisions(learned, made):
-        return f"{text}: {made.reason}."
-    text += "" if made.more else f": {made.reason}"
-    return f"{text}. Judging 50 more texts on which ways to label differ would help most."
+    decisions = wants_decisions(learned, made)
+    text += f": {made.reason}." if not (decisions and made.more) else "."
+    if decisions:
+        text += " Judging 50 more texts on which ways to label differ would help most."
+    return f"{text} {made.hint}." if made.provable else text
 
 
 def certify(

@@ -147,7 +147,7 @@ def test_a_certificate_says_what_it_takes_and_what_is_proved_now():
     assert 20 < few.more < 200
     assert few.provable == (0.75, 1.0)
     assert "a hint" in str(few)
-    assert "75% is proved, for 100% of the texts" in str(few)
+    assert "75% is proved now, for 100% of the texts" in str(few)
     rows = np.arange(0, 400, 2)
     every = np.ones(200, bool)
     bad = certify(trust, rows, rows % 4 == 0, every, accuracy=0.9, confidence=0.9)
