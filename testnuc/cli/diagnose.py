@@ -10,7 +10,7 @@ from testnuc._base.checks import valid_text
 from testnuc.cli.answer_store import AnswerStore, noted_run
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import read_table, require_folder, usable
+from testnuc.cli.files import read_table, require_folder, to_stderr, usable
 from testnuc.cli.next_steps import command
 from testnuc.cli.options_of_run import (
     EMBEDDER,
