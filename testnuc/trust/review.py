@@ -163,6 +163,16 @@ class Review(Sequence[ReviewItem]):
             raise InvalidInputError(f"source is {source!r}; choose 'person' or 'referee'")
         self._items[item] = replace(self._items[item], answer=answer, source=source)
 
+    def withdraw(self, index: int) -> None:
+        """Take the answer of an item back.
+
+        Parameters
+        ----------
+        index : int
+            Its position in the review.
+        """
+        self._items[index] = replace(self._items[index], answer=None, source=None)
+
     def _checked(self, said: str | Sequence[str] | None) -> str | None:
         """Return an answer as an item holds it."""
         if not self.multilabel:
