@@ -149,7 +149,7 @@ class Predictor:
                     confidence,
                     self.task.options,
                     texts_per_call,
-                    # keys of older versions stay valid: what they had not is in them if it is set
+                    # keys of older versions stay valid: a later option is hashed only if it is set
                     *([] if reasoning_effort == "least" else [{"effort": reasoning_effort}]),
                     *([] if shortlist is None else [{"shortlist": shortlist}]),
                     *([{"score_labels": True}] if score_labels else []),
@@ -165,7 +165,7 @@ class Predictor:
         self.scope = self._hasher.digest()
         #: The hash state of a prompt without examples, up to the text.
         self._plain = self._hash_state(())
-        #: Key -> the error of a text that was refused for good.
+        #: Key -> the error of a text that was rejected permanently.
         self._refused: dict[bytes, tuple[type[ProviderError], str, int | None]] = {}
         #: Hashes of texts without a readable reply; None once a reply was readable.
         self._silent: set[bytes] | None = set()
@@ -248,25 +248,29 @@ class Predictor:
         If items of a packed call fail, they are retried in two smaller calls, recursively, down to
         calls of one text. Texts that were refused before are not sent again.
         """
-        known = [self._refused.get(ask.key) for ask in asks] if self._refused else []
-        if not any(known):
-            return await self._noted(asks)
-        unknown = tuple(ask for ask, error in zip(asks, known, strict=True) if error is None)
-        rest = iter(await self._noted(unknown) if unknown else ())
-        return [next(rest) if error is None else _again(*error) for error in known]
-
-    async def _noted(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
-        """Return the answers; remember refusals, and count texts without a readable reply."""
-        outcomes: Sequence[Prediction | Exception]
+        if self._refused and any(ask.key in self._refused for ask in asks):
+            return await self._answer_unrefused(asks)
+        outcomes: Sequence[Prediction | Exception | None]
         try:
-            outcomes = await self._chosen(asks)
+            if self._levels or asks[0].shown:
+                outcomes = await self._chosen(asks)
+            else:
+                outcomes = await self._answer(asks, 0, None)
         except ProviderError as exc:
             outcomes = [exc]
             if len(asks) > 1:
                 raise
-        return [self._note(ask, outcome) for ask, outcome in zip(asks, outcomes, strict=True)]
+        # None only stands for labels that were not shown, of which none is left here
+        return [self._note(ask, o) for ask, o in zip(asks, outcomes, strict=True) if o is not None]
+
+    async def _answer_unrefused(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
+        known = [self._refused.get(ask.key) for ask in asks]
+        unknown = tuple(ask for ask, error in zip(asks, known, strict=True) if error is None)
+        rest = iter(await self.answer(unknown) if unknown else ())
+        return [next(rest) if error is None else _again(*error) for error in known]
 
     def _note(self, ask: Ask, outcome: Prediction | Exception) -> Prediction | Exception:
+        """Remember a refusal, and count texts without a readable reply."""
         if not isinstance(outcome, Exception):
             self._silent = None
         elif isinstance(outcome, RefusalError) or (
@@ -300,7 +304,7 @@ class Predictor:
         error.fatal = True
         return error
 
-    async def _chosen(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
+    async def _chosen(self, asks: tuple[Ask, ...]) -> Sequence[Prediction | Exception | None]:
         """Answer from the shortlists of all asks together; from all labels where none fits."""
         if self._levels and asks[0].sample != WHOLE_LIST:
             chosen = await self._descend(asks[0])
@@ -313,7 +317,7 @@ class Predictor:
             again = await self._answer_part(tuple(asks[i] for i in left), 0, None)
             for i, outcome in zip(left, again, strict=True):
                 outcomes[i] = outcome
-        return _certain(outcomes)
+        return outcomes
 
     async def _answer(
         self, asks: tuple[Ask, ...], step: int, part: LabelSet | None
@@ -439,9 +443,12 @@ class Predictor:
                 [(ask, o) for ask, o in found if o is not None and not isinstance(o, Exception)]
             )
 
-    async def _call(self, request: Request) -> Reply:
+    def _call(self, request: Request) -> Awaitable[Reply]:
         if self._wire is not None:
-            return await self._transport.call(self._wire, request)
+            return self._transport.call(self._wire, request)
+        return self._call_other(request)
+
+    async def _call_other(self, request: Request) -> Reply:
         assert self._other is not None
         # a local labeler may never suspend, so yield to other tasks here
         await asyncio.sleep(0)
@@ -453,13 +460,6 @@ class Predictor:
                 "texts; return one for each text, in their order"
             )
         return reply
-
-
-def _certain(
-    outcomes: Sequence[Prediction | Exception | None],
-) -> list[Prediction | Exception]:
-    """Return outcomes of calls that showed all labels: none is None."""
-    return [outcome for outcome in outcomes if outcome is not None]
 
 
 def _again(kind: type[ProviderError], message: str, status_code: int | None) -> ProviderError:

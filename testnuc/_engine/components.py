@@ -285,7 +285,7 @@ class Components:
         if self._closed:
             raise TestNUCError("this client is closed; make a new one")
         if self._opening is None:
-            self._opening = asyncio.create_task(self._open())
+            self._opening = asyncio.create_task(self._open(), name="testnuc-open")
         await asyncio.shield(self._opening)
         if lane == "batch" and self.batch_lane is not None:
             # resumes the open batches of earlier runs, even if this run does not need them
@@ -294,7 +294,7 @@ class Components:
     async def aclose(self) -> None:
         """Wait a few seconds for calls in flight, store their answers, and close everything."""
         if self._closed:
-            # another caller closes: it has not closed anything yet, perhaps
+            # another caller is closing everything
             await self._ended.wait()
             return
         self._closed = True

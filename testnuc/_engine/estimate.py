@@ -99,7 +99,7 @@ class Estimator:
         return await self._sum([(text, ()) for text in texts], 0, 1)
 
     async def _note(self) -> str:
-        """Say if the store has predictions for the same labels, shown in another way."""
+        """Return a note if the store has predictions for the same labels, shown in another way."""
         if self.whole_scope is not None and (n := await self.store.count(self.whole_scope)):
             return (
                 f"the store has predictions for {n:,} texts by prompts with all labels; "

@@ -40,7 +40,7 @@ def run(source: str, *, text_column: str, plot: str | None, client: dict[str, An
             raise InvalidInputError(f"there is no file or store {source}; check the path")
         client = with_options_of_store(client, source)
         found = run_to_end(_of_store(source, client))
-    print(found.told(f"testnuc review {source} -n 50"))  # noqa: T201 - the command's output
+    print(found.describe(f"testnuc review {source} -n 50"))  # noqa: T201 - the command's output
     if plot is not None:
         found.plot().savefig(plot, dpi=110)
 

@@ -339,7 +339,7 @@ class EmbeddingCache:
         return await asyncio.to_thread(_unit, texts, vectors)
 
     async def close(self) -> None:
-        """Stop embedding; waiters receive an error, because nobody cancelled them."""
+        """Stop embedding; waiters get an error, because they were not cancelled."""
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)

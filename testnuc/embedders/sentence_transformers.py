@@ -117,7 +117,7 @@ class SentenceTransformersEmbedder:
             key, _, value = option.partition("=")
             if key not in _OPTIONS or not value:
                 raise InvalidInputError(
-                    f"embedder is {name!r}, but {option!r} is no option; give "
+                    f"embedder is {name!r}, but {option!r} is not an option; give "
                     + " or ".join(f"{known}=.." for known in _OPTIONS)
                 )
             given[key] = value

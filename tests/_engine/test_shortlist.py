@@ -174,7 +174,7 @@ async def test_a_second_run_makes_no_call(tmp_path: Path) -> None:
 
 async def test_keys_differ_by_length_and_embedder_and_without_a_list_are_as_ever() -> None:
     def scope(llm: LoopbackLLM, **more: Any) -> bytes:
-        return client(llm, **more)._engine.parts.predictor.scope
+        return client(llm, **more).engine.parts.predictor.scope
 
     async with LoopbackLLM(right) as llm:
         whole = scope(llm, shortlist=None)
@@ -325,14 +325,14 @@ async def test_more_than_two_hundred_labels_have_a_shortlist_and_fewer_have_none
             assert "240 labels are many" in (await nuc.estimate(["another"])).note
             assert {len(shown(body, MANY)) for body in llm.bodies} == {50}
             # the batch lane shows them all, as it has no second call
-            await nuc._engine.parts.ready("batch")
+            await nuc.engine.parts.ready("batch")
         for labels, more in ((MANY[:200], {}), (MANY, {"shortlist": None})):
             asked = client(llm, labels=labels, **{"shortlist": "auto", **more})
-            assert asked._engine.parts.shortlist is None
-            assert not asked._engine.parts.pipeline._note
+            assert asked.engine.parts.shortlist is None
+            assert not asked.engine.parts.pipeline.note
         shown_with = client(llm, labels=MANY, shortlist="auto", method=TopKICL())
-        assert shown_with._engine.parts.shortlist is None
-        assert "every prompt shows all 240 labels" in shown_with._engine.parts.pipeline._note
+        assert shown_with.engine.parts.shortlist is None
+        assert "every prompt shows all 240 labels" in shown_with.engine.parts.pipeline.note
 
 
 @pytest.mark.slow
@@ -351,10 +351,10 @@ async def test_answers_are_compared_with_those_of_the_whole_list(tmp_path: Path)
         results = await nuc.classify_many(MANY_TEXTS)
         # every tenth of 240 or so, at least 20 texts
         assert before.calls == nuc.usage.calls == llm.calls == len(MANY_TEXTS) + 20
-        told = " ".join(results.notes)
-        assert "20 texts were also asked about" in told
-        assert "the same for 100.0 % (83.9 to 100.0 %, 95 %)" in told
-        assert "harm" not in told
+        notes = " ".join(results.notes)
+        assert "20 texts were also asked about" in notes
+        assert "the same for 100.0 % (83.9 to 100.0 %, 95 %)" in notes
+        assert "reduce accuracy" not in notes
         # a second run asks nothing
         await nuc.classify_many(MANY_TEXTS)
         assert llm.calls == len(MANY_TEXTS) + 20
@@ -366,8 +366,8 @@ async def test_answers_are_compared_with_those_of_the_whole_list(tmp_path: Path)
         # no label has these words
         texts = [f"zebra{i} {i % 20} number" for i in range(100)]
         results = await nuc.classify_many(texts)
-        told = " ".join(results.notes)
-        assert "the shorter prompts harm" in told
+        notes = " ".join(results.notes)
+        assert "the shorter prompts reduce accuracy" in notes
         never = [label for label, held in results.coverage.items() if not held]
         assert f"{len(never)} labels of 240 are in the shortlist of no text" in results.summary()
 
@@ -386,7 +386,7 @@ def test_a_label_in_no_list_is_reported() -> None:
     held, note = coverage_of(lists, ["a", "b", "c", "d", "none"], "none")
     assert held == {"a": 80, "b": 40, "c": 40, "d": 0}
     assert note.startswith("no shortlist of 80 texts holds 1 of the 4 labels ('d')")
-    # too few texts to tell
+    # too few texts to compare
     assert coverage_of(lists[:4], ["a", "b", "c", "d", "none"], "none")[1] == ""
 
 

@@ -69,7 +69,7 @@ def test_order_and_repetition_change_nothing(fates, data):
     whole = [line(i, fate) for i, fate in enumerate(fates)]
     again = data.draw(st.lists(st.sampled_from(whole)))
     mixed = data.draw(st.permutations(whole + again))
-    # lines of others, and lines that nobody can read
+    # lines of others, and unreadable lines
     noise = [
         BatchResultLine(custom_id("cd" * 16, 0), 200, chat("login")),
         BatchResultLine(custom_id(NAME, len(fates)), 200, chat("login")),
@@ -81,7 +81,7 @@ def test_order_and_repetition_change_nothing(fates, data):
     expected = [EXPECTED.get(fate, Prediction(fate)) for fate in fates]
     assert [outcome(o) for _, (o,) in found.outcomes()] == expected
     answered = [fate for fate in fates if fate in LABELS]
-    # each answer is counted once, however often it is told
+    # each answer is counted once, however often it is listed
     assert len(found.usages) == len(answered)
     assert [row.prediction.label for row in found.stored(b"s" * 16)] == answered
 

@@ -144,7 +144,7 @@ def test_a_name_says_the_backend(name, options):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("m@openvino,int8", "'int8' is no option; give dtype=.. or file_name=.."),
+        ("m@openvino,int8", "'int8' is not an option; give dtype=.. or file_name=.."),
         ("m@openvino,dtype=bfloat16", "dtype is 'bfloat16', which backend 'openvino' does not"),
         ("m@torch,file_name=x", "file_name is 'x', which backend 'torch' does not"),
     ],
@@ -380,7 +380,7 @@ async def test_the_error_of_a_text_reaches_only_its_own_callers(tmp_path):
             )
             assert isinstance(found.pop(26), testnuc.BadRequestError)
             assert np.concatenate(found).shape == (52, 32)
-            # the other text of that caller is stored, as it is paid for
+            # the other text of that caller is stored, because it was billed
             kept = await store.get_vectors(cache.name, [hash_text("kept"), hash_text("poison")])
             assert kept[0] is not None
             assert kept[1] is None
