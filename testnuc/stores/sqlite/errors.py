@@ -94,6 +94,11 @@ def store_error(error: sqlite3.Error, path: str) -> StoreError:
             f"the store {path} cannot grow: the disk is full ({error}); data stored before is "
             "intact. Free disk space and run again"
         )
+    if code == sqlite3.SQLITE_IOERR:
+        return StoreError(
+            f"the store {path} cannot be read or written ({error}); check that the disk is not "
+            "full, and run again"
+        )
     if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
         return StoreError(
             f"the store {path} is corrupt ({error}); restore a backup, or delete it and start with "
