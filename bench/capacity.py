@@ -134,7 +134,7 @@ async def _in_postgres(url: str, size: int, dim: int) -> float:
         await connection.execute(f'DROP SCHEMA "{schema}" CASCADE')
         return found
 
-    found = await store._database.run(measure)
+    found = await store.database.run(measure)
     await store.close()
     return float(found) / size
 

@@ -124,11 +124,11 @@ async def _single_texts(data: _Data, k: int, neighbors: str) -> tuple[Usage, int
         await nuc.add(data.pool)
         if neighbors == "stored":
             await nuc.predict_pool()
-        before = nuc._engine.parts.meter.mark()
+        before = nuc.engine.parts.meter.mark()
         results = await nuc.classify_many(data.own)
         _check(llm, nuc)
         voted = {neighbor.text for result in results for neighbor in result.neighbors}
-        return nuc._engine.parts.meter.since(before), len(voted)
+        return nuc.engine.parts.meter.since(before), len(voted)
 
 
 def _check(llm: LoopbackLLM, nuc: TestNUC) -> None:

@@ -22,12 +22,15 @@ from testnuc import embedders
 from testnuc._base.checks import hash_text
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.index.memory_pool import Pool
+from testnuc.scoring import paired_difference
 from testnuc.stores.memory import MemoryStore
 from testnuc.trust.head import fit_folds, predict_folds
 from testnuc.trust.model import one_hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
     from bench._recorded import Recorded
 
@@ -79,13 +82,28 @@ async def _by_testnuc(name: str, texts: list[str], tokens: _Tokens) -> _embedder
     return _embedders.Timed(vectors, wall, cpu)
 
 
-def _head(data: Recorded) -> float:
-    """Return the accuracy of a head that learned the recorded answers, without each text's fold."""
+def _vote(data: Recorded) -> NDArray[np.bool_]:
+    """Return the texts whose label after a vote is right."""
+    found = data.texts.votes(data.texts.own, k=_K, own_weight=1.0).argmax(axis=1)
+    right: NDArray[np.bool_] = found == data.gold
+    return right
+
+
+def _points(right: NDArray[np.bool_], plain: NDArray[np.bool_]) -> str:
+    """Return the difference to the first row on the same texts, with its 95 % interval."""
+    wins, losses = int((right & ~plain).sum()), int((plain & ~right).sum())
+    found = paired_difference(wins, losses, len(right))
+    return f"{100 * found.value:+.2f} ({100 * found.low:+.2f} to {100 * found.high:+.2f})"
+
+
+def _head(data: Recorded) -> NDArray[np.bool_]:
+    """Return the texts on which a head is right that learned the answers to other folds."""
     texts = data.texts
     weights = np.ones(len(texts.own), dtype=np.float32)
     heads = fit_folds(texts.vectors, one_hot(texts.own, texts.n_classes), weights, texts.folds)
     labels = predict_folds(heads, texts.vectors, texts.folds).argmax(axis=1)
-    return float((labels == data.gold).mean())
+    right: NDArray[np.bool_] = labels == data.gold
+    return right
 
 
 def _recall(data: Recorded, plain: Recorded) -> float:
@@ -102,8 +120,10 @@ def _report(path: Path, given: argparse.Namespace) -> Report:
         "embed",
         f"{path.stem}: {len(texts):,} texts; texts per second, part of the tokens that is padding, "
         f"part of the {_K} nearest neighbors that are those of the first row, and accuracy of the "
-        f"recorded answers after a vote of {_K} neighbors, and of a head that learned them",
+        f"recorded answers after a vote of {_K} neighbors, and of a head that learned them; the "
+        "difference of each to the first row in points, with its 95 % interval",
     )
+    first: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None
     plain: Recorded | None = None
     with tempfile.TemporaryDirectory() as temporary:
         ways: dict[str, Callable[[], str | _embedders.Timed]]
@@ -123,7 +143,8 @@ def _report(path: Path, given: argparse.Namespace) -> Report:
                 continue
             data = recorded_of(path.stem, rows, timed.vectors)
             plain = plain or data
-            vote = data.texts.votes(data.texts.own, k=_K, own_weight=1.0).argmax(axis=1)
+            vote, head = _vote(data), _head(data)
+            first = first or (vote, head)
             report.row(
                 embedder=name,
                 dim=timed.vectors.shape[1],
@@ -133,8 +154,12 @@ def _report(path: Path, given: argparse.Namespace) -> Report:
                 },
                 padding=tokens.padding,
                 recall=_recall(data, plain),
-                vote=float((vote == data.gold).mean()),
-                head=_head(data),
+                vote=float(vote.mean()),
+                head=float(head.mean()),
+                **{
+                    "vote, points": _points(vote, first[0]),
+                    "head, points": _points(head, first[1]),
+                },
             )
             print(f"{name}: done", file=sys.stderr, flush=True)
     return report

@@ -134,8 +134,8 @@ def _measured(name: str, data: Unions, draws: int) -> Iterator[dict[str, Any]]:
             _scores(data.gold, _table(pairs, one.apply(pairs).given, n_classes)) for one in found
         ]
         chosen = Counter(one.decides for one in found)
-        told = ", ".join(f"{kind} {count}" for kind, count in chosen.most_common())
-        yield _row(name, f"{m} judgments", np.mean(scores, axis=0), told)
+        detail = ", ".join(f"{kind} {count}" for kind, count in chosen.most_common())
+        yield _row(name, f"{m} judgments", np.mean(scores, axis=0), detail)
 
 
 def _row(name: str, way: str, scores: NDArray[np.float64], chosen: str) -> dict[str, Any]:

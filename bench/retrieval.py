@@ -159,7 +159,8 @@ def _anonymous() -> float:
     return process_memory().get("RssAnon", float("nan"))
 
 
-def _measure(name: str, folder: Path) -> dict[str, Any]:
+def measure(name: str, folder: Path) -> dict[str, Any]:
+    """Return what one index does with the prepared vectors."""
     rows = np.load(folder / "rows.npy", mmap_mode="r")
     queries, truth = np.load(folder / "queries.npy"), np.load(folder / "truth.npy")
     peer = _PEERS[name][0]
@@ -193,14 +194,14 @@ def _measure(name: str, folder: Path) -> dict[str, Any]:
         index.search(queries[i : i + 1], 10)
         ones.append(time.perf_counter() - started)
     result["single us"] = statistics.median(ones) * 1e6
-    if isinstance(index, _Testnuc) and index.index._graph is not None:
+    if isinstance(index, _Testnuc) and index.index.graph is not None:
         result |= _overhead(index, queries)
     return result
 
 
 def _overhead(ours: _Testnuc, queries: NDArray[np.float16]) -> dict[str, float]:
     """Compare with usearch's search on the same graph."""
-    graph = ours.index._graph
+    graph = ours.index.graph
     assert graph is not None
     own = graph._index
     runs: dict[str, Callable[[], object]] = {
@@ -226,7 +227,8 @@ def _recall(found: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
     return float(hits.mean())
 
 
-def _prepare(folder: Path, n: int, dim: int) -> None:
+def prepare(folder: Path, n: int, dim: int) -> None:
+    """Write the vectors of a pool and of queries, and the exact neighbors."""
     rows = np.lib.format.open_memmap(
         folder / "rows.npy", mode="w+", dtype=np.float16, shape=(n, dim)
     )
@@ -300,7 +302,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.one is not None:
-        sys.stdout.buffer.write(orjson.dumps(_measure(given.one[0], Path(given.one[1]))))
+        sys.stdout.buffer.write(orjson.dumps(measure(given.one[0], Path(given.one[1]))))
         return
     report = Report(
         "retrieval", f"Nearest neighbors, {given.dim} dimensions; {machine('usearch', 'numpy')}"
@@ -309,7 +311,7 @@ def main(arguments: list[str]) -> None:
     for n in [*given.sizes, *([_FULL] if given.full else [])]:
         with tempfile.TemporaryDirectory(dir=given.folder) as name:
             folder = Path(name)
-            _prepare(folder, n, given.dim)
+            prepare(folder, n, given.dim)
             for peer in given.only:
                 if peer not in missing:
                     command = [sys.executable, "-m", "bench", "retrieval", "--one", peer, name]

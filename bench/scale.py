@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _SIZES = (10_000, 100_000)
 _FULL = 1_000_000
 _LABELS = [f"intent number {i}" for i in range(77)]
-_STEPS = ("search", "usable", "texts", "labels", "add", "vectors", "ask", "vote")
+STEPS = ("search", "usable", "texts", "labels", "add", "vectors", "ask", "vote")
 
 
 def _text(i: int) -> str:
@@ -79,7 +79,7 @@ class _Steps:
     """CPU seconds per step of one client; steps are sequential."""
 
     def __init__(self) -> None:
-        self.cpu = dict.fromkeys(_STEPS, 0.0)
+        self.cpu = dict.fromkeys(STEPS, 0.0)
         self._inside = False
 
     def watch(self, owner: Any, method: str, step: str) -> None:
@@ -159,7 +159,7 @@ def _client(store: str | None, embedder: _Embedder, **more: Any) -> testnuc.Test
 
 async def _fill(nuc: testnuc.TestNUC, n: int, dim: int, every: int) -> None:
     """Write pool and predictions directly into the store; every `every`-th text has none."""
-    client = nuc._engine.parts
+    client = nuc.engine.parts
     await client.ready()
     ask, scope = client.predictor.ask, client.predictor.scope
     start = 0
@@ -182,10 +182,10 @@ async def _classify(
     nuc: testnuc.TestNUC, embedder: _Embedder, texts: list[str]
 ) -> dict[str, float]:
     steps = _Steps()
-    parts: Any = nuc._engine.parts
+    parts: Any = nuc.engine.parts
     pipeline = parts.pipeline
     steps.watch(parts.pool, "search", "search")
-    steps.watch(pipeline, "_neighborhoods", "texts")
+    steps.watch(pipeline.assembler, "build", "texts")
     steps.watch_results(pipeline, "predict", "ask")
     steps.watch(parts.embedding, "vectors", "vectors")
     steps.watch(parts.pool, "labels", "labels")

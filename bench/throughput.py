@@ -107,7 +107,7 @@ async def _testnuc(base_url: str, texts: list[str], concurrency: int, store: Any
         from testnuc._base.checks import hash_text
 
         labeled = 0
-        scheduler, predictor = nuc._engine.parts.scheduler, nuc._engine.parts.predictor
+        scheduler, predictor = nuc.engine.parts.scheduler, nuc.engine.parts.predictor
         asks = (predictor.ask(text, hash_text(text), i) for i, text in enumerate(texts))
         async with aclosing(scheduler.run(asks)) as outcomes:
             async for _, outcome in outcomes:

@@ -113,9 +113,8 @@ class TestNUC:
         differ, once, and learns from them as `learn` does.
     escalate : float
         The part of the texts of each `classify_many`, those of lowest trust, that the referee
-        labels. Nothing is escalated where its answers that contradict the LLM are not more often
-        than not those of the neighbors or of a model of your texts; `Results.escalated` says so.
-
+        labels. Nothing is escalated unless the neighbors or a model of your texts agree with most
+        of its answers that contradict the LLM; `Results.escalated` says so.
     ask : {"all", "unsure"} or Unsure
         "unsure": ask the LLM about a random part of the texts of a run, then where a model of its
         answers is least sure, until at least 99 % of all labels are proved to be as if it had been
@@ -213,7 +212,8 @@ class TestNUC:
             head=head,
             head_trust=head_trust,
         )
-        self._engine = Engine(parts)
+        #: For the command line and benchmarks; no part of the public interface.
+        self.engine = Engine(parts)
         self.labels: LabelSet = parts.labels
         self.model = parts.model
 
@@ -222,10 +222,10 @@ class TestNUC:
 
     def __len__(self) -> int:
         """Return the number of texts in the pool."""
-        return len(self._engine)
+        return len(self.engine)
 
     async def __aenter__(self) -> Self:
-        await self._engine.parts.ready()
+        await self.engine.parts.ready()
         return self
 
     async def __aexit__(
@@ -238,23 +238,23 @@ class TestNUC:
 
     async def aclose(self) -> None:
         """Wait a few seconds for calls in flight, store their answers, and close everything."""
-        await self._engine.aclose()
+        await self.engine.aclose()
 
     @property
     def policy(self) -> VotePolicy | None:
         """The vote policy; None: decided from the predictions, or by `learn`."""
-        settings = self._engine.settings
+        settings = self.engine.settings
         return None if settings.careful else settings.policy
 
     @property
     def k(self) -> int:
         """Number of neighbors retrieved for a text."""
-        return self._engine.settings.k
+        return self.engine.settings.k
 
     @property
     def usage(self) -> Usage:
         """Calls, tokens and US dollars that this client has spent so far."""
-        return self._engine.usage
+        return self.engine.usage
 
     async def add(
         self, texts: Iterable[str], labels: Sequence[str] | Sequence[Sequence[str]] | None = None
@@ -276,7 +276,7 @@ class TestNUC:
             The embedder rejected some texts (the error of the first is raised); all others were
             added.
         """
-        await self._engine.add(texts, labels)
+        await self.engine.add(texts, labels)
 
     async def remove(self, texts: Iterable[str]) -> int:
         """Remove texts from the pool; their predictions stay stored.
@@ -286,7 +286,7 @@ class TestNUC:
         int
             How many of them were in the pool.
         """
-        return await self._engine.remove(texts)
+        return await self.engine.remove(texts)
 
     async def forget(self, *, model: str | None = None) -> int:
         """Delete stored predictions, so that the LLM is called again.
@@ -302,11 +302,11 @@ class TestNUC:
         int
             How many predictions were deleted.
         """
-        return await self._engine.forget(model=model)
+        return await self.engine.forget(model=model)
 
     async def stats(self) -> PoolStats:
         """Return the size of the pool, and the number of stored predictions of this client."""
-        return await self._engine.stats()
+        return await self.engine.stats()
 
     async def predict_pool(
         self, *, progress: bool = False, lane: Literal["live", "batch"] = "live"
@@ -325,7 +325,7 @@ class TestNUC:
         ProviderError
             No call can succeed: a wrong key, an unknown model.
         """
-        await self._engine.predict_pool(progress=progress, lane=lane)
+        await self.engine.predict_pool(progress=progress, lane=lane)
 
     async def estimate(self, texts: Iterable[str]) -> Estimate:
         """Estimate calls, tokens, US dollars and time of `classify_many` before anything is sent.
@@ -353,7 +353,7 @@ class TestNUC:
         InvalidInputError
             A text is empty or not a string.
         """
-        return await self._engine.estimate(texts)
+        return await self.engine.estimate(texts)
 
     async def classify(self, text: str) -> Classification:
         """Label one text by the vote of the pool's nearest texts.
@@ -369,7 +369,7 @@ class TestNUC:
             The text gets no label. If neighbors can vote, a failed call does not raise: it is the
             result's ``error``.
         """
-        return await self._engine.classify(text)
+        return await self.engine.classify(text)
 
     async def classify_many(
         self,
@@ -407,7 +407,7 @@ class TestNUC:
         ProviderError
             No call can succeed: a wrong key, an unknown model.
         """
-        return await self._engine.classify_many(texts, progress=progress, lane=lane)
+        return await self.engine.classify_many(texts, progress=progress, lane=lane)
 
     async def evaluate(
         self,
@@ -457,7 +457,7 @@ class TestNUC:
             In completion order; ``.index`` is the position of the text. An invalid text yields a
             result with ``.error``.
         """
-        return self._engine.stream(texts, window=window)
+        return self.engine.stream(texts, window=window)
 
     async def diagnose(self) -> Diagnosis:
         """Judge from the pool's predictions, without labels, whether a vote would help.
@@ -465,7 +465,7 @@ class TestNUC:
         Makes no call: it reads the predictions that `classify_many`, `stream` or `predict_pool`
         stored. ``print`` the result, or call its ``plot()``.
         """
-        return await self._engine.diagnose()
+        return await self.engine.diagnose()
 
     async def review(self, n: int = 50, goal: str | None = None, *, seed: int = 0) -> Review:
         """Draw texts of the pool to be judged by a person, or by a better model.
@@ -478,7 +478,7 @@ class TestNUC:
         n : int
             Number of texts; fewer where there are not as many.
         goal : {"decide", "certify", "correct"}, optional
-            "decide": drawn from the texts that ways to label give different labels; tells which is
+            "decide": drawn from the texts that ways to label give different labels; shows which is
             best. "certify": from all texts; proves how many labels are right. "correct": the least
             trusted texts, where a person corrects most; proves nothing. Default: four in five
             texts for "decide", the others for "certify". With ``multilabel=True`` there is no
@@ -495,7 +495,7 @@ class TestNUC:
         InvalidInputError
             The pool has too few texts with a prediction.
         """
-        return await self._engine.review(n, goal, seed)
+        return await self.engine.review(n, goal, seed)
 
     async def ask(
         self,
@@ -515,7 +515,7 @@ class TestNUC:
         shown : {"all", "candidates"}
             The labels that it chooses from: all, or those that a candidate gives to the text.
         """
-        await self._engine.ask(review, model, shown)
+        await self.engine.ask(review, model, shown)
 
     @property
     def learned(self) -> Learned | MultilabelLearned | None:
@@ -523,12 +523,12 @@ class TestNUC:
 
         A store is read when the client is opened.
         """
-        return self._engine.learned
+        return self.engine.learned
 
     @property
     def referee_usage(self) -> Usage:
         """Calls, tokens and US dollars of referees so far; they are not part of `usage`."""
-        return self._engine.referee_usage
+        return self.engine.referee_usage
 
     async def learn(
         self,
@@ -561,7 +561,7 @@ class TestNUC:
         InvalidInputError
             A text is invalid, or a label is not in the set.
         """
-        return await self._engine.learn(texts, labels)
+        return await self.engine.learn(texts, labels)
 
     async def distill(self, path: str | os.PathLike[str]) -> Head:
         """Train a head on the labels that the pool has now, and write it to a file.
@@ -583,8 +583,8 @@ class TestNUC:
         InvalidInputError
             The pool has too few texts with a prediction, or the file cannot be written.
         """
-        return await self._engine.distill(path)
+        return await self.engine.distill(path)
 
     async def unlearn(self) -> bool:
         """Forget what was learned, here and in the store; returns whether there was anything."""
-        return await self._engine.unlearn()
+        return await self.engine.unlearn()

@@ -169,7 +169,7 @@ class Head:
             f"A head for {len(self.labels)} labels on embeddings of {self.embedder}.",
             f"Trained on {on.texts:,} texts ({on.judged:,} judged), {on.model}, {on.date}.",
             f"The labels were {on.labels}.",
-            f"It labels {on.agreement:.1%} of them as it was taught, each predicted out of fold.",
+            f"Predicted out of fold, {on.agreement:.1%} of these texts get the same label.",
             f"Trust is calibrated on {on.calibrated_on}.",
         ]
         if self.certificate is not None:

@@ -146,18 +146,18 @@ def summary(results: Results) -> str:
     stopped = results.stopped
     usage = results.usage
     labeled = len(results) - unlabeled
-    told = [
+    sentences = [
         f"{_count(len(results), 'text')}: {labeled:,} with a label, {unlabeled:,} without.",
     ]
     if stopped is not None:
-        told.append(f"The run stopped early ({error_text(stopped)}).")
+        sentences.append(f"The run stopped early ({error_text(stopped)}).")
     if errors:
         first = "" if errors[0].error is stopped else f" ({error_text(errors[0].error)})"
-        told.append(f"{_count(len(errors), 'text')} failed{first}.")
+        sentences.append(f"{_count(len(errors), 'text')} failed{first}.")
     several = [p for row in outside if isinstance(p := row.prediction, MultilabelPrediction)]
     if several:
         held = sum(len(p.outside) for p in several)
-        told.append(
+        sentences.append(
             f"{_count(len(several), 'answer')} {'holds' if len(several) == 1 else 'hold'} "
             f"{_count(held, 'label')} outside the set, such as {several[0].outside[0][:60]!r}: "
             "they do not count."
@@ -165,40 +165,40 @@ def summary(results: Results) -> str:
     elif outside:
         said = next((p.said for row in outside if (p := row.prediction) and p.said), None)
         example = "" if said is None else f", such as {said[:60]!r}"
-        told.append(
+        sentences.append(
             f"{_count(len(outside), 'answer')} {_is(len(outside))} outside the labels{example}."
         )
-    told.extend(_never_listed(results))
+    sentences.extend(_never_listed(results))
     changed = _count(results.changed, "label")
     if results.learned is None and results.referee_usage is None:
-        told.append(f"The vote changed {changed}.")
+        sentences.append(f"The vote changed {changed}.")
     else:
         verb = "differs" if results.changed == 1 else "differ"
-        told.append(f"{changed} {verb} from what the LLM said.")
+        sentences.append(f"{changed} {verb} from what the LLM said.")
     if results.escalated is not None:
         said = results.escalated
         # the name of a model keeps its case
-        told.append(f"{said}." if "/" in said.split()[0] else f"{said[0].upper()}{said[1:]}.")
-    told.append(f"{_count(usage.calls, 'call')}, {_price(usage)}, {results.seconds:.1f} s.")
+        sentences.append(f"{said}." if "/" in said.split()[0] else f"{said[0].upper()}{said[1:]}.")
+    sentences.append(f"{_count(usage.calls, 'call')}, {_price(usage)}, {results.seconds:.1f} s.")
     if results.referee_usage is not None:
         spent = results.referee_usage
-        told.append(f"The referee: {_count(spent.calls, 'call')}, {_price(spent)}.")
+        sentences.append(f"The referee: {_count(spent.calls, 'call')}, {_price(spent)}.")
     if results.learned is not None:
-        told.append(" ".join(results.learned.splitlines()))
+        sentences.append(" ".join(results.learned.splitlines()))
     elif results.diagnosis is not None and stopped is None:
-        told.append(f"{results.diagnosis.sentence()}.")
-    return " ".join(told)
+        sentences.append(f"{results.diagnosis.sentence()}.")
+    return " ".join(sentences)
 
 
 def _never_listed(results: Results) -> list[str]:
     never = [label for label, texts in results.coverage.items() if not texts]
     if not never:
         return []
-    told = (
+    sentence = (
         f"{_count(len(never), 'label')} of {len(results.coverage):,} {_is(len(never))} in the "
         f"shortlist of no text, such as {never[0][:60]!r}."
     )
-    return [told]
+    return [sentence]
 
 
 def _price(usage: Usage) -> str:

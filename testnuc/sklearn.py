@@ -20,7 +20,7 @@ from testnuc._base.loop_thread import Background, at_exit
 from testnuc._engine.components import Components
 from testnuc._engine.engine import Engine
 from testnuc._engine.inputs import values
-from testnuc._engine.judging import LEAST_TEXTS
+from testnuc._engine.learning_base import LEAST_TEXTS
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.small_pool import few_predictions
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError, with_count

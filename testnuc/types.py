@@ -181,9 +181,9 @@ class Classification:
             lines.extend(
                 f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in self.neighbors[:5]
             )
-        told = self.trust_in_words()
-        if told is not None:
-            lines.append(told)
+        words = self.trust_in_words()
+        if words is not None:
+            lines.append(words)
         if self.reason is not None:
             lines.append(self.reason)
         if self.error is not None:
@@ -194,10 +194,10 @@ class Classification:
         """Return the trust of the label, and of the other one that is trusted most."""
         if self.trust is None or self.label is None:
             return None if self.trust is None else f"trust {self.trust:.2f}"
-        told = f"trust {self.trust:.2f} that {self.label!r} is right"
+        words = f"trust {self.trust:.2f} that {self.label!r} is right"
         if self.alternative is not None and self.trust_of_alternative is not None:
-            told += f", {self.trust_of_alternative:.2f} that {self.alternative!r} is"
-        return told
+            words += f", {self.trust_of_alternative:.2f} that {self.alternative!r} is"
+        return words
 
     def _repr_html_(self) -> str:
         from testnuc._base.html import cut, facts, grid
@@ -336,9 +336,9 @@ class TreeClassification(Classification):
     def explain(self) -> str:
         """Return how the label came about, in a few lines."""
         # slots: `super()` without arguments does not work in such a class
-        told = Classification.explain(self)
+        words = Classification.explain(self)
         levels = self.path_in_words()
-        return told if levels is None else f"{told}\nby level: {levels}"
+        return words if levels is None else f"{words}\nby level: {levels}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,11 +476,11 @@ CELLS = (
 def _listed(labels: Sequence[str], numbers: Sequence[float | None] = ()) -> str:
     """Return labels in words, each with its number if it has one."""
     padded = (*numbers, *[None] * (len(labels) - len(numbers)))
-    told = [
+    words = [
         repr(label) + ("" if number is None else f" {number:.2f}")
         for label, number in zip(labels, padded, strict=True)
     ]
-    return ", ".join(told) or "none"
+    return ", ".join(words) or "none"
 
 
 def split_labels(label: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Runs that are broken off: nothing is left, and nothing that was paid for is lost."""
+"""Runs that are broken off: nothing is left, and no billed answer is lost."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ async def nothing_left(llm, threads):
     ours = [task for task in asyncio.all_tasks() if task.get_name().startswith("testnuc")]
     assert not ours
     async with asyncio.timeout(60):
-        while llm._listener._connections:  # noqa: ASYNC110 - the server tells nobody
+        while llm.connections:  # noqa: ASYNC110 - the server has no event
             await asyncio.sleep(0.001)
         while new_threads(threads):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-    # a socket or task that nobody holds any more warns when it is collected; a warning is an error
+    # a socket or task without a reference warns when it is collected; a warning is an error
     gc.collect()
 
 
@@ -106,7 +106,7 @@ async def test_nothing_is_left_and_the_next_run_asks_only_the_rest(client_of, br
             await broken_off(nuc, llm, texts)
         await nothing_left(llm, threads)
         assert 0 < llm.texts < 120
-        # leaving waits for what was sent, so that all that was paid for is in the store
+        # leaving waits for what was sent, so that all billed answers are in the store
         assert len(store) == llm.texts == len(llm.asked)
         assert llm.abandoned == 0
         async with TestNUC(**client_of(llm, **options)) as nuc:
@@ -118,7 +118,7 @@ async def test_nothing_is_left_and_the_next_run_asks_only_the_rest(client_of, br
 
 
 @pytest.mark.slow
-async def test_leaving_while_others_still_work_tells_them(client_of):
+async def test_closing_while_others_still_work_raises_in_them(client_of):
     texts, store = messages(200), MemoryStore()
     threads = set(threading.enumerate())
     async with LoopbackLLM(confident, latency=0.02) as llm:
@@ -185,12 +185,16 @@ async def test_closing_can_itself_be_cancelled(client_of):
         await nothing_left(llm, threads)
 
 
-class SlowEmbedder(HashEmbedder):
-    """Takes long enough for a client to be closed meanwhile."""
+class WaitingEmbedder(HashEmbedder):
+    """Never ends, so that a client is closed meanwhile."""
+
+    def __init__(self):
+        super().__init__()
+        self.called = asyncio.Event()
 
     async def embed(self, texts):
-        await asyncio.sleep(0.3)
-        return await super().embed(texts)
+        self.called.set()
+        await asyncio.Event().wait()
 
 
 async def test_closing_while_texts_are_embedded_ends_every_run(client_of):
@@ -198,17 +202,18 @@ async def test_closing_while_texts_are_embedded_ends_every_run(client_of):
         return [result async for result in nuc.stream(messages(5))]
 
     async with LoopbackLLM(confident) as llm:
-        nuc = TestNUC(**client_of(llm, embedder=SlowEmbedder()))
+        embedder = WaitingEmbedder()
+        nuc = TestNUC(**client_of(llm, embedder=embedder))
         runs = [
             asyncio.create_task(read(nuc)),
             asyncio.create_task(nuc.classify_many(messages(5))),
             asyncio.create_task(nuc.classify("a text")),
         ]
-        await asyncio.sleep(0.1)
+        await embedder.called.wait()
         await nuc.aclose()
-        done, waiting = await asyncio.wait(runs, timeout=5)
+        done, waiting = await asyncio.wait(runs, timeout=60)
         assert not waiting
-        # nobody cancelled the callers, so they are told
+        # the callers were not cancelled, so they get an error
         assert all(isinstance(run.exception(), TestNUCError) for run in done)
 
 
@@ -232,7 +237,7 @@ from testnuc import TestNUC
 from testnuc.testing import HashEmbedder, LoopbackLLM, by_hash
 
 async def main(how):
-    # a machine that is busy with other things is no fault to be told
+    # a machine that is busy with other things is not a failure
     asyncio.get_running_loop().slow_callback_duration = 60
     async with LoopbackLLM(by_hash(["a", "b"]), latency=0.02) as llm:
         async with TestNUC(["a", "b"], "openai/test", base_url=llm.base_url, api_key="k",
@@ -264,7 +269,7 @@ def test_no_warning_is_printed(how):
         text=True,
         timeout=300,
     )
-    # a task whose own exception nobody fetched is its maker's: here the script's
+    # a task whose own exception is not retrieved is its maker's: here the script's
     lines = [line for line in done.stderr.splitlines() if "Warning" in line or "testnuc-" in line]
     assert (done.returncode, done.stdout, lines) == (0, "done\n", []), done.stderr
 

@@ -111,9 +111,9 @@ async def test_stored_neighbors_vote_without_a_call(client_of):
         TestNUC(**client_of(llm, neighbors="stored", k=5)) as nuc,
     ):
         await nuc.add(texts)
-        with_nobody = await nuc.classify("courier lost it again")
+        without_neighbors = await nuc.classify("courier lost it again")
         assert llm.calls == 1
-        assert with_nobody.voters == 1
+        assert without_neighbors.voters == 1
         await nuc.predict_pool()
         # the classified text has joined the pool with the prediction that it has
         assert llm.calls == 51
@@ -167,12 +167,12 @@ async def test_a_failed_text_is_voted_on_by_its_neighbors(client_of):
     texts = messages(30)
 
     def answer(text: str) -> tuple[str, float]:
-        return ("nonsense label that nobody knows", 0.9) if text == texts[3] else confident(text)
+        return ("nonsense label outside the set", 0.9) if text == texts[3] else confident(text)
 
     async with LoopbackLLM(answer) as llm, TestNUC(**client_of(llm)) as nuc:
         results = await nuc.classify_many(texts)
     assert results[3].prediction.label is None
-    assert results[3].prediction.said == "nonsense label that nobody knows"
+    assert results[3].prediction.said == "nonsense label outside the set"
     assert results[3].label == gold(texts[3])
     assert results[3].voters == len(results[3].neighbors)
 
@@ -275,7 +275,7 @@ async def test_cancelling_loses_nothing_that_was_paid_for(client_of):
     async with LoopbackLLM(confident, latency=0.05) as llm:
         async with TestNUC(**client_of(llm, max_concurrency=10)) as nuc:
             run = asyncio.create_task(nuc.classify_many(texts))
-            while llm.calls < 20:  # noqa: ASYNC110 - the server tells nobody
+            while llm.calls < 20:  # noqa: ASYNC110 - the server has no event
                 await asyncio.sleep(0.005)
             run.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Ten thousand texts through a provider that fails: none lost, none wrong, none paid for twice."""
+"""Ten thousand texts through a provider that fails: none lost, none wrong, none billed twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 LABELS = [f"intent {i}" for i in range(20)]
 answer = by_hash(LABELS)
 
-#: 200s without a label that can be used: paid for, and asked again.
+#: 200s without a label that can be used: billed, and asked again.
 USELESS = {"truncated", "empty-choices"}
 USELESS_PACKED = {*USELESS, "duplicate-ids", "missing-ids", "invented-ids"}
 #: 200s with a label.
@@ -45,7 +45,7 @@ def arguments(client_of):
 
 
 def paid(faults, text):
-    """How often a text is paid for until its answer is good, by the schedule of faults."""
+    """How often a text is billed until its answer is good, by the schedule of faults."""
     times = 0
     for attempt in range(100):
         kind = faults.draw([text], attempt, 0)
@@ -70,16 +70,16 @@ async def test_ten_thousand_texts_with_a_fifth_of_all_requests_failing(arguments
     assert_right(results)
     assert set(llm.faults) == set(CURABLE_KINDS) - {"duplicate-ids", "missing-ids", "invented-ids"}
     assert llm.faults.total() > 0.18 * llm.requests
-    # each text was paid for exactly as often as the faults of its own calls demand
+    # each text was billed exactly as often as the faults of its own calls demand
     assert dict(llm.asked) == {text: paid(faults, text) for text in texts}
     assert usage.calls == llm.calls == results.usage.calls
     # a refused connection breaks others' before the server has read their requests
     assert usage.retries >= llm.requests - len(texts) > 0
-    assert usage.input_tokens is None  # some answers did not tell
+    assert usage.input_tokens is None  # some answers lack it
 
 
 async def test_server_and_usage_agree_on_every_count(arguments):
-    # left out: those that do not tell the tokens, and those that break the connection of a request
+    # left out: kinds that report no tokens, and those that break the connection of a request
     # which the server then never sees
     silent = {"truncated", "missing-usage", "refused", "reset-after"}
     texts = texts_of(1_500)
@@ -106,7 +106,7 @@ async def test_ten_texts_a_call_with_a_fifth_of_all_requests_failing(arguments):
     assert_right(results)
     assert {"duplicate-ids", "missing-ids", "invented-ids"} <= set(llm.faults)
     assert usage.calls == llm.calls
-    # more is paid for only where an answer was of no use
+    # more is billed only where an answer was of no use
     useless = sum(llm.faults[kind] for kind in USELESS_PACKED)
     assert llm.texts - len(texts) <= 10 * useless
     assert llm.calls <= len(texts) / 10 + 2 * useless
@@ -121,7 +121,7 @@ async def test_a_server_that_is_killed_in_the_middle(arguments, per_call):
         TestNUC(**arguments(llm, sampling=Sampling(texts_per_call=per_call))) as nuc,
     ):
         run = asyncio.create_task(nuc.classify_many(texts))
-        while llm.texts < len(texts) // 3:  # noqa: ASYNC110 - the server tells nobody
+        while llm.texts < len(texts) // 3:  # noqa: ASYNC110 - the server has no event
             await asyncio.sleep(0.005)
         await llm.stop()
         answered = llm.texts
@@ -131,7 +131,7 @@ async def test_a_server_that_is_killed_in_the_middle(arguments, per_call):
         results = await run
         usage = nuc.usage
     assert_right(results)
-    # what was under way when the server died had not been answered, so nothing was paid for twice
+    # what was under way when the server died had not been answered, so nothing was billed twice
     assert Counter(llm.asked.values()) == {1: len(texts)}
     assert usage.calls == llm.calls
     assert usage.retries > 0

@@ -150,17 +150,17 @@ async def test_where_no_label_of_a_level_fits_the_whole_list_is_asked() -> None:
 
 
 async def test_many_labels_are_asked_by_level_if_that_is_shorter() -> None:
-    told = "What this label means, in a few more words."
-    few_below = {f"topic {i}": {f"kind {j}": told for j in range(15)} for i in range(15)}
+    description = "What this label means, in a few more words."
+    few_below = {f"topic {i}": {f"kind {j}": description for j in range(15)} for i in range(15)}
     flat = {f"topic {i}": {"only": None, "one": None} for i in range(150)}
     async with LoopbackLLM(lambda _: ("x", 0.9)) as llm:
         async with client(llm, few_below) as nuc:
             estimate = await nuc.estimate(["a text"])
             assert "level by level" in estimate.note
             assert estimate.calls == 2
-            assert nuc._engine.parts.shortlist == "levels"
+            assert nuc.engine.parts.shortlist == "levels"
         async with client(llm, flat) as nuc:
-            assert nuc._engine.parts.shortlist == 50
+            assert nuc.engine.parts.shortlist == 50
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ async def test_a_level_is_certified(tmp_path: Path) -> None:
         async with client(llm, labels, policy="auto", k=None, store=store) as nuc:
             # as it was kept in the store
             assert (await nuc.classify(texts[0])).explain() == results[0].explain()
-            again = nuc._engine.learned
+            again = nuc.engine.learned
             assert again is not None
             assert again.certify(0.9, level=1) == top
 

@@ -152,7 +152,7 @@ async def test_topk_iclp_shows_them_with_their_own_predictions(client_of, k):
     async with LoopbackLLM(answer, record=200) as llm:
         async with TestNUC(**client_of(llm, method=TopKICLP(k=6), k=k)) as nuc:
             await nuc.classify_many(texts)
-            # both stages, each text once; none that nobody is shown
+            # both stages, each text once; none that no prompt shows
             first = {t for ts in near.values() for t in ts}
             assert llm.calls == nuc.usage.calls == len(first) + 40
         stages = [parsed(prompt(body)) for body in llm.bodies]

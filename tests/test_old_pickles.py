@@ -66,6 +66,7 @@ def test_a_classifier_predicts_what_it_did_without_a_call():
         ("trust.counting", "Counting"),
         ("trust.calibrating", "Calibration"),
         ("trust.reviewing", "Review"),
+        ("trust.tuning", "Tuning"),
         ("protocols", "StoredPrediction"),
         ("results", "Prediction"),
         ("results", "Classification"),

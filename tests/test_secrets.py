@@ -56,7 +56,7 @@ async def test_representations(client_of, logged, key, model):
         results = await nuc.classify_many(messages(20))
         sent = llm.headers[0]
         assert key in f"{sent.get('authorization')} {sent.get('x-api-key')}"
-        parts = nuc._engine.parts
+        parts = nuc.engine.parts
         shown = [
             nuc, results, results[0], nuc.usage, parts.transport, parts.scheduler, parts.embedding,
             parts.store, parts.pool, parts.predictor.provider, nuc.labels,
@@ -145,7 +145,7 @@ async def test_stores_and_keys_of_predictions(client_of, tmp_path):
         for key in KEYS:
             async with TestNUC(**client_of(llm, api_key=key, store=path)) as nuc:
                 await nuc.classify_many(messages(30))
-        # another key is no other model: what was paid for with the one serves the other
+        # another key is no other model: answers stored with one serve the other
         assert llm.calls == 30
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert files

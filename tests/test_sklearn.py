@@ -170,7 +170,7 @@ def test_labels_choose_how_votes_weigh_only_where_that_is_left_open(llm):
     assert learned.texts == 300
     assert auto.predict(NEW).tolist() == [gold(text) for text in NEW]
     assert classifier(llm).fit(texts, labels).learned_ is None
-    # without labels, the predictions decide; too few of them are told of
+    # without labels, the predictions decide; too few of them cause a warning
     assert classifier(llm, policy="auto", k=None).fit(texts).learned_ is None
     with pytest.warns(testnuc.SmallPoolWarning, match="60 predictions"):
         classifier(llm, policy="auto", k=None).fit(TEXTS)
@@ -185,7 +185,7 @@ def test_pipelines_searches_and_clones(llm, tmp_path):
     search = GridSearchCV(pipeline, {"vote__k": [1, 5], "vote__policy": ["majority", "weighted"]})
     search.fit(TEXTS, y)
     assert search.best_score_ == 1.0
-    # folds and candidates share the store: each text was paid for once
+    # folds and candidates share the store: each text was billed once
     assert llm.calls == len(TEXTS)
     assert cross_val_predict(pipeline, TEXTS, y, cv=3).tolist() == y
     assert llm.calls == len(TEXTS)
@@ -211,7 +211,7 @@ def test_a_pickled_classifier_has_all_that_was_paid_for(llm, tmp_path, stored):
     assert "key" not in repr(again)
 
 
-def test_what_is_wrong_is_told_before_anything_is_sent(llm):
+def test_errors_are_raised_before_anything_is_sent(llm):
     fine = classifier(llm)
     for texts, labels, message in (
         ("one text", None, "X is one string"),
@@ -344,6 +344,6 @@ def test_a_forked_process_waits_for_no_thread_that_it_has_not(llm, tmp_path, mon
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    before, told, code = done.stdout.splitlines()
+    before, problem, code = done.stdout.splitlines()
     assert (before, code) == ("refund", "0"), done.stderr
-    assert "create one in the child process" in told
+    assert "create one in the child process" in problem

@@ -148,7 +148,7 @@ async def test_a_pool_says_what_ended_it_and_how_much_is_stored():
         await nuc.add(messages(60))
         with pytest.raises(QuotaExceededError, match="no more; 25 texts were answered and stored"):
             await nuc.predict_pool()
-        assert await store.count(nuc._engine.parts.predictor.scope) == 25
+        assert await store.count(nuc.engine.parts.predictor.scope) == 25
 
 
 async def test_stored_answers_are_handed_over_though_no_call_succeeds():
@@ -253,7 +253,7 @@ async def test_an_address_without_a_server_ends_the_run_soon(client_of, way):
                 await nuc.classify("refund please")
             else:
                 await nuc.classify_many(messages(300), progress=Watch())
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60, "as long as the deadline of a call"
     assert not embedder.texts
     assert bool(noted) == (way == "classify_many")
 
@@ -297,11 +297,13 @@ async def test_the_first_call_is_one_of_those_needed(client_of, per_call, sample
 async def test_a_slow_first_call_does_not_hold_up_embedding(client_of, monkeypatch):
     monkeypatch.setattr("testnuc._engine.first_calls._PATIENCE", 0.05)
     embedder = Counting()
-    async with LoopbackLLM(confident, latency=1.0) as llm:
+    first = [2.0]
+    async with LoopbackLLM(confident, latency=lambda random: first.pop() if first else 0) as llm:
         async with TestNUC(**client_of(llm, embedder=embedder)) as nuc:
             run = asyncio.create_task(nuc.classify_many(messages(20)))
-            await asyncio.sleep(0.7)
-            assert embedder.texts == 20
+            while embedder.texts < 20:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            assert not llm.calls
             assert (await run).errors == []
         assert llm.calls == 20
 

@@ -199,5 +199,5 @@ def test_ctrl_c_cancels_and_keeps_what_was_paid_for(tmp_path):
             store=store,
             policy="weighted",
         ) as nuc:
-            # each answer that was paid for is there
+            # each billed answer is there
             assert nuc.stats().predicted == said

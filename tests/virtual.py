@@ -1,4 +1,4 @@
-"""An event loop whose time passes only while everybody waits: hours take milliseconds."""
+"""An event loop whose time passes only while all tasks wait: hours take milliseconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Selector(selectors.SelectSelector):
         ready = super().select(0)
         if not ready:
             if timeout is None:
-                raise RuntimeError("everybody waits, and nothing will ever happen")
+                raise RuntimeError("all tasks wait, and no timer is set")
             # the loop asks for the time until its next timer, which rounding may cut short
             self.loop.now += timeout
         return ready

@@ -149,7 +149,7 @@ class Predictor:
                     confidence,
                     self.task.options,
                     texts_per_call,
-                    # keys of older versions stay valid: what they had not is in them if it is set
+                    # keys of older versions stay valid: a later option is hashed only if it is set
                     *([] if reasoning_effort == "least" else [{"effort": reasoning_effort}]),
                     *([] if shortlist is None else [{"shortlist": shortlist}]),
                     *([{"score_labels": True}] if score_labels else []),
@@ -165,7 +165,7 @@ class Predictor:
         self.scope = self._hasher.digest()
         #: The hash state of a prompt without examples, up to the text.
         self._plain = self._hash_state(())
-        #: Key -> the error of a text that was refused for good.
+        #: Key -> the error of a text that was rejected permanently.
         self._refused: dict[bytes, tuple[type[ProviderError], str, int | None]] = {}
         #: Hashes of texts without a readable reply; None once a reply was readable.
         self._silent: set[bytes] | None = set()
@@ -218,10 +218,25 @@ class Predictor:
         hasher.update(b"\0" + kind.encode() + b"\0" + text_hash)
         return hasher.digest()
 
-    def request(self, asks: Sequence[Ask]) -> Request:
-        """Return the call for distinct texts; a text with examples needs a call of its own."""
+    def part(self, asks: Sequence[Ask]) -> LabelSet | None:
+        """Return the labels that the first call for some texts shows; None: all labels."""
+        if not all(ask.shown for ask in asks):
+            return None
+        shown = sorted({place for ask in asks for place in ask.shown})
+        return None if self._are_all(len(shown)) else part_of(self.labels, shown)
+
+    def request(self, asks: Sequence[Ask], part: LabelSet | None = None) -> Request:
+        """Return the call for distinct texts; a text with examples needs a call of its own.
+
+        Parameters
+        ----------
+        asks : sequence of Ask
+        part : LabelSet, optional
+            The labels that the prompt shows; None: all.
+        """
         texts = tuple(ask.text for ask in asks)
-        return Request(self.task, prompts.user_prompt(texts, asks[0].demonstrations), texts)
+        task = self.task if part is None else self._part_task(part)
+        return Request(task, prompts.user_prompt(texts, asks[0].demonstrations), texts)
 
     def forget(self) -> None:
         """Send refused texts again."""
@@ -233,25 +248,29 @@ class Predictor:
         If items of a packed call fail, they are retried in two smaller calls, recursively, down to
         calls of one text. Texts that were refused before are not sent again.
         """
-        known = [self._refused.get(ask.key) for ask in asks] if self._refused else []
-        if not any(known):
-            return await self._noted(asks)
-        unknown = tuple(ask for ask, error in zip(asks, known, strict=True) if error is None)
-        rest = iter(await self._noted(unknown) if unknown else ())
-        return [next(rest) if error is None else _again(*error) for error in known]
-
-    async def _noted(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
-        """Return the answers; remember refusals, and count texts without a readable reply."""
-        outcomes: Sequence[Prediction | Exception]
+        if self._refused and any(ask.key in self._refused for ask in asks):
+            return await self._answer_unrefused(asks)
+        outcomes: Sequence[Prediction | Exception | None]
         try:
-            outcomes = await self._chosen(asks)
+            if self._levels or asks[0].shown:
+                outcomes = await self._chosen(asks)
+            else:
+                outcomes = await self._answer(asks, 0, None)
         except ProviderError as exc:
             outcomes = [exc]
             if len(asks) > 1:
                 raise
-        return [self._note(ask, outcome) for ask, outcome in zip(asks, outcomes, strict=True)]
+        # None only stands for labels that were not shown, of which none is left here
+        return [self._note(ask, o) for ask, o in zip(asks, outcomes, strict=True) if o is not None]
+
+    async def _answer_unrefused(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
+        known = [self._refused.get(ask.key) for ask in asks]
+        unknown = tuple(ask for ask, error in zip(asks, known, strict=True) if error is None)
+        rest = iter(await self.answer(unknown) if unknown else ())
+        return [next(rest) if error is None else _again(*error) for error in known]
 
     def _note(self, ask: Ask, outcome: Prediction | Exception) -> Prediction | Exception:
+        """Remember a refusal, and count texts without a readable reply."""
         if not isinstance(outcome, Exception):
             self._silent = None
         elif isinstance(outcome, RefusalError) or (
@@ -285,34 +304,28 @@ class Predictor:
         error.fatal = True
         return error
 
-    async def _chosen(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
+    async def _chosen(self, asks: tuple[Ask, ...]) -> Sequence[Prediction | Exception | None]:
         """Answer from the shortlists of all asks together; from all labels where none fits."""
         if self._levels and asks[0].sample != WHOLE_LIST:
             chosen = await self._descend(asks[0])
             if chosen is not None:
                 return [chosen]
-        if not all(ask.shown for ask in asks):
-            return _certain(await self._answer(asks, 0, None))
-        shown = sorted({place for ask in asks for place in ask.shown})
-        if self._are_all(len(shown)):
-            return _certain(await self._answer(asks, 0, None))
-        outcomes = await self._answer(asks, 0, part_of(self.labels, shown))
+        outcomes = await self._answer(asks, 0, self.part(asks))
         left = [i for i, outcome in enumerate(outcomes) if outcome is None]
         if left:
             await self._kept(asks, outcomes)
             again = await self._answer_part(tuple(asks[i] for i in left), 0, None)
             for i, outcome in zip(left, again, strict=True):
                 outcomes[i] = outcome
-        return _certain(outcomes)
+        return outcomes
 
     async def _answer(
         self, asks: tuple[Ask, ...], step: int, part: LabelSet | None
     ) -> list[Prediction | Exception | None]:
         """Return the outcome of each ask; None: the LLM chose none of the labels in `part`."""
-        request = self.request(asks)
-        if step or part is not None:
-            task = request.task if part is None else self._part_task(part)
-            request = replace(request, task=task, step=step)
+        request = self.request(asks, part)
+        if step:
+            request = replace(request, step=step)
         answers: Sequence[Answer | Exception]
         try:
             answers = (await self._call(request)).answers
@@ -368,9 +381,8 @@ class Predictor:
             node = chosen
 
     async def _choose(self, ask: Ask, labels: LabelSet) -> Prediction | Exception:
-        request = replace(self.request((ask,)), task=self._part_task(labels))
         try:
-            answer = (await self._call(request)).answers[0]
+            answer = (await self._call(self.request((ask,), labels))).answers[0]
         except ReplyError as exc:
             return exc
         return answer if isinstance(answer, Exception) else self._checked(answer, labels)
@@ -431,9 +443,12 @@ class Predictor:
                 [(ask, o) for ask, o in found if o is not None and not isinstance(o, Exception)]
             )
 
-    async def _call(self, request: Request) -> Reply:
+    def _call(self, request: Request) -> Awaitable[Reply]:
         if self._wire is not None:
-            return await self._transport.call(self._wire, request)
+            return self._transport.call(self._wire, request)
+        return self._call_other(request)
+
+    async def _call_other(self, request: Request) -> Reply:
         assert self._other is not None
         # a local labeler may never suspend, so yield to other tasks here
         await asyncio.sleep(0)
@@ -445,13 +460,6 @@ class Predictor:
                 "texts; return one for each text, in their order"
             )
         return reply
-
-
-def _certain(
-    outcomes: Sequence[Prediction | Exception | None],
-) -> list[Prediction | Exception]:
-    """Return outcomes of calls that showed all labels: none is None."""
-    return [outcome for outcome in outcomes if outcome is not None]
 
 
 def _again(kind: type[ProviderError], message: str, status_code: int | None) -> ProviderError:

@@ -439,13 +439,12 @@ class Scheduler:
             # the write stalls while the client closes
             self._settle(bundle, outcomes, ProviderError(_CLOSED))
             raise
-        stored = {ask.key: p for (ask, _), p in zip(answered, standing, strict=True)}
         if self.in_flight.reading:
-            self.in_flight.fresh.update(stored)
-        return [
-            o if isinstance(o, Exception) else stored[request.ask.key]
-            for request, o in zip(bundle, outcomes, strict=True)
-        ], None
+            self.in_flight.fresh.update(
+                (ask.key, stored) for (ask, _), stored in zip(answered, standing, strict=True)
+            )
+        rest = iter(standing)
+        return [o if isinstance(o, Exception) else next(rest) for o in outcomes], None
 
     async def _has_answers(self) -> bool:
         try:
@@ -477,12 +476,12 @@ class Scheduler:
             with contextlib.suppress(Exception):
                 await self._put(answered)
 
-    async def _put(self, answered: list[tuple[Ask, Prediction]]) -> list[Prediction]:
+    def _put(self, answered: list[tuple[Ask, Prediction]]) -> Awaitable[list[Prediction]]:
         rows = [
             StoredPrediction(ask.key, self._scope, ask.text_hash, ask.sample, prediction)
             for ask, prediction in answered
         ]
-        return await self._store.put_predictions(rows)
+        return self._store.put_predictions(rows)
 
     def _settle(
         self,

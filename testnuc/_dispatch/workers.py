@@ -41,6 +41,8 @@ class WorkerPool:
         self._serve = serve
         #: In the order of their start, which is the order of their cancellation, too.
         self._tasks: dict[asyncio.Task[None], None] = {}
+        #: Workers that have not run yet; they will take requests that are queued now.
+        self._starting = 0
         #: Workers whose call is backing off.
         self._lent = 0
         self._closed = False
@@ -64,7 +66,9 @@ class WorkerPool:
         free = self._most - len(self._tasks)
         if self._closed or free <= 0:
             return
-        for _ in range(min(free, -(-len(self._queue) // self._per_call))):
+        calls = -(-len(self._queue) // self._per_call)
+        for _ in range(min(free, calls - self._starting)):
+            self._starting += 1
             self._tasks[asyncio.create_task(self._work(), name="testnuc-worker")] = None
 
     async def close(self, drain: float) -> None:
@@ -84,6 +88,7 @@ class WorkerPool:
         return self._limit + min(self._lent, self._limit)
 
     async def _work(self) -> None:
+        self._starting -= 1
         try:
             while len(self._tasks) <= self._most and (bundle := self._queue.take()):
                 for request in bundle:

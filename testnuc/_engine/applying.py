@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc._engine.judgments import class_of
+from testnuc._engine.judgment_arrays import class_of
 from testnuc.trust import Applied
 from testnuc.trust.head import folds_of
 from testnuc.trust.model import NEIGHBORS, Texts

@@ -191,7 +191,7 @@ class Components:
             texts_per_call=per_call,
             price=price,
             batch_price=priced(batch=True),
-            batches=has_batches(provider) and self.shortlist is None,
+            batches=has_batches(provider) and self.shortlist != "levels",
             rate_limit=rate_limit,
             ask=self.ask,
             head=self.head is not None,
@@ -266,10 +266,10 @@ class Components:
             There is no such lane, or the provider or the store has no batch lane; nothing was sent.
         """
         checked_choice("lane", lane, ("live", "batch"))
-        if lane == "batch" and self.shortlist is not None and not self._automatic:
+        if lane == "batch" and self.shortlist == "levels" and not self._automatic:
             raise InvalidInputError(
-                "lane is 'batch', but a text can need a second call after its shortlist; leave "
-                "shortlist out, or use lane='live'"
+                "lane is 'batch', but shortlist='levels' would take a batch job for each level; "
+                "give a number of labels or leave shortlist out, or use lane='live'"
             )
         if lane == "batch" and self.batch_lane is None:
             self.batch_lane = BatchLane(
@@ -285,7 +285,7 @@ class Components:
         if self._closed:
             raise TestNUCError("this client is closed; make a new one")
         if self._opening is None:
-            self._opening = asyncio.create_task(self._open())
+            self._opening = asyncio.create_task(self._open(), name="testnuc-open")
         await asyncio.shield(self._opening)
         if lane == "batch" and self.batch_lane is not None:
             # resumes the open batches of earlier runs, even if this run does not need them
@@ -294,7 +294,7 @@ class Components:
     async def aclose(self) -> None:
         """Wait a few seconds for calls in flight, store their answers, and close everything."""
         if self._closed:
-            # another caller closes: it has not closed anything yet, perhaps
+            # another caller is closing everything
             await self._ended.wait()
             return
         self._closed = True

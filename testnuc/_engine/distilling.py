@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc._engine.applying import apply_learned
-from testnuc._engine.judgments import class_of, draws_of
+from testnuc._engine.judgment_arrays import class_of, draws_of
 from testnuc._engine.multilabel import MultilabelNeighborhoods
 from testnuc._engine.multilabel_applying import apply_sets
 from testnuc.errors import InvalidInputError
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.trust import Learned, MultilabelLearned
     from testnuc.trust.evidence import Draws
-    from testnuc.trust.learned import Judgment
+    from testnuc.trust.judgment import Judgment
     from testnuc.trust.set_rule import SetRule
 
 __all__ = ["distill"]
@@ -54,7 +54,9 @@ async def distill(parts: Components) -> Head:
     """Train a head on the labels that a client gives to its pool now; makes no call."""
     await parts.ready()
     most = most_texts(len(parts.labels.names), _MOST_TEXTS)
-    found, vectors = await parts.pipeline.labeled_pool(most, NEIGHBORS)
+    found, vectors = await parts.pipeline.pool_predictions.labeled(
+        parts.pipeline.settings, most, NEIGHBORS
+    )
     if found.n_own < _LEAST_TEXTS:
         raise InvalidInputError(
             f"the pool has {found.n_own} texts with a prediction; label at least {_LEAST_TEXTS} "
@@ -140,7 +142,7 @@ class _Judged:
 
     texts: int
     every: int
-    #: Those that were drawn by chance, and their positions.
+    #: Those that were drawn at random, and their positions.
     drawn: list[Judgment]
     rows: NDArray[np.int64]
     draws: Draws

@@ -146,7 +146,7 @@ class Engine:
         await self.parts.ready()
         removed = await self.parts.pool.remove([entry.hash for entry in entries])
         if removed:
-            self.parts.pipeline.forget_diagnosis()
+            self.parts.pipeline.pool_predictions.forget_diagnosis()
         return removed
 
     async def forget(self, *, model: str | None = None) -> int:
@@ -158,7 +158,7 @@ class Engine:
             gone = await self.parts.store.forget(model=model)
         if model in {None, self.parts.model}:
             self.parts.predictor.forget()
-        self.parts.pipeline.forget_diagnosis()
+        self.parts.pipeline.pool_predictions.forget_diagnosis()
         return gone
 
     async def stats(self) -> PoolStats:
@@ -237,15 +237,8 @@ class Engine:
         *,
         progress: bool | Observer = False,
         lane: Literal["live", "batch"] = "live",
-        settings: VoteSettings | None = None,
     ) -> Results:
-        """Label many texts, which vote on each other.
-
-        Parameters
-        ----------
-        settings : VoteSettings, optional
-            For this run alone; the others as for `TestNUC.classify_many`.
-        """
+        """Label many texts, which vote on each other; see `TestNUC.classify_many`."""
         parts = self.parts
         pipeline, telemetry = parts.pipeline, parts.telemetry
         given = await checked_texts(texts)
@@ -267,7 +260,6 @@ class Engine:
                     neighborhoods = await pipeline.prepare(
                         entries,
                         together=True,
-                        settings=settings,
                         ask_first=lane == "live",
                         partial=True,
                         # optional, so that observers written for 0.1.0 still count texts once
@@ -303,7 +295,7 @@ class Engine:
             if stopped is None:
                 self._warn_of_few_predictions(neighborhoods)
             neighborhoods, escalated = await self.escalation.settle(
-                neighborhoods, fixed=settings is not None, stopped=stopped is not None
+                neighborhoods, stopped=stopped is not None
             )
             with operation(telemetry, "vote"):
                 rows = await asyncio.to_thread(rows_of, neighborhoods, given, places)
@@ -319,10 +311,10 @@ class Engine:
             instructions=parts.instructions,
             stopped=stopped,
             diagnosis=neighborhoods.diagnosis,
-            learned=await _told(neighborhoods.settings.taught),
+            learned=await _summary_of(neighborhoods.settings.taught),
             escalated=escalated,
             notes=neighborhoods.notes,
-            coverage=self._coverage(neighborhoods, lane),
+            coverage=self._coverage(neighborhoods),
             referee_usage=None if referee is None else referee.meter.since(refereed),
         )
         self._report(results, len(entries))
@@ -338,10 +330,10 @@ class Engine:
             live = parts.pipeline.lanes["live"]
             await compare_with_whole_list(neighborhoods, parts.predictor, live)
 
-    def _coverage(self, neighborhoods: Neighborhoods, lane: str) -> dict[str, int]:
+    def _coverage(self, neighborhoods: Neighborhoods) -> dict[str, int]:
         """Return how many shortlists hold each label, and note those that none holds."""
         labels, lists = self.parts.labels, neighborhoods.shortlists
-        if lists is None or lane != "live":
+        if lists is None:
             return {}
         found, note = coverage_of(lists, labels.names, labels.none_label)
         neighborhoods.notes.extend([note] if note else [])
@@ -367,7 +359,8 @@ class Engine:
                 "texts instead, with `review` and `learn`"
             )
         await self.parts.ready()
-        return await self.parts.pipeline.diagnose()
+        pipeline = self.parts.pipeline
+        return await pipeline.pool_predictions.diagnose(pipeline.settings)
 
     async def review(self, n: int, goal: str | None, seed: int) -> Review:
         """Draw texts of the pool to be judged."""
@@ -465,6 +458,6 @@ class Engine:
             warnings.warn(warning, stacklevel=_CALLER)
 
 
-async def _told(learned: object | None) -> str | None:
+async def _summary_of(learned: object | None) -> str | None:
     # what it proves takes time to compute
     return None if learned is None else await asyncio.to_thread(str, learned)

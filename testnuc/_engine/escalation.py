@@ -127,7 +127,7 @@ class Escalation:
         return cost.calls, cost.usd
 
     async def settle(
-        self, neighborhoods: Neighborhoods, *, fixed: bool = False, stopped: bool = False
+        self, neighborhoods: Neighborhoods, *, stopped: bool = False
     ) -> tuple[Neighborhoods, str | None]:
         """Complete a run: apply what was learned, and ask the referee, if there is one.
 
@@ -135,8 +135,6 @@ class Escalation:
         ----------
         neighborhoods : Neighborhoods
             With all predictions.
-        fixed : bool
-            Whether the run keeps its settings, whatever is learned.
         stopped : bool
             Whether an error ended the run: then the referee is not asked.
 
@@ -157,7 +155,7 @@ class Escalation:
         except STOPS as error:
             # all texts are labeled: they must not be lost
             failure = f"the referee failed: {error_text(error)}"
-        if pipeline.settings.taught is not before and not fixed:
+        if pipeline.settings.taught is not before:
             neighborhoods = await self._again(neighborhoods)
         await pipeline.settle(neighborhoods)
         if failure is None and self._parts.escalate:
@@ -170,10 +168,10 @@ class Escalation:
         return neighborhoods, failure
 
     async def _again(self, old: Neighborhoods) -> Neighborhoods:
-        """Return the neighborhoods by the present settings; makes no call for the own texts."""
+        """Return the neighborhoods by the current settings; makes no call for the own texts."""
         pipeline, n_own = self._parts.pipeline, old.n_own
         new = await pipeline.prepare(old.entries[:n_own], together=True, ask_first=False)
-        new.notes = old.notes
+        new.notes[:] = old.notes
         for place in range(n_own):
             outcome = old.predictions[place] or old.errors.get(place)
             if outcome is not None and not new.answered(place):
@@ -214,12 +212,13 @@ class Escalation:
         parts, learned, applied = self._parts, self._learning.learned, neighborhoods.applied
         assert self.referee is not None
         if not isinstance(learned, Learned) or applied is None:
-            return "nothing was escalated: there is too little to judge the referee by"
+            return "nothing was escalated: there are too few answers to judge the referee"
         if not learned.referee_better:
             backed, alone = learned.dissent
             return (
-                f"nothing was escalated: {self.referee.model} is not shown to be better; where it "
-                f"contradicted {parts.model}, others agreed with it {backed} times, and not {alone}"
+                f"nothing was escalated: {self.referee.model} is not shown to be better; where the "
+                f"two differ, neighbors or a model of your texts agree with it {backed} times, and "
+                f"not {alone} times"
             )
         n = int(parts.escalate * neighborhoods.n_own)
         trust = np.nan_to_num(applied.trust, nan=-1.0)
@@ -234,7 +233,7 @@ class Escalation:
             if isinstance(answer, Prediction) and answer.label is not None:
                 said[place] = (parts.labels.names.index(answer.label), "referee")
         judge(neighborhoods, said)
-        told = f"{self.referee.model} labeled the {len(said):,} least trusted texts"
+        note = f"{self.referee.model} labeled the {len(said):,} least trusted texts"
         if failed:
-            told += f"; {len(failed):,} of its calls failed, first by {error_text(failed[0])}"
-        return told
+            note += f"; {len(failed):,} of its calls failed, first by {error_text(failed[0])}"
+        return note

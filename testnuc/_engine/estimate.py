@@ -99,7 +99,7 @@ class Estimator:
         return await self._sum([(text, ()) for text in texts], 0, 1)
 
     async def _note(self) -> str:
-        """Say if the store has predictions for the same labels, shown in another way."""
+        """Return a note if the store has predictions for the same labels, shown in another way."""
         if self.whole_scope is not None and (n := await self.store.count(self.whole_scope)):
             return (
                 f"the store has predictions for {n:,} texts by prompts with all labels; "
@@ -148,6 +148,8 @@ class Estimator:
             most *= self.method.samples
             others = await self._missing_in_pool(entries, most, self.method.samples)
             stages = 1 + (later and bool(others))
+            # where a list lacks the label, another batch shows all
+            stages *= 1 if self.whole_scope is None else 2
             whole: list[str] = []
             if self.whole_scope is not None:
                 compared = [open_[at] for at in compared_part(open_)]

@@ -77,7 +77,7 @@ class FirstCalls:
         outcomes: list[tuple[Ask, Prediction | Exception]] = []
         try:
             async with (
-                # a slow call goes on, and the run joins it
+                # a slow call continues, and the run joins it
                 asyncio.timeout(_PATIENCE),
                 aclosing(self._scheduler.run(asks[: self._per_call])) as found,
             ):

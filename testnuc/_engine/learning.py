@@ -11,8 +11,7 @@ import numpy as np
 
 from testnuc._base.checks import checked_whole
 from testnuc._engine.applying import said_of, texts_among
-from testnuc._engine.judging import MOST_TEXTS, Judging, check_enough
-from testnuc._engine.judgments import (
+from testnuc._engine.judgment_arrays import (
     class_of,
     context_of,
     default_model,
@@ -20,6 +19,7 @@ from testnuc._engine.judgments import (
     draws_of,
     parts_of,
 )
+from testnuc._engine.learning_base import MOST_TEXTS, LearningBase, check_enough
 from testnuc.errors import InvalidInputError
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
 from testnuc.trust.chances import fit_trust
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
-    from testnuc.trust.learned import Judgment
+    from testnuc.trust.judgment import Judgment
     from testnuc.trust.model import Texts
 
 __all__ = ["Learning"]
@@ -53,7 +53,7 @@ class _PoolFit:
     rows: dict[bytes, int]
 
 
-class Learning(Judging[Learned]):
+class Learning(LearningBase[Learned]):
     """What a client learns from judgments of texts with one label.
 
     Parameters
@@ -215,7 +215,9 @@ class Learning(Judging[Learned]):
         parts = self._parts
         await parts.ready()
         most = most_texts(len(parts.labels.names), MOST_TEXTS)
-        found, vectors = await parts.pipeline.labeled_pool(most, NEIGHBORS)
+        found, vectors = await parts.pipeline.pool_predictions.labeled(
+            parts.pipeline.settings, most, NEIGHBORS
+        )
         n = found.n_own
         check_enough(n)
         hashes = [entry.hash for entry in found.entries[:n]]

@@ -242,7 +242,7 @@ class MultilabelNeighborhoods(Neighborhoods):
         return keep_own(voted, own, pool) if self.settings.careful else voted
 
     def note_of_kept(self) -> str | None:
-        """Say how many texts a vote would change, where all keep the LLM's own labels."""
+        """Return how many texts a vote would change, where all keep the LLM's own labels."""
         if not self.settings.keeps_own or self.settings.several is not None:
             return None
         found = self.plain_labels(slice(0, self.n_own))
@@ -318,7 +318,7 @@ class MultilabelNeighborhoods(Neighborhoods):
         return super().source(place, voters)
 
     def cut(self, rows: NDArray[np.int64], known: int) -> NDArray[np.bool_]:  # noqa: ARG002
-        """Exit early nowhere: every voter counts in the share of every label."""
+        """Return no early exit: every voter counts in the share of every label."""
         return np.zeros(len(rows), dtype=np.bool_)
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from testnuc._base.checks import checked_whole
-from testnuc._engine.judging import MOST_TEXTS, Judging, check_enough
-from testnuc._engine.judgments import draws_of
+from testnuc._engine.judgment_arrays import draws_of
 from testnuc._engine.learning import Learning
+from testnuc._engine.learning_base import MOST_TEXTS, LearningBase, check_enough
 from testnuc._engine.multilabel import MultilabelNeighborhoods
 from testnuc.errors import InvalidInputError
 from testnuc.trust.head import OneVsRest, fit_one_vs_rest, folds_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc._engine.components import Components
-    from testnuc.trust.learned import Judgment
+    from testnuc.trust.judgment import Judgment
 
 __all__ = ["MultilabelLearning", "learning_of"]
 
@@ -54,7 +54,7 @@ class _PoolPairs:
     rows: dict[bytes, int]
 
 
-class MultilabelLearning(Judging[MultilabelLearned]):
+class MultilabelLearning(LearningBase[MultilabelLearned]):
     """What a client learns from judgments of texts that can have several labels.
 
     Parameters
@@ -178,7 +178,9 @@ class MultilabelLearning(Judging[MultilabelLearned]):
         """Return what speaks for the labels of the texts of the pool as it is."""
         parts = self._parts
         await parts.ready()
-        found, vectors = await parts.pipeline.labeled_pool(MOST_TEXTS, parts.settings.k)
+        found, vectors = await parts.pipeline.pool_predictions.labeled(
+            parts.pipeline.settings, MOST_TEXTS, parts.settings.k
+        )
         assert isinstance(found, MultilabelNeighborhoods)
         n = found.n_own
         check_enough(n)

@@ -22,20 +22,17 @@ from testnuc.types import Neighbor, Prediction, Reason
 from testnuc.voting import VotePolicy, VoteResult, decided, vote_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from testnuc.labels import LabelSet
-    from testnuc.protocols import Matches
     from testnuc.trust.model import HeadModel
 
 __all__ = [
     "LEAST_VOTERS",
     "Neighborhoods",
     "Snapshot",
-    "build_neighborhoods",
-    "distinct_ids",
     "load_kernels",
 ]
 
@@ -76,6 +73,8 @@ class Neighborhoods:
     similarities : float32[n_own, K]
     snapshot : Snapshot, optional
         Of a method with few-shot examples.
+    rejected : mapping
+        Errors of own texts that the embedder rejected: they have no neighbors.
     """
 
     def __init__(
@@ -87,6 +86,7 @@ class Neighborhoods:
         neighbors: NDArray[np.int64],
         similarities: NDArray[np.float32],
         snapshot: Snapshot | None = None,
+        rejected: Mapping[int, Exception] | None = None,
     ) -> None:
         self.labels = labels
         self.settings = settings
@@ -104,7 +104,7 @@ class Neighborhoods:
         self.spared_trust: NDArray[np.float64] | None = None
         #: The learned model, fitted again on this run.
         self.refitted: HeadModel | None = None
-        #: What was done about calls, in words.
+        #: For `Results.notes`.
         self.notes: list[str] = []
         self.entries = entries
         self.n_own = n_own
@@ -118,8 +118,7 @@ class Neighborhoods:
         self.complete = np.ones(n_own, dtype=np.bool_)
         self.predictions: list[Prediction | None] = [None] * len(entries)
         self.errors: dict[int, Exception] = {}
-        #: Errors of own texts that the embedder rejected: they have no neighbors.
-        self.rejected: dict[int, Exception] = {}
+        self.rejected = rejected or {}
         #: The error that ended the run while the neighbors were retrieved.
         self.failure: Exception | None = None
         #: Place -> sample -> outcome, of texts that lack some samples.
@@ -397,7 +396,8 @@ class Neighborhoods:
             name = self.labels.names[self._winners[place]]
             return Reason(
                 "neighbors_disagree",
-                f"near neighbors side against the vote on texts labeled {name!r}: they keep it",
+                f"near neighbors disagree with the vote on texts labeled {name!r}: "
+                "the LLM's label is kept",
             )
         return None
 
@@ -447,63 +447,6 @@ class Neighborhoods:
         while ends[-1] < width:
             ends.append(ends[-1] + max(_FIRST_WAVE, ends[-1] // 4))
         return [*ends[:-1], width]
-
-
-def distinct_ids(matches: Matches) -> NDArray[np.int64]:
-    """Return the distinct pool ids of all neighbors, ascending."""
-    ids = matches.ids
-    highest = int(ids.max(initial=-1))
-    if highest >= 16 * ids.size:
-        found = np.unique(ids)
-        return found[found >= 0]
-    # a byte per id takes less memory than a sorted copy of all neighbors
-    seen = np.zeros(highest + 2, dtype=np.bool_)
-    seen[ids.reshape(-1)] = True
-    seen[-1] = False  # the -1 of the padding
-    return np.flatnonzero(seen)
-
-
-def build_neighborhoods(
-    labels: LabelSet,
-    settings: VoteSettings,
-    texts: Sequence[PoolText],
-    ids: NDArray[np.int64],
-    others: Sequence[PoolText],
-    matches: Matches,
-    snapshot: Snapshot | None = None,
-    kind: type[Neighborhoods] = Neighborhoods,
-) -> Neighborhoods:
-    """Return the neighborhoods of texts. Places: own texts first, then other neighbors.
-
-    Parameters
-    ----------
-    labels, settings, texts, snapshot
-        As for `Neighborhoods`; `texts` are the texts to classify.
-    ids : int64[n]
-        Pool ids of all neighbors, ascending.
-    others : sequence of PoolText
-        The texts with these ids.
-    matches : Matches
-        Ids and similarities of each text's neighbors; the ids are overwritten with places.
-    kind : type
-        The class to create.
-    """
-    entries = list(texts)
-    places = {entry.hash: place for place, entry in enumerate(entries)}
-    place_of = np.empty(len(ids), dtype=np.int64)
-    for at, entry in enumerate(others):
-        place = places.get(entry.hash)
-        if place is None:
-            place = len(entries)
-            entries.append(entry)
-        elif entry.label is not None:
-            entries[place] = entry
-        place_of[at] = place
-    for start in range(0, len(texts), _BLOCK):
-        block = matches.ids[start : start + _BLOCK]
-        filled = block >= 0
-        block[filled] = place_of[np.searchsorted(ids, block[filled])]
-    return kind(labels, settings, entries, len(texts), matches.ids, matches.similarities, snapshot)
 
 
 def load_kernels(

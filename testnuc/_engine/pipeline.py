@@ -7,23 +7,26 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from testnuc._engine.applying import apply_judged, apply_learned
+from testnuc._engine.assembly import Assembler, in_thread_if_large
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.first_calls import STOPS, FirstCalls
 from testnuc._engine.inputs import without_foreign_labels
-from testnuc._engine.multilabel import MultilabelNeighborhoods, neighborhoods_class
+from testnuc._engine.multilabel import MultilabelNeighborhoods
 from testnuc._engine.multilabel_applying import apply_sets
-from testnuc._engine.neighborhoods import Neighborhoods, Snapshot, build_neighborhoods, distinct_ids
+from testnuc._engine.neighborhoods import Snapshot
+from testnuc._engine.pool_predictions import PoolPredictions
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches, spread
 from testnuc._engine.sampling import Sampler
 from testnuc._engine.sparing import ask_unsure, asked_first
-from testnuc.errors import EmbeddingError, ProviderError, with_count
+from testnuc.errors import EmbeddingError, with_count
 from testnuc.trust import MIN_PREDICTIONS
 
 if TYPE_CHECKING:
@@ -33,42 +36,18 @@ if TYPE_CHECKING:
 
     from testnuc._dispatch.predictor import Predictor
     from testnuc._dispatch.scheduler import Ask, Scheduler
+    from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc._engine.shortlist import Shortlist
     from testnuc._engine.sparing import HeadRule
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.labels import LabelSet
-    from testnuc.protocols import Index, Matches, Method, PoolText, Store
-    from testnuc.trust import Decision, Diagnosis, Unsure, VoteSettings
+    from testnuc.protocols import Index, Method, PoolText, Store
+    from testnuc.trust import Decision, Unsure, VoteSettings
 
 __all__ = ["STOPS", "Pipeline"]
 
 #: From this many predictions on, the auto policy diagnoses the batch; below, the pool.
 _BATCH_DECIDES = 2_000
-#: Parts of a large pool that are sampled for a diagnosis.
-_CHUNKS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class _PoolDiagnosis:
-    """A diagnosis of the pool, and its state at that time."""
-
-    #: Texts in the pool.
-    size: int
-    #: Texts with a stored prediction.
-    predicted: int
-    #: Outcomes received by then.
-    outcomes: int
-    diagnosis: Diagnosis
-
-    def is_current(self, size: int, outcomes: int) -> bool:
-        """Whether the diagnosis is still valid: until pool or predictions may be a quarter more.
-
-        A diagnosis with too few predictions is valid until there may be enough.
-        """
-        missing = MIN_PREDICTIONS - self.diagnosis.predictions
-        if missing > 0 and outcomes - self.outcomes + size - self.size >= missing:
-            return False
-        return size < 1.25 * self.size and 4 * (outcomes - self.outcomes) < self.predicted
 
 
 class Pipeline:
@@ -116,27 +95,19 @@ class Pipeline:
         note: str = "",
     ) -> None:
         self.labels = labels
-        self._kind = neighborhoods_class(multilabel=labels.multilabel)
         #: Replaced as a whole; each run reads it once.
         self.settings = settings
-        self._last: _PoolDiagnosis | None = None
-        self._diagnosing: asyncio.Task[Diagnosis] | None = None
-        #: Increased by `forget_diagnosis`.
-        self._resets = 0
-        #: Texts with an outcome so far: an upper bound on new predictions.
-        self._outcomes = 0
         self.method = method
         self.neighbors = neighbors
         self.join_pool = join_pool
         self._ask, self._head = ask, head
-        self._shortlist, self._note = shortlist, note
+        self._shortlist, self.note = shortlist, note
         self._per_call = per_call
         self._predictor = predictor
         #: Lane -> scheduler; `Components` adds the batch lane when it is needed.
         self.lanes = {"live": scheduler}
         self._embedding = embedding
         self._pool = pool
-        self._store = store
         self._first = FirstCalls(
             labels,
             predictor=predictor,
@@ -146,18 +117,26 @@ class Pipeline:
             samples=method.samples,
             per_call=per_call,
         )
-        self._examples: ExampleFinder | None = None
+        self.examples: ExampleFinder | None = None
         if method.context:
-            self._examples = ExampleFinder(
+            self.examples = ExampleFinder(
                 method, predictor=predictor, embedding=embedding, pool=pool, store=store
             )
-        self._retriever = Retriever(
+        self.retriever = Retriever(
             method,
             neighbors,
             predictor=predictor,
             pool=pool,
             store=store,
-            examples=self._examples,
+            examples=self.examples,
+        )
+        self.assembler = Assembler(labels, neighbors, pool=pool, retriever=self.retriever)
+        self.pool_predictions = PoolPredictions(
+            self.assembler,
+            embedding=embedding,
+            store=store,
+            scope=predictor.scope,
+            closed=lambda: self.lanes["live"].closed,
         )
 
     async def prepare(
@@ -165,7 +144,6 @@ class Pipeline:
         texts: Sequence[PoolText],
         *,
         together: bool,
-        settings: VoteSettings | None = None,
         ask_first: bool = True,
         partial: bool = False,
         embedded: Callable[[int], object] = int,
@@ -185,8 +163,6 @@ class Pipeline:
         together : bool
             True: the texts join the pool first, so they can be each other's neighbors. False: they
             join it after the search.
-        settings : VoteSettings, optional
-            Default: the current ones.
         ask_first : bool
             False: make no call.
         partial : bool
@@ -201,9 +177,9 @@ class Pipeline:
             random part.
         """
         # a head may label all texts
-        ask_first = ask_first and self._head is None and self._examples is None
+        ask_first = ask_first and self._head is None and self.examples is None
         ask_first = ask_first and self._shortlist is None and self._predictor.over_http
-        settings = self.settings if settings is None else settings
+        settings = self.settings
         places = await self._asked_first(texts, settings) if ask_first else ()
         outcomes = await self._first.ask(texts, places) if ask_first else []
         asking = None
@@ -211,7 +187,8 @@ class Pipeline:
             for _ in outcomes:
                 answered()
             asking = asyncio.create_task(
-                self._first.ask_meanwhile(texts, places, outcomes, answered)
+                self._first.ask_meanwhile(texts, places, outcomes, answered),
+                name="testnuc-first-calls",
             )
         try:
             neighborhoods = await self._prepared(texts, settings, embedded, together=together)
@@ -226,8 +203,8 @@ class Pipeline:
             if asking is not None and not asking.done():
                 asking.cancel()
                 await asyncio.wait([asking])
-        if self._note:
-            neighborhoods.notes.append(self._note)
+        if self.note:
+            neighborhoods.notes.append(self.note)
         sampler = Sampler(self.method, self._predictor, neighborhoods, ())
         for ask, outcome in outcomes:
             if not neighborhoods.answered(ask.place):
@@ -242,7 +219,9 @@ class Pipeline:
             return range(len(texts))
         known = without_foreign_labels(await self._with_known_labels(texts), self.labels)
         count = len(self.labels.names)
-        found: list[int] = await _call(len(texts), asked_first, known, count, self._ask, settings)
+        found: list[int] = await in_thread_if_large(
+            len(texts), asked_first, known, count, self._ask, settings
+        )
         return found
 
     async def _prepared(
@@ -253,8 +232,9 @@ class Pipeline:
         *,
         together: bool,
     ) -> Neighborhoods:
-        hashes = [entry.hash for entry in texts]
+        hashes, started = [entry.hash for entry in texts], time.perf_counter()
         vectors, rejected = await self._embedding.each([e.text for e in texts], hashes, embedded)
+        advice = self._embedding.advice(time.perf_counter() - started)
         broken = [error for error in rejected.values() if isinstance(error, EmbeddingError)]
         if broken and len(broken) == len(texts):
             # not one text is at fault, but the embedder
@@ -268,26 +248,26 @@ class Pipeline:
         together = together and self.join_pool
         upto = await self._pool.add(searched, found) if together and rows else None
         snapshot = None
-        if self._examples is not None:
-            upto = await self._examples.snapshot() if upto is None else upto
+        if self.examples is not None:
+            upto = await self.examples.snapshot() if upto is None else upto
             askable = None
             if self.neighbors == "stored":
                 askable = frozenset(hashes) if together else frozenset[bytes]()
             # the pool has no vectors of texts that do not join it
             own = {} if self.join_pool else dict(zip(hashes, vectors, strict=True))
             snapshot = Snapshot(upto, own, askable)
-        matches = await self._retriever.search(
+        matches = await self.retriever.search(
             searched, found, settings.retrieved, upto=upto, together=together
         )
         if self.join_pool and rows and not together:
             await self._pool.add(searched, found)
         if rejected:
             matches = spread(matches, rows, len(texts))
-        neighborhoods = await self._neighborhoods(texts, matches, settings, snapshot)
+        neighborhoods = await self.assembler.build(texts, matches, settings, snapshot, rejected)
         if self._shortlist is not None:
-            await self._shortlist.attach(neighborhoods, vectors, self._retriever.stored)
-        neighborhoods.rejected = rejected
-        if self._examples is not None or self._shortlist is not None:
+            await self._shortlist.attach(neighborhoods, vectors, self.retriever.stored)
+        neighborhoods.notes.extend([advice] if advice else [])
+        if self.examples is not None or self._shortlist is not None:
             # there is no prompt without neighbors
             for place, error in rejected.items():
                 neighborhoods.put(place, error)
@@ -306,9 +286,7 @@ class Pipeline:
         # the pool may be what failed
         with suppress(Exception):
             texts = await self._with_known_labels(texts)
-        texts, matches = without_foreign_labels(texts, self.labels), no_matches(len(texts))
-        ids = distinct_ids(matches)
-        return build_neighborhoods(self.labels, settings, texts, ids, [], matches, kind=self._kind)
+        return self.assembler.alone(texts, settings)
 
     async def salvage(self, neighborhoods: Neighborhoods, error: Exception) -> bool:
         """Complete the neighborhoods of a run that an error has ended.
@@ -327,7 +305,7 @@ class Pipeline:
         if not self.lanes["live"].closed:
             # the store may be what failed
             with suppress(Exception):
-                await self._fill(neighborhoods, range(len(neighborhoods.entries)))
+                await self.assembler.fill(neighborhoods, range(len(neighborhoods.entries)))
         answered = any(
             prediction is not None and entry.label is None
             for prediction, entry in zip(
@@ -381,7 +359,7 @@ class Pipeline:
         own, rows = range(neighborhoods.n_own), np.arange(neighborhoods.n_own)
         if settings.needs_no_neighbors:
             yield own
-            await self._fill(neighborhoods, range(len(own), len(neighborhoods.entries)))
+            await self.assembler.fill(neighborhoods, range(len(own), len(neighborhoods.entries)))
         elif settings.policy is None:
             yield own
             decision = await self._decide(neighborhoods)
@@ -401,7 +379,7 @@ class Pipeline:
         else:
             for known in neighborhoods.waves():
                 yield _in_order(neighborhoods, rows, known)
-                rows = rows[~await _call(len(rows), neighborhoods.cut, rows, known)]
+                rows = rows[~await in_thread_if_large(len(rows), neighborhoods.cut, rows, known)]
                 if not len(rows):
                     break
 
@@ -432,7 +410,7 @@ class Pipeline:
                 async for places in rounds:
                     yield places
         yield rejected
-        await self._fill(neighborhoods, range(len(neighborhoods.entries)))
+        await self.assembler.fill(neighborhoods, range(len(neighborhoods.entries)))
         settings = neighborhoods.settings
         if settings.policy is None and not settings.head_decides:
             await self._decide(neighborhoods)
@@ -445,32 +423,31 @@ class Pipeline:
         sampler = Sampler(
             self.method, self._predictor, neighborhoods, self._open(neighborhoods, places)
         )
-        # a stage of the batch lane takes hours: the examples of all texts are one stage, and there
-        # is no second call after a shortlist
+        # a stage of the batch lane takes hours: the examples of all texts are one stage
         whole = lane != "live"
         asks: Iterator[Ask] | AsyncGenerator[list[Ask], None] = sampler.asks()
-        if self._examples is not None:
-            asks = sampler.asks_with_examples(self._examples, scheduler, whole=whole)
-        elif self._shortlist is not None and not whole:
+        if self.examples is not None:
+            asks = sampler.asks_with_examples(self.examples, scheduler, whole=whole)
+        elif self._shortlist is not None:
             asks = await sampler.asks_with_shortlists(self._shortlist, packed=self._per_call > 1)
         try:
             async with aclosing(scheduler.run(asks)) as outcomes:
                 async for ask, outcome in outcomes:
                     if sampler.settle(ask, outcome):
-                        self._outcomes += 1
+                        self.pool_predictions.outcomes += 1
                         yield ask.place
         except STOPS:
             sampler.give_up()
             raise
         finally:
             # even after a failure or cancellation: these calls were billed
-            if self._examples is not None:
-                await sampler.remember(self._examples)
+            if self.examples is not None:
+                await sampler.remember(self.examples)
 
     def _open(self, neighborhoods: Neighborhoods, places: Iterable[int]) -> Iterator[int]:
         for place in places:
             if neighborhoods.answered(place):
-                self._outcomes += 1
+                self.pool_predictions.outcomes += 1
             else:
                 yield place
 
@@ -505,7 +482,7 @@ class Pipeline:
         async with aclosing(self._predict(neighborhoods, range(n_own), "live")) as answered:
             async for _ in answered:
                 pass
-        await self._fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
+        await self.assembler.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
 
     async def predict_pool(self, lane: str = "live") -> AsyncGenerator[int, None]:
         """Predict every text of the pool that has no prediction.
@@ -518,20 +495,20 @@ class Pipeline:
         start: int | None = 0
         answered = 0
         snapshot = None
-        if self._examples is not None:
-            snapshot = Snapshot(await self._examples.snapshot())
+        if self.examples is not None:
+            snapshot = Snapshot(await self.examples.snapshot())
         while start is not None:
             texts, start = await self._pool.scan(start, SEARCH)
             while lane != "live" and start is not None:
                 # one stage for all texts: a batch can take a day
                 more, start = await self._pool.scan(start, SEARCH)
                 texts += more
-            neighborhoods = await self._neighborhoods(
+            neighborhoods = await self.assembler.build(
                 texts, no_matches(len(texts)), self.settings, snapshot
             )
             places = range(len(texts))
             if snapshot is not None and self.neighbors == "stored":
-                await self._fill(neighborhoods, places)
+                await self.assembler.fill(neighborhoods, places)
             yield sum(map(neighborhoods.answered, places))
             try:
                 async with aclosing(self._predict(neighborhoods, places, lane)) as finished:
@@ -547,150 +524,15 @@ class Pipeline:
         if decision is None:
             n_own = neighborhoods.n_own
             if self.neighbors == "predict":
-                await self._fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
+                await self.assembler.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
             predicted = sum(p is not None for p in neighborhoods.predictions[:n_own])
             if predicted >= min(_BATCH_DECIDES, max(len(self._pool) // 2, MIN_PREDICTIONS)):
                 diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
             else:
-                diagnosis = await self._recent_diagnosis()
+                diagnosis = await self.pool_predictions.recent_diagnosis(self.settings)
             decision = diagnosis.decision
         neighborhoods.decide(decision, diagnosis)
         return decision
-
-    async def _recent_diagnosis(self) -> Diagnosis:
-        """Return a recent diagnosis of the pool; concurrent callers share one computation."""
-        last = self._last
-        if last is not None and last.is_current(len(self._pool), self._outcomes):
-            return last.diagnosis
-        if self._diagnosing is None:
-            self._diagnosing = asyncio.create_task(self._looked_again(), name="testnuc-diagnose")
-            self._diagnosing.add_done_callback(self._end_diagnosis)
-        # shielded: the cancellation of one caller must not affect the others
-        return await asyncio.shield(self._diagnosing)
-
-    async def _looked_again(self) -> Diagnosis:
-        """Diagnose the pool, unless the outcomes since the last time were no new predictions."""
-        last, outcomes = self._last, self._outcomes
-        if last is not None:
-            predicted = await self._store.count(self._predictor.scope)
-            # as if only new predictions had been counted so far
-            counted = replace(last, outcomes=outcomes - max(predicted - last.predicted, 0))
-            if counted.is_current(len(self._pool), outcomes):
-                if self._last is last:
-                    self._last = counted
-                return last.diagnosis
-        return await self.diagnose()
-
-    def forget_diagnosis(self) -> None:
-        """Diagnose again before the next decision: texts or predictions were removed."""
-        self._resets += 1
-        self._last = self._diagnosing = None
-
-    def _end_diagnosis(self, task: asyncio.Task[Diagnosis]) -> None:
-        if self._diagnosing is task:
-            self._diagnosing = None
-        if not task.cancelled():
-            # marks the exception as retrieved, in case all callers were cancelled
-            task.exception()
-
-    async def diagnose(self) -> Diagnosis:
-        """Diagnose the predictions of the pool."""
-        settings = self.settings
-        size, outcomes, resets = len(self._pool), self._outcomes, self._resets
-        predicted = await self._store.count(self._predictor.scope)
-        chunks = range(0, size, SEARCH)
-        if len(chunks) > _CHUNKS:
-            # spread over the pool, so that old and new texts are sampled
-            chunks = range(0, size, size // _CHUNKS)
-        texts: list[PoolText] = []
-        for start in chunks:
-            scanned, _ = await self._pool.scan(start, SEARCH)
-            part = without_foreign_labels(scanned, self.labels)
-            stored = await self._retriever.stored(part)
-            texts += [
-                e for e, p in zip(part, stored, strict=True) if p is not None or e.label is not None
-            ]
-        if self.lanes["live"].closed:
-            raise ProviderError("the client was closed")
-        matches = no_matches(len(texts))
-        if len(texts) >= MIN_PREDICTIONS:
-            hashes = [entry.hash for entry in texts]
-            vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
-            matches = await self._retriever.search(texts, vectors, settings.k)
-        neighborhoods = await self._neighborhoods(texts, matches, settings)
-        await self._fill(neighborhoods, range(len(neighborhoods.entries)))
-        diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
-        if self._resets == resets:
-            self._last = _PoolDiagnosis(size, predicted, outcomes, diagnosis)
-        return diagnosis
-
-    async def labeled_pool(self, most: int, k: int) -> tuple[Neighborhoods, NDArray[np.float16]]:
-        """Return the texts of the pool that have a prediction, their neighbors and vectors.
-
-        Parameters
-        ----------
-        most : int
-            Of a larger pool, texts that are spread over it evenly.
-        k : int
-            Neighbors of each text.
-        """
-        every = max(1, -(-len(self._pool) // most))
-        texts: list[PoolText] = []
-        start: int | None = 0
-        while start is not None:
-            scanned, start = await self._pool.scan(start, SEARCH)
-            part = [e for e in without_foreign_labels(scanned, self.labels) if e.label is None]
-            part = [e for e in part if int.from_bytes(e.hash[1:5]) % every == 0]
-            stored = await self._retriever.stored(part)
-            texts += [e for e, p in zip(part, stored, strict=True) if p is not None]
-        hashes = [entry.hash for entry in texts]
-        vectors = await self._embedding.vectors([entry.text for entry in texts], hashes)
-        matches = await self._retriever.search(texts, vectors, k)
-        neighborhoods = await self._neighborhoods(texts, matches, self.settings)
-        await self._fill(neighborhoods, range(len(neighborhoods.entries)))
-        return neighborhoods, vectors
-
-    async def _neighborhoods(
-        self,
-        texts: Sequence[PoolText],
-        matches: Matches,
-        settings: VoteSettings,
-        snapshot: Snapshot | None = None,
-    ) -> Neighborhoods:
-        """Fetch the neighbors' texts and build the neighborhoods."""
-        ids = await _call(len(texts), distinct_ids, matches)
-        texts = without_foreign_labels(texts, self.labels)
-        others = without_foreign_labels(await self._pool.fetch(ids), self.labels)
-        neighborhoods: Neighborhoods = await _call(
-            len(texts),
-            build_neighborhoods,
-            self.labels,
-            settings,
-            texts,
-            ids,
-            others,
-            matches,
-            snapshot,
-            self._kind,
-        )
-        if self.neighbors == "stored":
-            await self._fill(neighborhoods, range(len(texts), len(neighborhoods.entries)))
-        return neighborhoods
-
-    async def _fill(self, neighborhoods: Neighborhoods, places: Iterable[int]) -> None:
-        """Set the stored predictions at the given places."""
-        unknown = [place for place in places if not neighborhoods.answered(place)]
-        stored = await self._retriever.stored([neighborhoods.entries[i] for i in unknown])
-        for place, prediction in zip(unknown, stored, strict=True):
-            if prediction is not None:
-                neighborhoods.put(place, prediction)
-
-
-async def _call(size: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function; in a thread if `size` is large, so as not to block the event loop."""
-    if size < SEARCH:
-        return function(*arguments)
-    return await asyncio.to_thread(function, *arguments)
 
 
 def _in_order(

@@ -57,7 +57,7 @@ _NO_TREE = (
 _PACKED = (
     "shortlist is 'levels', which asks about each text alone; leave texts_per_call or shortlist out"
 )
-#: Times that a label would be in a list by chance, from which one that never is is reported.
+#: A label in no list is reported if chance would put it in at least so many.
 _EXPECTED = 10
 _NAMED = 3
 
@@ -211,7 +211,7 @@ def neighbors_labels(
     found = []
     for row in neighbors.tolist():
         labels = (known[place] for place in row if place >= 0)
-        # of as many, the one of the nearest neighbor comes first
+        # of equally frequent ones, that of the nearest neighbor comes first
         counted = Counter(label for label in labels if label >= 0)
         found.append([label for label, _ in counted.most_common(size // 2)])
     return found

@@ -257,9 +257,9 @@ class _StreamedWindow:
         async with aclosing(self._pipeline.predict(neighborhoods, waves=waves)) as answered:
             async for _ in answered:
                 pass
-        self._neighborhoods, told = await self._run.escalation.settle(neighborhoods)
-        if told is not None:
-            _log.info("texts %d to %d: %s", self._start, self._start + len(self._batch) - 1, told)
+        self._neighborhoods, note = await self._run.escalation.settle(neighborhoods)
+        if note is not None:
+            _log.info("texts %d to %d: %s", self._start, self._start + len(self._batch) - 1, note)
         for place in range(neighborhoods.n_own):
             yield place
 

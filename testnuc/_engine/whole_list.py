@@ -80,10 +80,10 @@ async def compare_with_whole_list(
     except STOPS:
         pass
     if pairs:
-        neighborhoods.notes.extend(_told(neighborhoods, pairs))
+        neighborhoods.notes.extend(_summary(neighborhoods, pairs))
 
 
-def _told(neighborhoods: Neighborhoods, pairs: Sequence[tuple[int, str, str]]) -> list[str]:
+def _summary(neighborhoods: Neighborhoods, pairs: Sequence[tuple[int, str, str]]) -> list[str]:
     """Return what the comparison shows.
 
     Parameters
@@ -94,25 +94,25 @@ def _told(neighborhoods: Neighborhoods, pairs: Sequence[tuple[int, str, str]]) -
     """
     other = [(place, short, whole) for place, short, whole in pairs if short != whole]
     agree = wilson(len(pairs) - len(other), len(pairs))
-    told = (
+    summary = (
         f"{len(pairs):,} texts were also asked about with all labels in the prompt: the label is "
         f"the same for {100 * agree.value:.1f} % ({100 * agree.low:.1f} to {100 * agree.high:.1f} "
         "%, 95 %)"
     )
     if not other:
-        return [told]
+        return [summary]
     sides = [_side(neighborhoods, *pair) for pair in other]
-    told += (
-        f"; of the {len(other):,} others, the neighbors side with the prompt of all labels for "
+    summary += (
+        f"; of the {len(other):,} others, the neighbors agree with the prompt of all labels for "
         f"{sides.count(1):,}, with the shorter one for {sides.count(-1):,}"
     )
-    notes = [told]
+    notes = [summary]
     lacked = wilson(sum(_lacks(neighborhoods, *pair) for pair in other), len(pairs))
     if lacked.low > _HARM:
         notes.append(
-            f"the shorter prompts harm: for {100 * lacked.value:.1f} % of these texts (at least "
-            f"{100 * lacked.low:.1f} %) they lack the label that the LLM gives where it sees all; "
-            "describe the labels, give a longer shortlist, or shortlist=None"
+            f"the shorter prompts reduce accuracy: for {100 * lacked.value:.1f} % of these texts "
+            f"(at least {100 * lacked.low:.1f} %) they lack the label that the LLM gives where it "
+            "sees all; describe the labels, give a longer shortlist, or shortlist=None"
         )
     return notes
 

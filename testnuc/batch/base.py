@@ -20,6 +20,7 @@ __all__ = [
     "BatchAPI",
     "BatchProvider",
     "BatchResultLine",
+    "NoneChosenError",
     "QueueFullError",
     "RemoteBatch",
     "json_object",
@@ -43,6 +44,10 @@ class QueueFullError(RateLimitedError):
     def __init__(self, message: str, *, limit: int | None = None) -> None:
         super().__init__(message)
         self.limit = limit
+
+
+class NoneChosenError(ProviderError):
+    """The answer is none of the labels that the prompt showed: all of them are shown next."""
 
 
 @dataclass(frozen=True, slots=True)

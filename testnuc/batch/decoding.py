@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from testnuc._dispatch.partial_labels import part_of
+from testnuc.batch.base import NoneChosenError
 from testnuc.errors import NotAnsweredError, ProviderError, ReplyError
 from testnuc.protocols import Request, StoredPrediction
 
@@ -21,6 +24,7 @@ __all__ = ["BatchOutcomes", "ResponseReader", "custom_id"]
 
 #: Decoding needs the number of texts, not the texts.
 _UNKNOWN = ("",)
+_NONE = "the LLM chose none of the labels that the prompt showed"
 
 
 def custom_id(name: str, number: int) -> str:
@@ -28,33 +32,56 @@ def custom_id(name: str, number: int) -> str:
     return f"{name}-{number}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ResponseReader:
     """Decodes response bodies, in the process that sent the requests or in any other."""
 
-    provider: WireProvider
-    task: Task
-    labels: LabelSet
+    def __init__(self, provider: WireProvider, task: Task, labels: LabelSet) -> None:
+        self._provider = provider
+        self._whole = task, labels
 
-    def read(self, body: bytes, texts: int) -> tuple[list[Outcome], TokenUsage | None]:
+    @cached_property
+    def _part(self) -> tuple[Task, LabelSet]:
+        """All labels, since it is not stored which ones a prompt showed, and "none of these"."""
+        task, labels = self._whole
+        part = part_of(labels, range(len(labels.names)))
+        return replace(task, labels=part.names), part
+
+    def read(
+        self, body: bytes, texts: int, *, partial: bool = False
+    ) -> tuple[list[Outcome], TokenUsage | None]:
         """Return the outcome of each text of a response, and its tokens.
+
+        Parameters
+        ----------
+        body : bytes
+        texts : int
+        partial : bool
+            Whether the prompt showed some of the labels.
 
         Raises
         ------
         ProviderError
             The response is an error with status 200; nothing was billed.
         """
+        task, labels = self._part if partial else self._whole
         try:
-            reply = self.provider.decode(Request(self.task, "", _UNKNOWN * texts), body)
+            reply = self._provider.decode(Request(task, "", _UNKNOWN * texts), body)
         except ReplyError as error:
             return [error] * texts, getattr(error, "usage", None)
-        return [
-            a if isinstance(a, Exception) else self.labels.predicted(a) for a in reply.answers
-        ], reply.usage
+        outcomes: list[Outcome] = [
+            a if isinstance(a, Exception) else labels.predicted(a) for a in reply.answers
+        ]
+        if partial:
+            none = {None, labels.none_label}
+            outcomes = [
+                o if isinstance(o, Exception) or o.label not in none else NoneChosenError(_NONE)
+                for o in outcomes
+            ]
+        return outcomes, reply.usage
 
     def error(self, status: int, body: bytes) -> Exception:
         """Return the error of a failed request."""
-        return self.provider.error(status, {}, body)
+        return self._provider.error(status, {}, body)
 
 
 class BatchOutcomes:
@@ -88,8 +115,10 @@ class BatchOutcomes:
         if line.status != 200:
             self._failed.setdefault(number, self._error(line))
             return
+        item = self._items[number]
+        partial = any(wanted.partial for wanted in item)
         try:
-            outcomes, usage = self._reader.read(line.body, len(self._items[number]))
+            outcomes, usage = self._reader.read(line.body, len(item), partial=partial)
         except ProviderError as error:
             self._failed.setdefault(number, error)
             return

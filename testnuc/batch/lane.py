@@ -21,7 +21,7 @@ from testnuc.errors import BudgetExceededError, ProviderError, StoreError
 from testnuc.protocols import StoredBatch, WireProvider
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Sequence
 
     from testnuc._dispatch.inflight import Ask, Outcome
     from testnuc._dispatch.predictor import Predictor
@@ -61,8 +61,6 @@ class BatchLane:
     live : Scheduler
         The live lane, whose requests in flight are joined, and which answers the rest with
         ``BatchPolicy(rest="live")``.
-    sleep, wall : callable
-        For tests.
 
     Raises
     ------
@@ -80,8 +78,6 @@ class BatchLane:
         price: Price | None,
         per_call: int,
         live: Scheduler,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         provider = predictor.provider
         self._api = batch_api(provider, transport.auxiliary)
@@ -93,13 +89,9 @@ class BatchLane:
         self._policy = policy
         self._price = price
         self._per_call = per_call
-        self._sleep = sleep
-        self._wall = wall
         self._facts = facts_of(provider, predictor.labels, predictor.task)
         reader = ResponseReader(provider, predictor.task, predictor.labels)
-        self._lifecycle = BatchLifecycle(
-            self._api, reader, self._store, policy=policy, price=price, sleep=sleep
-        )
+        self._lifecycle = BatchLifecycle(self._api, reader, self._store, policy=policy, price=price)
         self._queue = TokenQueue(policy.max_enqueued_tokens)
         self._packer = BatchPacker(predictor, provider, self._api, price, policy.max_requests)
         self._writing = asyncio.Lock()
@@ -167,7 +159,7 @@ class BatchLane:
             left = rounds.again(left, outcomes)
             if left and rounds.queue_full_rounds > 1:
                 pause = self._policy.first_poll * _GROWTH**rounds.queue_full_rounds
-                await self._sleep(min(pause, self._policy.longest_poll))
+                await asyncio.sleep(min(pause, self._policy.longest_poll))
         if self._policy.rest == "live":
             outcomes.update(await self._ask_live(rounds.rest))
         return [outcomes[ask.key] for ask in asks]
@@ -293,7 +285,7 @@ class BatchLane:
             self._predictor.scope,
             self._facts,
             len(load.packs),
-            self._wall(),
+            time.time(),
             pack(load.items),
         )
         self._known.add(batch.id)
@@ -305,7 +297,7 @@ class BatchLane:
             except UnknownOutcomeError as failed:
                 billed = True
                 # the provider may list a new batch with a delay
-                await self._sleep(self._policy.first_poll)
+                await asyncio.sleep(self._policy.first_poll)
                 adopted = await self._lifecycle.adopt(batch)
                 if adopted is None:
                     billed = False

@@ -22,7 +22,7 @@ from testnuc.protocols import Task
 from testnuc.transport import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from testnuc.protocols import Store, StoredBatch
@@ -48,22 +48,11 @@ class BatchManager:
     ----------
     store : Store
         Open.
-    policy : BatchPolicy, optional
-        Polling intervals.
-    sleep : callable
-        For tests.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        policy: BatchPolicy | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = require_batches(store)
-        self._policy = policy or BatchPolicy()
-        self._sleep = sleep
+        self._policy = BatchPolicy()
         self._transport = Transport()
         #: By provider, model, base URL and scope: batches of a run share one.
         self._lifecycles: dict[tuple[object, ...], BatchLifecycle] = {}
@@ -179,6 +168,5 @@ class BatchManager:
                 self._store,
                 policy=self._policy,
                 price=Price.of(name, model, provider.url, batch=True),
-                sleep=self._sleep,
             )
         return self._lifecycles[known]

@@ -26,6 +26,8 @@ __all__ = [
 
 _COUNT = struct.Struct("<I")
 _WANTED = struct.Struct("<16s16sI")
+#: Bit of a stored sample index: whether the prompt shows some of the labels.
+_PARTIAL = 1 << 31
 
 
 class RequestedPrediction(NamedTuple):
@@ -34,6 +36,8 @@ class RequestedPrediction(NamedTuple):
     key: bytes
     text_hash: bytes
     sample: int
+    #: Whether the prompt shows some of the labels, so that the answer can be none of them.
+    partial: bool = False
 
 
 #: The predictions of one request, one for each of its texts, in order.
@@ -94,7 +98,10 @@ def pack(items: Sequence[Item]) -> bytes:
     parts = []
     for item in items:
         parts.append(_COUNT.pack(len(item)))
-        parts += [_WANTED.pack(*wanted) for wanted in item]
+        parts += [
+            _WANTED.pack(key, text_hash, sample | _PARTIAL * partial)
+            for key, text_hash, sample, partial in item
+        ]
     return b"".join(parts)
 
 
@@ -114,7 +121,10 @@ def unpack(stored: bytes) -> tuple[Item, ...]:
             at += _COUNT.size
             stop = at + count * _WANTED.size
             items.append(
-                tuple(map(RequestedPrediction._make, _WANTED.iter_unpack(stored[at:stop])))
+                tuple(
+                    RequestedPrediction(key, text_hash, sample & ~_PARTIAL, bool(sample & _PARTIAL))
+                    for key, text_hash, sample in _WANTED.iter_unpack(stored[at:stop])
+                )
             )
             if len(items[-1]) != count:
                 raise StoreError("a stored batch is damaged: it is truncated")

@@ -36,6 +36,8 @@ class PendingBatch:
 
     id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     packs: list[Pack] = field(default_factory=list)
+    #: Whether the prompt of each request shows some of the labels.
+    partial: list[bool] = field(default_factory=list)
     #: Bytes of the requests.
     size: int = 0
     #: Estimated input tokens, most output tokens, and their highest cost in 1e-12 US dollars.
@@ -47,8 +49,8 @@ class PendingBatch:
     def items(self) -> tuple[Item, ...]:
         """The predictions of each request."""
         return tuple(
-            tuple(RequestedPrediction(ask.key, ask.text_hash, ask.sample) for ask in pack)
-            for pack in self.packs
+            tuple(RequestedPrediction(ask.key, ask.text_hash, ask.sample, partial) for ask in pack)
+            for pack, partial in zip(self.packs, self.partial, strict=True)
         )
 
 
@@ -64,8 +66,11 @@ def packs(asks: Iterable[Ask], per_call: int, alone: Collection[bytes] = ()) -> 
         Keys of asks that get their own request.
     """
     together: list[Ask] = []
-    # sorted: samples of one text cannot share a request
-    for ask in sorted(asks, key=lambda ask: ask.sample) if per_call > 1 else asks:
+    if per_call > 1:
+        # samples of one text cannot share a request, and one text that needs all labels shows them
+        # to those that it is packed with
+        asks = sorted(asks, key=lambda ask: (ask.sample, not ask.shown))
+    for ask in asks:
         if per_call == 1 or ask.demonstrations or ask.key in alone:
             yield (ask,)
             continue
@@ -110,8 +115,8 @@ class BatchPacker:
         most_bytes = int(_FULL * api.max_bytes)
         load = PendingBatch()
         for done, pack in enumerate(requests, 1):
-            request = self.predictor.request(pack)
-            sent, received = self.provider.reserve(request)
+            part = self.predictor.part(pack)
+            sent, received = self.provider.reserve(self.predictor.request(pack, part))
             size = len(self._line(load, len(load.packs), pack))
             full = (
                 len(load.packs) >= most
@@ -122,6 +127,7 @@ class BatchPacker:
                 yield load
                 load = PendingBatch()
             load.packs.append(pack)
+            load.partial.append(part is not None)
             load.size += size
             load.input_tokens += sent
             load.output_tokens += received
@@ -142,5 +148,5 @@ class BatchPacker:
         return lines
 
     def _line(self, load: PendingBatch, number: int, pack: Pack) -> bytes:
-        body = self.provider.encode(self.predictor.request(pack))
+        body = self.provider.encode(self.predictor.request(pack, self.predictor.part(pack)))
         return self.api.line(custom_id(load.id.hex(), number), body)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from testnuc.batch.base import QueueFullError
+from testnuc._dispatch.inflight import Ask
+from testnuc.batch.base import NoneChosenError, QueueFullError
 from testnuc.errors import (
     BadRequestError,
     ProviderError,
@@ -17,7 +18,7 @@ from testnuc.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from testnuc._dispatch.inflight import Ask, Outcome
+    from testnuc._dispatch.inflight import Outcome
     from testnuc.limits import BatchPolicy
     from testnuc.protocols import WireProvider
 
@@ -41,6 +42,7 @@ class RetryRounds:
 
     def __init__(self, policy: BatchPolicy, provider: WireProvider) -> None:
         self._most = policy.attempts if policy.rest == "batch" else 1
+        self._live = policy.rest == "live"
         self._provider = provider
         self._tries: Counter[bytes] = Counter()
         self._adaptations = 0
@@ -68,6 +70,10 @@ class RetryRounds:
         again = [ask for ask in asks if ask.key not in outcomes]
         for ask in failed:
             error = outcomes[ask.key]
+            if isinstance(error, NoneChosenError):
+                # the second call after a shortlist is no retry
+                (self.rest if self._live else again).append(_with_all_labels(ask))
+                continue
             if _is_queue_full(error):
                 if self.queue_full_rounds < _QUEUED:
                     again.append(ask)
@@ -101,6 +107,10 @@ class RetryRounds:
                 changed = self._provider.adapt(error)
         self._adaptations += changed
         return changed
+
+
+def _with_all_labels(ask: Ask) -> Ask:
+    return Ask(ask.key, ask.text, ask.text_hash, ask.place, ask.sample, ask.demonstrations)
 
 
 def _is_queue_full(error: object) -> bool:

@@ -111,13 +111,13 @@ def classify(
         None,
         "--output",
         "-o",
-        help="A file of one of these kinds; default, and -: JSON Lines to stdout.",
+        help="A file of one of these kinds; default or -: JSON Lines to stdout.",
     ),
     lane: str = LANE,
     rest: str = REST,
     referee: str | None = typer.Option(
         None,
-        help="A better model, which judges 100 texts, then labels those of least trust.",
+        help="A better model, which judges 100 texts, then labels the least trusted.",
         rich_help_panel=_REFEREE,
     ),
     escalate: str | None = typer.Option(
@@ -228,26 +228,30 @@ def serve(
         True,  # noqa: FBT003
         help="Log each request, without its texts, to stderr.",
     ),
-    max_texts: int = typer.Option(1_000, help="Most texts in a request.", rich_help_panel=_LIMITS),
+    max_texts: int = typer.Option(
+        1_000, help="Maximum number of texts in a request.", rich_help_panel=_LIMITS
+    ),
     max_text_chars: int = typer.Option(
-        32_000, help="Most characters in a text.", rich_help_panel=_LIMITS
+        32_000, help="Maximum number of characters in a text.", rich_help_panel=_LIMITS
     ),
     max_body: int = typer.Option(
-        4 * 1024 * 1024, help="Most bytes in a request.", rich_help_panel=_LIMITS
+        4 * 1024 * 1024, help="Maximum size of a request in bytes.", rich_help_panel=_LIMITS
     ),
     max_pending: int = typer.Option(
-        4_096, help="Most texts in progress; beyond that, 429.", rich_help_panel=_LIMITS
+        4_096,
+        help="Maximum number of texts in progress; further requests get 429.",
+        rich_help_panel=_LIMITS,
     ),
     request_timeout: float = typer.Option(
         300.0, help="Seconds until a request times out.", rich_help_panel=_LIMITS
     ),
     grace: float = typer.Option(
         0.0,
-        help="Seconds after SIGTERM with requests still accepted.",
+        help="Seconds after SIGTERM during which requests are still accepted.",
         rich_help_panel=_LIMITS,
     ),
     drain_timeout: float = typer.Option(
-        30.0, help="Seconds that requests in progress then have to finish.", rich_help_panel=_LIMITS
+        30.0, help="Seconds after that for requests in progress to finish.", rich_help_panel=_LIMITS
     ),
 ) -> None:
     """Serve labels over HTTP: POST /v1/classify."""
@@ -330,7 +334,9 @@ def report(
     output: str = typer.Option("report.html", "--output", "-o", help="A .html file."),
     text_column: str = TEXT_COLUMN,
     title: str | None = typer.Option(None, help="Default: the name of the file."),
-    most: int = typer.Option(20_000, help="Most texts to list; of more, those to review first."),
+    most: int = typer.Option(
+        20_000, help="Maximum number of texts listed; if there are more, those to review first."
+    ),
 ) -> None:
     """Write an HTML page for judging and browsing results."""
     with interruptible():

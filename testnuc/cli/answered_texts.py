@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import hash_text, valid_text
 from testnuc.cli.answer_store import AnswerStore
-from testnuc.cli.client_factory import client_of, parts_of
-from testnuc.cli.files import Table, check_output, read_table, require_store, tell, usable
+from testnuc.cli.client_factory import client_of
+from testnuc.cli.files import Table, check_output, read_table, require_store, to_stderr, usable
 from testnuc.cli.options_of_run import held_scopes, with_options_of_run
 from testnuc.cli.reading import holds_rows
 from testnuc.cli.stored import stored_texts
@@ -118,7 +118,7 @@ def _with_empty_set(result: Classification) -> Classification:
 
 async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
     """Add the texts of results to the pool, and their answers to the store, if they lack."""
-    parts = parts_of(nuc)
+    parts = nuc.engine.parts
     rows = []
     for result in answered:
         assert result.prediction is not None
@@ -128,7 +128,9 @@ async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
     await parts.store.put_predictions(rows)
     texts = list(dict.fromkeys(result.text for result in answered))
     if len(nuc) < len(texts):
-        tell(f"embedding {len(texts):,} texts; with --store they are kept from the first run on")
+        to_stderr(
+            f"embedding {len(texts):,} texts; with --store, embeddings are stored for later runs"
+        )
     await nuc.add(texts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from testnuc.cli.files import tell
+from testnuc.cli.files import to_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +37,8 @@ def answer(review: Review, path: str, *, read: Callable[[str], str] | None = Non
     # the numbers of candidates would be ambiguous among labels such as "1"
     numbered = not any(map(_NUMBER.fullmatch, review.labels))
     at = _first_open(review)
-    told = _HELP if numbered else _HELP.removeprefix("a number, ")
-    tell(f"several labels, separated by commas; each {told}" if review.multilabel else told)
+    hint = _HELP if numbered else _HELP.removeprefix("a number, ")
+    to_stderr(f"several labels, separated by commas; each {hint}" if review.multilabel else hint)
     while at < len(review):
         item = review[at]
         shown = _show(item, numbered=numbered, of=len(review))
@@ -50,7 +50,7 @@ def answer(review: Review, path: str, *, read: Callable[[str], str] | None = Non
             break
         if said == "u" and said not in review.labels:
             if at == 0:
-                tell("this is the first text")
+                to_stderr("this is the first text")
             at = max(at - 1, 0)
             continue
         found, label = (_labels if review.multilabel else _label)(said, review, shown)
@@ -58,7 +58,7 @@ def answer(review: Review, path: str, *, read: Callable[[str], str] | None = Non
             continue
         review.answer(at, label)
         review.save(path)
-        tell(review[at].answer or "none of these")
+        to_stderr(review[at].answer or "none of these")
         at += 1
 
 
@@ -70,13 +70,13 @@ def _first_open(review: Review) -> int:
 def _show(item: ReviewItem, *, numbered: bool, of: int) -> list[str]:
     """Print an item; returns the labels that a number chooses."""
     labels = [label for label, _ in item.candidates if label is not None]
-    tell(f"\n{item.index + 1} of {of}: {item.text}")
+    to_stderr(f"\n{item.index + 1} of {of}: {item.text}")
     for near in item.neighbors[:_NEIGHBORS]:
-        tell(f"    near ({near.similarity:.2f}, {near.label}): {near.text[:80]}")
+        to_stderr(f"    near ({near.similarity:.2f}, {near.label}): {near.text[:80]}")
     for number, label in enumerate(labels, 1):
-        tell(f"  {number} = {label}" if numbered else f"  {label}")
+        to_stderr(f"  {number} = {label}" if numbered else f"  {label}")
     if item.source is not None:
-        tell(f"  answered: {item.answer or 'none of these'}")
+        to_stderr(f"  answered: {item.answer or 'none of these'}")
     return labels if numbered else []
 
 
@@ -85,7 +85,7 @@ def _label(said: str, review: Review, shown: list[str]) -> tuple[bool, str | Non
     if said in review.labels or said == "n":
         return True, said if said in review.labels else None
     if not said:
-        tell(_HELP)
+        to_stderr(_HELP)
         return False, None
     return _number(said, shown) if shown and _NUMBER.fullmatch(said) else _begun(said, review)
 
@@ -107,7 +107,7 @@ def _number(said: str, shown: list[str]) -> tuple[bool, str | None]:
     """Return the label that a number chooses."""
     if 1 <= int(said) <= len(shown):
         return True, shown[int(said) - 1]
-    tell(f"there is no number {said}; give 1 to {len(shown)}")
+    to_stderr(f"there is no number {said}; give 1 to {len(shown)}")
     return False, None
 
 
@@ -120,7 +120,7 @@ def _begun(said: str, review: Review) -> tuple[bool, str | None]:
         return True, (exact or found)[0]
     if found:
         more = "" if len(found) <= _LISTED else f" and {len(found) - _LISTED} more"
-        tell(f"{said!r} begins {', '.join(found[:_LISTED])}{more}; type more of it")
+        to_stderr(f"{said!r} begins {', '.join(found[:_LISTED])}{more}; type more of it")
     else:
-        tell(f"no label begins with {said!r}")
+        to_stderr(f"no label begins with {said!r}")
     return False, None

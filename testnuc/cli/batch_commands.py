@@ -81,7 +81,7 @@ def resume(store: str = _STORE, ids: list[str] | None = _IDS) -> None:
     sent = sum(s.batch.requests for s in states if s.batch.outcome is not None)
     _tell(f"{calls:,} of {sent:,} requests were answered; the answers are stored")
     if calls < sent:
-        _tell("to ask for the others, classify the same texts again, with --lane batch or live")
+        _tell("to request the others, classify the same texts again, with --lane batch or live")
     if any(state.error is not None for state in states):
         sys.exit(1)
 

@@ -19,7 +19,7 @@ from testnuc.cli.files import (
     check_output,
     held_by,
     read_table,
-    tell,
+    to_stderr,
     usable,
     write_results,
 )
@@ -129,7 +129,7 @@ def label_all(
         async with nuc:
             for note in (about_model(nuc, texts), await about_embedder(nuc, texts)):
                 if note is not None:
-                    tell(f"note: {note}")
+                    to_stderr(f"note: {note}")
             return await nuc.classify_many(texts, progress=progress, lane=lane)
 
     with warnings.catch_warnings(record=True) as caught:
@@ -292,9 +292,9 @@ def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) 
     if len(usage.lanes) > 1:
         print(f"\n{usage}")  # noqa: T201
     elif usage.note:
-        tell(f"note: {usage.note}")
+        to_stderr(f"note: {usage.note}")
     if (note := about_model(nuc, texts)) is not None:
-        tell(f"note: {note}")
+        to_stderr(f"note: {note}")
 
 
 def _number(value: int | None) -> str:

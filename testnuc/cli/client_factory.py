@@ -14,9 +14,7 @@ from testnuc.head import Head
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from testnuc._engine.components import Components
-
-__all__ = ["client_of", "embedder_of", "parts_of"]
+__all__ = ["client_of", "embedder_of"]
 
 
 def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
@@ -64,8 +62,3 @@ def _head_of(given: dict[str, Any]) -> Head:
         # nothing is left to an LLM, so neither a key nor neighbors are needed
         given.update(model=head, head_trust=0.0, k=0, join_pool=False, base_url=None)
     return head
-
-
-def parts_of(nuc: TestNUC) -> Components:
-    """Return the parts of a client, for commands that read or write its store."""
-    return nuc._engine.parts  # noqa: SLF001 - of the same package

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
-from testnuc.cli.files import read_table, require_column, tell
+from testnuc.cli.files import read_table, require_column, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.scoring import paired_difference
 
@@ -49,7 +49,7 @@ def run(
     ]
     left = [len(table.rows) - len(pairs) for table in tables]
     if any(left):
-        tell(f"note: {left[0]:,} texts are only in {first}, {left[1]:,} only in {second}")
+        to_stderr(f"note: {left[0]:,} texts are only in {first}, {left[1]:,} only in {second}")
     if gold is not None:
         rows += _accuracies(pairs, labels, gold, (first, second), tables)
     by_pair: dict[tuple[str | None, str | None], list[int]] = defaultdict(list)

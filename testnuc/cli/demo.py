@@ -117,7 +117,7 @@ def _report(console: Console, results: Results, gold: Mapping[str, str]) -> None
 def _judge(console: Console, review: Review, place: Path) -> None:
     console.print(
         f"\n[bold]Your turn: judge {len(review)} messages[/], where ways to label disagree. "
-        "q goes on without."
+        "q skips this step."
     )
     answer(review, str(place))
 

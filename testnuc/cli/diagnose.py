@@ -10,7 +10,7 @@ from testnuc._base.checks import valid_text
 from testnuc.cli.answer_store import AnswerStore, noted_run
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import read_table, require_folder, tell, usable
+from testnuc.cli.files import read_table, require_folder, to_stderr, usable
 from testnuc.cli.next_steps import command
 from testnuc.cli.options_of_run import (
     EMBEDDER,
@@ -49,7 +49,7 @@ def run(source: str, *, text_column: str, plot: str | None, client: dict[str, An
         client = {**client, **{name: run_of_file[name] for name in _OF_FILE}}
         store = client["store"] or AnswerStore.beside(source)
         if client["embedder"] is None and "://" not in store and not Path(store).is_file():
-            tell(
+            to_stderr(
                 f"note: {source} does not say what embedded its texts; without --store or "
                 f"--embedder that is {EMBEDDER}"
             )
@@ -61,7 +61,7 @@ def run(source: str, *, text_column: str, plot: str | None, client: dict[str, An
         client = with_options_of_store(client, source)
         found = run_to_end(_of_store(source, client))
     then = command("review", source, asked, "-n", "50", text_column=text_column)
-    print(found.told(then))  # noqa: T201 - the command's output
+    print(found.describe(then))  # noqa: T201 - the command's output
     if plot is not None:
         found.plot().savefig(plot, dpi=110)
 

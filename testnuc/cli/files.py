@@ -20,7 +20,7 @@ from testnuc.cli.reading import (
     kind_of,
     read_table,
     require_column,
-    tell,
+    to_stderr,
     usable,
 )
 from testnuc.errors import InvalidInputError
@@ -45,7 +45,7 @@ __all__ = [
     "require_folder",
     "require_new",
     "require_store",
-    "tell",
+    "to_stderr",
     "usable",
     "write_results",
 ]
@@ -163,7 +163,7 @@ def check_output(
 
         xlsx.require()
         if long := xlsx.too_long(table.rows):
-            tell(
+            to_stderr(
                 f"note: {output} cuts texts at {xlsx.CELL:,} characters, the most in a cell of "
                 f"Excel ({long:,} of them); a .csv file holds them whole"
             )

@@ -26,7 +26,7 @@ from testnuc.cli.files import (
     free_name,
     require_folder,
     require_new,
-    tell,
+    to_stderr,
     write_results,
 )
 from testnuc.cli.judging_page import judge_on_page, write_page
@@ -77,7 +77,7 @@ def review(
         if len(sources) > 1:
             path = _new_review(output)
             judged.save(path)
-            tell(f"{len(judged):,} texts, written to {path}")
+            to_stderr(f"{len(judged):,} texts, written to {path}")
         _judge(judged, path, None, drawn=False, by_hand=by_hand, open_page=open_page)
         return
     if len(sources) > 1:
@@ -97,13 +97,13 @@ def review(
     drawn, table = run_to_end(draw())
     if not len(drawn):
         raise InvalidInputError(
-            f"{source} leaves nothing to judge"
+            f"{source} has no text left to judge"
             + (": no candidate differs from another" if goal == "decide" else "")
             + "; choose another --goal"
         )
     drawn.context = replace(drawn.context, run=tuple(run))
     drawn.save(output)
-    tell(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
+    to_stderr(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
     results = None if table is None else read_results(table.rows, source, table.text_column)
     _judge(drawn, output, results, drawn=True, by_hand=by_hand, open_page=open_page)
 
@@ -130,9 +130,9 @@ def _judge(
         done = bool(review.judged)
     else:
         write_page(review, path, results, then)
-        tell(f"then: {then}")
+        to_stderr(f"then: {then}")
         return
-    tell(f"{len(review.judged):,} of {len(review):,} texts are judged, saved in {path}")
+    to_stderr(f"{len(review.judged):,} of {len(review):,} texts are judged, saved in {path}")
     # a review may come from someone else: options that it names are not followed unseen
     known = "STORE" not in words if drawn else Path(source).is_file() and not more
     if done and known:
@@ -140,9 +140,9 @@ def _judge(
 
         app(words)
     elif review.judged:
-        tell(f"next: {then}")
+        to_stderr(f"next: {then}")
     else:
-        tell(f"to go on: testnuc review {shlex.quote(path)}")
+        to_stderr(f"continue with: testnuc review {shlex.quote(path)}")
 
 
 def learn(
@@ -171,23 +171,27 @@ def learn(
     learned, found = run_to_end(run())
     print(learned)  # noqa: T201 - the command's output
     if all(judgment.probability is None for judgment in learned.judged):
-        tell(
+        to_stderr(
             "note: marked texts were chosen, not drawn, so they correct and train, but prove "
             "nothing; draw some with `testnuc review`, or give --at-random if they were drawn"
         )
     certificate = learned.certify()
     then = _after(learned, certificate, source, asked, text_column)
     if found is None or output is None:
-        tell("to apply it, run `testnuc classify` again: stored answers are not requested again")
-        tell(then)
+        to_stderr(
+            "to apply it, run `testnuc classify` again: stored answers are not requested again"
+        )
+        to_stderr(then)
         return
     results = found.results
     record = run_record(results) if Path(output).suffix.lower() == ".jsonl" else None
     placed = dict(zip(found.valid, results, strict=True))
     write_results(output, found.table, placed, found.problems, run=record)
     people = sum(row.source == "person" for row in results)
-    tell(f"{len(results):,} labels, {people:,} of them judged by a person, written to {output}")
-    tell(then)
+    to_stderr(
+        f"{len(results):,} labels, {people:,} of them judged by a person, written to {output}"
+    )
+    to_stderr(then)
 
 
 def _after(
@@ -288,20 +292,20 @@ def certify(
     covered = {result.index: result for result in results.certified(certificate)}
     print(certificate)  # noqa: T201 - the command's output
     if label is None and results and isinstance(results[0], MultilabelClassification):
-        tell("right: the text has exactly its labels, none is missing and none is wrong")
+        to_stderr("right: the text has exactly its labels, none is missing and none is wrong")
     if output is None or not covered:
-        tell(_after(learned, certificate, source, asked, text_column))
+        to_stderr(_after(learned, certificate, source, asked, text_column))
     if output is None:
         return
     if not covered:
-        tell(f"{output} was not written; a lower --accuracy takes fewer judgments")
+        to_stderr(f"{output} was not written; a lower --accuracy takes fewer judgments")
         # a script must not go on without the file
         raise typer.Exit(3)
     rows = [table.rows[found.valid[at]] for at in sorted(covered)]
     kept = replace(table, rows=rows)
     write_results(output, kept, dict(enumerate(covered[at] for at in sorted(covered))), {})
     people = sum(row.source == "person" for row in covered.values())
-    tell(
+    to_stderr(
         f"{len(covered):,} of {len(results):,} texts are certified, {people:,} of them judged by a "
         f"person, written to {output}"
     )
@@ -341,7 +345,7 @@ def distill(source: str, *, output: str, text_column: str, client: dict[str, Any
             return await nuc.distill(output)
 
     print(run_to_end(make()))  # noqa: T201 - the command's output
-    tell(f"written to {output}; to use it: testnuc classify FILE --head {output}")
+    to_stderr(f"written to {output}; to use it: testnuc classify FILE --head {output}")
 
 
 def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:
@@ -353,9 +357,9 @@ def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:
             return await nuc.unlearn()
 
     if run_to_end(drop()):
-        tell("what was learned is dropped; stored answers and review files are kept")
+        to_stderr("what was learned is dropped; stored answers and review files are kept")
     else:
-        tell("nothing was learned")
+        to_stderr("nothing was learned")
 
 
 def _read_reviews(files: Sequence[str]) -> Review:
@@ -364,9 +368,11 @@ def _read_reviews(files: Sequence[str]) -> Review:
     if len(files) == 1:
         return reviews[files[0]]
     joined = join_reviews(reviews)
-    tell(str(joined))
+    to_stderr(str(joined))
     if joined.undecided:
-        tell(f"to settle those that are open: testnuc review {shlex.join(files)} -o joined.json")
+        to_stderr(
+            f"to settle those that are open: testnuc review {shlex.join(files)} -o joined.json"
+        )
     return joined.review
 
 
@@ -375,7 +381,7 @@ def _new_review(output: str | None) -> str:
     if output is None:
         output = free_name("review.json")
         if output != "review.json":
-            tell("note: review.json is kept; to continue it: testnuc review review.json")
+            to_stderr("note: review.json is kept; to continue it: testnuc review review.json")
         return output
     if Path(output).suffix.lower() != ".json":
         raise InvalidInputError(f"the output is {output!r}; name a .json file")

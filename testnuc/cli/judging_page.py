@@ -16,7 +16,7 @@ import orjson
 from aiohttp import web
 
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import tell
+from testnuc.cli.files import to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.report import render, write
 from testnuc.types import split_labels
@@ -63,7 +63,7 @@ def judge_on_page(review: Review, path: str, *, open_page: bool | None) -> bool:
         shown = run_to_end(_Page(review, path).until_done())
     except KeyboardInterrupt:
         # on a new line, after ^C
-        tell("")
+        to_stderr("")
     if shown:
         # the disk may have been full before
         review.save(path)
@@ -81,8 +81,8 @@ def write_page(review: Review, path: str, results: Results | None, then: str) ->
     page = Path(path).with_suffix(".html")
     name = Path(path).name
     write(results, page, review=review, then=then, file=name, title=f"testnuc: {name}")
-    tell(f"to judge them, open {page} in a browser, and move the {name} that it saves here")
-    tell(f"in the terminal: testnuc review {path} --answer")
+    to_stderr(f"to judge them, open {page} in a browser, and move the {name} that it saves here")
+    to_stderr(f"in the terminal: testnuc review {path} --answer")
 
 
 class _Page:
@@ -121,7 +121,7 @@ class _Page:
             await web.TCPSite(runner, _HOST, 0).start()
             self._origin = f"http://{_HOST}:{runner.addresses[0][1]}"
             url = self._origin + self._base
-            tell(f"opening {url} in the browser; press Done there at the end, or Ctrl-C here")
+            to_stderr(f"opening {url} in the browser; press Done there at the end, or Ctrl-C here")
             # some browsers end this call only when they are closed
             threading.Thread(target=self._open, args=(loop, url), daemon=True).start()
             return await ended

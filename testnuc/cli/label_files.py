@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from testnuc.cli.reading import content_of, read_table, require_column, tell
+from testnuc.cli.reading import content_of, read_table, require_column, to_stderr
 from testnuc.errors import InvalidInputError, MissingDependencyError
 from testnuc.label_tree import flattened, is_nested
 
@@ -62,7 +62,7 @@ def _of_table(file: str) -> list[str] | dict[str, str]:
     rows = [row for row in table.rows if str(row.get(_NAME) or "").strip()]
     made = _labels([{name: row.get(name) for name in table.columns} for row in rows], file)
     if len(made) < len(rows):
-        tell(f"note: {file} names {len(made):,} different labels in {len(rows):,} rows")
+        to_stderr(f"note: {file} names {len(made):,} different labels in {len(rows):,} rows")
     return made
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from testnuc.cli.client_factory import parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.limits import context_window
 
@@ -20,14 +19,14 @@ _BYTES_PER_TOKEN = 3.2
 
 
 async def about_embedder(nuc: TestNUC, texts: Sequence[str]) -> str | None:
-    """Say how many texts the embedder reads in part, or refuses; loads a local model.
+    """Return how many texts the embedder reads in part or rejects; loads a local model.
 
     Parameters
     ----------
     nuc : TestNUC
     texts : sequence of str
     """
-    embedder = parts_of(nuc).embedder
+    embedder = nuc.engine.parts.embedder
     measure = getattr(embedder, "cut", None)
     if measure is None:
         return None
@@ -47,14 +46,14 @@ async def about_embedder(nuc: TestNUC, texts: Sequence[str]) -> str | None:
 
 
 def about_model(nuc: TestNUC, texts: Sequence[str]) -> str | None:
-    """Say about how many texts do not fit into one call of the LLM.
+    """Return about how many texts do not fit into one call of the LLM.
 
     Parameters
     ----------
     nuc : TestNUC
     texts : sequence of str
     """
-    provider = parts_of(nuc).predictor.provider
+    provider = nuc.engine.parts.predictor.provider
     window = context_window(provider.name, provider.model, getattr(provider, "url", None))
     if window is None:
         return None

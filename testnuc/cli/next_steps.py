@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from testnuc._engine.judging import LEAST_TEXTS
+from testnuc._engine.learning_base import LEAST_TEXTS
 from testnuc.cli.options import client_options
 from testnuc.cli.options_of_run import EMBEDDER, OF_ANSWERS
 from testnuc.cli.reading import holds_rows
@@ -55,7 +55,7 @@ def command(
 def next_step(
     results: Results, source: str | None, client: Mapping[str, Any], text_column: str = "text"
 ) -> str | None:
-    """Say what to do with results; None: there are none.
+    """Return a line on what to do with results next; None: there are no results.
 
     Parameters
     ----------

@@ -68,7 +68,7 @@ OF_ASKING = (
 #: Options of texts with several labels.
 OF_SEVERAL = ("multilabel", "threshold")
 
-DRY_RUN = typer.Option(default=False, help="Estimate the cost, and send nothing.")
+DRY_RUN = typer.Option(default=False, help="Estimate the cost without sending anything.")
 LABELS_OF_FILE = typer.Option(
     None, help="A file, or a,b,c; default: the labels in FILE.", show_default=False
 )
@@ -83,21 +83,21 @@ LABELS_OF_RUN = typer.Option(
 TEXT_COLUMN = typer.Option("text", help="Column or field with the text.")
 ENCODING = typer.Option(
     None,
-    help="Of FILE, such as cp1252.",
+    help="Encoding of FILE, such as cp1252.",
     show_default="recognized",
     rich_help_panel=_FILES,
 )
 DELIMITER = typer.Option(
     None,
-    help="Between the columns of FILE: a character, or tab.",
+    help="Column delimiter of FILE: a character, or tab.",
     show_default="recognized",
     rich_help_panel=_FILES,
 )
-LIMIT = typer.Option(None, help="Only the first texts, as a trial.", rich_help_panel=_FILES)
+LIMIT = typer.Option(None, help="Read only the first texts, for a trial.", rich_help_panel=_FILES)
 OVERWRITE = typer.Option(
     default=False, help="Replace an output that exists.", rich_help_panel=_FILES
 )
-MODEL = typer.Option("openai/gpt-4o-mini", help="Such as openai/.. or local/zero-shot.")
+MODEL = typer.Option("openai/gpt-4o-mini", help="A model, such as openai/.. or local/zero-shot.")
 BASE_URL = typer.Option(None, help="An OpenAI-compatible server.")
 EMBEDDER = typer.Option(
     None,
@@ -154,11 +154,12 @@ def _client(
     texts_per_call: int = typer.Option(1, help="Texts packed in one prompt."),
     shortlist: str = typer.Option(
         "auto",
-        help="Show each text only so many labels, the likely ones; all; levels: one of a tree at a "
-        "time; auto: 50 of more than 200, or levels.",
+        help="Labels shown in a prompt: a number (the likely ones), all, levels (of a tree, one at "
+        "a time), or auto (50 of more than 200, or levels).",
     ),
     reasoning_effort: str = typer.Option(
-        "least", help="Of reasoning models: none, minimal, low, ..; least: what the model accepts."
+        "least",
+        help="Effort of reasoning models: none, minimal, low, ..; least: the lowest accepted.",
     ),
     score_labels: bool = typer.Option(  # noqa: FBT001
         False,  # noqa: FBT003
@@ -186,15 +187,15 @@ def _client(
     ),
     threshold: float | None = typer.Option(
         None,
-        help="With --multilabel: share of the vote from which a label is given.",
+        help="With --multilabel: minimum share of the vote for a label.",
         show_default="0.5",
         rich_help_panel=_VOTE,
     ),
     budget_usd: float | None = typer.Option(
-        None, help="The most US dollars to spend.", rich_help_panel=_LIMITS
+        None, help="Maximum cost in US dollars.", rich_help_panel=_LIMITS
     ),
     max_concurrency: int = typer.Option(
-        64, help="The most calls in flight.", rich_help_panel=_LIMITS
+        64, help="Maximum number of concurrent calls.", rich_help_panel=_LIMITS
     ),
     requests_per_minute: int | None = typer.Option(
         None, help="The provider's limit.", rich_help_panel=_LIMITS
@@ -204,25 +205,27 @@ def _client(
     ),
     ask: str = typer.Option(
         "all",
-        help="all; unsure: ask about a part, and leave the texts to a model that it is sure of.",
+        help="all, or unsure: ask about part of the texts; a model of the answers labels the rest.",
         rich_help_panel=_FEWER,
     ),
     stop: float = typer.Option(
         0.99,
-        help="With unsure: part of all labels to be proved to be as with all.",
+        help="With unsure: share of all labels proved to equal those of --ask all.",
         rich_help_panel=_FEWER,
     ),
     most: float = typer.Option(
-        1.0, help="With unsure: most of the texts to ask about, 0 to 1.", rich_help_panel=_FEWER
+        1.0,
+        help="With unsure: maximum share of the texts to ask about, 0 to 1.",
+        rich_help_panel=_FEWER,
     ),
     head: str | None = typer.Option(
         None,
-        help="A file from `testnuc distill`: it labels, without an LLM.",
+        help="A file from `testnuc distill`, which labels without an LLM.",
         rich_help_panel=_FEWER,
     ),
     head_trust: float | None = typer.Option(
         None,
-        help="Trust below which texts go to the LLM after all.",
+        help="Trust below which the LLM labels a text instead.",
         show_default="none do",
         rich_help_panel=_FEWER,
     ),

@@ -132,7 +132,7 @@ def with_embedder(client: dict[str, Any], place: str | None) -> dict[str, Any]:
     """
     if client["embedder"] is not None:
         return client
-    found = [] if place is None or not _is_there(place) else run_to_end(_embedders(place))
+    found = [] if place is None or not _is_there(place) else run_to_end(embedders_in(place))
     return {**client, "embedder": found[0] if len(found) == 1 else EMBEDDER}
 
 
@@ -140,7 +140,8 @@ def _is_there(store: str) -> bool:
     return "://" in store or Path(store).is_file()
 
 
-async def _embedders(store: str) -> list[str]:
+async def embedders_in(store: str) -> list[str]:
+    """Return the names of the embedders in a store."""
     async with opened_store(store) as opened:
         return [name for name, _ in await opened.embedders()]
 

@@ -41,7 +41,7 @@ __all__ = [
     "kind_of",
     "read_table",
     "require_column",
-    "tell",
+    "to_stderr",
     "usable",
 ]
 
@@ -81,7 +81,7 @@ class Table:
         return [row.get(self.text_column) for row in self.rows]
 
 
-def tell(line: str) -> None:
+def to_stderr(line: str) -> None:
     """Print a line to stderr."""
     print(line, file=sys.stderr)  # noqa: T201 - the command's output
 
@@ -152,13 +152,15 @@ def read_table(
             if len(columns) == 1 and given is None:
                 delimiter = ","
             if not quiet and given is None and delimiter != "," and kind == ".csv":
-                tell(f"note: {file} is read with {named(delimiter)} between columns (--delimiter)")
+                to_stderr(
+                    f"note: {file} is read with {named(delimiter)} between columns (--delimiter)"
+                )
         else:
             # the record of a run, written by `classify --full`, is not a text
             rows = [row for row in _json_rows(file, content) if "nuc_run" not in row]
             columns = list(dict.fromkeys(name for row in rows for name in row))
         if not quiet and encoding is None and not found.startswith("utf-8"):
-            tell(_about_encoding(file, content, found))
+            to_stderr(_about_encoding(file, content, found))
     if not rows:
         raise InvalidInputError(f"{file} has no texts; give a file with at least two")
     _require_distinct(file, columns)
@@ -200,12 +202,12 @@ def column_of_results(
     likely = _longest(rows, columns) if guess else None
     if likely is None:
         return name
-    tell(f"note: the texts of {file} are read from the column {likely!r} (--text-column)")
+    to_stderr(f"note: the texts of {file} are read from the column {likely!r} (--text-column)")
     return likely
 
 
 def _about_encoding(file: str, content: str, encoding: str) -> str:
-    """Say how a file was decoded, with an example by which to see an error."""
+    """Return how a file was decoded, with an example by which to see an error."""
     line = f"note: {file} is read as {encoding}"
     if encoding == "cp1252":
         words = (found[0] for found in _WORD.finditer(content) if not found[0].isascii())
@@ -264,7 +266,7 @@ def content_of(file: str, encoding: str | None = None) -> tuple[str, str]:
     """
     if file == STANDARD:
         if sys.stdin.isatty():
-            tell("reading texts from the terminal; end with Ctrl-D")
+            to_stderr("reading texts from the terminal; end with Ctrl-D")
         raw, name = sys.stdin.buffer.read(), "stdin"
     else:
         name = file

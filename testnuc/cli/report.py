@@ -7,7 +7,7 @@ from typing import Any
 
 from testnuc._base.jsonl import table
 from testnuc.cli.answer_store import noted_run
-from testnuc.cli.files import existing, read_labels, read_table, require_folder, tell
+from testnuc.cli.files import existing, read_labels, read_table, require_folder, to_stderr
 from testnuc.cli.next_steps import command
 from testnuc.cli.reading import KINDS, column_of_results, holds_rows
 from testnuc.cli.stored import stored_results
@@ -59,9 +59,9 @@ def run(
     # a .csv does not say it
     several = client["multilabel"] or noted_run(file).get("multilabel")
     write(results, place, then=then, title=title, most=most, several=several)
-    tell(f"{len(results):,} texts, written to {output}")
+    to_stderr(f"{len(results):,} texts, written to {output}")
     if not any(result.neighbors for result in results):
-        tell(
+        to_stderr(
             "note: the file holds no neighbors and votes; write them with "
             "`testnuc classify --full -o FILE.jsonl`"
         )

@@ -10,7 +10,7 @@ import orjson
 
 from testnuc._base.jsonl import part_of, table
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import existing, require_folder, require_store, tell
+from testnuc.cli.files import existing, require_folder, require_store, to_stderr
 from testnuc.cli.options_of_run import opened_store
 from testnuc.errors import InvalidInputError
 from testnuc.stores import export as moving
@@ -39,7 +39,7 @@ def export(store: str, file: str) -> None:
     require_store(store)
     require_folder(file)
     if path.exists() and not (path.is_file() and _is_export(kind, path)):
-        raise InvalidInputError(f"{file} exists and is no export of a store; name another file")
+        raise InvalidInputError(f"{file} exists and is not an export of a store; name another file")
     # a temporary file first: an interruption must not leave a partial one
     part = part_of(path)
 
@@ -54,7 +54,7 @@ def export(store: str, file: str) -> None:
         raise InvalidInputError(f"{file} cannot be written: {exc.strerror or exc}") from exc
     finally:
         part.unlink(missing_ok=True)
-    tell(f"exported {_counted(counts)} to {file}")
+    to_stderr(f"exported {_counted(counts)} to {file}")
 
 
 def import_(file: str, store: str) -> None:
@@ -72,7 +72,7 @@ def import_(file: str, store: str) -> None:
         run_to_end(read())
     except OSError as exc:
         raise InvalidInputError(f"{file} cannot be read: {exc.strerror or exc}") from exc
-    tell(f"imported {_counted(seen)} from {file}; existing entries were kept")
+    to_stderr(f"imported {_counted(seen)} from {file}; existing entries were kept")
 
 
 def stats(store: str) -> None:
@@ -174,5 +174,5 @@ def _kind(file: str) -> str:
 
 
 def _counted(counts: Counter[str]) -> str:
-    told = ", ".join(f"{counts[kind]:,} {name}" for kind, name in _COUNTED.items())
-    return told + (", and what was learned" if counts["learned"] else "")
+    listed = ", ".join(f"{counts[kind]:,} {name}" for kind, name in _COUNTED.items())
+    return listed + (", and what was learned" if counts["learned"] else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from testnuc.cli.client_factory import client_of, parts_of
+from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.options_of_run import held_scopes, with_options_of_store
 from testnuc.cli.reading import Table
@@ -29,7 +29,7 @@ async def stored_texts(nuc: TestNUC, store: str) -> Table:
     InvalidInputError
         There are none.
     """
-    parts = parts_of(nuc)
+    parts = nuc.engine.parts
     rows: list[dict[str, Any]] = []
     start: int | None = 0
     while start is not None:

@@ -33,6 +33,8 @@ _BATCH = 512
 _TURN = 64
 #: Texts that are looked up at a time.
 _CHUNK = 2_048
+#: Seconds from which a faster way to embed is worth a note.
+_LONG = 30.0
 #: An embedder that rejects the input: one of its texts, perhaps.
 _REJECTED = (BadRequestError, InvalidInputError)
 #: Rejected texts after which every request counts as malformed, if none was ever accepted.
@@ -97,6 +99,16 @@ class EmbeddingCache:
     def name(self) -> str:
         """Identity of the embedder in stores and keys."""
         return embedder_name(self._embedder)
+
+    def advice(self, seconds: float) -> str:
+        """Return how to embed faster, if embedding took long; "" if not, or if it is unknown."""
+        name = getattr(self._embedder, "faster", None) if seconds > _LONG else None
+        if name is None:
+            return ""
+        return (
+            f"embedding took {seconds:.0f} s; embedder={name!r} takes about half of that on this "
+            "CPU (its vectors are stored apart)"
+        )
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return float32[len(texts), dim]; an `Embedder` like the one behind it."""
@@ -327,7 +339,7 @@ class EmbeddingCache:
         return await asyncio.to_thread(_unit, texts, vectors)
 
     async def close(self) -> None:
-        """Stop embedding; waiters receive an error, because nobody cancelled them."""
+        """Stop embedding; waiters get an error, because they were not cancelled."""
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)

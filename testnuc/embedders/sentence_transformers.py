@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -29,6 +30,8 @@ _Backend = Literal["torch", "onnx", "openvino"]
 _BACKENDS: tuple[_Backend, ...] = get_args(_Backend)
 #: What a name may say after its backend.
 _OPTIONS = ("dtype", "file_name")
+#: Tokens in one forward pass on a CPU, with padding, unless a single text has more.
+_TOKENS = 1_024
 #: Texts that are tokenized at a time to count the long ones.
 _CHUNK = 1_000
 
@@ -46,7 +49,7 @@ class SentenceTransformersEmbedder:
     device : str, optional
         ``"cpu"``, ``"cuda"``, ..; default: chosen by sentence-transformers.
     batch_size : int
-        Texts in one forward pass.
+        Most texts in one forward pass.
     backend : {"torch", "onnx", "openvino"}
         What runs the model, as in sentence-transformers.
     dtype : str, optional
@@ -114,7 +117,7 @@ class SentenceTransformersEmbedder:
             key, _, value = option.partition("=")
             if key not in _OPTIONS or not value:
                 raise InvalidInputError(
-                    f"embedder is {name!r}, but {option!r} is no option; give "
+                    f"embedder is {name!r}, but {option!r} is not an option; give "
                     + " or ".join(f"{known}=.." for known in _OPTIONS)
                 )
             given[key] = value
@@ -130,6 +133,17 @@ class SentenceTransformersEmbedder:
         known = getattr(model, "get_embedding_dimension", None)
         dim = known() if known is not None else model.get_sentence_embedding_dimension()
         return int(dim)
+
+    @property
+    def faster(self) -> str | None:
+        """The name of the loaded model in bfloat16, if this CPU computes that faster."""
+        if not self._on_cpu or self.name != self._model_name:
+            return None
+        # loaded with the model; an older one does not say it
+        supported = getattr(sys.modules["torch"].cpu, "_is_avx512_bf16_supported", None)
+        return (
+            f"{self.name}@torch,dtype=bfloat16" if supported is not None and supported() else None
+        )
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return float32[len(texts), dim], each row of unit norm.
@@ -161,11 +175,22 @@ class SentenceTransformersEmbedder:
             return vectors
         # `encode` sorts by characters: sorting by tokens leaves less padding
         tokens = tokenizer(texts, truncation=True, return_attention_mask=False)
-        order = np.argsort([-len(ids) for ids in tokens["input_ids"]], kind="stable")
-        parts = [order[start : start + size] for start in range(0, len(texts), size)]
-        found = [encode([texts[row] for row in part], batch_size=size) for part in parts]
+        lengths = [len(ids) for ids in tokens["input_ids"]]
+        order = np.argsort(np.negative(lengths), kind="stable")
+        found, start = [], 0
+        while start < len(order):
+            longest = max(1, lengths[order[start]])
+            # a GPU needs large batches; on a CPU less padding is faster
+            most = max(1, min(size, _TOKENS // longest)) if self._on_cpu else size
+            part = order[start : start + most]
+            found.append(encode([texts[row] for row in part], batch_size=most))
+            start += most
         vectors = np.concatenate(found)
         return vectors[np.argsort(order)]
+
+    @property
+    def _on_cpu(self) -> bool:
+        return str(getattr(self._model, "device", None)) == "cpu"
 
     def _longest(self) -> int | None:
         """Return the most tokens that the model reads of a text; None: all, or unknown."""

@@ -14,7 +14,7 @@ _COMMIT = "098caa574abc78ceda12e39cffc2227d5e269889"
 BASE_URL = f"https://raw.githubusercontent.com/HenryPengZou/TestNUC/{_COMMIT}/data/datasets"
 
 #: Object ids of the files in that commit: the SHA-1 of a header with the length, and the content.
-_BLOBS = {
+BLOBS = {
     ("banking77", "large"): "ce31d98f6462434e1f273b844a168e90ad68573f",
     ("banking77", "small"): "15a15c3156122582258c8d28e6f3147155d9054e",
     ("clinc", "large"): "21796aa943bde9a83362ac1510378447130e70a3",
@@ -34,9 +34,7 @@ _BLOBS = {
 }
 
 
-def download(
-    name: str, split: str, base_url: str | None = None, *, cache_dir: Path | None = None
-) -> Path:
+def download(name: str, split: str, base_url: str | None = None) -> Path:
     """Return the path of a dataset in the user's cache; downloads it if missing.
 
     Raises
@@ -53,9 +51,9 @@ def download(
             f"downloading {name!r} needs pooch: pip install 'testnuc[data]'; or set data_dir to a "
             "copy of the reference repository's data"
         ) from exc
-    folder = cache_dir if cache_dir is not None else Path(pooch.os_cache("testnuc"))
+    folder = Path(pooch.os_cache("testnuc"))
     url = f"{(base_url or BASE_URL).rstrip('/')}/{name}/{split}.jsonl"
-    expected = _BLOBS[name, split]
+    expected = BLOBS[name, split]
     path = folder / "datasets" / expected[:12] / name / f"{split}.jsonl"
     if path.is_file() and _git_object_id(path) == expected:
         return path

@@ -34,13 +34,10 @@ class Graph:
     Parameters
     ----------
     dim : int
-    threads : int
-        Threads per search or insertion; 0 = all cores.
     """
 
-    def __init__(self, dim: int, threads: int) -> None:
+    def __init__(self, dim: int) -> None:
         self._dim = dim
-        self._threads = threads
         self._index = self._empty()
         #: The file of a memory-mapped graph, which is read-only.
         self.mapped: Path | None = None
@@ -51,7 +48,7 @@ class Graph:
         return len(self._index)
 
     @classmethod
-    def map(cls, path: Path, dim: int, rows: int, threads: int) -> Graph:
+    def map(cls, path: Path, dim: int, rows: int) -> Graph:
         """Memory-map a saved graph.
 
         Raises
@@ -59,7 +56,7 @@ class Graph:
         OSError, RuntimeError, ValueError
             The file is not a graph of this shape.
         """
-        graph = cls(dim, threads)
+        graph = cls(dim)
         graph._index.view(os.fspath(path), progress=_yielding)
         if graph._index.ndim != dim or len(graph) > rows:
             raise ValueError(f"{path} is another graph")
@@ -71,7 +68,7 @@ class Graph:
     def loaded(self) -> Graph:
         """Return a mutable copy of a mapped graph, in memory."""
         assert self.mapped is not None
-        graph = Graph(self._dim, self._threads)
+        graph = Graph(self._dim)
         try:
             # warms the page cache: usearch holds the GIL while it reads vectors
             checksum_of_file(self.mapped)
@@ -98,7 +95,8 @@ class Graph:
     def insert(self, rows: NDArray[np.int64], vectors: NDArray[np.float16], end: int) -> None:
         """Insert rows and their vectors, float16[n, dim]; the graph now covers rows below `end`."""
         if len(rows):
-            threads = 1 if self.rows < _SINGLE_THREADED else self._threads
+            # 0: all cores
+            threads = 1 if self.rows < _SINGLE_THREADED else 0
             self._index.add(rows.astype(np.uint64), vectors, threads=threads, copy=True)
         self.rows = end
         self._widen()
@@ -117,7 +115,7 @@ class Graph:
         found = np.full((len(queries), max(count, 1)), -1, dtype=np.int64)
         if count == 0:
             return found
-        matches = self._index.search(queries, count, threads=self._threads)
+        matches = self._index.search(queries, count, threads=0)
         if len(queries) == 1:
             # usearch returns another type for a single query, without counts
             keys = np.asarray(matches.keys).reshape(-1)

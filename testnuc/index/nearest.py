@@ -62,8 +62,6 @@ class NearestVectors:
         Dimension of a vector.
     exact_below : int
         Number of vectors below which the search is exact.
-    threads : int
-        Threads per search or insertion; 0 = all cores.
 
     Notes
     -----
@@ -71,13 +69,12 @@ class NearestVectors:
     lock for one chunk at a time.
     """
 
-    def __init__(self, dim: int, *, exact_below: int = EXACT_BELOW, threads: int = 0) -> None:
+    def __init__(self, dim: int, *, exact_below: int = EXACT_BELOW) -> None:
         if dim < 1:
             raise InvalidInputError(f"dim is {dim}; give at least 1")
         self.dim = dim
         self._exact_below = exact_below
-        self._threads = threads
-        self._chunk = _ADD_CHUNK * (threads or os.cpu_count() or 1)
+        self._chunk = _ADD_CHUNK * (os.cpu_count() or 1)
         self._lock = FairLock()
         self._size = 0
         self._vectors: RowArray = MemoryRows(np.float16, (dim,))
@@ -85,7 +82,7 @@ class NearestVectors:
         self._alive = MemoryRows(np.bool_, ())
         # the rows outside the graph as float32, cached for the matrix product
         self._single = np.empty((0, dim), dtype=np.float32)
-        self._graph: Graph | None = None
+        self.graph: Graph | None = None
         #: Whether searches use the graph, which may still be under construction.
         self._by_graph = False
 
@@ -96,7 +93,7 @@ class NearestVectors:
     @property
     def graph_rows(self) -> int:
         """Number of rows in the graph, including removed ones."""
-        return 0 if self._graph is None else self._graph.rows
+        return 0 if self.graph is None else self.graph.rows
 
     def add(self, vectors: NDArray[np.float16], ranks: NDArray[np.uint64]) -> None:
         """Append rows.
@@ -135,8 +132,8 @@ class NearestVectors:
         with self._lock:
             rows = np.unique(rows[self._alive.array[rows]])
             self._alive.array[rows] = False
-            if self._graph is not None:
-                self._graph.remove(rows)
+            if self.graph is not None:
+                self.graph.remove(rows)
 
     def vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float16]:
         """Return the stored vectors of rows, float16[n, dim]."""
@@ -207,9 +204,7 @@ class NearestVectors:
         return rows, similarities
 
     @classmethod
-    def open(
-        cls, folder: Path, saved: SavedIndex, *, exact_below: int = EXACT_BELOW, threads: int = 0
-    ) -> Self:
+    def open(cls, folder: Path, saved: SavedIndex, *, exact_below: int = EXACT_BELOW) -> Self:
         """Memory-map a saved index; removals are not saved and must be applied again.
 
         Raises
@@ -217,7 +212,7 @@ class NearestVectors:
         DamagedIndexError
             A file is missing or damaged.
         """
-        index = cls(saved.dim, exact_below=exact_below, threads=threads)
+        index = cls(saved.dim, exact_below=exact_below)
         try:
             index._vectors, index._ranks = map_rows(folder, saved)
         except OSError as exc:
@@ -227,7 +222,7 @@ class NearestVectors:
                 # usearch can crash the process on a damaged graph
                 verify_file(folder / saved.graph, saved.graph_crc)
                 path = folder / saved.graph
-                index._graph = Graph.map(path, saved.dim, saved.graph_rows, threads)
+                index.graph = Graph.map(path, saved.dim, saved.graph_rows)
                 index._by_graph = True
         except (DamagedIndexError, OSError, RuntimeError, ValueError) as exc:
             index.close()
@@ -267,10 +262,10 @@ class NearestVectors:
         graph, rows, crc = None, 0, 0
         if before is not None:
             graph, rows, crc = before.graph, before.graph_rows, before.graph_crc
-        if self._graph is not None and self._graph.mapped is None and self._graph.rows > rows:
+        if self.graph is not None and self.graph.mapped is None and self.graph.rows > rows:
             path = folder / f"graph.{new_token()}"
-            self._graph.save(path)
-            graph, rows, crc = path.name, self._graph.rows, checksum_of_file(path)
+            self.graph.save(path)
+            graph, rows, crc = path.name, self.graph.rows, checksum_of_file(path)
         return SavedIndex(
             dim=self.dim,
             rows=self._size,
@@ -330,19 +325,19 @@ class NearestVectors:
 
     def _extend_graph(self, added: int) -> None:
         """Insert rows that are not in the graph; creates the graph before it is first needed."""
-        if self._graph is None:
+        if self.graph is None:
             if self._size < self._exact_below // 2:
                 return
             with self._lock:
-                self._graph = Graph(self.dim, self._threads)
-        elif self._graph.mapped is not None:
-            if self._size - self._graph.rows < self._exact_below:
+                self.graph = Graph(self.dim)
+        elif self.graph.mapped is not None:
+            if self._size - self.graph.rows < self._exact_below:
                 return
-            loaded = self._graph.loaded()
+            loaded = self.graph.loaded()
             with self._lock:
                 loaded.remove(np.flatnonzero(~self._alive.array[: loaded.rows]))
-                self._graph = loaded
-        graph, wanted = self._graph, self._size
+                self.graph = loaded
+        graph, wanted = self.graph, self._size
         if wanted < self._exact_below:
             wanted = min(wanted, graph.rows + _AHEAD * added)
         while graph.rows < wanted:
@@ -366,11 +361,11 @@ class NearestVectors:
         end: int,
     ) -> NDArray[np.int64]:
         """Return rows that include the best k, unordered and padded with -1; int64[B, W]."""
-        if self._graph is None or not self._by_graph:
+        if self.graph is None or not self._by_graph:
             return self._outside_graph(single, k, exclude, 0, end)
-        found = self._graph_candidates(self._graph, queries, k, exclude, end)
-        if self._graph.rows < end:
-            rest = self._outside_graph(single, k, exclude, self._graph.rows, end)
+        found = self._graph_candidates(self.graph, queries, k, exclude, end)
+        if self.graph.rows < end:
+            rest = self._outside_graph(single, k, exclude, self.graph.rows, end)
             found = np.concatenate([found, rest], axis=1)
         return found
 

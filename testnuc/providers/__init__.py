@@ -81,7 +81,7 @@ def resolve(
         server = SERVERS.get(kind.lower())
         if server is not None and name.strip():
             raise InvalidInputError(
-                f"{kind} is no kind of provider; give model='openai/{name:.100}', "
+                f"{kind} is not a kind of provider; give model='openai/{name:.100}', "
                 f"base_url='{server}' and its api_key."
             )
     raise InvalidInputError(

@@ -42,6 +42,8 @@ _AZURE = (
     ".services.ai.azure.com",
 )
 
+#: Where servers other than OpenAI's, such as DeepSeek's and Mistral's, count cached input tokens.
+_CACHED = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")
 _LOGPROBS = re.compile(r"logprobs?\b", re.IGNORECASE)
 #: Reasoning models without a temperature; Azure's gpt-35-turbo is GPT-3.5.
 _REASONING = re.compile(r"(o\d|gpt-(?!35)([5-9]|\d\d)|codex)(?!.*-chat)", re.IGNORECASE)
@@ -137,7 +139,7 @@ class OpenAI(HTTPProvider):
         self._cache = {name: value for name, value in cache.items() if value is not None}
         #: Whether a reply had the log-probabilities that scores need.
         self._scored = False
-        #: Whether the server may tell us to use the Responses API.
+        #: Whether a refusal by the server may switch calls to the Responses API.
         self._may_switch = responses is None
         named = endpoint.path.endswith(_responses.PATH) or (own and _responses.needs(short))
         if responses or (responses is None and named):
@@ -309,10 +311,11 @@ class OpenAI(HTTPProvider):
 
 def _finish(choice: dict[str, Any]) -> Any:
     """Return the finish reason; OpenAI's first models with images have it in another field."""
+    reason = choice.get("finish_reason")
+    if reason:
+        return reason
     details = choice.get("finish_details")
-    return choice.get("finish_reason") or (
-        details.get("type") if isinstance(details, dict) else None
-    )
+    return details.get("type") if isinstance(details, dict) else None
 
 
 def _base_path(endpoint: Endpoint, *, azure: bool, source: str) -> str:
@@ -358,18 +361,16 @@ def _usage(value: Any, tier: Any) -> TokenUsage | None:
     if sent is None or received is None:
         return None
     details = value.get("prompt_tokens_details")
-    details = details if isinstance(details, dict) else {}
-    cached = min(
-        count(details.get("cached_tokens"))
-        # DeepSeek, Mistral, and servers that count it beside the others
-        or count(value.get("prompt_cache_hit_tokens"))
-        or count(value.get("num_cached_tokens"))
-        or count(value.get("cached_tokens"))
-        or 0,
-        sent,
-    )
-    written = min(count(details.get("cache_write_tokens")) or 0, sent - cached)
-    received += _outside(value, sent, received, count(details.get("audio_tokens")) or 0)
+    cached = written = audio = 0
+    if isinstance(details, dict):
+        cached = count(details.get("cached_tokens")) or 0
+        written = count(details.get("cache_write_tokens")) or 0
+        audio = count(details.get("audio_tokens")) or 0
+    if not cached and not value.keys().isdisjoint(_CACHED):
+        cached = next(filter(None, (count(value.get(name)) for name in _CACHED)), 0)
+    cached = min(cached, sent)
+    written = min(written, sent - cached)
+    received += _outside(value, sent, received, audio)
     tier = tier or value.get("service_tier")
     return TokenUsage(sent, received, cached, written, tier if isinstance(tier, str) else "")
 

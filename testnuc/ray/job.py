@@ -236,8 +236,8 @@ def classify_dataset(
         fn_constructor_args=(job, pool, dim, decision, learned, column, prefix),
         **stage("vote"),
     )
-    told = None if learned is None else str(learned_of(learned, multilabel=several))
-    return Labeled(labeled, number, usage, diagnosis, told)
+    summary = None if learned is None else str(learned_of(learned, multilabel=several))
+    return Labeled(labeled, number, usage, diagnosis, summary)
 
 
 def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, prefix: str) -> bool:

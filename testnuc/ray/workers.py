@@ -15,9 +15,8 @@ from testnuc._engine.components import Components
 from testnuc._engine.inputs import distinct
 from testnuc._engine.multilabel_learning import learning_of
 from testnuc._engine.multilabel_rows import rows_of
-from testnuc._engine.neighborhoods import build_neighborhoods
 from testnuc.errors import InvalidInputError, TestNUCError
-from testnuc.protocols import Matches, PoolText
+from testnuc.protocols import PoolText
 from testnuc.ray.limits_client import LimitsClient
 from testnuc.trust import Learned, MultilabelLearned
 
@@ -144,12 +143,7 @@ class Asking:
             self._shared_limits.open()
         await self._parts.ready()
         pipeline = self._parts.pipeline
-        unmatched = Matches(
-            np.empty((len(entries), 0), np.int64), np.empty((len(entries), 0), "f4")
-        )
-        neighborhoods = build_neighborhoods(
-            pipeline.labels, pipeline.settings, entries, np.empty(0, np.int64), [], unmatched
-        )
+        neighborhoods = pipeline.assembler.alone(entries, pipeline.settings)
         try:
             await pipeline.predict_own(neighborhoods)
         finally:

@@ -30,7 +30,7 @@ function chooserOf({ options, labels, described, names, choose, save, leave, sev
     key && el("kbd", {}, key),
     label === null ? el("span", { class: "name" }, several ? "No label applies" : "None of the labels") : foreign("span", cut(label, 200), { class: "name" }),
     label !== null && names(label) && foreign("small", names(label), { class: "by" }),
-    label !== null && described(label) && foreign("small", described(label), { class: "told" })));
+    label !== null && described(label) && foreign("small", described(label), { class: "description" })));
   const other = el("p", { class: "other", hidden: true });
   const group = el("div", { class: "options", role: "group", "aria-label": several ? "The right labels" : "The right label" }, ...buttons, other);
   const shown = options.map(({ label }) => label);

@@ -4,9 +4,9 @@ const SOURCES = { llm: "the LLM", vote: "the vote of neighbors", head: "a model 
 
 /** Who gives a label, in a few words. */
 function byOf(names) {
-  const told = [...new Set(names.map((name) => (name === "the LLM's own labels" ? "the LLM" : name)))];
-  const ways = told.filter((name) => name.startsWith("neighbors and a model"));
-  const rest = told.filter((name) => !ways.includes(name)).map((name) => (name.startsWith("the vote of") ? "the vote" : name));
+  const distinct = [...new Set(names.map((name) => (name === "the LLM's own labels" ? "the LLM" : name)))];
+  const ways = distinct.filter((name) => name.startsWith("neighbors and a model"));
+  const rest = distinct.filter((name) => !ways.includes(name)).map((name) => (name.startsWith("the vote of") ? "the vote" : name));
   return [...rest, ...(ways.length ? [ways.length > 1 ? `${ways.length} models` : "a model"] : [])].join(", ");
 }
 
@@ -29,7 +29,7 @@ function explanationOf({ data, choices, described, nameOf, rowOf, goTo, leave })
     const made = el("details", { class: "guide", ontoggle: () => { guideOpen = made.open; } },
       el("summary", {}, "Instructions and labels"),
       data.instructions && foreign("p", data.instructions, { class: "text" }),
-      el("dl", { class: "told" }, ...choices.flatMap((label) => [foreign("dt", label), foreign("dd", described(label) ?? "–")])));
+      el("dl", { class: "description" }, ...choices.flatMap((label) => [foreign("dt", label), foreign("dd", described(label) ?? "–")])));
     made.open = guideOpen;
     return made;
   }
@@ -53,10 +53,10 @@ function explanationOf({ data, choices, described, nameOf, rowOf, goTo, leave })
     const head = ["similarity", "label", "text"].map((name) => el("th", { scope: "col", role: "columnheader" }, name));
     const body = row.k.map(([text, similarity, label, confidence]) => {
       const other = rowOf.get(text);
-      const told = cut(texts[text], 300) + (texts[text].length > 300 ? " …" : "");
+      const excerpt = cut(texts[text], 300) + (texts[text].length > 300 ? " …" : "");
       const cell = other
-        ? el("button", { type: "button", dir: "auto", title: "go to this text", onclick: () => goTo(other) }, told)
-        : foreign("span", told);
+        ? el("button", { type: "button", dir: "auto", title: "go to this text", onclick: () => goTo(other) }, excerpt)
+        : foreign("span", excerpt);
       return el("tr", { role: "row" }, el("td", { role: "cell", class: "figure" }, two(similarity)),
         el("td", { role: "cell" }, foreign("bdi", label === null ? "–" : nameOf(label)),
           confidence !== null && el("small", { class: "quiet" }, ` ${two(confidence)}`)),

@@ -90,7 +90,7 @@
     const row = shown[at];
     if (!row) return;
     const text = texts[row.x];
-    let told = "";
+    let saved = "";
     if (chosen.has(text)) {
       const truth = chosen.get(text);
       chosen.delete(text);
@@ -99,28 +99,28 @@
       const now = performance.now();
       if (last) pace.push((now - last) / 1000);
       last = now;
-      told = `Saved: ${inWords(truth)}. `;
+      saved = `Saved: ${inWords(truth)}. `;
     } else if (!skip && !markOf(row)) {
       say("Choose a label first. N skips this text.");
       return;
     }
-    advance(told);
+    advance(saved);
   }
 
-  function advance(told) {
+  function advance(saved) {
     const open = (row) => !markOf(row);
     let next = shown.findIndex((row, place) => place > at && open(row));
     if (next < 0) next = shown.findIndex((row, place) => place !== at && open(row));
     if (next < 0) {
       explain();
-      say(`${told}All texts in the list are judged.`);
+      say(`${saved}All texts in the list are judged.`);
       // the next Enter saves the file
       if (!$("done").hidden) $("done").querySelector("button").focus();
       return;
     }
     select(next);
     if (detail.getBoundingClientRect().top < 0) detail.scrollIntoView({ block: "start" });
-    say(`${told}${whole(judged())} of ${whole(queue.length)} judged. Next text: ${cut(texts[shown[at].x], 200)}`);
+    say(`${saved}${whole(judged())} of ${whole(queue.length)} judged. Next text: ${cut(texts[shown[at].x], 200)}`);
   }
 
   function undo() {
@@ -191,9 +191,9 @@
   function showLearned() {
     const box = $("learned");
     if (review?.context?.candidates.length && review.items.some((item) => item.probability !== null)) {
-      const told = learnedOf(review, marks.all);
-      box.hidden = !told;
-      box.replaceChildren(...(told ?? []));
+      const lesson = learnedOf(review, marks.all);
+      box.hidden = !lesson;
+      box.replaceChildren(...(lesson ?? []));
       return;
     }
     const known = queue.filter((row) => markOf(row) && markOf(row).truth !== null);
@@ -311,10 +311,10 @@
     }
     const parts = [`${many(taken, "judgment")} imported`, contrary && `${whole(contrary)} contradict yours, which stay`,
       foreign_ && `${whole(foreign_)} have a label that is not in the set`, broken && `${many(broken, "file")} held no judgments`];
-    const told = `${parts.filter(Boolean).join("; ")}.`;
+    const message = `${parts.filter(Boolean).join("; ")}.`;
     $("warning").hidden = !(contrary || foreign_ || broken);
-    $("warning").textContent = told;
-    say(told);
+    $("warning").textContent = message;
+    say(message);
     filter(shown[at]);
     showProgress();
   }
@@ -524,7 +524,7 @@
       ...(row.k.length ? [el("h3", {}, "Nearest texts"), neighbors(row)] : []),
       ...(row.v.length ? [el("h3", {}, "Votes"), votes(row)] : []),
       el("h3", {}, "How the label came about"),
-      el("dl", { class: "told" }, ...factsOf(row).flatMap(([name, value]) => [el("dt", {}, name), foreign("dd", value)])),
+      el("dl", { class: "description" }, ...factsOf(row).flatMap(([name, value]) => [el("dt", {}, name), foreign("dd", value)])),
     );
     showChoice(row);
     detail.scrollTop = 0;

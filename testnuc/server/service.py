@@ -16,7 +16,14 @@ from aiohttp import web
 
 from testnuc._version import __version__
 from testnuc.errors import TestNUCError
-from testnuc.server.access import REQUEST_ID, cors_headers, log_request, preflight, request_id
+from testnuc.server.access import (
+    REQUEST_ID,
+    cors_headers,
+    log_request,
+    preflight,
+    request_id,
+    set_request_id,
+)
 from testnuc.server.auth import require_caller
 from testnuc.server.errors import RequestError, request_error
 from testnuc.server.metrics import Metrics, ServiceState
@@ -314,7 +321,8 @@ class Service:
     async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         # also of a stream, whose headers are sent before its handler returns
         response.headers[REQUEST_ID] = request_id(request)
-        response.headers.update(cors_headers(request, self.settings.cors_origins))
+        if self.settings.cors_origins:
+            response.headers.update(cors_headers(request, self.settings.cors_origins))
 
     @web.middleware
     async def _guard(
@@ -323,6 +331,7 @@ class Service:
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
         started = time.perf_counter()
+        set_request_id(request)
         resource = request.match_info.route.resource
         route = "other" if resource is None else resource.canonical
         self.used[request.protocol] = None
@@ -389,24 +398,26 @@ class Service:
                 415, "unsupported_media_type",
                 "the body is compressed; send it without Content-Encoding", close=True,
             )  # fmt: skip
-        most = self.settings.max_body
-        too_large = RequestError(
-            413, "body_too_large",
-            f"the body has more than {most:,} bytes; send fewer texts per request", close=True,
-        )  # fmt: skip
-        if request.content_length is not None and request.content_length > most:
-            raise too_large
+        if (request.content_length or 0) > self.settings.max_body:
+            raise self._too_large()
         try:
             async with asyncio.timeout(self.settings.body_timeout):
                 return await request.read()
         except web.HTTPRequestEntityTooLarge as exc:
-            raise too_large from exc
+            raise self._too_large() from exc
         except TimeoutError as exc:
             raise RequestError(
                 408, "slow_body",
                 f"the body did not arrive within {self.settings.body_timeout:g} s",
                 close=True,
             ) from exc  # fmt: skip
+
+    def _too_large(self) -> RequestError:
+        return RequestError(
+            413, "body_too_large",
+            f"the body has more than {self.settings.max_body:,} bytes; send fewer texts per "
+            "request", close=True,
+        )  # fmt: skip
 
     def _late(self) -> RequestError:
         return RequestError(

@@ -108,7 +108,7 @@ async def dump(store: Movable, *, batch: int = BATCH) -> AsyncIterator[list[Reco
         yield [{"kind": "learned", "key": key.hex(), "data": b64encode(data).decode()}]
 
 
-async def load(store: Movable, records: Iterable[Record], *, batch: int = BATCH) -> Counter[str]:
+async def load(store: Movable, records: Iterable[Record]) -> Counter[str]:
     """Import records into a store; returns the number of records of each kind.
 
     Consecutive records of one kind are stored together. Pool texts keep their order.
@@ -125,7 +125,7 @@ async def load(store: Movable, records: Iterable[Record], *, batch: int = BATCH)
     pending: list[Record] = []
     try:
         for record in records:
-            if pending and (len(pending) >= batch or _group(record) != _group(pending[0])):
+            if pending and (len(pending) >= BATCH or _group(record) != _group(pending[0])):
                 counts += await _store(store, pools, pending)
                 pending = []
             pending.append(record)
@@ -137,11 +137,11 @@ async def load(store: Movable, records: Iterable[Record], *, batch: int = BATCH)
     return counts
 
 
-async def contents(store: Movable, *, batch: int = BATCH) -> tuple[Counter[bytes], Counter[str]]:
+async def contents(store: Movable) -> tuple[Counter[bytes], Counter[str]]:
     """Count the predictions of each scope, and the pool texts of each embedder."""
     predictions: Counter[bytes] = Counter()
     after = b""
-    while rows := await store.predictions(after, batch):
+    while rows := await store.predictions(after, BATCH):
         predictions.update(row.scope for row in rows)
         after = rows[-1].key
     texts: Counter[str] = Counter()
@@ -149,7 +149,7 @@ async def contents(store: Movable, *, batch: int = BATCH) -> tuple[Counter[bytes
         pool = store.pool(embedder)
         start: int | None = 0
         while start is not None:
-            found, start = await pool.scan(start, batch)
+            found, start = await pool.scan(start, BATCH)
             texts[embedder] += len(found)
         await pool.close()
     return predictions, texts
@@ -166,7 +166,7 @@ async def _texts(pool: Index, embedder: str, batch: int) -> AsyncIterator[list[R
                 "embedder": embedder,
                 "text": entry.text,
                 "label": entry.label,
-                "vector": _of_vector(vector),
+                "vector": of_vector(vector),
             }
             for entry, vector in zip(texts, vectors, strict=True)
             # None: removed since the scan
@@ -188,7 +188,7 @@ async def _vectors(
                 "kind": "vector",
                 "embedder": embedder,
                 "hash": text_hash.hex(),
-                "vector": _of_vector(vector),
+                "vector": of_vector(vector),
             }
             for (text_hash, vector), there in zip(rows, pooled, strict=True)
             if there is None
@@ -292,7 +292,8 @@ def _string(value: Any) -> str | None:
     return value
 
 
-def _of_vector(vector: NDArray[np.float16]) -> str:
+def of_vector(vector: NDArray[np.float16]) -> str:
+    """Return a vector as a record holds it."""
     return b64encode(vector.astype(_VECTOR, copy=False).tobytes()).decode()
 
 

@@ -42,7 +42,7 @@ class Listener:
         self.in_flight = 0
         self.peak = 0
         self.abandoned = 0
-        self._connections: set[Connection] = set()
+        self.connections: set[Connection] = set()
         self._socket: socket.socket | None = None
         self._reserved: socket.socket | None = None
         self._reopening: asyncio.TimerHandle | None = None
@@ -56,11 +56,11 @@ class Listener:
 
     def connection_opened(self, connection: Connection) -> None:
         """Track a new connection."""
-        self._connections.add(connection)
+        self.connections.add(connection)
 
     def connection_closed(self, connection: Connection, *, abandoned: bool) -> None:
         """Stop tracking a connection."""
-        self._connections.discard(connection)
+        self.connections.discard(connection)
         self.abandoned += abandoned
 
     def request_started(self) -> None:
@@ -93,9 +93,9 @@ class Listener:
         self._close()
         while self._accepting:
             await asyncio.wait(self._accepting)
-        for connection in tuple(self._connections):
+        for connection in tuple(self.connections):
             connection.reset()
-        while self._connections:  # noqa: ASYNC110 - each closes within a few loop iterations
+        while self.connections:  # noqa: ASYNC110 - each closes within a few loop iterations
             await asyncio.sleep(0)
 
     async def close(self) -> None:
@@ -108,7 +108,7 @@ class Listener:
     def refuse(self, seconds: float) -> None:
         """Refuse new connections for some seconds, and close idle ones."""
         self._close()
-        for connection in tuple(self._connections):
+        for connection in tuple(self.connections):
             if not connection.busy:
                 connection.close()
         if self._reopening is not None:

@@ -124,7 +124,8 @@ class LoopbackLLM:
         self._cache = cache
         self._record = record
         self._listener = Listener(self._respond, port)
-        self._batches = BatchServer(batches or Batches(), self._checks, self._item)
+        #: The provider's side of batch jobs; tests may change its files, batches and options.
+        self.batch_server = BatchServer(batches or Batches(), self._checks, self._item)
         self.reset()
 
     def reset(self) -> None:
@@ -154,7 +155,7 @@ class LoopbackLLM:
         self._answers: Counter[str] = Counter()
         self._drawn = 0
         self._seen: set[str] = set()
-        self._batches.reset()
+        self.batch_server.reset()
 
     @property
     def base_url(self) -> str:
@@ -174,9 +175,14 @@ class LoopbackLLM:
         return self._listener.in_flight
 
     @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        return len(self._listener.connections)
+
+    @property
     def batches(self) -> int:
         """Number of batches created."""
-        return len(self._batches.batches)
+        return len(self.batch_server.batches)
 
     @property
     def abandoned(self) -> int:
@@ -242,7 +248,7 @@ class LoopbackLLM:
         return response
 
     def _respond_other(self, call: HTTPRequest) -> Response:
-        batch = self._batches.respond(call)
+        batch = self.batch_server.respond(call)
         if batch is not None:
             return batch
         path = call.path.removesuffix("/")

@@ -10,6 +10,9 @@ from typing import Any, Literal
 
 __all__ = ["RateLimitWindow", "Violation"]
 
+#: Length of the window.
+_SECONDS = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Violation:
@@ -30,23 +33,14 @@ class RateLimitWindow:
     ----------
     limit : object or mapping
         ``requests_per_minute`` and ``tokens_per_minute``, each a number or None.
-    seconds : float
-        Length of the window.
     clock : callable
         Returns monotonic seconds.
     """
 
-    def __init__(
-        self,
-        limit: object,
-        *,
-        seconds: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, limit: object, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.requests_limit: float | None = _field(limit, "requests_per_minute")
         self.tokens_limit: float | None = _field(limit, "tokens_per_minute")
         self.tokens = 0
-        self._seconds = seconds
         self._clock = clock
         self._admitted: deque[tuple[float, int]] = deque()
 
@@ -77,20 +71,16 @@ class RateLimitWindow:
             fits = self.requests_limit is None or requests + 1 <= self.requests_limit
             if fits and (self.tokens_limit is None or used + tokens <= self.tokens_limit):
                 break
-            until = then + self._seconds - now
+            until = then + _SECONDS - now
             requests, used = requests - 1, used - spent
         return until
 
     def reset(self) -> float:
         """Return the seconds until the window is empty."""
-        return (
-            max(0.0, self._admitted[-1][0] + self._seconds - self._clock())
-            if self._admitted
-            else 0.0
-        )
+        return max(0.0, self._admitted[-1][0] + _SECONDS - self._clock()) if self._admitted else 0.0
 
     def _drop_old(self, now: float) -> None:
-        while self._admitted and self._admitted[0][0] <= now - self._seconds:
+        while self._admitted and self._admitted[0][0] <= now - _SECONDS:
             self.tokens -= self._admitted.popleft()[1]
 
 

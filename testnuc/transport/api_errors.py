@@ -139,8 +139,8 @@ def _parse(body: bytes, *, nested: bool) -> tuple[str, frozenset[str]]:
         message = orjson.dumps(message).decode()
     elif nested and message.lstrip()[:1] in ("{", "["):
         # gateways quote the whole response of the server behind them
-        told, more = _quoted(message)
-        message, codes = told or message, codes | more
+        quoted, more = _quoted(message)
+        message, codes = quoted or message, codes | more
     if behind:
         message = f"{message}: {behind}" if message else behind
     return " ".join(message.split()), frozenset(codes - {"error"})
@@ -210,9 +210,11 @@ def as_error(
             "key there, so give the right base_url."
         )
     facts = ", ".join(sorted(redacted(code, key)[:80] for code in codes))
-    told = f"{where}: {status} {message or 'without a message'}" + (f" [{facts}]" if facts else "")
+    problem = f"{where}: {status} {message or 'without a message'}" + (
+        f" [{facts}]" if facts else ""
+    )
     error = kind(
-        f"{told.removesuffix('.')}. {remedy}" if remedy else told,
+        f"{problem.removesuffix('.')}. {remedy}" if remedy else problem,
         status_code=status,
         request_id=request_id(headers) or _named_in(body),
         retry_after=_delay(body) if status in {429, 503} else None,

@@ -96,7 +96,8 @@ class Connections:
         # a redirect would send the key to another host; it is treated as an error instead
         response = await session.http.post(
             provider.url,
-            data=body,
+            # bytes would be looked up in aiohttp's registry of payloads
+            data=aiohttp.BytesPayload(body),
             headers=headers,
             allow_redirects=False,
             timeout=_NO_TIMEOUT if reached else _FIRST_CONNECT,

@@ -161,7 +161,7 @@ class Transport:
         self._accounting.account = account
         self._limits_tokens = by_tokens
 
-    async def call(self, provider: WireProvider, request: Request) -> Reply:
+    def call(self, provider: WireProvider, request: Request) -> Awaitable[Reply]:
         """Make a call over HTTP.
 
         Parameters
@@ -186,7 +186,8 @@ class Transport:
             The request can never fit into the rate limit.
         """
         call = Call(request, provider.reserve(request), provider, None)
-        return await (self._run(call) if self._telemetry is None else self._traced(call))
+        # no coroutine of its own, which costs 2 us of CPU
+        return self._run(call) if self._telemetry is None else self._traced(call)
 
     async def answer(self, provider: Provider, request: Request) -> Reply:
         """Make a call to a provider that does not use our HTTP connections.

@@ -1,18 +1,34 @@
 """Vote selection and trust: auto policy, reviews, learning from judgments, prior correction.
 
-`diagnose` selects the auto policy from predictions alone. `Review` holds texts to be judged, and
-`Learned` what their judgments taught. `prior` corrects the votes for over-predicted labels, and
-`review_queue` ranks results for manual review.
+::
+
+    auto_policy     whether and how neighbors vote, by predictions alone; `diagnosis`, `near_copies`
+    vote_settings   policy, k, decision, prior and what was learned, replaced as a whole
+    prior           votes corrected for over-predicted labels
+    review          texts to be judged; `review_context`, `joining` of several people's
+    review_queue    results ranked for a look by hand
+    judgment        judgments, and the base of what is learned from them
+    candidates      ways to label, and the choice between them by `evidence`
+    model           the LLM's label, votes and a `head` joined into one labeler
+    learned         what was learned: labels by `applied`, trust by `chances` and `levels`
+    multilabel      the same for several labels; `label_pairs`, `set_rule`
+    certificates    the trust above which labels are proved to be right
+    calibration     logistic regression with a prior
+    sparing         which texts the LLM need not be asked about
+    drift           whether trust of new texts differs
+    packing         what was learned as bytes; `old_pickles`: names of version 0.1.0
 """
 
 from __future__ import annotations
 
+from testnuc.trust import old_pickles  # noqa: F401 - found under its old names
 from testnuc.trust.applied import Applied
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
 from testnuc.trust.joining import JoinedReview, join_reviews
-from testnuc.trust.learned import Judgment, Learned
+from testnuc.trust.judgment import Judgment
+from testnuc.trust.learned import Learned
 from testnuc.trust.multilabel import MultilabelLearned
 from testnuc.trust.near_copies import Interval
 from testnuc.trust.prior import correct, factors

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["LabelCandidate", "Verdict", "candidates_of", "choose", "differing"]
 
 #: The errors of all bounds together: 90 % confidence.
-_ALPHA = 0.1
+ALPHA = 0.1
 #: Judgments from which a model that has learned from them is a candidate.
 _TEACHABLE = 20
 _LLM = "the LLM's own labels"
@@ -163,7 +163,7 @@ def choose(
             return Gain(0.0, 0.0, 0.0)
         given = candidate.labels[rows]
         values = ((given == labels) & known).astype(np.float64) - ((own == labels) & known)
-        return gain_of(values, draws, _ALPHA * candidate.share / total)
+        return gain_of(values, draws, ALPHA * candidate.share / total)
 
     every = list(candidates)
     gains = [gained(candidate) for candidate in candidates]
@@ -176,7 +176,7 @@ def choose(
         found = model.label_of(model.probabilities(judged, ground), judged)
         # where no text could be drawn nothing is known: the base's labels stay
         made = np.where(support, found, base.labels)
-        name = f"{base.name}, taught by the judged texts"
+        name = f"{base.name}, trained on the judged texts"
         every.append(LabelCandidate(name, base.share, model, made, base.model))
         gains.append(gained(every[-1]))
     best = max(range(len(every)), key=lambda i: gains[i].low)

@@ -84,8 +84,8 @@ class LabelCertificate(Certificate):
 
     def __str__(self) -> str:
         # slots: super() without arguments would not find its class
-        told = Certificate.__str__(self)
-        return told.replace("of the texts,", f"of the texts with the label {self.label!r},", 1)
+        text = Certificate.__str__(self)
+        return text.replace("of the texts,", f"of the texts with the label {self.label!r},", 1)
 
 
 class _Learned(Protocol):
@@ -111,15 +111,15 @@ def wants_decisions(learned: _Learned, certificate: Certificate) -> bool:
 
 @lru_cache(maxsize=2)
 def proved(learned: _Learned) -> str:
-    """Say in how far labels are proved to be right, and what would help most next."""
+    """Return how far labels are proved to be right, and what would help most next."""
     made = learned.certify()
     if made.part:
         return f"Proved: {made}. Next, judging the least trusted texts would help most."
-    told = f"No labels are proved to be {made.accuracy * 100:g} % right yet"
+    text = f"No labels are proved to be {made.accuracy * 100:g} % right yet"
     if not wants_decisions(learned, made):
-        return f"{told}: {made.reason}."
-    told += "" if made.more else f": {made.reason}"
-    return f"{told}. Judging 50 more texts on which ways to label differ would help most."
+        return f"{text}: {made.reason}."
+    text += "" if made.more else f": {made.reason}"
+    return f"{text}. Judging 50 more texts on which ways to label differ would help most."
 
 
 def certify(
@@ -247,10 +247,10 @@ def _why(
     weights = (np.ones(m) if draws.uniform else weights)[inside]
     known = bool(weights.sum())
     share = float(np.average(right[inside], weights=weights)) if known else 1.0
-    told = f"of the {_STARTS[0][0]:.0%} of the texts with the highest trust about {share:.0%} are"
+    text = f"of the {_STARTS[0][0]:.0%} of the texts with the highest trust about {share:.0%} are"
     if share < accuracy and count >= least:
         return (
-            f"{told} right, fewer than {accuracy:.0%}: more judgments do not prove it, better "
+            f"{text} right, fewer than {accuracy:.0%}: more judgments do not prove it, better "
             "labels do"
         ), 0
     # unequal weights are worth fewer texts (Kish 1965)
@@ -261,11 +261,11 @@ def _why(
             break
     more = max(least - count, int((tries - now) / _STARTS[0][0]), 1)
     more = -(-more // _ROUND) * _ROUND
-    ending = f"about {more:,} more, drawn at random from all, would do: {m + more:,} in all"
+    ending = f"about {more:,} more, drawn at random from all, would suffice: {m + more:,} in all"
     if count < least:
         unfair = f" of {m:,} (some texts could not be drawn for the others)" if count < m else ""
         return (
             f"{count:,} judged texts{unfair} count so far, and it takes {least:,}; {ending}",
             more,
         )
-    return f"{told} right, which is not yet proof; {ending}", more
+    return f"{text} right, which is not yet proof; {ending}", more

@@ -72,7 +72,7 @@ def fit_trust(
     label : int32[n]
         The kept labels.
     rows : int64[m]
-        Texts that were drawn by chance.
+        Texts that were drawn at random.
     right : bool[m]
     probability : float64[m]
         Of drawing each.

@@ -111,9 +111,9 @@ class Diagnosis:
         )
 
     def __str__(self) -> str:
-        return self.told()
+        return self.describe()
 
-    def told(self, judging: str = "`await nuc.review(50)`") -> str:
+    def describe(self, judging: str = "`await nuc.review(50)`") -> str:
         """Return all that was found, in lines.
 
         Parameters

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Draws", "Gain", "capital", "gain_of"]
 
 #: Parts of the capital that are bet; the capital is the mean over them.
-_BETS = np.array([0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9])
+BETS = np.array([0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9])
 #: Gains that a bound is searched on, as parts of all texts.
 _GRID = np.concatenate([[0.0], np.linspace(0.0025, 0.6, 96)])
 #: An estimate is shrunk by so many of its variances: what is chosen since it looks good looks too
@@ -134,7 +134,7 @@ def capital(
     move = seen[:, None] - means
     least = most[:, None] + np.maximum(means - known[:, None], 0)
     move = np.maximum(move / least, -1)
-    logs = np.log1p(_BETS[:, None, None] * move).sum(axis=1)
+    logs = np.log1p(BETS[:, None, None] * move).sum(axis=1)
     top = logs.max(axis=0)
     result: NDArray[np.float64] = np.log(np.exp(logs - top).mean(axis=0)) + top
     return result

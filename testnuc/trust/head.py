@@ -42,7 +42,7 @@ __all__ = [
 #: Parts of the texts; each is predicted by a head that was fitted on the others.
 FOLDS = 5
 #: Weight of the L2 penalty beside the mean log loss.
-_PENALTY = 3e-5
+PENALTY = 3e-5
 #: Steps of L-BFGS of a first fit, and of one that starts from an earlier fit.
 _FIRST, _NEXT = 12, 6
 #: Texts that one fit sees at most; more change little and cost time.
@@ -183,7 +183,7 @@ def _fitted(
     total = float(w.sum())
     # The Hessian of the loss is close to X'X (Böhning 1992): in its basis few steps are needed.
     bound = 4 if several else n_classes
-    gram = (x * w[:, None]).T @ x / total / bound + _PENALTY * np.eye(dim, dtype=np.float32)
+    gram = (x * w[:, None]).T @ x / total / bound + PENALTY * np.eye(dim, dtype=np.float32)
     root = np.linalg.cholesky(gram.astype(np.float64))
     basis = solve_triangular(root, np.eye(dim), lower=True).T.astype(np.float32)
     x = x @ basis
@@ -206,8 +206,8 @@ def _fitted(
             z *= (w * mass / norm / total)[:, None]
         z -= wt
         real = basis @ v
-        gradient = x.T @ z + _PENALTY * (basis.T @ real)
-        return -fit + 0.5 * _PENALTY * float((real * real).sum()), gradient.ravel().astype(
+        gradient = x.T @ z + PENALTY * (basis.T @ real)
+        return -fit + 0.5 * PENALTY * float((real * real).sum()), gradient.ravel().astype(
             np.float64
         )
 

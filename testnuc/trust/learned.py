@@ -8,24 +8,22 @@ Trust comes from `testnuc.trust.chances`.
 
 from __future__ import annotations
 
-import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import orjson
 
 from testnuc._base.checks import checked_whole
-from testnuc._base.display import brief
-from testnuc.errors import InvalidInputError, StoreError
+from testnuc.errors import InvalidInputError
 from testnuc.label_tree import LabelTree
 from testnuc.trust.applied import Applied, joined, second, shown_shares
 from testnuc.trust.candidates import LabelCandidate, differing
-from testnuc.trust.certificates import certify, proved
+from testnuc.trust.certificates import proved
 from testnuc.trust.chances import chances
-from testnuc.trust.evidence import Draws, Gain
+from testnuc.trust.evidence import Draws
 from testnuc.trust.head import Softmax
+from testnuc.trust.judgment import FromJudgments, reading
 from testnuc.trust.levels import parts_by_level, trust_of_level
 from testnuc.trust.model import MOST_CELLS, HeadModel, VoteModel
 from testnuc.trust.packing import pack, unpack
@@ -38,70 +36,18 @@ if TYPE_CHECKING:
     from testnuc.trust.certificates import Certificate
     from testnuc.trust.model import Ground, Texts
 
-__all__ = ["Judgment", "Learned", "chosen_parts", "rounded"]
+__all__ = ["Learned", "chosen_parts", "rounded"]
 
 #: Parts of `MOST_CELLS` cells that are applied one by one to more texts.
 _PARTS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Judgment:
-    """What was said of a text, and how the text was drawn."""
-
-    __repr__ = brief
-
-    text: str
-    hash: bytes
-    #: None: no label is right, or the text was skipped.
-    label: str | None
-    #: "person" or "referee"; None: skipped.
-    source: str | None
-    #: None: it was not drawn by chance, and proves nothing.
-    probability: float | None
-    floor: float | None
-    #: Number of texts that it was drawn from.
-    texts: int
-    #: None: an older version of testnuc did not say.
-    lowest: float | None = None
-
-    def record(self) -> list[Any]:
-        """Return its values, as they are stored."""
-        return [
-            self.text,
-            self.hash.hex(),
-            self.label,
-            self.source,
-            self.probability,
-            self.floor,
-            self.texts,
-            self.lowest,
-        ]
-
-    @classmethod
-    def of(cls, record: Sequence[Any]) -> Judgment:
-        """Return the judgment of a record."""
-        text, key, *rest = record
-        return cls(text, bytes.fromhex(key), *rest)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Learned:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Learned(FromJudgments):
     """How texts are labeled since `TestNUC.learn`, and why. ``print`` it."""
 
-    __repr__ = brief
-
-    #: The label set.
-    labels: tuple[str, ...]
-    #: The candidate that was chosen, in plain words.
-    name: str
     #: "settings": labels stay as they are without judgments; else what decides.
     decides: Literal["settings", "vote", "head"]
-    #: Of the chosen candidate, over all texts.
-    gain: Gain
-    #: All judged texts, in the order they were drawn.
-    judged: tuple[Judgment, ...]
-    #: Size of the pool that it was learned on.
-    texts: int
     #: Gives the labels, if `decides` is "head", and the probabilities behind trust in any case.
     model: HeadModel
     vote: VoteModel
@@ -109,15 +55,6 @@ class Learned:
     bases: tuple[HeadModel, ...]
     #: float64[FOLDS, 3]: what trust is made of.
     coefficients: NDArray[np.float64]
-    #: float32[texts]: trust of all texts.
-    trust: NDArray[np.float32]
-    #: Position in `trust` of each judged text that was drawn by chance, and whether its label was
-    #: right.
-    rows: NDArray[np.int64]
-    right: NDArray[np.bool_]
-    #: Whether a person judged it, or skipped it; certificates count these.
-    person: NDArray[np.bool_]
-    draws: Draws = field(repr=False)
     #: Where a referee contradicted the LLM: how often another candidate agreed with it, and how
     #: often none did.
     dissent: tuple[int, int] = (0, 0)
@@ -130,11 +67,6 @@ class Learned:
     def tree(self) -> LabelTree | None:
         """The tree that the labels are in."""
         return _tree_of(self.labels)
-
-    @property
-    def answers(self) -> dict[bytes, tuple[str | None, str]]:
-        """The label and the source of each judged text, by its hash."""
-        return {j.hash: (j.label, j.source) for j in self.judged if j.source is not None}
 
     @property
     def referee_better(self) -> bool:
@@ -176,16 +108,7 @@ class Learned:
             assert self.level_trust is not None
             assert self.level_right is not None
             trust, right = self.level_trust[level - 1], self.level_right[level - 1]
-        used = self.person
-        made = certify(
-            trust.astype(np.float64),
-            self.rows[used],
-            right[used],
-            self.draws.only(used),
-            accuracy=accuracy,
-            confidence=confidence,
-        )
-        return replace(made, level=level)
+        return replace(self._certified(trust, right, accuracy, confidence), level=level)
 
     def apply(self, texts: Texts, kept: NDArray[np.int32]) -> Applied:
         """Label texts.
@@ -334,20 +257,8 @@ class Learned:
             if model.moves is not None:
                 arrays[f"moves{number}"] = model.moves.astype(np.float16)
             models.append([model.care, model.power])
-        return pack(
-            {
-                "labels": self.labels,
-                "name": self.name,
-                "decides": self.decides,
-                "gain": [self.gain.value, self.gain.low, self.gain.high],
-                "texts": self.texts,
-                "population": self.draws.texts,
-                "dissent": self.dissent,
-                "models": models,
-                "judged": [judgment.record() for judgment in self.judged],
-            },
-            arrays,
-        )
+        header = self._header(decides=self.decides, dissent=self.dissent, models=models)
+        return pack(header, arrays)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Learned:
@@ -358,7 +269,7 @@ class Learned:
         StoreError
             It is damaged, or a newer version of testnuc wrote it.
         """
-        try:
+        with reading():
             header, arrays = unpack(data)
             models = [
                 HeadModel(
@@ -372,12 +283,8 @@ class Learned:
             ]
             k, own_weight = arrays["vote"].tolist()
             return cls(
-                labels=tuple(header["labels"]),
-                name=header["name"],
+                **cls._of_header(header),
                 decides=header["decides"],
-                gain=Gain(*header["gain"]),
-                judged=tuple(map(Judgment.of, header["judged"])),
-                texts=header["texts"],
                 model=models[0],
                 vote=VoteModel(int(k), own_weight),
                 bases=tuple(models[1:]),
@@ -391,8 +298,6 @@ class Learned:
                 level_trust=arrays.get("level_trust"),
                 level_right=arrays.get("level_right"),
             )
-        except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
-            raise StoreError(f"what was learned is damaged in the store: {exc!r}") from exc
 
 
 @lru_cache(maxsize=8)

@@ -9,21 +9,19 @@ whether the LLM gave it; that all labels of a text are right, by the product of 
 
 from __future__ import annotations
 
-import zlib
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import orjson
 
 from testnuc._base.display import brief
-from testnuc.errors import InvalidInputError, StoreError
+from testnuc.errors import InvalidInputError
 from testnuc.trust.calibration import log_odds, logistic
 from testnuc.trust.certificates import LabelCertificate, certify, proved
 from testnuc.trust.evidence import Draws, Gain, gain_of
 from testnuc.trust.head import FOLDS, OneVsRest
+from testnuc.trust.judgment import FromJudgments, reading
 from testnuc.trust.label_pairs import LabelPairs, Truth, fit_thresholds
-from testnuc.trust.learned import Judgment
 from testnuc.trust.packing import pack, unpack
 from testnuc.trust.review import closest_label
 
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.trust.certificates import Certificate
+    from testnuc.trust.judgment import Judgment
 
 __all__ = ["AppliedSets", "JudgedSets", "MultilabelLearned", "learn_sets"]
 
@@ -90,7 +89,7 @@ class AppliedSets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedSets:
-    """Texts that were drawn by chance and judged."""
+    """Texts that were drawn at random and judged."""
 
     __repr__ = brief
 
@@ -103,25 +102,13 @@ class JudgedSets:
     person: NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MultilabelLearned:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class MultilabelLearned(FromJudgments):
     """How texts with several labels are labeled since `TestNUC.learn`, and why. ``print`` it."""
 
-    __repr__ = brief
-
-    #: The label set.
-    labels: tuple[str, ...]
-    #: What gives the labels, in plain words.
-    name: str
     #: "settings": labels stay as they are without judgments; "llm"; "vote"; "thresholds" of the
     #: vote; "head": thresholds of the vote and a head.
     decides: Decides
-    #: In the mean Jaccard index over all texts.
-    gain: Gain
-    #: All judged texts, in the order they were drawn; `label` is all labels in one string.
-    judged: tuple[Judgment, ...]
-    #: Size of the pool that it was learned on.
-    texts: int
     #: float32[FOLDS, C], the threshold of each label for the texts of each fold.
     limits: NDArray[np.float32]
     #: One for each fold, if `decides` is "head".
@@ -129,25 +116,12 @@ class MultilabelLearned:
     #: float64[FOLDS, 3] and float64[FOLDS, 2]: what trust is made of.
     of_label: NDArray[np.float64]
     of_text: NDArray[np.float64]
-    #: float32[texts]: trust of all texts.
-    trust: NDArray[np.float32]
-    #: Position in `trust` of each judged text that was drawn by chance, whether all its labels were
-    #: right, and whether a person judged it.
-    rows: NDArray[np.int64]
-    right: NDArray[np.bool_]
-    person: NDArray[np.bool_]
-    draws: Draws = field(repr=False)
     #: int32[G], int32[G], float32[G], bool[G]: the text and the number of each given label, the
     #: chance that it applies, and whether a judgment says that it does.
     given_rows: NDArray[np.int32]
     given_labels: NDArray[np.int32]
     given_chances: NDArray[np.float32]
     given_right: NDArray[np.bool_]
-
-    @property
-    def answers(self) -> dict[bytes, tuple[str | None, str]]:
-        """The labels and the source of each judged text, by its hash."""
-        return {j.hash: (j.label, j.source) for j in self.judged if j.source is not None}
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -178,18 +152,10 @@ class MultilabelLearned:
             The label is not in the label set.
         """
         if label is not None:
-            return self._certified(label, accuracy, confidence)
-        used = self.person
-        return certify(
-            self.trust.astype(np.float64),
-            self.rows[used],
-            self.right[used],
-            self.draws.only(used),
-            accuracy=accuracy,
-            confidence=confidence,
-        )
+            return self._certified_label(label, accuracy, confidence)
+        return self._certified(self.trust, self.right, accuracy, confidence)
 
-    def _certified(self, label: str, accuracy: float, confidence: float) -> LabelCertificate:
+    def _certified_label(self, label: str, accuracy: float, confidence: float) -> LabelCertificate:
         if label not in self.labels:
             raise InvalidInputError(
                 f"the label {label!r} is not in the label set{closest_label(label, self.labels)}"
@@ -262,16 +228,7 @@ class MultilabelLearned:
         arrays |= self.draws.arrays()
         if self.heads:
             arrays["heads"] = np.stack([h.weights for h in self.heads]).astype(np.float16)
-        header = {
-            "labels": self.labels,
-            "name": self.name,
-            "decides": self.decides,
-            "gain": [self.gain.value, self.gain.low, self.gain.high],
-            "texts": self.texts,
-            "population": self.draws.texts,
-            "judged": [judgment.record() for judgment in self.judged],
-        }
-        return pack(header, arrays)
+        return pack(self._header(decides=self.decides), arrays)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> MultilabelLearned:
@@ -282,23 +239,16 @@ class MultilabelLearned:
         StoreError
             It is damaged, or a newer version of testnuc wrote it.
         """
-        try:
+        with reading():
             header, arrays = unpack(data)
             draws = Draws.taken_from(arrays, header["population"])
             heads = arrays.pop("heads", np.empty(0))
             return cls(
-                labels=tuple(header["labels"]),
-                name=header["name"],
+                **{**cls._of_header(header), **arrays},
                 decides=header["decides"],
-                gain=Gain(*header["gain"]),
-                judged=tuple(map(Judgment.of, header["judged"])),
-                texts=header["texts"],
                 heads=tuple(OneVsRest(weights.astype(np.float32)) for weights in heads),
                 draws=draws,
-                **arrays,
             )
-        except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
-            raise StoreError(f"what was learned is damaged in the store: {exc!r}") from exc
 
 
 def learn_sets(

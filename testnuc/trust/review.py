@@ -66,7 +66,7 @@ class ReviewItem:
     neighbors: tuple[Neighbor, ...]
     #: "decide", "certify" or "correct".
     goal: str
-    #: With which it was drawn, given the earlier draws; None: it was not drawn by chance.
+    #: With which it was drawn, given the earlier draws; None: it was not drawn at random.
     probability: float | None
     #: The probability, at this draw, of a text on which candidates differ.
     floor: float | None

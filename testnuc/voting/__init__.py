@@ -27,7 +27,7 @@ confidences are float32, and thresholds are compared as float32.
 
 from __future__ import annotations
 
-from testnuc.voting.curves import vote_curve, vote_curve_pool, vote_curves, vote_curves_pool
+from testnuc.voting.curves import vote_curve, vote_curves, vote_curves_pool
 from testnuc.voting.early import decided, deciding_prefix
 from testnuc.voting.multilabel import (
     THRESHOLD,
@@ -52,7 +52,6 @@ __all__ = [
     "places_of",
     "vote",
     "vote_curve",
-    "vote_curve_pool",
     "vote_curves",
     "vote_curves_pool",
     "vote_multilabel",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["vote_curve", "vote_curve_pool", "vote_curves", "vote_curves_pool"]
+__all__ = ["vote_curve", "vote_curves", "vote_curves_pool"]
 
 
 def vote_curve(
@@ -48,37 +48,6 @@ def vote_curves(
 ) -> NDArray[np.int32]:
     """Return the winners for every policy and k, int32[len(policies), len(ks), B], in one pass."""
     return _curves(Ballots.of_rows(labels, similarities, confidences, n_classes), ks, policies)
-
-
-def vote_curve_pool(
-    neighbor_ids: ArrayLike,
-    similarities: ArrayLike,
-    pool_labels: ArrayLike,
-    pool_confidences: ArrayLike | None,
-    own_labels: ArrayLike,
-    own_confidences: ArrayLike | None,
-    *,
-    n_classes: int,
-    ks: Sequence[int],
-    policy: str | VotePolicy = "weighted",
-) -> NDArray[np.int32]:
-    """Return the winners for every k, int32[len(ks), B], in one pass over the neighbors.
-
-    The other parameters are those of `vote_pool`.
-    """
-    winners = vote_curves_pool(
-        neighbor_ids,
-        similarities,
-        pool_labels,
-        pool_confidences,
-        own_labels,
-        own_confidences,
-        n_classes=n_classes,
-        ks=ks,
-        policies=(policy,),
-    )
-    first: NDArray[np.int32] = winners[0]
-    return first
 
 
 def vote_curves_pool(

@@ -20,7 +20,7 @@ def background():
     made.close()
 
 
-async def told(value):
+async def returned(value):
     await asyncio.sleep(0)
     if isinstance(value, BaseException):
         raise value
@@ -28,10 +28,10 @@ async def told(value):
 
 
 def test_results_and_errors_come_back(background):
-    assert background.run(told(7)) == 7
+    assert background.run(returned(7)) == 7
     for error in (ValueError("no"), TimeoutError("its own"), StopAsyncIteration()):
         with pytest.raises(type(error)) as caught:
-            background.run(told(error))
+            background.run(returned(error))
         assert caught.value is error
 
 
@@ -46,8 +46,8 @@ def test_what_the_caller_has_set_holds_in_the_background(background):
 
 
 async def test_a_loop_that_runs_is_none_of_its_business(background):
-    assert background.run(told("here")) == "here"
-    assert await told("there") == "there"
+    assert background.run(returned("here")) == "here"
+    assert await returned("there") == "there"
 
 
 def test_close_cancels_what_others_wait_for():
@@ -69,12 +69,12 @@ def test_close_cancels_what_others_wait_for():
     assert ended == [True]
     background.close()
     with pytest.raises(TestNUCError, match="closed"):
-        background.run(told(1))
+        background.run(returned(1))
 
 
 def test_its_own_thread_cannot_wait_for_itself(background):
     async def within():
-        return background.run(told(1))
+        return background.run(returned(1))
 
     with pytest.raises(TestNUCError, match="its own background thread"):
         background.run(within())
@@ -86,7 +86,7 @@ def ends(background):
     return not background._thread.is_alive()
 
 
-def test_what_is_left_closes_by_itself_and_nobody_waits():
+def test_an_unclosed_loop_closes_by_itself_without_blocking():
     background, lock, done = Background(), threading.Lock(), []
 
     async def last():
@@ -101,7 +101,7 @@ def test_what_is_left_closes_by_itself_and_nobody_waits():
     assert ends(background)
     assert done == [True]
     with pytest.raises(TestNUCError, match="closed"):
-        background.run(told(1))
+        background.run(returned(1))
 
 
 def test_what_could_not_be_closed_is_logged(caplog):
@@ -130,4 +130,4 @@ def test_the_end_of_a_stream_is_not_waited_for_forever(background, monkeypatch):
     assert done.wait(10)
     monkeypatch.undo()
     with pytest.raises(ValueError, match="no"):
-        background.end(told(ValueError("no")))
+        background.end(returned(ValueError("no")))

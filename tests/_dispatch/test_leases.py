@@ -142,7 +142,7 @@ async def bench():
     await bench.scheduler.close()
 
 
-async def test_what_nobody_else_asks_is_asked(bench):
+async def test_a_key_without_a_lease_is_requested(bench):
     task, outcomes = bench.start("x", "y")
     await task
     assert outcomes == {"x": LABEL, "y": LABEL}

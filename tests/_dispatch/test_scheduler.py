@@ -21,7 +21,7 @@ def scheduler_of(answer, workers, per_call=1):
     )
 
 
-async def test_calls_that_wait_for_a_next_try_hold_up_nobody():
+async def test_calls_that_back_off_block_no_worker():
     others_done = asyncio.Event()
     at_work, most = 0, 0
     done = []
@@ -293,7 +293,7 @@ async def test_a_fatal_error_comes_after_the_outcomes_and_ends_every_run_that_ne
     await scheduler.close()
 
 
-async def test_a_run_that_begins_while_the_client_closes_is_told():
+async def test_a_run_that_begins_while_the_client_closes_raises():
     looked_up = asyncio.Event()
 
     class SlowStore(MemoryStore):

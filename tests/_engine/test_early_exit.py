@@ -23,10 +23,10 @@ NAMES = ["alpha", "beta", "gamma"]
 WORDS = ["red", "green", "blue", "one", "two"]
 
 
-class Told:
-    """Answers as it was told, without a socket."""
+class Canned:
+    """Answers from a mapping, without a socket."""
 
-    name, model, identity = "told", "by-text", "1"
+    name, model, identity = "canned", "by-text", "1"
 
     def __init__(self, answers):
         self.answers = answers
@@ -47,18 +47,18 @@ answers = st.tuples(st.sampled_from([*NAMES, "something else"]), confidences)
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
-    told=st.dictionaries(texts, answers, min_size=2, max_size=40),
+    answers_of=st.dictionaries(texts, answers, min_size=2, max_size=40),
     n_own=st.integers(1, 5),
     k=st.integers(1, 25),
     policy=st.sampled_from(["majority", "weighted", "confidence_weighted", "filtered"]),
 )
-def test_the_waves_label_is_that_of_the_full_vote(told, n_own, k, policy):
+def test_the_waves_label_is_that_of_the_full_vote(answers_of, n_own, k, policy):
     import asyncio
 
-    own, pool = list(told)[:n_own], list(told)[n_own:]
+    own, pool = list(answers_of)[:n_own], list(answers_of)[n_own:]
 
     async def run(neighbors):
-        provider = Told(told)
+        provider = Canned(answers_of)
         async with TestNUC(
             NAMES, provider, embedder=HashEmbedder(16), k=k, policy=policy,
             neighbors=neighbors, join_pool=False,
@@ -85,7 +85,7 @@ def test_the_waves_label_is_that_of_the_full_vote(told, n_own, k, policy):
             assert early.voters <= whole.voters
             shown = [n.text for n in early.neighbors]
             assert shown == [n.text for n in whole.neighbors][: len(shown)]
-    assert set(asked) <= set(told)
+    assert set(asked) <= set(answers_of)
 
 
 # -- recorded answers of a real model -------------------------------------------------------------
@@ -114,7 +114,7 @@ async def test_calls_saved_on_recorded_answers(client_of, recordings):
         results = await nuc.classify_many(own)
         assert nuc.usage.calls == llm.calls
         calls = llm.calls
-    options |= {"model": Told(recorded), "neighbors": "stored"}
+    options |= {"model": Canned(recorded), "neighbors": "stored"}
     async with TestNUC(**options) as nuc:
         await nuc.add(pool)
         await nuc.predict_pool()

@@ -1,4 +1,4 @@
-"""A referee judges and labels; what it costs is foreseen, and told apart from the labeler."""
+"""A referee judges and labels; what it costs is foreseen, and counted apart from the labeler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def client(servers, **more):
 
 
 @pytest.mark.slow
-async def test_calls_are_foreseen_and_told_apart(servers, tmp_path):
+async def test_calls_are_foreseen_and_counted_apart(servers, tmp_path):
     small, big = servers
     async with client(servers, store=tmp_path / "s.db") as nuc:
         foreseen = await nuc.estimate(TEXTS)
@@ -61,8 +61,8 @@ async def test_calls_are_foreseen_and_told_apart(servers, tmp_path):
 
 
 async def test_the_price_of_a_referee_is_foreseen():
-    dear = testnuc.OpenAI("gpt-4o", api_key="k")
-    given = {"api_key": "k", "embedder": Clustered(), "referee": dear}
+    better = testnuc.OpenAI("gpt-4o", api_key="k")
+    given = {"api_key": "k", "embedder": Clustered(), "referee": better}
     async with testnuc.TestNUC(LABELS, "openai/gpt-4o-mini", **given) as nuc:
         judging = await nuc.estimate(TEXTS)
     async with testnuc.TestNUC(LABELS, "openai/gpt-4o-mini", **given, escalate=0.5) as nuc:

@@ -33,16 +33,16 @@ async def test_a_batch_costs_what_was_estimated(client_of, per_call):
             **client_of(llm, sampling=Sampling(texts_per_call=per_call), embedder=embedder)
         ) as nuc,
     ):
-        told = await nuc.estimate([*texts, *texts[:20]])
+        estimated = await nuc.estimate([*texts, *texts[:20]])
         assert (llm.requests, embedder.embedded, len(nuc)) == (0, 0, 0)
         assert nuc.usage.calls == 0
         await nuc.classify_many(texts)
         used = nuc.usage
-        assert told.calls == used.calls == (95 if per_call == 1 else 10)
+        assert estimated.calls == used.calls == (95 if per_call == 1 else 10)
         # rather too high: the schema of the answer counts, which the loopback server does not see
-        assert used.input_tokens <= told.input_tokens <= 2.5 * used.input_tokens
-        assert 0.8 * used.output_tokens <= told.output_tokens <= 1.6 * used.output_tokens
-        assert told.usd is None  # nobody has prices for this address
+        assert used.input_tokens <= estimated.input_tokens <= 2.5 * used.input_tokens
+        assert 0.8 * used.output_tokens <= estimated.output_tokens <= 1.6 * used.output_tokens
+        assert estimated.usd is None  # this address has no known prices
         again = await nuc.estimate([*texts, "a new one, my refund please"])
         assert (again.calls, again.store_hits) == (1, 95)
         nothing = await nuc.estimate(texts)
@@ -55,8 +55,8 @@ async def test_a_pool_without_predictions_is_an_upper_bound(client_of):
         async with TestNUC(**client_of(llm, k=5)) as nuc:
             await nuc.add(pool)
             await nuc.add(["a labeled one"], labels=["login"])
-            told = await nuc.estimate(texts)
-            assert told.calls == 2 + 2 * 5
+            estimated = await nuc.estimate(texts)
+            assert estimated.calls == 2 + 2 * 5
             await nuc.classify_many(texts)
             assert 2 <= nuc.usage.calls <= 12
         async with TestNUC(**client_of(llm, k=40)) as nuc:
@@ -71,14 +71,14 @@ async def test_a_pool_without_predictions_is_an_upper_bound(client_of):
 
 async def test_dollars_of_a_model_with_a_price():
     async with TestNUC(LABELS, "openai/gpt-4o-mini", api_key="k", embedder=HashEmbedder()) as nuc:
-        told = await nuc.estimate(messages(1_000))
+        estimated = await nuc.estimate(messages(1_000))
     # 0.15 and 0.60 US dollars for a million tokens
-    by_hand = (told.input_tokens * 0.15 + told.output_tokens * 0.6) / 1e6
-    assert told.usd == pytest.approx(by_hand)
-    assert told.calls == 1_000
+    by_hand = (estimated.input_tokens * 0.15 + estimated.output_tokens * 0.6) / 1e6
+    assert estimated.usd == pytest.approx(by_hand)
+    assert estimated.calls == 1_000
 
 
-async def test_tokens_of_a_provider_that_does_not_tell_are_unknown():
+async def test_tokens_of_a_provider_without_estimates_are_unknown():
     class Rule:
         name, model, identity = "rule", "length", "1"
 
@@ -86,9 +86,14 @@ async def test_tokens_of_a_provider_that_does_not_tell_are_unknown():
             return Reply(tuple(Answer(gold(t), None) for t in request.texts))
 
     async with TestNUC(LABELS, model=Rule(), embedder=HashEmbedder()) as nuc:
-        told = await nuc.estimate(messages(20))
-    assert (told.calls, told.input_tokens, told.output_tokens, told.usd) == (20, None, None, None)
-    assert [lane.lane for lane in told.lanes] == ["live"]
+        estimated = await nuc.estimate(messages(20))
+    assert (estimated.calls, estimated.input_tokens, estimated.output_tokens, estimated.usd) == (
+        20,
+        None,
+        None,
+        None,
+    )
+    assert [lane.lane for lane in estimated.lanes] == ["live"]
 
 
 @pytest.mark.slow
@@ -108,38 +113,38 @@ async def test_lanes_are_compared():
     for model, (stages, more) in kinds.items():
         arguments = {"policy": "weighted", "k": 5, "api_key": "k", "rate_limit": limit} | more
         async with TestNUC(LABELS, model, embedder=HashEmbedder(), **arguments) as nuc:
-            # texts of the pool, of which nobody knows yet whether they will vote
+            # texts of the pool, which may or may not vote
             await nuc.add(messages(1_005)[1_000:])
-            told = await nuc.estimate(messages(1_000))
-        live, batch = told.lanes
+            estimated = await nuc.estimate(messages(1_000))
+        live, batch = estimated.lanes
         assert (live.lane, batch.lane) == ("live", "batch")
-        for lane in told.lanes:
-            assert lane.calls == told.calls
+        for lane in estimated.lanes:
+            assert lane.calls == estimated.calls
             assert (lane.input_tokens, lane.output_tokens) == (
-                told.input_tokens,
-                told.output_tokens,
+                estimated.input_tokens,
+                estimated.output_tokens,
             )
-        assert live.usd == told.usd > 0
-        assert batch.usd == pytest.approx(told.usd / 2)
-        tokens = told.input_tokens + told.output_tokens
+        assert live.usd == estimated.usd > 0
+        assert batch.usd == pytest.approx(estimated.usd / 2)
+        tokens = estimated.input_tokens + estimated.output_tokens
         assert live.least_seconds == pytest.approx(60 * tokens / 10_000)
         assert (live.most_seconds, batch.least_seconds) == (None, None)
         assert batch.most_seconds == stages * 24 * 3600
-        lines = str(told).splitlines()
+        lines = str(estimated).splitlines()
         assert [line.split()[0] for line in lines] == ["lane", "live", "batch"]
         assert f"at most {24 * stages}" in lines[2]
 
 
 async def test_what_is_stored_takes_no_time_and_what_is_unknown_is_said(client_of):
     async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
-        told = await nuc.estimate(messages(5))
-        assert told.lanes[0].least_seconds is None
-        assert "unknown" in str(told)
+        estimated = await nuc.estimate(messages(5))
+        assert estimated.lanes[0].least_seconds is None
+        assert "unknown" in str(estimated)
         await nuc.classify_many(messages(5))
-        told = await nuc.estimate(messages(5))
-        assert [lane.usd for lane in told.lanes] == [0.0, 0.0]
-        assert told.lanes[1].most_seconds == 0
-        assert "5 predictions are stored already" in str(told)
+        estimated = await nuc.estimate(messages(5))
+        assert [lane.usd for lane in estimated.lanes] == [0.0, 0.0]
+        assert estimated.lanes[1].most_seconds == 0
+        assert "5 predictions are stored already" in str(estimated)
 
 
 async def test_it_says_that_the_store_has_the_same_labels_in_another_order(tmp_path):

@@ -271,17 +271,17 @@ async def test_a_failure_changes_nothing(monkeypatch):
         judged = await nuc.review(20)
         judge(judged)
         await nuc.learn(judged)
-        before = nuc._engine.settings
+        before = nuc.engine.settings
 
         async def fails(scope, data):
             raise OSError("disk full")
 
-        monkeypatch.setattr(nuc._engine.parts.store, "put_learned", fails)
+        monkeypatch.setattr(nuc.engine.parts.store, "put_learned", fails)
         more = await nuc.review(20)
         judge(more)
         with pytest.raises(OSError, match="disk full"):
             await nuc.learn(more)
-        assert nuc._engine.settings is before
+        assert nuc.engine.settings is before
 
 
 @pytest.mark.slow

@@ -101,9 +101,7 @@ async def test_stored_neighbors_are_the_nearest_texts_that_have_a_prediction(
             inside = {e.hash for e, _ in pool} | {e.hash for e in removed}
             pool += [(e, v) for e, v in zip(queries, asked, strict=True) if e.hash not in inside]
             voting |= {e.hash for e in queries}
-        found = await one.pipeline._retriever.search(
-            queries, asked, k, upto=upto, together=together
-        )
+        found = await one.pipeline.retriever.search(queries, asked, k, upto=upto, together=together)
         got = [[e.hash for e in await one.pool.fetch(row[row >= 0])] for row in found.ids]
         assert got == [
             naive(q, e.hash, k, pool, voting) for e, q in zip(queries, asked, strict=True)
@@ -145,10 +143,10 @@ async def test_a_pool_with_few_predictions_is_not_read_for_each_text(predicted, 
         n, k = 6_000, 3
         texts = entries_of([f"text {i}" for i in range(n)])
         await one.pool.add(texts, unit(n, 0, coarse=False))
-        if one.pipeline._examples is None:
+        if one.pipeline.examples is None:
             await put(one, texts[-predicted:] if predicted else [])
         else:
-            await one.pipeline._examples.remember(
+            await one.pipeline.examples.remember(
                 [(e, Prediction("refund")) for e in (texts[-predicted:] if predicted else [])]
             )
         pool = Counted(one.pool)
@@ -158,7 +156,7 @@ async def test_a_pool_with_few_predictions_is_not_read_for_each_text(predicted, 
             predictor=one.predictor,
             pool=pool,
             store=one.store,
-            examples=one.pipeline._examples,
+            examples=one.pipeline.examples,
         )
         queries = entries_of([f"query {i}" for i in range(20)])
         found = await retriever.search(queries, unit(20, 1, coarse=False), k)

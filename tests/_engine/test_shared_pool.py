@@ -61,7 +61,7 @@ def texts(start, n):
 
 def looked(nuc):
     """Return the number of predictions behind the decision of the next text."""
-    return nuc._engine.parts.pipeline._last.diagnosis.predictions
+    return nuc.engine.parts.pipeline.pool_predictions.last.diagnosis.predictions
 
 
 # -- decisions -------------------------------------------------------------------------------------
@@ -100,16 +100,16 @@ async def test_the_same_texts_do_not_let_the_pool_be_diagnosed_again(monkeypatch
         await nuc.add(texts(0, 400))
         await nuc.predict_pool()
         await nuc.classify("text 0")
-        pipeline = nuc._engine.parts.pipeline
+        pool_predictions = nuc.engine.parts.pipeline.pool_predictions
         looks = 0
-        diagnose = pipeline.diagnose
+        diagnose = pool_predictions.diagnose
 
-        async def counted():
+        async def counted(settings):
             nonlocal looks
             looks += 1
-            return await diagnose()
+            return await diagnose(settings)
 
-        monkeypatch.setattr(pipeline, "diagnose", counted)
+        monkeypatch.setattr(pool_predictions, "diagnose", counted)
         for _ in range(3):
             for text in texts(0, 110):
                 await nuc.classify(text)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from testnuc import InvalidInputError, Sampling, TestNUC, TopKICL
+from testnuc import BatchPolicy, InvalidInputError, Sampling, TestNUC, TopKICL
 from testnuc._base.checks import hash_text
 from testnuc._engine.shortlist import coverage_of, nearest_labels, similar_together, with_head
 from testnuc._engine.whole_list import compared_part
@@ -174,7 +174,7 @@ async def test_a_second_run_makes_no_call(tmp_path: Path) -> None:
 
 async def test_keys_differ_by_length_and_embedder_and_without_a_list_are_as_ever() -> None:
     def scope(llm: LoopbackLLM, **more: Any) -> bytes:
-        return client(llm, **more)._engine.parts.predictor.scope
+        return client(llm, **more).engine.parts.predictor.scope
 
     async with LoopbackLLM(right) as llm:
         whole = scope(llm, shortlist=None)
@@ -215,8 +215,8 @@ async def test_an_estimate_foresees_fewer_tokens() -> None:
             short = await nuc.estimate(TEXTS)
             await nuc.classify_many(TEXTS)
             assert short.calls == nuc.usage.calls == whole.calls
-        # the batch lane has no shortlists
-        assert [lane.lane for lane in short.lanes] == ["live"]
+        hours = [lane.most_seconds and lane.most_seconds / 3600 for lane in short.lanes]
+        assert hours == [None, 48]
         assert short.input_tokens is not None
         assert whole.input_tokens is not None
         assert short.input_tokens < whole.input_tokens
@@ -248,9 +248,35 @@ async def test_what_a_shortlist_does_not_support_is_refused(
             client(llm, **more)
 
 
-async def test_the_batch_lane_is_refused_before_any_call() -> None:
-    async with LoopbackLLM(right) as llm, client(llm) as nuc:
-        with pytest.raises(InvalidInputError, match="second call after its shortlist"):
+@pytest.mark.parametrize(("rest", "batches"), [("batch", 2), ("live", 1)])
+@pytest.mark.parametrize("packed", [1, 3])
+async def test_in_the_batch_lane_another_batch_shows_all_labels(
+    rest: Any, batches: int, packed: int
+) -> None:
+    def rejecting_two(text: str, index: int) -> tuple[str, float]:
+        return rejecting(text, index) if "elk" in text or "fox" in text else right(text)
+
+    policy = BatchPolicy(rest=rest, first_poll=0.001, longest_poll=0.002)
+    sampling = Sampling(texts_per_call=packed)
+    async with (
+        LoopbackLLM(rejecting_two, record=100) as llm,
+        client(llm, batches=policy, sampling=sampling, shortlist=2) as nuc,
+    ):
+        results = await nuc.classify_many(TEXTS, lane="batch")
+        assert own(results) == LABELS
+        assert results.coverage["about_ant"] >= 1
+        assert (llm.batches, llm.calls) == (batches, nuc.usage.calls)
+        lists = [len(shown(body)) for body in llm.bodies if "messages" in body]
+        assert lists[-1] == len(LABELS)
+        assert sum(n == len(LABELS) for n in lists) == (2 if packed == 1 else 1)
+        # the live lane has the same keys
+        assert (await nuc.classify_many(TEXTS)).usage.calls == 0
+
+
+async def test_levels_in_the_batch_lane_are_refused_before_any_call() -> None:
+    labels = ["a > b", "a > c", "d"]
+    async with LoopbackLLM(right) as llm, client(llm, labels=labels, shortlist="levels") as nuc:
+        with pytest.raises(InvalidInputError, match="a batch job for each level"):
             await nuc.classify_many(TEXTS, lane="batch")
         assert llm.requests == 0
 
@@ -299,14 +325,14 @@ async def test_more_than_two_hundred_labels_have_a_shortlist_and_fewer_have_none
             assert "240 labels are many" in (await nuc.estimate(["another"])).note
             assert {len(shown(body, MANY)) for body in llm.bodies} == {50}
             # the batch lane shows them all, as it has no second call
-            await nuc._engine.parts.ready("batch")
+            await nuc.engine.parts.ready("batch")
         for labels, more in ((MANY[:200], {}), (MANY, {"shortlist": None})):
             asked = client(llm, labels=labels, **{"shortlist": "auto", **more})
-            assert asked._engine.parts.shortlist is None
-            assert not asked._engine.parts.pipeline._note
+            assert asked.engine.parts.shortlist is None
+            assert not asked.engine.parts.pipeline.note
         shown_with = client(llm, labels=MANY, shortlist="auto", method=TopKICL())
-        assert shown_with._engine.parts.shortlist is None
-        assert "every prompt shows all 240 labels" in shown_with._engine.parts.pipeline._note
+        assert shown_with.engine.parts.shortlist is None
+        assert "every prompt shows all 240 labels" in shown_with.engine.parts.pipeline.note
 
 
 @pytest.mark.slow
@@ -325,10 +351,10 @@ async def test_answers_are_compared_with_those_of_the_whole_list(tmp_path: Path)
         results = await nuc.classify_many(MANY_TEXTS)
         # every tenth of 240 or so, at least 20 texts
         assert before.calls == nuc.usage.calls == llm.calls == len(MANY_TEXTS) + 20
-        told = " ".join(results.notes)
-        assert "20 texts were also asked about" in told
-        assert "the same for 100.0 % (83.9 to 100.0 %, 95 %)" in told
-        assert "harm" not in told
+        notes = " ".join(results.notes)
+        assert "20 texts were also asked about" in notes
+        assert "the same for 100.0 % (83.9 to 100.0 %, 95 %)" in notes
+        assert "reduce accuracy" not in notes
         # a second run asks nothing
         await nuc.classify_many(MANY_TEXTS)
         assert llm.calls == len(MANY_TEXTS) + 20
@@ -340,8 +366,8 @@ async def test_answers_are_compared_with_those_of_the_whole_list(tmp_path: Path)
         # no label has these words
         texts = [f"zebra{i} {i % 20} number" for i in range(100)]
         results = await nuc.classify_many(texts)
-        told = " ".join(results.notes)
-        assert "the shorter prompts harm" in told
+        notes = " ".join(results.notes)
+        assert "the shorter prompts reduce accuracy" in notes
         never = [label for label, held in results.coverage.items() if not held]
         assert f"{len(never)} labels of 240 are in the shortlist of no text" in results.summary()
 
@@ -360,7 +386,7 @@ def test_a_label_in_no_list_is_reported() -> None:
     held, note = coverage_of(lists, ["a", "b", "c", "d", "none"], "none")
     assert held == {"a": 80, "b": 40, "c": 40, "d": 0}
     assert note.startswith("no shortlist of 80 texts holds 1 of the 4 labels ('d')")
-    # too few texts to tell
+    # too few texts to compare
     assert coverage_of(lists[:4], ["a", "b", "c", "d", "none"], "none")[1] == ""
 
 

@@ -18,7 +18,6 @@ from testnuc.voting import (
     deciding_prefix,
     vote,
     vote_curve,
-    vote_curve_pool,
     vote_curves,
     vote_curves_pool,
     vote_pool,
@@ -263,9 +262,6 @@ def test_pool_curves_equal_separate_votes(case, policies, data):
             ids[:, :k], similarities[:, :k], *rest, n_classes=n_classes, policy=policy
         )
         np.testing.assert_array_equal(got[p, i], alone.label)
-    np.testing.assert_array_equal(
-        vote_curve_pool(*arrays, n_classes=n_classes, ks=ks, policy=given_policies[0]), got[0]
-    )
 
 
 @pytest.mark.slow
@@ -273,7 +269,7 @@ def test_pool_curves_equal_separate_votes(case, policies, data):
 @SETTINGS
 def test_decided_exactly_when_no_completion_changes_the_winner(case, policy):
     labels, similarities, confidences, n_classes = case
-    # a label nobody gave stands for all such labels
+    # a label without votes stands for all such labels
     few = min(n_classes, 7)
     labels = labels % few if n_classes > few else labels
     voters = voters_of(labels, similarities, confidences)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testnuc.batch.anthropic import _line as anthropic_line
-from testnuc.batch.base import BatchResultLine
+from testnuc.batch.base import BatchResultLine, NoneChosenError
 from testnuc.batch.decoding import BatchOutcomes, ResponseReader, custom_id
 from testnuc.batch.manifest import RequestedPrediction, pack, unpack
 from testnuc.batch.openai import _line as openai_line
@@ -69,7 +69,7 @@ def test_order_and_repetition_change_nothing(fates, data):
     whole = [line(i, fate) for i, fate in enumerate(fates)]
     again = data.draw(st.lists(st.sampled_from(whole)))
     mixed = data.draw(st.permutations(whole + again))
-    # lines of others, and lines that nobody can read
+    # lines of others, and unreadable lines
     noise = [
         BatchResultLine(custom_id("cd" * 16, 0), 200, chat("login")),
         BatchResultLine(custom_id(NAME, len(fates)), 200, chat("login")),
@@ -81,7 +81,7 @@ def test_order_and_repetition_change_nothing(fates, data):
     expected = [EXPECTED.get(fate, Prediction(fate)) for fate in fates]
     assert [outcome(o) for _, (o,) in found.outcomes()] == expected
     answered = [fate for fate in fates if fate in LABELS]
-    # each answer is counted once, however often it is told
+    # each answer is counted once, however often it is listed
     assert len(found.usages) == len(answered)
     assert [row.prediction.label for row in found.stored(b"s" * 16)] == answered
 
@@ -106,11 +106,25 @@ def test_an_answer_stands_above_an_error_of_the_same_request(fates):
     assert [outcome(o) for _, (o,) in found.outcomes()] == [Prediction("refund")]
 
 
+def test_an_answer_that_is_none_of_some_labels_is_not_stored():
+    wanted = [item[0]._replace(partial=True) for item in items(3)]
+    found = BatchOutcomes(NAME, [(one,) for one in wanted], READER)
+    for number, label in enumerate(["none of these", "refund", "weather"]):
+        found.take(BatchResultLine(custom_id(NAME, number), 200, chat(label)))
+    assert [outcome(o) for _, (o,) in found.outcomes()] == [
+        NoneChosenError,
+        Prediction("refund"),
+        NoneChosenError,
+    ]
+    assert [row.prediction.label for row in found.stored(b"s" * 16)] == ["refund"]
+
+
 WANTED = st.builds(
     RequestedPrediction,
     st.binary(min_size=16, max_size=16),
     st.binary(min_size=16, max_size=16),
-    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**31 - 1),
+    st.booleans(),
 )
 
 

@@ -109,7 +109,7 @@ async def test_uploaded_files_are_deleted_when_their_answers_are_stored(lane):
     async with LoopbackLLM(confident) as llm, lane(llm, model="openai/test") as nuc:
         await nuc.classify_many(messages(250), lane="batch")
         assert llm.batches == 3
-        assert llm._batches.files == {}
+        assert llm.batch_server.files == {}
 
 
 async def test_packs_and_batches_multiply(model, lane):
@@ -157,7 +157,7 @@ async def test_all_that_can_go_wrong_at_once(model, lane):
         assert max(llm.asked.values()) <= 3
 
 
-async def test_a_batch_whose_creation_was_not_told_is_found(model, lane):
+async def test_a_batch_whose_creation_was_not_confirmed_is_found(model, lane):
     steps = []
     batches = Batches(lost=[0], step=steps.append)
     async with LoopbackLLM(confident, batches=batches) as llm, lane(llm, model=model) as nuc:
@@ -440,7 +440,7 @@ async def test_processes_that_share_a_database_ask_once(lane, database):
         assert llm.calls == 120
         assert first.usage.calls + second.usage.calls == 120
         # a live run does not wait for what a batch will bring
-        llm._batches.options = Batches(polls=100_000)
+        llm.batch_server.options = Batches(polls=100_000)
         slow = asyncio.create_task(first.classify_many(messages(130)[120:], lane="batch"))
         await until(lambda: llm.batches >= 3)
         await second.classify_many(messages(130)[120:])
@@ -619,7 +619,7 @@ async def test_batches_of_others_are_not_taken_for_ours(lane):
         lane(llm, model=model, store=store, policy=policy) as ours,
         lane(llm, model=model, policy=policy, sampling=Sampling(temperature=0.1)) as theirs,
     ):
-        # three batches of the same size at the same time, and nobody was told an id
+        # three batches of the same size at the same time, and no id was returned
         mine, others = await asyncio.gather(
             ours.classify_many(messages(80), lane="batch"),
             theirs.classify_many(messages(40), lane="batch"),
@@ -652,8 +652,8 @@ async def test_a_batch_that_is_gone_is_sent_again(model, lane):
         async with lane(llm, model=model, store=store) as nuc:
             run = asyncio.create_task(nuc.classify_many(messages(30), lane="batch"))
             await noted(store)
-            llm._batches.batches.clear()
-            llm._batches.options = Batches()
+            llm.batch_server.batches.clear()
+            llm.batch_server.options = Batches()
             results = await run
             assert not results.errors
         ends = [b.outcome for b in await store.batches(ended=True)]

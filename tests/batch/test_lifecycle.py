@@ -43,7 +43,7 @@ ENDED = RemoteBatch("remote", "completed", ended=True, total=1, done=1, results=
 
 
 class Script:
-    """A batch API that does as it is told: each entry is returned, or raised."""
+    """A scripted batch API: each entry is returned, or raised."""
 
     def __init__(self, loop, retrieves=(), creates=(), found=None):
         self.loop = loop
@@ -104,7 +104,7 @@ def test_a_day_of_waiting_is_looked_at_less_and_less_often():
         # the price of the lane, to the cent
         assert (ended.outcome, ended.usage.usd, ended.items) == ("completed", 3.0, b"")
         assert await store.get_predictions([b"k" * 16]) == [Prediction("refund")]
-        # whoever reads the same batch a second time counts nothing
+        # a second reader of the same batch counts nothing
         assert (await one.follow(batch))[2] is None
 
     virtual.run(main)

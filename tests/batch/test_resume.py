@@ -1,4 +1,4 @@
-"""Killed at any step of the batch lane and run again: nothing is lost or paid for twice."""
+"""Killed at any step of the batch lane and run again: nothing is lost or billed twice."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ def test_clusters_are_unit_vectors_that_do_not_depend_on_how_they_are_read():
 def test_retrieval(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(retrieval, "_BATCH", 40)
     monkeypatch.setattr(retrieval, "_SINGLES", 3)
-    retrieval._prepare(tmp_path, 400, 32)
+    retrieval.prepare(tmp_path, 400, 32)
     truth = np.load(tmp_path / "truth.npy")
     for name in ("testnuc", "numpy", "usearch"):
-        found = retrieval._measure(name, tmp_path)
+        found = retrieval.measure(name, tmp_path)
         assert found["index"] == name
         assert found["texts"] == 400
         assert found["recall@10"] >= 0.95
@@ -49,7 +49,7 @@ def test_scale(tmp_path, store):
     found = rows(result)
     assert [row["what"] for row in found] == ["new texts", "next batch", "known texts"]
     for row in found:
-        parts = [row[f"{step} us"] for step in (*scale._STEPS, "rest")]
+        parts = [row[f"{step} us"] for step in (*scale.STEPS, "rest")]
         assert sum(parts) == pytest.approx(row["all us"], abs=0.01)
 
 

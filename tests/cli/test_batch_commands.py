@@ -40,7 +40,7 @@ def left_behind(tmp_path, model):
             async with client(llm, path, model) as nuc:
                 run = asyncio.create_task(nuc.classify_many(TEXTS, lane="batch"))
                 await until(lambda: llm.batches == 3)
-                await until(lambda: not nuc._engine.parts.batch_lane._creating)
+                await until(lambda: not nuc.engine.parts.batch_lane._creating)
                 run.cancel()
                 await asyncio.gather(run, return_exceptions=True)
 
@@ -125,7 +125,7 @@ def test_one_batch_that_cannot_be_cancelled_does_not_keep_the_others(left_behind
         assert sum("cancel" in line for line in out.splitlines()) >= 2
 
 
-def test_mistakes_are_told(left_behind, tmp_path):
+def test_errors(left_behind, tmp_path):
     code, _, err = run_here("batch", "list", tmp_path / "none.db")
     assert code == 2
     assert "there is no store" in err
@@ -169,7 +169,7 @@ def test_a_file_is_labeled_in_the_batch_lane(tmp_path):
         assert "lane is 'fast'" in err
 
 
-def test_ctrl_c_tells_how_to_go_on(tmp_path, monkeypatch):
+def test_ctrl_c_prints_how_to_resume(tmp_path, monkeypatch):
     source = tmp_path / "in.txt"
     source.write_text("\n".join(TEXTS) + "\n")
 

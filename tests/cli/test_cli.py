@@ -168,7 +168,7 @@ def test_the_demo_shows_the_default_and_what_judging_brings():
                  "Judged: 50 by the included correct labels", "Right before: ", "Right now: ",
                  "testnuc classify FILE"):  # fmt: skip
         assert part in " ".join(out.split())
-    # nobody is asked without a terminal
+    # there is no question without a terminal
     assert "Your turn" not in out
     before, now = (
         float(re.search(rf"Right {when}: +([\d.]+)%", out)[1]) for when in ("before", "now")

@@ -58,7 +58,7 @@ def test_results_with_a_column_of_right_labels_are_scored_without_a_call(tmp_pat
     assert "1.000" in out
 
 
-def test_mistakes_are_told_before_anything_is_asked(tmp_path):
+def test_errors_are_raised_before_any_call(tmp_path):
     source = labeled(tmp_path / "in.csv", wrong=(3,))
     empty = tmp_path / "empty.csv"
     empty.write_text("text,label\nhello,\nthere,\n")

@@ -31,7 +31,7 @@ def classify(llm, file, *more, run=run_here, **options):
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "cp1252"])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_encoding_and_delimiter_are_recognized_and_told(tmp_path, capsys, encoding, delimiter):
+def test_encoding_and_delimiter_are_recognized_and_noted(tmp_path, capsys, encoding, delimiter):
     file, out = tmp_path / "in.csv", io.StringIO()
     writer = csv.writer(out, delimiter=delimiter)
     writer.writerows([["id", "message"], *([i, f"{GERMAN} {i}"] for i in range(60))])
@@ -39,12 +39,12 @@ def test_encoding_and_delimiter_are_recognized_and_told(tmp_path, capsys, encodi
     table = read_table(str(file), "message")
     assert table.texts == [f"{GERMAN} {i}" for i in range(60)]
     assert table.columns == ["id", "message"]
-    told = capsys.readouterr().err
-    assert ("between columns" in told) == (delimiter != ",")
-    assert (f"is read as {encoding}" in told) == (not encoding.startswith("utf-8"))
+    err = capsys.readouterr().err
+    assert ("between columns" in err) == (delimiter != ",")
+    assert (f"is read as {encoding}" in err) == (not encoding.startswith("utf-8"))
     if encoding == "cp1252":
-        assert "'Päckchen;'" in told
-    # named by the user, nothing is to be told
+        assert "'Päckchen;'" in err
+    # named by the user, no note is printed
     given = {"encoding": encoding, "delimiter": "tab" if delimiter == "\t" else delimiter}
     assert read_table(str(file), "message", **given).texts == table.texts
     assert capsys.readouterr().err == ""
@@ -144,7 +144,7 @@ def test_columns_without_a_name_keep_their_values(tmp_path, kind):
     ]
 
 
-def test_a_wrong_delimiter_is_told_as_such(tmp_path):
+def test_a_wrong_delimiter_is_an_error(tmp_path):
     file = tmp_path / "in.csv"
     file.write_text("id;message\n1;a\n")
     with pytest.raises(InvalidInputError, match=r"one column with --delimiter ','.*leave out"):
@@ -457,7 +457,7 @@ def test_long_texts_are_counted_before_the_run(tmp_path, monkeypatch):
     assert "shorten or split them, or choose another --embedder" in err
 
 
-def test_texts_longer_than_the_model_reads_are_told_by_a_dry_run(tmp_path):
+def test_a_dry_run_reports_texts_longer_than_the_model_reads(tmp_path):
     file = tmp_path / "in.json"
     file.write_text(json.dumps(["word " * 100_000, "short", "another"]))
     code, _, err = run_here("classify", file, "--labels", "a,b", "--dry-run")

@@ -193,8 +193,8 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
         code, _, err = run_here(*review)
         assert code == 0, err
         assert Path("review.json").read_bytes() == before
-        told = data_of(Path("review-2.html").read_text(encoding="utf-8"))
-        assert told["file"] == "review-2.json"
+        data = data_of(Path("review-2.html").read_text(encoding="utf-8"))
+        assert data["file"] == "review-2.json"
         judged("review-2.json")
         learn = next_command(err)
         assert learn[:5] == ["learn", "out.csv", "review-2.json", "-o", "better-2.csv"]
@@ -352,11 +352,11 @@ def test_after_a_review_every_output_has_the_corrected_labels(tickets):
             nothing = "" if path == "g.txt" else None
             assert {t: found[t] for t in right} == {t: r or nothing for t, r in right.items()}, path
         assert run_here("report", "b.jsonl")[0] == 0
-        told = data_of(Path("report.html").read_text(encoding="utf-8"))
-        shown = {told["texts"][r["x"]]: r["l"] for r in told["rows"]}
+        data = data_of(Path("report.html").read_text(encoding="utf-8"))
+        shown = {data["texts"][r["x"]]: r["l"] for r in data["rows"]}
         for text, label in right.items():
-            assert label == (None if shown[text] is None else told["labels"][shown[text]])
-        assert told["calibrated"] is True
+            assert label == (None if shown[text] is None else data["labels"][shown[text]])
+        assert data["calibrated"] is True
         assert llm.calls == 240
 
 
@@ -371,12 +371,12 @@ def test_a_review_has_a_page(tickets, monkeypatch):
         assert code == 0, err
         assert "to judge them, open review.html in a browser" in err
         assert shown == []
-        told = data_of(Path("review.html").read_text(encoding="utf-8"))
+        data = data_of(Path("review.html").read_text(encoding="utf-8"))
         # all texts are there, and those that were drawn are asked for
-        assert (told["total"], len(told["review"]["items"]), told["only"]) == (240, 50, False)
-        assert told["instructions"] == "Read it."
-        assert told["then"] in err
-        command = shlex.split(told["then"])
+        assert (data["total"], len(data["review"]["items"]), data["only"]) == (240, 50, False)
+        assert data["instructions"] == "Read it."
+        assert data["then"] in err
+        command = shlex.split(data["then"])
         assert command[:4] == ["testnuc", "learn", "out.jsonl", "review.json"]
         judged("review.json")
         code, out, err = run_here(*command[1:])

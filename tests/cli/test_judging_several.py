@@ -77,9 +77,9 @@ def test_a_file_is_judged_learned_from_and_certified(tickets, output):
     assert (code, "dropped" in err) == (0, True)
     code, _, err = run_here("report", output, "-o", "page.html")
     assert code == 0, err
-    told = data_of(Path("page.html").read_text("utf-8"))
-    assert told["several"] is True
-    assert set(told["labels"][: told["choices"]]) == set(LABELS)
+    data = data_of(Path("page.html").read_text("utf-8"))
+    assert data["several"] is True
+    assert set(data["labels"][: data["choices"]]) == set(LABELS)
     assert llm.calls == calls
 
 

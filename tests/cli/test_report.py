@@ -37,12 +37,12 @@ def test_a_full_file_has_all_there_is_to_see(tmp_path):
     results, page = classified(tmp_path, "out.jsonl", "--full"), tmp_path / "report.html"
     err = reported(results, "-o", page, "--text-column", "message", "--title", "<Tickets>")
     assert err == f"24 texts, written to {page}\n"
-    told = data_of(page.read_text(encoding="utf-8"))
+    data = data_of(page.read_text(encoding="utf-8"))
     assert "<title>&lt;Tickets&gt;</title>" in page.read_text(encoding="utf-8")
-    assert (told["model"], told["usage"]["calls"], told["total"]) == ("openai/test", 24, 24)
-    assert told["labels"][: told["choices"]] == LABELS
-    first = told["rows"][0]
-    assert told["texts"][first["x"]] == messages(1)[0]
+    assert (data["model"], data["usage"]["calls"], data["total"]) == ("openai/test", 24, 24)
+    assert data["labels"][: data["choices"]] == LABELS
+    first = data["rows"][0]
+    assert data["texts"][first["x"]] == messages(1)[0]
     assert len(first["k"]) == 10
     assert first["v"]
     records = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
@@ -50,7 +50,7 @@ def test_a_full_file_has_all_there_is_to_see(tmp_path):
     assert records[-1]["nuc_run"]["usage"]["calls"] == 24
 
 
-def test_of_a_file_from_elsewhere_the_likely_column_is_taken_and_told(tmp_path):
+def test_the_likely_column_of_another_file_is_taken_and_noted(tmp_path):
     results = classified(tmp_path, "out.csv").rename(tmp_path / "moved.csv")
     err = reported(results, "-o", tmp_path / "report.html")
     assert f"note: the texts of {results} are read from the column 'message'" in err
@@ -68,20 +68,20 @@ def test_another_file_has_less_and_that_is_said(tmp_path, name):
         "holds no neighbors and votes; write them with `testnuc classify --full -o FILE.jsonl`"
         in err
     )
-    told = data_of(page.read_text(encoding="utf-8"))
-    assert told["usage"] is None
-    assert [told["labels"][row["o"]] for row in told["rows"]] == list(map(gold, messages(24)))
+    data = data_of(page.read_text(encoding="utf-8"))
+    assert data["usage"] is None
+    assert [data["labels"][row["o"]] for row in data["rows"]] == list(map(gold, messages(24)))
 
 
 def test_the_labels_of_the_run_can_be_chosen(tmp_path):
     results, page = classified(tmp_path, "out.csv"), tmp_path / "report.html"
     labels = tmp_path / "labels.json"
-    labels.write_text(json.dumps({**dict.fromkeys(LABELS, "told"), "never said": "rare"}))
+    labels.write_text(json.dumps({**dict.fromkeys(LABELS, "common"), "never said": "rare"}))
     reported(results, "-o", page, "--text-column", "message", "--labels", labels)
-    told = data_of(page.read_text(encoding="utf-8"))
-    assert told["labels"][: told["choices"]] == [*LABELS, "never said"]
-    assert told["descriptions"] == ["told"] * len(LABELS) + ["rare"]
-    assert told["then"] == (
+    data = data_of(page.read_text(encoding="utf-8"))
+    assert data["labels"][: data["choices"]] == [*LABELS, "never said"]
+    assert data["descriptions"] == ["common"] * len(LABELS) + ["rare"]
+    assert data["then"] == (
         f"testnuc learn {results} marks.json --text-column message --labels {labels}"
     )
 

@@ -105,7 +105,7 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, environment, says):
     assert len(err.strip().splitlines()) == 1
 
 
-def test_rows_of_the_pool_without_a_text_are_left_out_and_told(tmp_path, caplog):
+def test_rows_of_the_pool_without_a_text_are_left_out_and_logged(tmp_path, caplog):
     pool = tmp_path / "pool.csv"
     pool.write_text("id,text\n1,my parcel\n2,\n3,my money\n")
     assert _texts(str(pool), "text") == ["my parcel", "my money"]

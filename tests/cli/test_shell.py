@@ -93,9 +93,9 @@ def test_diagnose_and_report_read_a_store(source, tmp_path):
         assert code == 0, err
         assert f"24 texts, written to {page}" in err
         assert llm.calls == calls
-    told = data_of(page.read_text(encoding="utf-8"))
-    assert {told["texts"][row["x"]] for row in told["rows"]} == set(messages(24))
-    assert all(row["k"] for row in told["rows"])
+    data = data_of(page.read_text(encoding="utf-8"))
+    assert {data["texts"][row["x"]] for row in data["rows"]} == set(messages(24))
+    assert all(row["k"] for row in data["rows"])
 
 
 def test_a_report_of_a_store_says_which_options_are_missing(source, tmp_path):
@@ -122,7 +122,7 @@ async def test_the_embedder_is_that_of_the_store(tmp_path, monkeypatch):
         return Named()
 
     monkeypatch.setattr(embedders, "resolve", resolve)
-    assert await options_of_run._embedders(str(store)) == ["our/embedder"]
+    assert await options_of_run.embedders_in(str(store)) == ["our/embedder"]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_an_option_wins_over_the_embedder_of_the_store(tmp_path, monkeypatch, he
     async def embedders_of(_):
         return held
 
-    monkeypatch.setattr(options_of_run, "_embedders", embedders_of)
+    monkeypatch.setattr(options_of_run, "embedders_in", embedders_of)
     client = {"embedder": given, "store": None}
     assert options_of_run.with_embedder(client, str(place))["embedder"] == taken
     assert (
@@ -155,7 +155,7 @@ class Named(HashEmbedder):
     name = "our/embedder"
 
 
-def test_a_text_that_is_no_string_is_told_in_words(tmp_path):
+def test_a_text_that_is_not_a_string_is_described_in_words(tmp_path):
     file = tmp_path / "in.json"
     file.write_text(json.dumps([{"text": 5}, {"text": None}, {"text": ["a"]}]))
     code, _, err = run_here("classify", file, "--labels", "a,b")
@@ -168,6 +168,6 @@ def test_a_head_brings_its_embedder_where_none_was_named(monkeypatch):
     head = SimpleNamespace(embedder=name, loadable=True)
     monkeypatch.setattr(client_factory.Head, "load", lambda _: head)
     client = {"embedder": None, "head": "file.head"}
-    told = options_of_run.with_embedder(client, None)
-    assert client_factory.embedder_of(told) == name
-    assert client_factory.embedder_of({**told, "embedder": "my/own"}) == "my/own"
+    options = options_of_run.with_embedder(client, None)
+    assert client_factory.embedder_of(options) == name
+    assert client_factory.embedder_of({**options, "embedder": "my/own"}) == "my/own"

@@ -144,7 +144,7 @@ def test_a_name_says_the_backend(name, options):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("m@openvino,int8", "'int8' is no option; give dtype=.. or file_name=.."),
+        ("m@openvino,int8", "'int8' is not an option; give dtype=.. or file_name=.."),
         ("m@openvino,dtype=bfloat16", "dtype is 'bfloat16', which backend 'openvino' does not"),
         ("m@torch,file_name=x", "file_name is 'x', which backend 'torch' does not"),
     ],
@@ -183,6 +183,62 @@ async def test_the_backend_is_that_of_sentence_transformers(loaded, monkeypatch)
     installed.clear()
     with pytest.raises(testnuc.MissingDependencyError, match="pip install"):
         _ = embedders.resolve("m@onnx").dim
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "supported", "faster"),
+    [
+        ("m", "cpu", True, "m@torch,dtype=bfloat16"),
+        ("m", "cpu", False, None),
+        ("m", "cuda:0", True, None),
+        ("m@torch,dtype=bfloat16", "cpu", True, None),
+    ],
+)
+async def test_a_cpu_with_bfloat16_has_a_faster_name(
+    loaded, monkeypatch, name, device, supported, faster
+):
+    cpu = SimpleNamespace(_is_avx512_bf16_supported=lambda: supported)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cpu=cpu))
+    embedder = embedders.resolve(name)
+    assert embedder.faster is None
+    assert embedder.dim == 8
+    embedder._model.device = device
+    assert embedder.faster == faster
+
+
+async def test_a_long_wait_for_embeddings_names_the_faster_way(client_of, monkeypatch):
+    class Slow(HashEmbedder):
+        faster = "m@torch,dtype=bfloat16"
+
+    async with LoopbackLLM(confident) as llm:
+        async with TestNUC(**client_of(llm, embedder=Slow())) as nuc:
+            notes = (await nuc.classify_many(messages(12))).notes
+        assert not any("embedding" in note for note in notes)
+        monkeypatch.setattr("testnuc.embedders.cache._LONG", -1)
+        async with TestNUC(**client_of(llm, embedder=Slow())) as nuc:
+            notes = (await nuc.classify_many(messages(12))).notes
+        assert any("'m@torch,dtype=bfloat16' takes about half" in note for note in notes)
+
+
+@pytest.mark.parametrize(("device", "most"), [("cpu", 1_024), ("cuda:0", 64 * 200)])
+async def test_a_forward_pass_on_a_cpu_has_a_bounded_number_of_tokens(loaded, device, most):
+    passes = []
+
+    def encode(texts, *, batch_size, **_):
+        assert len(texts) <= batch_size
+        passes.append(len(texts) * max(len(text.split()) for text in texts))
+        return np.array([[len(text.split())] for text in texts], np.float32)
+
+    embedder = embedders.resolve("m")
+    assert embedder.dim == 8
+    model = embedder._model
+    model.device, model.max_seq_length, model.encode = device, 256, encode
+    model.tokenizer = lambda texts, **_: {"input_ids": [text.split() for text in texts]}
+    lengths = [7 * i % 200 + 1 for i in range(300)]
+    vectors = await embedder.embed(["word " * n for n in lengths])
+    assert vectors[:, 0].tolist() == lengths
+    assert max(passes) <= most
+    assert (len(passes) == 5) == (device != "cpu")
 
 
 async def test_static_embeddings_cut_no_text(loaded):
@@ -324,7 +380,7 @@ async def test_the_error_of_a_text_reaches_only_its_own_callers(tmp_path):
             )
             assert isinstance(found.pop(26), testnuc.BadRequestError)
             assert np.concatenate(found).shape == (52, 32)
-            # the other text of that caller is stored, as it is paid for
+            # the other text of that caller is stored, because it was billed
             kept = await store.get_vectors(cache.name, [hash_text("kept"), hash_text("poison")])
             assert kept[0] is not None
             assert kept[1] is None

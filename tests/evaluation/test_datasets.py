@@ -126,7 +126,7 @@ def mirror(monkeypatch):
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
     blob = sha1(b"blob %d\0" % len(content) + content).hexdigest()
-    monkeypatch.setitem(downloading._BLOBS, ("banking77", "large"), blob)
+    monkeypatch.setitem(downloading.BLOBS, ("banking77", "large"), blob)
     yield f"http://127.0.0.1:{server.server_port}/data", served
     server.shutdown()
     server.server_close()
@@ -154,9 +154,9 @@ def test_a_download_is_checked_and_kept(mirror, tmp_path, monkeypatch):
 
 
 def test_checksums_are_known_of_every_dataset():
-    assert set(downloading._BLOBS) == {(n, s) for n in PAPER_DATASETS for s in ("large", "small")}
-    assert all(len(blob) == 40 for blob in downloading._BLOBS.values())
-    assert len(set(downloading._BLOBS.values())) == 16
+    assert set(downloading.BLOBS) == {(n, s) for n in PAPER_DATASETS for s in ("large", "small")}
+    assert all(len(blob) == 40 for blob in downloading.BLOBS.values())
+    assert len(set(downloading.BLOBS.values())) == 16
 
 
 def test_the_numbers_of_the_paper():

@@ -11,9 +11,9 @@ import pytest
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.multilabel_scores import score_multilabel
 from testnuc.testing import LoopbackLLM
+from tests._engine.test_multilabel import labels_of
 from tests.cli.in_process import run_here
 from tests.conftest import LABELS, messages
-from tests.test_multilabel import labels_of
 
 
 @pytest.mark.parametrize("seed", range(20))

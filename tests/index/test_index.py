@@ -182,7 +182,7 @@ async def test_additions_from_many_tasks_keep_rows_and_texts_together():
     await pool.close()
 
 
-def test_whoever_waits_for_the_index_comes_before_the_next_chunk():
+def test_a_waiting_thread_gets_the_lock_before_the_next_chunk():
     lock, order = FairLock(), []
 
     def search():

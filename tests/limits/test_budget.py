@@ -101,7 +101,7 @@ def test_waits_for_calls_that_may_free_room():
         third = asyncio.create_task(account.reserve(0, 10))
         await asyncio.sleep(1)
         assert not second.done()
-        assert not third.done()  # would fit, but nobody is overtaken
+        assert not third.done()  # would fit, but the queue is first in, first out
         account.settle(first, 0, 30)
         assert account.reserved[1] == 70
         account.settle(await second, 0, 60)

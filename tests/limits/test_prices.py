@@ -75,7 +75,7 @@ def test_an_unpriced_model_cannot_keep_a_budget_in_usd():
     require_price(Budget(usd=1), Price.per_million(1, 2), "my-model")
 
 
-def test_the_meter_tells_known_from_unknown():
+def test_the_meter_distinguishes_known_from_unknown():
     meter = Meter(Price.per_million(1, 2))
     assert meter.usage().usd == 0
     meter.add(TokenUsage(1000, 100, cached_tokens=10))

@@ -1,4 +1,4 @@
-"""The queue: no sliding minute exceeds the limit, and nobody is overtaken."""
+"""The queue: no sliding minute exceeds the limit, and the order is first in, first out."""
 
 from __future__ import annotations
 

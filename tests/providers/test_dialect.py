@@ -88,7 +88,7 @@ def test_sampling_is_left_out(message, caplog):
     sent(provider, asked)
     with caplog.at_level(logging.WARNING):
         assert provider.adapt(refuse(provider, message))
-    assert "temperature" in caplog.text  # the user asked for it, so it is told
+    assert "temperature" in caplog.text  # the user asked for it, so it is logged
     assert not {"temperature", "top_p"} & sent(provider, asked).keys()
 
 

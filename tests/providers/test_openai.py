@@ -61,7 +61,7 @@ def test_is_a_wire_provider():
 
 
 @pytest.mark.parametrize("model", ["gpt-4o-mini", "openai/", "nobody/x", "", None, "openai/ "])
-def test_unknown_providers_are_told_the_choices(model):
+def test_unknown_providers_are_an_error_with_the_choices(model):
     with pytest.raises(InvalidInputError, match=r"openai/.*anthropic/.*local/zero-shot"):
         resolve(model)
 
@@ -77,7 +77,7 @@ def test_keys(monkeypatch):
     assert OpenAI("m").identity == LOCAL
 
 
-def test_who_writes_python_is_told_of_the_argument_for_the_key():
+def test_the_error_in_python_names_the_argument_for_the_key():
     with pytest.raises(ConfigurationError, match="set OPENAI_API_KEY") as caught:
         OpenAI("m")
     assert "api_key=" in "".join(traceback.format_exception(caught.value))

@@ -75,7 +75,7 @@ def test_answers_without_a_label(body, kind):
     with pytest.raises(kind) as caught:
         OpenAI("m", base_url=LOCAL).decode(request(), body)
     assert type(caught.value) is kind
-    assert caught.value.usage == TokenUsage(100, 7, 64)  # paid for all the same
+    assert caught.value.usage == TokenUsage(100, 7, 64)  # billed all the same
     assert caught.value.status_code == 200
     assert caught.value.request_id == "chatcmpl-1"
 

@@ -127,7 +127,7 @@ def test_a_killed_actor_loses_nothing_and_auto_decides_as_one_process_does(tmp_p
     assert set(asked) == set(TEXTS)
     # asked again is only what was in flight when the actor died
     assert asked.total() <= len(set(TEXTS)) + given["max_concurrency"]
-    assert 292 <= labeled.usage.calls <= 300  # a dead actor cannot tell of its last calls
+    assert 292 <= labeled.usage.calls <= 300  # a dead actor cannot report its last calls
     assert labeled.diagnosis.predictions == 300
     assert rows_of(labeled) == one_process(None, **more)
 

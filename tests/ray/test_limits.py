@@ -159,7 +159,7 @@ def test_a_refusal_pauses_all_workers_and_headers_are_heeded():
     virtual.run(main)
 
 
-def test_what_can_never_fit_and_limits_that_are_gone_are_told():
+def test_requests_that_never_fit_and_lost_limits_are_errors():
     class Gone:
         async def acquire(self, *_):
             raise OSError("no route")

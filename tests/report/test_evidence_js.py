@@ -105,7 +105,7 @@ def test_the_page_chooses_what_learn_chooses(run):
             assert mine["value"] == pytest.approx(theirs.value, abs=1e-9), seed
         # the confidence shown is the level at which the bound reaches 0
         for c, mine in enumerate(found["gains"][1:], 1):
-            assert (mine["sure"] >= 1 - module._ALPHA) == (verdict.gains[c].low >= 0), seed
+            assert (mine["sure"] >= 1 - module.ALPHA) == (verdict.gains[c].low >= 0), seed
         known = labels >= 0
         assert found["before"] == int(((given[0].labels[rows] == labels) & known).sum())
     assert len(chosen) > 2

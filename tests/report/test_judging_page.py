@@ -231,7 +231,7 @@ def test_instructions_and_descriptions_are_at_hand(opened):
     assert "cannot sign in" in guide.inner_text()
     press(page, "1", "Enter")
     assert page.locator(".guide").get_attribute("open") == ""
-    assert "chance" in page.locator("#detail dl.told").last.inner_text()
+    assert "chance" in page.locator("#detail dl.description").last.inner_text()
 
 
 def test_single_keys_can_be_confined_to_the_panel(opened):
@@ -476,7 +476,7 @@ def test_fifty_texts_are_judged_by_keyboard_alone(opened, tmp_path):
     judge_by_keys(page, review)
     playwright.expect(page.locator("#done")).to_contain_text("All 50 texts are judged.")
     assert "testnuc learn" in page.locator("#done").inner_text()
-    told = page.locator("#learned").inner_text()
+    summary = page.locator("#learned").inner_text()
     with page.expect_download() as download:
         press(page, "Enter")
     download.value.save_as(tmp_path / "review.json")
@@ -490,9 +490,9 @@ def test_fifty_texts_are_judged_by_keyboard_alone(opened, tmp_path):
     assert sum(judgment.source == "person" for judgment in learned.judged) == 60
     assert all(labels[item.text] == gold(item.text) for item in review)
     assert gain.low > 0
-    assert told.startswith(f"After: {right} right, before: {before}, of 60 judged texts.")
-    assert f"Best: {name}." in told
+    assert summary.startswith(f"After: {right} right, before: {before}, of 60 judged texts.")
+    assert f"Best: {name}." in summary
     assert (
         f"expected gain {100 * gain.value:+.1f} points over all texts "
-        f"(from {100 * gain.low:+.1f} to {100 * gain.high:+.1f})" in told
+        f"(from {100 * gain.low:+.1f} to {100 * gain.high:+.1f})" in summary
     )

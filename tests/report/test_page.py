@@ -234,16 +234,16 @@ def test_search_filter_and_sort(opened):
     assert page.get_by_role("combobox", name="Show").input_value() == "changed"
 
 
-def test_any_text_tells_its_neighbors_and_votes(opened):
+def test_any_text_shows_its_neighbors_and_votes(opened):
     page = opened(plain_results(60))
     choose(page, Show="all", **{"Sort by": "input"})
     items(page).nth(0).click()
     detail = page.locator("#detail")
     assert "message number 0 " in chosen(page)
-    told = detail.inner_text()
-    assert "the vote changed 'delivery' to 'refund'" in told
-    assert "7.50 (75 %)" in told
-    assert "delivery (confidence 0.80)" in told
+    text = detail.inner_text()
+    assert "the vote changed 'delivery' to 'refund'" in text
+    assert "7.50 (75 %)" in text
+    assert "delivery (confidence 0.80)" in text
     table = detail.get_by_role("table")
     assert table.get_by_role("row").count() == 11
     assert "0.97" in table.get_by_role("row").nth(1).inner_text()
@@ -330,7 +330,7 @@ def test_it_is_accessible_and_fits_the_screen(opened, results, scheme, width):
     assert (sum(map(int, re.findall(r"\d+", background))) < 200) == (scheme == "dark")
 
 
-def test_the_page_may_ask_nobody(opened):
+def test_the_page_makes_no_request(opened):
     page = opened(plain_results(3))
     with listening() as (port, heard):
         blocked = page.evaluate(

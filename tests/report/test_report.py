@@ -62,43 +62,43 @@ def test_texts_add_no_element_whatever_they_are():
         ),
     )
     assert Elements(tame).names == Elements(wild).names
-    told = data_of(wild)
-    assert told["texts"] == [nasty]
-    assert told["labels"][0] == told["model"] == told["rows"][0]["r"] == nasty
+    data = data_of(wild)
+    assert data["texts"] == [nasty]
+    assert data["labels"][0] == data["model"] == data["rows"][0]["r"] == nasty
     assert "\u2028" not in wild[wild.index('id="data"') :]
 
 
 def test_numbers_that_json_does_not_know_are_unknown():
     odd = labeled(0, "x", share=float("nan"), trust=float("nan"), votes={"a": float("inf")})
-    told = data_of(render([odd], seconds=float("nan")))
-    assert told["rows"][0]["s"] is told["rows"][0]["t"] is told["seconds"] is None
-    assert told["summary"]["unknown"] == 1
+    data = data_of(render([odd], seconds=float("nan")))
+    assert data["rows"][0]["s"] is data["rows"][0]["t"] is data["seconds"] is None
+    assert data["summary"]["unknown"] == 1
 
 
 def test_all_are_counted_where_few_are_listed():
     rows = [labeled(i, f"text {i}", trust=0.2 if i >= 90 else 1.0) for i in range(100)]
-    told = data_of(render(rows, most=15))
-    assert told["total"] == 100
-    assert sum(told["summary"]["trust"]) == 100
+    data = data_of(render(rows, most=15))
+    assert data["total"] == 100
+    assert sum(data["summary"]["trust"]) == 100
     # those to review first, then the first of the others, all in the order of the input
-    assert [row["i"] for row in told["rows"]] == [*range(5), *range(90, 100)]
+    assert [row["i"] for row in data["rows"]] == [*range(5), *range(90, 100)]
     with pytest.raises(InvalidInputError, match="most is 0"):
         render(rows, most=0)
 
 
 def test_a_result_that_is_no_text_and_an_empty_run_have_a_page():
-    told = data_of(render([labeled(0, 7, label=None, error=ValueError("bad"))]))
-    assert told["texts"] == ["7"]
-    assert told["rows"][0]["e"] == "ValueError: bad"
+    data = data_of(render([labeled(0, 7, label=None, error=ValueError("bad"))]))
+    assert data["texts"] == ["7"]
+    assert data["rows"][0]["e"] == "ValueError: bad"
     assert data_of(render([]))["total"] == 0
 
 
 def test_results_bring_along_what_is_known_of_their_run():
     results = Results([labeled(0, "x")], Usage(calls=3), 1.5, model="m", choices=["a", "b"])
-    told = data_of(render(results))
-    assert told["usage"]["calls"] == 3
-    assert (told["model"], told["seconds"], told["choices"]) == ("m", 1.5, 2)
-    assert told["labels"] == ["a", "b"]
+    data = data_of(render(results))
+    assert data["usage"]["calls"] == 3
+    assert (data["model"], data["seconds"], data["choices"]) == ("m", 1.5, 2)
+    assert data["labels"] == ["a", "b"]
     assert data_of(render(list(results)))["usage"] is None
 
 
@@ -125,23 +125,23 @@ def review_of(n, labels=("a", "b")):
 
 
 def test_a_review_alone_has_a_page():
-    told = data_of(render(None, review=review_of(3)))
-    assert [told["texts"][row["x"]] for row in told["rows"]] == ["text 0", "text 1", "text 2"]
-    assert (told["only"], told["choices"], told["model"]) == (True, 2, "m")
-    assert told["descriptions"] == ["the first", None]
-    assert told["instructions"] == "Read well."
-    assert told["review"]["items"][2]["candidates"] == [["a", ["the LLM's own labels"]],
+    data = data_of(render(None, review=review_of(3)))
+    assert [data["texts"][row["x"]] for row in data["rows"]] == ["text 0", "text 1", "text 2"]
+    assert (data["only"], data["choices"], data["model"]) == (True, 2, "m")
+    assert data["descriptions"] == ["the first", None]
+    assert data["instructions"] == "Read well."
+    assert data["review"]["items"][2]["candidates"] == [["a", ["the LLM's own labels"]],
                                                         ["b", ["another"]]]  # fmt: skip
 
 
 def test_the_texts_of_a_review_are_listed_whatever_else_is():
     rows = [labeled(i, f"text {i}", trust=0.2 if i >= 90 else 1.0) for i in range(100)]
-    told = data_of(render(rows, review=review_of(5), most=8))
-    assert [row["i"] for row in told["rows"]] == [*range(5), *range(90, 93)]
+    data = data_of(render(rows, review=review_of(5), most=8))
+    assert [row["i"] for row in data["rows"]] == [*range(5), *range(90, 93)]
     # with the neighbors that the review knows, as a .csv file of results does not
-    near = [[told["texts"][x] for x, *_ in row["k"]] for row in told["rows"]]
+    near = [[data["texts"][x] for x, *_ in row["k"]] for row in data["rows"]]
     assert near == [["near"]] * 5 + [[]] * 3
-    assert told["only"] is False
+    assert data["only"] is False
 
 
 def test_what_neighbors_contradict_is_counted_whatever_the_policy_decided():

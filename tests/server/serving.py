@@ -53,9 +53,9 @@ async def served(nuc, page=None, prepare=None, **settings):
             if task.done():
                 await task
             timeout = aiohttp.ClientTimeout(total=60)
-            everybody = aiohttp.TCPConnector(limit=0)
+            unlimited = aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(
-                url.result(), timeout=timeout, connector=everybody
+                url.result(), timeout=timeout, connector=unlimited
             ) as session:
                 yield service, session
         finally:

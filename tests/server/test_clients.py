@@ -62,7 +62,7 @@ async def test_a_request_whose_body_comes_in_after_the_end_has_begun_is_refused(
         body = json.dumps({"text": "refund please"}).encode()
         reader, writer = await connect(session)
         writer.write(request(body[:5], length=len(body)))
-        # another request on its way through tells that the head was read
+        # another request on its way through shows that the head was read
         async with session.post("/v1/classify", json={"text": messages(1)[0]}) as response:
             assert response.status == 200
         service.closing = True
@@ -72,7 +72,7 @@ async def test_a_request_whose_body_comes_in_after_the_end_has_begun_is_refused(
     assert held.asked == messages(1)
 
 
-async def test_what_nobody_waits_for_is_not_asked_but_what_was_sent_is_stored():
+async def test_an_abandoned_request_sends_nothing_more_and_stores_its_answers():
     held = Held()
     async with served(client(held, k=0, max_concurrency=1)) as (service, session):
         for body in ({"texts": messages(5)}, {"texts": messages(5), "stream": True}):

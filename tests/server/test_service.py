@@ -211,7 +211,7 @@ def test_settings_that_are_refused(settings, kind, says):
     assert TOKEN not in repr(ServerSettings(host="0.0.0.0", token=TOKEN))
 
 
-async def test_an_address_in_use_is_told(client_of):
+async def test_an_address_in_use_is_an_error(client_of):
     async with LoopbackLLM(confident) as llm:
         port = int(llm.base_url.removesuffix("/v1").rpartition(":")[2])
         with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}.*--port"):
@@ -241,7 +241,7 @@ async def test_a_budget_and_a_limit_say_when_or_whether_to_come_back(client_of):
         status, answer, headers = await post(session, {"text": "where is my parcel"})
         assert (status, answer["error"]["type"]) == (503, "budget_exceeded")
         assert "Retry-After" not in headers
-        # what was paid for is still answered
+        # stored answers are still returned
         assert (await post(session, {"text": "refund please"}))[0] == 200
     faults = Faults(1.0, ("429-retry-after",))
     async with (

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tests.simulation.world import Operation, Payment, Process, World
 
-#: Seconds: a call that waits for nothing but the server; a server that nobody listens at; callers
+#: Seconds: a call that waits for nothing but the server; a server that is down; callers
 #: of a client that was closed.
 LIVE, NOBODY, AFTER_CLOSE = 3 * 3600.0, 5.0, 120.0
 #: Calls in flight aside, this many requests show that a server does not know structured output.
@@ -43,7 +43,7 @@ def endings(world: World) -> Iterator[str]:
         if operation.lane == "live" and seconds > LIVE:
             yield f"{operation} took {seconds:.0f} s in the live lane"
         if (
-            world.server.fate == "nobody"
+            world.server.fate == "absent"
             and process.wire
             and operation.lane == "live"
             and not world.store_faults.rate
@@ -53,13 +53,13 @@ def endings(world: World) -> Iterator[str]:
             and seconds > NOBODY
             and operation.kind in {"many", "one", "pool"}
         ):
-            yield f"{operation} took {seconds:.1f} s to notice that nobody listens"
+            yield f"{operation} took {seconds:.1f} s to notice that the server is down"
         if process.closed_at is not None and operation.ended > process.closed_at + AFTER_CLOSE:
             yield f"{operation} ended {operation.ended - process.closed_at:.0f} s after aclose"
 
 
 def errors(world: World) -> Iterator[str]:
-    """A caller is told what it can expect, and is not denied what was answered."""
+    """A caller gets the error it can expect, and is not denied what was answered."""
     for operation in world.operations:
         error, process = operation.error, operation.process
         if error is None:
@@ -82,7 +82,7 @@ def errors(world: World) -> Iterator[str]:
 
 
 def _breaks(process: Process) -> bool:
-    method = process.client._engine.parts.pipeline.method
+    method = process.client.engine.parts.pipeline.method
     return type(method).__name__ == "BrokenMethod"
 
 
@@ -108,7 +108,7 @@ def _denied(world: World, operation: Operation) -> Iterator[str]:
     process, error = operation.process, operation.error
     if process.died or _closing(operation):
         return
-    if (process.store.trouble or process.client._engine.parts.pipeline.method.context) and any(
+    if (process.store.trouble or process.client.engine.parts.pipeline.method.context) and any(
         other.process is process
         and other is not operation
         and (other.ended is None or other.ended > operation.started)
@@ -141,7 +141,7 @@ def _denied(world: World, operation: Operation) -> Iterator[str]:
 
 
 def answers(world: World) -> Iterator[str]:
-    """What was paid for and received is stored, or its run said why not."""
+    """What was billed and received is stored, or its run said why not."""
     stored = Counter((row.scope, row.text_hash) for row in world.rows.rows())
     paid: dict[tuple, list[Payment]] = defaultdict(list)
     for payment in world.payments:
@@ -214,7 +214,7 @@ def unreadable(world: World) -> Iterator[str]:
             asked.update((operation.process, text) for text in set(world.texts))
     worst, where = 0.0, None
     for (process, text), times in paid.items():
-        if process.per_call > 1 or process.client._engine.parts.pipeline.method.context:
+        if process.per_call > 1 or process.client.engine.parts.pipeline.method.context:
             continue
         each = times / process.samples / max(1, asked[process, text])
         if each > worst:

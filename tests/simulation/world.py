@@ -172,7 +172,7 @@ class Server:
         self.kinds = random.sample(CALL_FAULTS, random.randint(1, 4))
         #: What becomes of the whole server, and when, in answered calls and in seconds.
         self.fate = random.choice((None,) * 8 + ("quota", "revoked", "model-gone", "down", "pause",
-                                                 "nobody", "no-structure-500"))  # fmt: skip
+                                                 "absent", "no-structure-500"))  # fmt: skip
         self.after = random.choice((0, 1, 5, 20))
         self.outage: tuple[float, float] | None = None
         self.structured = random.random() < 0.9
@@ -245,8 +245,8 @@ class Server:
         return HTTPAnswer(status, headers, data)
 
     def _down(self) -> bool:
-        """Whether nobody listens at present."""
-        if self.fate == "nobody":
+        """Whether the server is down."""
+        if self.fate == "absent":
             return True
         if self.answered < self.after or self.fate not in {"down", "pause"}:
             return False
@@ -623,7 +623,7 @@ class PlayedClient(TestNUC):
 
     def __init__(self, **given) -> None:
         parts = Components(**given)
-        self._engine = Engine(parts)
+        self.engine = Engine(parts)
         self.labels = parts.labels
         self.model = parts.model
 
@@ -741,7 +741,7 @@ class Process:
                 connections=self.connections,
             ),
         )
-        self.scope = self.client._engine.parts.predictor.scope
+        self.scope = self.client.engine.parts.predictor.scope
         self._in_flight = 0
 
     def arrived(self, texts) -> None:
@@ -951,5 +951,5 @@ def simulate(seed: int) -> World:
         except RuntimeError as error:
             if "nothing will ever happen" not in str(error):
                 raise
-            world.complain(f"everybody waits: {pending(world)}")
+            world.complain(f"all tasks wait: {pending(world)}")
     return world

@@ -1,4 +1,4 @@
-"""What a store holds moves to another, from the command line, and nothing is paid for again."""
+"""What a store holds moves to another, from the command line, and nothing is requested again."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ def test_to_postgresql_and_back(filled, tmp_path, database):
 
 
 async def test_what_is_there_already_stays(tmp_path):
-    vector = moving._of_vector(np.eye(4, dtype=np.float16)[0])
-    other = moving._of_vector(np.eye(4, dtype=np.float16)[1])
+    vector = moving.of_vector(np.eye(4, dtype=np.float16)[0])
+    other = moving.of_vector(np.eye(4, dtype=np.float16)[1])
     scope, key = hash_text("scope").hex(), hash_text("key").hex()
 
     def records(label, vector, model):
@@ -197,7 +197,7 @@ def test_mistakes_are_one_line_and_exit_code_2(filled, tmp_path):
     cases = [
         (("export", tmp_path / "none.db", file), "there is no store"),
         (("export", foreign, file), "foreign.db"),
-        (("export", path, tickets), "tickets.jsonl exists and is no export of a store"),
+        (("export", path, tickets), "tickets.jsonl exists and is not an export of a store"),
         (("export", path, tmp_path / "a.csv"), "neither .jsonl nor .parquet"),
         (("export", path, tmp_path / "none" / "a.jsonl"), "there is no folder"),
         (("export", path, tmp_path / "a.parquet"), "pip install 'testnuc[parquet]'"),

@@ -49,7 +49,7 @@ VECTORS = unit(2_000)
 async def opened(path, exact_below=EXACT_BELOW):
     store = SqliteStore(path)
     await store.open()
-    pool = SqlitePool(store._database, "e", path.with_name("index"), exact_below=exact_below)
+    pool = SqlitePool(store.database, "e", path.with_name("index"), exact_below=exact_below)
     await pool.open()
     try:
         yield pool
@@ -168,7 +168,7 @@ async def test_the_client_labels_alike_with_both(tmp_path, client_of):
             assert len(nuc) == 300
             again = await nuc.classify_many(texts)
             assert nuc.usage.store_hits == 300
-        assert (llm.calls, embedder.embedded) == (calls, 0), "nothing is paid for twice"
+        assert (llm.calls, embedder.embedded) == (calls, 0), "nothing is requested twice"
     for results in (first, again):
         assert [(r.label, r.share, r.margin) for r in results] == [
             (r.label, r.share, r.margin) for r in expected
@@ -184,8 +184,8 @@ async def test_a_large_pool_is_opened_from_its_files(tmp_path):
         await pool.add(entries(1_500), VECTORS[:1_500])
         before = await pool.search(VECTORS[:50], 10)
     async with opened(path) as pool:
-        assert pool._index.nearest._graph.mapped is not None
-        assert not pool._index.rebuilt
+        assert pool.index.nearest.graph.mapped is not None
+        assert not pool.index.rebuilt
         after = await pool.search(VECTORS[:50], 10)
         assert (after.ids == before.ids).all()
         assert (after.similarities == before.similarities).all()
@@ -201,16 +201,16 @@ async def test_additions_to_a_mapped_graph_are_found_before_and_after_it_is_load
     path = tmp_path / "s.db"
     await fill(path, 1_000)
     async with opened(path) as pool:
-        index = pool._index.nearest
+        index = pool.index.nearest
         await pool.add(entries(100, 1_000), VECTORS[1_000:1_100])
-        assert index._graph.mapped is not None, "too few to load the graph for"
+        assert index.graph.mapped is not None, "too few to load the graph for"
         assert await recall(pool, 1_100) > 0.98
         await pool.add(entries(400, 1_100), VECTORS[1_100:1_500])
-        assert index._graph.mapped is None
+        assert index.graph.mapped is None
         assert await recall(pool, 1_500) > 0.98
     await fill(path, 150, 1_500)
     async with opened(path) as pool:
-        assert not pool._index.rebuilt
+        assert not pool.index.rebuilt
         assert await recall(pool, 1_650) > 0.98
 
 
@@ -226,7 +226,7 @@ async def test_removals_hold_in_a_mapped_graph(tmp_path):
         assert len(pool) == 600
         assert await recall(pool, 1_000, set(gone)) > 0.98
         await pool.add(entries(500, 1_000), VECTORS[1_000:1_500])
-        assert pool._index.nearest._graph.mapped is None
+        assert pool.index.nearest.graph.mapped is None
         assert await recall(pool, 1_500, set(gone)) > 0.98
     async with opened(path) as pool:
         assert await recall(pool, 1_500, set(gone)) > 0.98
@@ -267,13 +267,13 @@ async def test_damaged_files_are_built_anew(tmp_path, caplog, what, harm):
     await fill(path, 1_000)
     harm(files_of(path)[what])
     async with opened(path) as pool:
-        assert pool._index.rebuilt
+        assert pool.index.rebuilt
         assert "rebuilding it from 1000 vectors" in caplog.text
         assert len(pool) == 1_000
         assert await recall(pool, 1_000) > 0.98
     assert sorted(files_of(path)) == ["graph", "ranks", "vectors"], "the damaged ones are gone"
     async with opened(path) as pool:
-        assert not pool._index.rebuilt
+        assert not pool.index.rebuilt
         assert await recall(pool, 1_000) > 0.98
 
 
@@ -282,7 +282,7 @@ async def test_files_that_are_gone_are_built_anew(tmp_path):
     await fill(path, 600)
     shutil.rmtree(next_folder(path))
     async with opened(path) as pool:
-        assert pool._index.rebuilt
+        assert pool.index.rebuilt
         assert await recall(pool, 600) > 0.98
 
 
@@ -299,7 +299,7 @@ async def test_files_of_another_copy_of_the_store_are_not_believed(tmp_path):
     shutil.rmtree(next_folder(copy))
     shutil.copytree(next_folder(path), next_folder(copy))
     async with opened(copy) as pool:
-        assert pool._index.rebuilt
+        assert pool.index.rebuilt
         found = await texts_found(pool, VECTORS[1_500:1_501], 1)
         assert found[0][0][0] == "text 1500"
 
@@ -326,10 +326,10 @@ async def test_a_note_of_another_version_is_not_believed(tmp_path, saved):
         connection.execute("UPDATE embedders SET saved = ?", (saved,))
     connection.close()
     async with opened(path) as pool:
-        assert pool._index.rebuilt
+        assert pool.index.rebuilt
         assert await recall(pool, 500) > 0.98
     async with opened(path) as pool:
-        assert not pool._index.rebuilt
+        assert not pool.index.rebuilt
 
 
 async def test_files_that_cannot_be_written_cost_nothing_but_time(tmp_path, caplog):
@@ -356,7 +356,7 @@ async def test_a_full_disk_while_rows_are_added(tmp_path, monkeypatch):
     monkeypatch.undo()
     async with opened(path) as pool:
         assert len(pool) == 800
-        assert not pool._index.rebuilt
+        assert not pool.index.rebuilt
         assert await recall(pool, 800) > 0.98
 
 
@@ -381,10 +381,10 @@ async def test_two_pools_save_one_after_the_other(tmp_path):
     async with opened(path) as one, opened(path) as two:
         await one.add(entries(600), VECTORS[:600])
         await two.add(entries(300, 600), VECTORS[600:900])
-        await one._update(one._index.save)
-        await two._update(two._index.save)
+        await one._update(one.index.save)
+        await two._update(two.index.save)
         await one.add(entries(400, 900), VECTORS[900:1_300])
-        await one._update(one._index.save)
+        await one._update(one.index.save)
         await two.add(entries(10, 1_300), VECTORS[1_300:1_310])
         assert await recall(one, 1_300) > 0.98
         assert await recall(two, 1_310) > 0.98
@@ -394,7 +394,7 @@ async def test_two_pools_save_one_after_the_other(tmp_path):
         "vectors",
     ]
     async with opened(path) as pool:
-        assert not pool._index.rebuilt
+        assert not pool.index.rebuilt
         assert await recall(pool, 1_310) > 0.98
 
 
@@ -431,7 +431,7 @@ def test_processes_on_one_file(tmp_path):
     async def check():
         async with opened(path) as pool:
             assert len(pool) == 1_200
-            assert not pool._index.rebuilt
+            assert not pool.index.rebuilt
             matches = await texts_found(pool, VECTORS[:1_200], 1)
             assert [m[0][0] for m in matches] == [f"text {i}" for i in range(1_200)]
 
@@ -484,9 +484,9 @@ async def test_a_cancelled_addition_is_whole(tmp_path):
 
 async def test_sharp_edges(tmp_path):
     async with opened(tmp_path / "s.db") as pool:
-        nobody = await pool.search(VECTORS[:2], 3, exclude=[b"x" * 16] * 2)
-        assert nobody.ids.tolist() == [[-1] * 3] * 2
-        assert nobody.similarities.tolist() == [[0.0] * 3] * 2
+        none_found = await pool.search(VECTORS[:2], 3, exclude=[b"x" * 16] * 2)
+        assert none_found.ids.tolist() == [[-1] * 3] * 2
+        assert none_found.similarities.tolist() == [[0.0] * 3] * 2
         assert await pool.remove([b"x" * 16]) == 0
         assert await pool.labels([b"x" * 16]) == [None]
         await pool.add(entries(5), VECTORS[:5])

@@ -89,7 +89,7 @@ def arguments(llm, store, **more):
 def test_the_password_is_not_shown(given):
     shown = repr(resolve(given))
     assert shown == "PostgresStore('postgresql://nuc@db.example:5432/app')"
-    assert "hunter" not in repr(PostgresStore(given)._database.address)
+    assert "hunter" not in repr(PostgresStore(given).database.address)
 
 
 @pytest.mark.parametrize(
@@ -130,15 +130,15 @@ async def test_without_the_driver_the_message_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.slow
-async def test_nobody_there_is_said_without_the_password(tmp_path, caplog):
+async def test_an_unreachable_server_is_reported_without_the_password(tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     store = PostgresStore(
         f"postgresql://nuc:hunter2@/app?host={tmp_path}&password=hunter3", patience=0.2
     )
     with pytest.raises(StoreError, match=r"postgresql://nuc@/app.*cannot be reached") as caught:
         await store.open()
-    told = "".join(traceback.format_exception(caught.value)) + caplog.text
-    assert "hunter" not in told
+    shown = "".join(traceback.format_exception(caught.value)) + caplog.text
+    assert "hunter" not in shown
 
 
 async def test_no_such_database_or_user(database):
@@ -164,7 +164,7 @@ async def test_rights_that_are_lacking_are_named(database):
 
 async def test_tables_of_a_newer_version_are_left_alone(database, url):
     async with opened(url) as store:
-        schema = store._address.schema
+        schema = store.address.schema
     database.sql(f"INSERT INTO {schema}.migrations (number) VALUES (99)")
     with pytest.raises(StoreError, match=r"version 99.*upgrade testnuc"):
         await PostgresStore(url).open()
@@ -336,7 +336,7 @@ async def test_a_run_goes_on_after_the_server_restarted(database, url):
     restarted = asyncio.Event()
 
     async def restart():
-        while llm.calls < 100:  # noqa: ASYNC110 - the server tells nobody
+        while llm.calls < 100:  # noqa: ASYNC110 - the server has no event
             await asyncio.sleep(0.01)
         await asyncio.to_thread(database.stop)
         await asyncio.sleep(0.2)
@@ -394,7 +394,7 @@ async def test_a_search_that_is_cancelled_leaves_no_transaction_open(url):
         assert (await pool.search(vectors[:20], 3)).ids.min() >= 0
 
 
-async def test_a_graph_is_built_whoever_stops_waiting_for_it(database):
+async def test_a_graph_is_built_although_its_caller_is_cancelled(database):
     name = f"t{uuid4().hex}"
     url, schema = database.url(name), f"schemaname = '{name}'"
     vectors = clustered(1_500, 64)
@@ -448,7 +448,7 @@ async def test_what_another_process_began_and_left_is_asked(url):
     texts = messages(40)
     async with opened(url) as other, LoopbackLLM(confident) as llm:
         async with testnuc.TestNUC(**arguments(llm, url)) as nuc:
-            keys = [nuc._engine.parts.predictor.ask(t, hash_text(t), 0).key for t in texts]
+            keys = [nuc.engine.parts.predictor.ask(t, hash_text(t), 0).key for t in texts]
             await other.lease(keys, 60)
             running = asyncio.create_task(nuc.classify_many(texts))
             await asyncio.sleep(0.2)

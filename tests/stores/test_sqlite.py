@@ -154,7 +154,7 @@ async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(tmp_path):
     path = tmp_path / "store.db"
     store = SqliteStore(path)
     await store.put_predictions([stored(i) for i in range(100)])
-    await store._database.write(
+    await store.database.write(
         lambda c: c.execute(
             f"PRAGMA max_page_count = {c.execute('PRAGMA page_count').fetchone()[0] + 2}"
         ).fetchone()
@@ -169,7 +169,7 @@ async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(tmp_path):
     found = await store.get_predictions([stored(i).key for i in range(5_000)])
     assert [p is not None for p in found] == [True] * 100 + [False] * 4_900
     # room was made
-    await store._database.write(lambda c: c.execute("PRAGMA max_page_count = 100000").fetchone())
+    await store.database.write(lambda c: c.execute("PRAGMA max_page_count = 100000").fetchone())
     await store.put_predictions([stored(i) for i in range(100, 5_000)])
     await store.close()
     with sqlite3.connect(path) as connection:
@@ -258,7 +258,7 @@ async def test_the_error_reaches_who_classifies(tmp_path):
 async def test_says_whose_file_it_is(filled):
     with sqlite3.connect(filled) as connection:
         assert connection.execute("PRAGMA application_id").fetchone()[0] == schema.APPLICATION_ID
-        assert connection.execute("PRAGMA user_version").fetchone()[0] == len(schema._MIGRATIONS)
+        assert connection.execute("PRAGMA user_version").fetchone()[0] == len(schema.MIGRATIONS)
         assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
     connection.close()
     # the main file says so from the first moment on: it is looked at before SQLite opens it
@@ -271,15 +271,15 @@ async def test_nothing_is_left_beside_a_closed_store(filled):
 
 async def test_migrations_run_once_each_and_whole(filled, monkeypatch):
     more = (("CREATE TABLE extra (x INTEGER)", "INSERT INTO extra VALUES (1)"),)
-    newest = len(schema._MIGRATIONS) + len(more)
-    monkeypatch.setattr(schema, "_MIGRATIONS", schema._MIGRATIONS + more)
+    newest = len(schema.MIGRATIONS) + len(more)
+    monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS + more)
     stores = [SqliteStore(filled) for _ in range(4)]
     await asyncio.gather(*(store.open() for store in stores))
     for store in stores:
         assert await store.get_predictions([stored(0).key]) == [stored(0).prediction]
         await store.close()
     broken = (("CREATE TABLE half (x INTEGER)", "CREATE NONSENSE"),)
-    monkeypatch.setattr(schema, "_MIGRATIONS", schema._MIGRATIONS + broken)
+    monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS + broken)
     assert "syntax error" in await refusal(filled)
     with sqlite3.connect(filled) as connection:
         assert connection.execute("SELECT count(*) FROM extra").fetchone()[0] == 1
@@ -308,7 +308,7 @@ async def test_concurrent_writes_share_a_commit(tmp_path):
     store = SqliteStore(tmp_path / "store.db")
     await store.open()
     commits = []
-    await store._database.write(
+    await store.database.write(
         lambda c: c.set_trace_callback(lambda s: commits.append(s) if s == "COMMIT" else None)
     )
     await asyncio.gather(*(store.put_predictions([stored(i)]) for i in range(1_000)))
@@ -325,7 +325,7 @@ async def test_one_bad_write_does_not_fail_those_beside_it(tmp_path):
 
     outcomes = await asyncio.gather(
         *(store.put_predictions([stored(i)]) for i in range(5)),
-        store._database.write(bad),
+        store.database.write(bad),
         *(store.put_predictions([stored(i)]) for i in range(5, 10)),
         return_exceptions=True,
     )

@@ -251,7 +251,7 @@ async def test_two_stores_on_the_same_content(durable):
         assert len(set(map(str, await asyncio.gather(put(one, "one"), put(two, "two"))))) == 1
 
 
-async def test_a_closed_store_opens_again_for_whoever_still_uses_it(durable):
+async def test_a_closed_store_opens_again_on_use(durable):
     store = durable.make()
     await store.close()
     await store.open()
@@ -559,7 +559,7 @@ async def test_the_store_knows_the_dimension_of_an_embedder(durable, method):
         ):  # fmt: skip
             if run:
                 # nothing is embedded only to learn the dimension
-                assert await nuc._engine.parts.embedding.vectors([], []) is not None
+                assert await nuc.engine.parts.embedding.vectors([], []) is not None
             results = await nuc.classify_many(texts)
             assert len(await nuc.classify_many([])) == 0
             assert all(r.label is not None for r in results)

@@ -43,7 +43,7 @@ async def ask_anthropic(session, llm, *texts, headers=None, **more):
 
 async def until(condition):
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - the server tells nobody
+        while not condition():  # noqa: ASYNC110 - the server has no event
             await asyncio.sleep(0.001)
 
 

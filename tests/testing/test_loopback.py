@@ -79,7 +79,7 @@ async def test_an_unknown_text_is_named(session):
         assert (llm.requests, llm.calls, llm.asked) == (2, 0, {})
 
 
-async def test_what_the_test_got_wrong_is_told(session):
+async def test_mistakes_of_a_test_are_errors(session):
     def broken(text):
         return 1 / 0
 

@@ -86,7 +86,7 @@ async def test_counts_can_be_reset(session):
         assert (llm.calls, llm.requests, llm.peak, llm.asked) == (0, 0, 0, {})
 
 
-async def test_connections_are_kept_unless_told_otherwise():
+async def test_connections_are_kept_alive_by_default():
     async with LoopbackLLM(GOLD) as llm:
         host, port = llm.base_url.removeprefix("http://").removesuffix("/v1").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))

@@ -219,7 +219,7 @@ async def test_an_unknown_model_is_not_found():
         assert theirs.value.body["error"]["type"] == "not_found_error"
 
 
-async def test_a_quota_that_is_used_up_is_told_from_a_rate_limit():
+async def test_an_exhausted_quota_is_distinct_from_a_rate_limit():
     faults = Faults(schedule=["quota"], kinds=["quota"])
     async with LoopbackLLM(GOLD, faults=faults) as llm, openai_sdk(llm) as client:
         with pytest.raises(openai.RateLimitError) as error:

@@ -250,28 +250,28 @@ def test_by_hash_knows_every_text():
 
 # -- content and wire ------------------------------------------------------------------------------
 
-TOLD = [("x", 0.5), ('quo"te', None), ("z", 1.0)]
+GIVEN = [("x", 0.5), ('quo"te', None), ("z", 1.0)]
 
 
 def test_good_answers_can_be_read():
     for prose in (False, True):
-        for told in (TOLD, TOLD[:1]):
-            said = compose(told, prose=prose)
-            assert parse_reply(said.text, len(told)) == tuple(Answer(*one) for one in told)
+        for given in (GIVEN, GIVEN[:1]):
+            said = compose(given, prose=prose)
+            assert parse_reply(said.text, len(given)) == tuple(Answer(*one) for one in given)
 
 
 def test_bad_answers_are_bad_in_the_way_they_should_be():
     def ids(fault):
-        return [a["id"] for a in orjson.loads(compose(TOLD, fault=fault).text)["answers"]]
+        return [a["id"] for a in orjson.loads(compose(GIVEN, fault=fault).text)["answers"]]
 
     assert ids("duplicate-ids") == [1, 1, 3]
     assert ids("missing-ids") == [1, 2]
     assert ids("invented-ids") == [1, 2, 10]
-    assert WRONG_LABEL in compose(TOLD, fault="wrong-label").text
-    assert compose(TOLD, fault="refusal").finish == "refusal"
-    assert compose(TOLD, fault="empty-choices").finish == "empty"
+    assert WRONG_LABEL in compose(GIVEN, fault="wrong-label").text
+    assert compose(GIVEN, fault="refusal").finish == "refusal"
+    assert compose(GIVEN, fault="empty-choices").finish == "empty"
     with pytest.raises(orjson.JSONDecodeError):
-        orjson.loads(compose(TOLD, fault="length").text)
+        orjson.loads(compose(GIVEN, fault="length").text)
 
 
 @pytest.mark.parametrize(

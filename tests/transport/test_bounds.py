@@ -132,7 +132,7 @@ async def test_cancelling_leaves_nothing_behind():
         assert transport.account.spent[2] == 2  # those on their way may be billed
     for _ in range(5):
         await asyncio.sleep(0)
-    assert {t for t in asyncio.all_tasks() - before if "test_transport" in repr(t)} == set()
+    assert {t for t in asyncio.all_tasks() - before if "Transport.call" in repr(t)} == set()
 
 
 async def test_cancelling_between_tries():

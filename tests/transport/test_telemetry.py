@@ -1,4 +1,4 @@
-"""What OpenTelemetry and the log are told, and what they never are."""
+"""What OpenTelemetry and the log receive, and what they never do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXTS = messages(12)
 KEY = "secret-key-123"
 
 
-class Told:
+class Exported:
     def __init__(self):
         self.exporter = InMemorySpanExporter()
         self.tracing = TracerProvider()
@@ -53,30 +53,30 @@ class Told:
 
 
 @pytest.fixture
-def told(monkeypatch):
+def exported(monkeypatch):
     """A program that has set OpenTelemetry up."""
-    told = Told()
-    monkeypatch.setattr(trace, "get_tracer_provider", lambda: told.tracing)
-    monkeypatch.setattr(metrics, "get_meter_provider", lambda: told.metering)
-    monkeypatch.setattr(trace, "get_tracer", told.tracing.get_tracer)
-    monkeypatch.setattr(metrics, "get_meter", told.metering.get_meter)
-    yield told
-    told.tracing.shutdown()
-    told.metering.shutdown()
+    exported = Exported()
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: exported.tracing)
+    monkeypatch.setattr(metrics, "get_meter_provider", lambda: exported.metering)
+    monkeypatch.setattr(trace, "get_tracer", exported.tracing.get_tracer)
+    monkeypatch.setattr(metrics, "get_meter", exported.metering.get_meter)
+    yield exported
+    exported.tracing.shutdown()
+    exported.metering.shutdown()
 
 
-async def test_calls_are_told_by_the_conventions_and_agree_with_usage(told, client_of):
+async def test_calls_are_exported_by_the_conventions_and_agree_with_usage(exported, client_of):
     async with (
         LoopbackLLM(confident, api_key=KEY) as llm,
         testnuc.TestNUC(
             **client_of(llm, k=3, sampling=testnuc.Sampling(request_options={"max_tokens": 50}))
         ) as nuc,
     ):
-        with told.tracing.get_tracer("app").start_as_current_span("job") as job:
+        with exported.tracing.get_tracer("app").start_as_current_span("job") as job:
             await nuc.classify_many(TEXTS)
         usage = nuc.usage
         port = int(llm.base_url.removesuffix("/v1").rpartition(":")[2])
-    chats = told.spans("chat test")
+    chats = exported.spans("chat test")
     assert len(chats) == usage.calls == 12
     asked = {
         "gen_ai.operation.name": "chat",
@@ -94,31 +94,32 @@ async def test_calls_are_told_by_the_conventions_and_agree_with_usage(told, clie
     tokens = "gen_ai.usage.input_tokens"
     assert sum(span.attributes[tokens] for span in chats) == usage.input_tokens
     # calls are made by workers that serve many: each is in the trace of who wanted it
-    (many,) = told.spans("testnuc.classify_many")
+    (many,) = exported.spans("testnuc.classify_many")
     assert many.parent.span_id == job.get_span_context().span_id
     # the calls are made while texts are embedded
-    (prepare,) = told.spans("testnuc.prepare")
+    (prepare,) = exported.spans("testnuc.prepare")
     assert [span.parent.span_id for span in chats] == [prepare.context.span_id] * 12
     assert many.attributes["testnuc.texts"] == 12
     assert many.attributes["testnuc.calls"] == 12
-    (embedding,) = told.spans("embeddings")
+    (embedding,) = exported.spans("embeddings")
     assert embedding.attributes["gen_ai.operation.name"] == "embeddings"
     (duration,) = [
         p
-        for p in told.points("gen_ai.client.operation.duration")
+        for p in exported.points("gen_ai.client.operation.duration")
         if p.attributes["gen_ai.operation.name"] == "chat"
     ]
     assert duration.count == 12
     assert dict(duration.attributes) == asked
     assert tuple(duration.explicit_bounds[:3]) == (0.01, 0.02, 0.04)
     kinds = {
-        p.attributes["gen_ai.token.type"]: p.sum for p in told.points("gen_ai.client.token.usage")
+        p.attributes["gen_ai.token.type"]: p.sum
+        for p in exported.points("gen_ai.client.token.usage")
     }
     assert kinds == {"input": usage.input_tokens, "output": usage.output_tokens}
-    assert [p.value for p in told.points("testnuc.client.texts")] == [12]
+    assert [p.value for p in exported.points("testnuc.client.texts")] == [12]
 
 
-async def test_two_runs_that_share_workers_keep_their_traces(told, client_of):
+async def test_two_runs_that_share_workers_keep_their_traces(exported, client_of):
     import asyncio
 
     async with (
@@ -126,12 +127,12 @@ async def test_two_runs_that_share_workers_keep_their_traces(told, client_of):
         testnuc.TestNUC(**client_of(llm, k=0, max_concurrency=2)) as nuc,
     ):
         await asyncio.gather(nuc.classify_many(TEXTS[:6]), nuc.classify_many(TEXTS[6:]))
-    parents = [span.context.span_id for span in told.spans("testnuc.prepare")]
-    chats = [span.parent.span_id for span in told.spans("chat")]
+    parents = [span.context.span_id for span in exported.spans("testnuc.prepare")]
+    chats = [span.parent.span_id for span in exported.spans("chat")]
     assert sorted(map(chats.count, parents)) == [6, 6]
 
 
-async def test_failures_are_told_by_their_kind_alone(told, client_of, caplog):
+async def test_failures_are_exported_by_their_kind_alone(exported, client_of, caplog):
     caplog.set_level(logging.INFO, "testnuc")
     faults = Faults(schedule=["500", *["refusal"] * 30], kinds=("500", "refusal"))
     retry = testnuc.RetryPolicy(initial_wait=0.001, max_wait=0.001)
@@ -141,24 +142,26 @@ async def test_failures_are_told_by_their_kind_alone(told, client_of, caplog):
     ):
         results = await nuc.classify_many(TEXTS)
         assert len(results.errors) == len(TEXTS)
-    spans = told.spans("chat")
+    spans = exported.spans("chat")
     assert {span.attributes["error.type"] for span in spans} == {"RefusalError"}
     assert all(span.status.status_code is trace.StatusCode.ERROR for span in spans)
     assert max(span.attributes["testnuc.sends"] for span in spans) == 2
     # an answer that cannot be used was billed all the same
-    assert sum(p.count for p in told.points("gen_ai.client.token.usage")) == 24
+    assert sum(p.count for p in exported.points("gen_ai.client.token.usage")) == 24
     (point,) = [
-        p for p in told.points("gen_ai.client.operation.duration") if "error.type" in p.attributes
+        p
+        for p in exported.points("gen_ai.client.operation.duration")
+        if "error.type" in p.attributes
     ]
     assert point.count == len(TEXTS)
-    said = told.everything() + caplog.text
+    said = exported.everything() + caplog.text
     assert KEY not in said
     assert not any(text in said for text in TEXTS)
     assert "12 texts whose own call failed" in caplog.text
     assert [r.levelname for r in caplog.records if r.name == "testnuc.client"] == ["WARNING"]
 
 
-async def test_a_wrong_key_is_told_and_the_key_never_is(told, client_of, caplog):
+async def test_a_wrong_key_is_exported_and_the_key_never_is(exported, client_of, caplog):
     caplog.set_level(logging.DEBUG, "testnuc")
     async with (
         LoopbackLLM(confident, api_key="another") as llm,
@@ -166,22 +169,22 @@ async def test_a_wrong_key_is_told_and_the_key_never_is(told, client_of, caplog)
     ):
         with pytest.raises(testnuc.AuthenticationError):
             await nuc.classify_many(TEXTS)
-    assert {s.attributes["error.type"] for s in told.spans("chat")} <= {"401", "CancelledError"}
-    assert "error.type" in told.spans("testnuc.classify_many")[0].attributes
-    assert KEY not in told.everything() + caplog.text
+    assert {s.attributes["error.type"] for s in exported.spans("chat")} <= {"401", "CancelledError"}
+    assert "error.type" in exported.spans("testnuc.classify_many")[0].attributes
+    assert KEY not in exported.everything() + caplog.text
     assert "AuthenticationError" in caplog.text
 
 
-async def test_one_text_is_a_trace_too(told, client_of):
+async def test_one_text_is_a_trace_too(exported, client_of):
     async with LoopbackLLM(confident) as llm, testnuc.TestNUC(**client_of(llm, k=0)) as nuc:
         await nuc.classify(TEXTS[0])
-    (one,) = told.spans("testnuc.classify")
-    (chat,) = told.spans("chat")
+    (one,) = exported.spans("testnuc.classify")
+    (chat,) = exported.spans("chat")
     assert chat.parent.span_id == one.context.span_id
     assert one.attributes["testnuc.voters"] == 1
 
 
-def test_servers_are_named_as_the_conventions_name_them(told):
+def test_servers_are_named_as_the_conventions_name_them(exported):
     for url, name in (
         ("https://api.openai.com/v1/chat/completions", "openai"),
         ("https://me.openai.azure.com/openai", "azure.ai.openai"),

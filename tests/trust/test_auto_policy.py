@@ -127,7 +127,7 @@ async def test_a_diagnosis_ends_with_what_was_decided_and_what_judgments_would_b
 
 
 @pytest.mark.parametrize("given", [{}, {"policy": "weighted"}])
-async def test_trust_is_told_of_the_kept_label_and_of_the_one_that_others_would_give(given):
+async def test_trust_is_shown_of_the_kept_label_and_of_the_one_that_others_would_give(given):
     """Trust 0.04 beside votes of 100 % was shown: the votes were the text's own alone."""
     _, nuc = client(**given)
     with warnings.catch_warnings():
@@ -141,13 +141,13 @@ async def test_trust_is_told_of_the_kept_label_and_of_the_one_that_others_would_
         assert result.alternative != result.label
         assert result.trust_of_alternative > 0
         assert result.trust + result.trust_of_alternative <= 1 + 1e-6
-        told = result.explain()
-        assert f"trust {result.trust:.2f} that {result.label!r} is right" in told
-        assert f"{result.trust_of_alternative:.2f} that {result.alternative!r} is" in told
+        explained = result.explain()
+        assert f"trust {result.trust:.2f} that {result.label!r} is right" in explained
+        assert f"{result.trust_of_alternative:.2f} that {result.alternative!r} is" in explained
         assert f"{result.trust_of_alternative:.2f}" in result._repr_html_()
         overruled += result.trust_of_alternative > result.trust
         if result.voters == 1:
-            assert "voted" not in told
+            assert "voted" not in explained
             assert "<th>votes" not in result._repr_html_()
     # kept, though others would give another label
     assert bool(overruled) == (not given)
@@ -217,14 +217,14 @@ async def test_stored_neighbors_and_no_joining():
 async def test_many_callers_look_at_the_pool_once():
     labeler, nuc = client(neighbors="stored")
     looks = []
-    pipeline = nuc._engine.parts.pipeline
-    look = pipeline.diagnose
+    pool_predictions = nuc.engine.parts.pipeline.pool_predictions
+    look = pool_predictions.diagnose
 
-    async def counted():
+    async def counted(settings):
         looks.append(len(nuc))
-        return await look()
+        return await look(settings)
 
-    pipeline.diagnose = counted
+    pool_predictions.diagnose = counted
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallPoolWarning)
         async with nuc:

@@ -60,7 +60,7 @@ def test_the_capital_is_that_of_bettors(seed, m, mean, strata):
     values = np.where(among, random.integers(-1, 2, 40), 0)[rows].astype(float)
     found = capital(values, draws, np.array([mean]))
     expected = naive.log_capital(
-        values, draws.probability, draws.floor, 40, mean, evidence._BETS.tolist()
+        values, draws.probability, draws.floor, 40, mean, evidence.BETS.tolist()
     )
     assert found[0] == pytest.approx(expected, abs=1e-9)
 
@@ -212,9 +212,9 @@ def test_better_labels_come_before_their_certificate():
         ("head", half, hopeless, differ),
         ("settings", half, fine, "Proved: 50% of the texts"),
     ):
-        told = proved(Taught(decides, right, made))
-        assert says in told
-        assert (differ in told) == (says == differ)
+        text = proved(Taught(decides, right, made))
+        assert says in text
+        assert (differ in text) == (says == differ)
 
 
 @pytest.mark.slow
@@ -226,7 +226,7 @@ def test_the_reason_is_about_all_texts_and_not_about_those_that_were_drawn_more_
     among = random.random(n) < 0.2
     right = ~(among & (random.random(n) < 0.5))
     top = trust >= np.sort(trust)[::-1][319]
-    told, plain = [], []
+    trusted, plain = [], []
     for _ in range(200):
         rows, draws = two_strata(random, among, m)
         made = certify(trust, rows, right[rows], draws, accuracy=0.95, confidence=0.9)
@@ -234,9 +234,9 @@ def test_the_reason_is_about_all_texts_and_not_about_those_that_were_drawn_more_
             r"the 40% of the texts with the highest trust about (\d+)% are", str(made)
         )
         assert found
-        told.append(int(found[1]) / 100)
+        trusted.append(int(found[1]) / 100)
         plain.append(right[rows][top[rows]].mean())
-    assert np.mean(told) == pytest.approx(right[top].mean(), abs=0.03)
+    assert np.mean(trusted) == pytest.approx(right[top].mean(), abs=0.03)
     assert np.mean(plain) < right[top].mean() - 0.1
 
 

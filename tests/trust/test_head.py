@@ -39,7 +39,7 @@ def test_a_fit_is_as_good_as_that_of_scipy(seed):
     w = random.uniform(0.5, 3, len(targets)).astype(np.float32)
     w[~targets.any(axis=1)] = 0
     x = np.column_stack([texts.vectors.astype(np.float64), np.ones(len(w))])
-    penalty = head_module._PENALTY
+    penalty = head_module.PENALTY
 
     def loss(flat):
         return log_loss(flat.reshape(x.shape[1], 3), x, targets, w, penalty)

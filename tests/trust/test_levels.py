@@ -44,11 +44,22 @@ def test_parts_of_the_texts_are_labeled_as_all_of_them(monkeypatch, decides):
     start = fit_folds(texts.vectors, own, np.ones(300, np.float32), texts.folds)
     models = [fit_model(texts, power=p, care=2.0, start=start, rounds=1) for p in (0.0, 1.0)]
     learned = Learned(
-        ("a > 1", "a > 2", "b > 1", "b > 2", "c > 1", "c > 2"), "a model", decides,
-        Gain(0.1, 0.0, 0.2), (), 300, models[0], VoteModel(10, 2.0), tuple(models),
-        np.tile([0.0, 0.7, 1.0], (5, 1)), np.empty(0, np.float32), np.empty(0, np.int64),
-        np.empty(0, np.bool_), np.empty(0, np.bool_), Draws.at_random(300, 0),
-    )  # fmt: skip
+        labels=("a > 1", "a > 2", "b > 1", "b > 2", "c > 1", "c > 2"),
+        name="a model",
+        decides=decides,
+        gain=Gain(0.1, 0.0, 0.2),
+        judged=(),
+        texts=300,
+        model=models[0],
+        vote=VoteModel(10, 2.0),
+        bases=tuple(models),
+        coefficients=np.tile([0.0, 0.7, 1.0], (5, 1)),
+        trust=np.empty(0, np.float32),
+        rows=np.empty(0, np.int64),
+        right=np.empty(0, np.bool_),
+        person=np.empty(0, np.bool_),
+        draws=Draws.at_random(300, 0),
+    )
     rows = np.arange(40)
     judged = texts.with_judged(rows, gold[rows])
     # own texts first, then neighbors only

@@ -82,7 +82,7 @@ def test_neighbors_that_mean_nothing_do_no_harm(seed, right):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_labels_that_texts_do_not_tell_do_no_harm(seed):
+def test_labels_unrelated_to_the_texts_do_no_harm(seed):
     """A strong labeler whose labels have nothing to do with the embedding."""
     ids, similarities, _, _ = clustered(1_000, 1.0, seed)
     gold = np.random.default_rng(seed).integers(0, 2, 1_000).astype(np.int32)
@@ -115,7 +115,7 @@ def test_nothing_to_look_at():
     assert found.decision.policy is None
 
 
-def test_an_unbalanced_set_is_told():
+def test_an_unbalanced_set_is_reported():
     ids, similarities, labels, _ = clustered(400, 0.7)
     labels[:] = 0
     labels[:20] = 1
@@ -207,8 +207,8 @@ def test_recorded_banking_questions(recordings):
     names = sorted({row["gold"] for row in rows})
     first = sorted({row["text"]: i for i, row in reversed([*enumerate(rows)])}.values())
     gold = np.array([names.index(rows[i]["gold"]) for i in first], np.int32)
-    told = [rows[i]["prediction"] for i in first]
-    labels = np.array([names.index(p) if p in names else -1 for p in told], np.int32)
+    answers = [rows[i]["prediction"] for i in first]
+    labels = np.array([names.index(p) if p in names else -1 for p in answers], np.int32)
     index = NearestVectors(384, exact_below=20_000)
     index.add(vectors[first], np.arange(len(first), dtype=np.uint64))
     ids, similarities = index.search(vectors[first], 30, exclude=np.arange(len(first)))

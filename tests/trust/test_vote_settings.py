@@ -38,7 +38,7 @@ class Labeler:
 
 
 class Embedder(HashEmbedder):
-    """Fails when it is told to."""
+    """Fails on demand."""
 
     broken = False
 

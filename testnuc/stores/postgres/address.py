@@ -1,4 +1,4 @@
-"""PostgresDatabase URLs with redacted passwords."""
+"""PostgreSQL URLs with redacted passwords."""
 
 from __future__ import annotations
 

@@ -88,9 +88,9 @@ class PostgresStore:
         if not lease_seconds > 0:
             raise InvalidInputError(f"lease_seconds is {lease_seconds}; give a positive number")
         self.lease_seconds = lease_seconds
-        self._address = Address(url)
-        self._database = PostgresDatabase(self._address, connections=connections, patience=patience)
-        self._writer = Writer(self._database)
+        self.address = Address(url)
+        self.database = PostgresDatabase(self.address, connections=connections, patience=patience)
+        self._writer = Writer(self.database)
         self._exact_below = exact_below
         self._embedders: dict[str, sql.EmbedderRow] = {}
         # leases belong to this object, not to the process
@@ -99,7 +99,7 @@ class PostgresStore:
         self._running: set[asyncio.Task[Any]] = set()
 
     def __repr__(self) -> str:
-        return f"PostgresStore({self._address.public!r})"
+        return f"PostgresStore({self.address.public!r})"
 
     async def open(self) -> None:
         """Connect, and apply pending migrations.
@@ -112,8 +112,8 @@ class PostgresStore:
         MissingDependencyError
             asyncpg is not installed.
         """
-        await self._database.open()
-        await self._database.run(leasing.drop_stale)
+        await self.database.open()
+        await self.database.run(leasing.drop_stale)
 
     async def close(self) -> None:
         """Complete pending work and close all connections."""
@@ -121,34 +121,34 @@ class PostgresStore:
         mine = [t for t in self._running if t.get_loop() is asyncio.get_running_loop()]
         if mine:
             await asyncio.wait(mine)
-        await self._database.close()
+        await self.database.close()
 
     def pool(self, embedder: str) -> Index:
         """Return the pool of an embedder."""
-        return PostgresPool(self, self._database, embedder, exact_below=self._exact_below)
+        return PostgresPool(self, self.database, embedder, exact_below=self._exact_below)
 
     async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
         """Store the metadata of a scope."""
-        await self._database.run(partial(sql.describe, scope=scope, facts=facts))
+        await self.database.run(partial(sql.describe, scope=scope, facts=facts))
 
     async def count(self, scope: bytes) -> int:
         """Return the number of texts with a prediction in this scope."""
-        return await self._database.run(partial(sql.count, scope=scope))
+        return await self.database.run(partial(sql.count, scope=scope))
 
     async def predicted(self, scope: bytes) -> list[bytes]:
         """Return the hashes of the texts with a prediction in this scope."""
-        return await self._database.run(partial(sql.predicted, scope=scope))
+        return await self.database.run(partial(sql.predicted, scope=scope))
 
     async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
         """Delete the predictions of a model, or of a scope; returns their number."""
-        return await self._database.run(partial(sql.forget, model=model, scope=scope))
+        return await self.database.run(partial(sql.forget, model=model, scope=scope))
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
         """Return the stored prediction for each key; None if missing."""
         found: dict[bytes, Prediction] = {}
         for start in range(0, len(keys), _CHUNK):
             part = keys[start : start + _CHUNK]
-            found |= await self._database.run(partial(sql.select_predictions, keys=part))
+            found |= await self.database.run(partial(sql.select_predictions, keys=part))
         return [found.get(key) for key in keys]
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
@@ -165,7 +165,7 @@ class PostgresStore:
             return [None] * len(hashes)
         for start in range(0, len(hashes), _CHUNK):
             part = hashes[start : start + _CHUNK]
-            found += await self._database.run(
+            found += await self.database.run(
                 partial(sql.select_vectors, embedder=known, hashes=part)
             )
         return found
@@ -180,7 +180,7 @@ class PostgresStore:
         for start in range(0, len(hashes), _CHUNK):
             part = slice(start, start + _CHUNK)
             await self.finish(
-                self._database.run(
+                self.database.run(
                     partial(
                         sql.insert_vectors,
                         embedder=known.id,
@@ -192,59 +192,59 @@ class PostgresStore:
 
     async def put_learned(self, scope: bytes, data: bytes) -> None:
         """Store what was learned, in place of what was there."""
-        await self.finish(self._database.run(partial(sql.put_learned, scope=scope, data=data)))
+        await self.finish(self.database.run(partial(sql.put_learned, scope=scope, data=data)))
 
     async def get_learned(self, scope: bytes) -> bytes | None:
         """Return what was learned; None if nothing was."""
-        return await self._database.run(partial(sql.get_learned, scope=scope))
+        return await self.database.run(partial(sql.get_learned, scope=scope))
 
     async def drop_learned(self, scope: bytes) -> None:
         """Delete what was learned."""
-        await self.finish(self._database.run(partial(sql.put_learned, scope=scope, data=None)))
+        await self.finish(self.database.run(partial(sql.put_learned, scope=scope, data=None)))
 
     async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
         """Store a batch that is about to be submitted, leased by `owner`."""
         work = partial(batches.insert, batch=batch, owner=owner, seconds=seconds)
-        await self.finish(self._database.run(work))
+        await self.finish(self.database.run(work))
 
     async def claim_batch(self, batch: bytes, owner: bytes, seconds: float) -> bool:
         """Take or extend the lease of an open batch; False if it is leased or has ended."""
         work = partial(batches.claim, batch=batch, owner=owner, seconds=seconds)
-        return await self._database.run(work)
+        return await self.database.run(work)
 
     async def note_batch(self, batch: bytes, remote_id: str) -> None:
         """Store the provider's id of a batch."""
         work = partial(batches.note, batch=batch, remote_id=remote_id)
-        await self.finish(self._database.run(work))
+        await self.finish(self.database.run(work))
 
     async def end_batch(self, batch: bytes, outcome: str, usage: Usage) -> bool:
         """Mark a batch as ended; False if it had ended already (nothing is changed then)."""
         # unique per call: distinguishes a retry after a lost connection from a second call
         once = secrets.token_bytes(16)
         work = partial(batches.end, batch=batch, outcome=outcome, usage=usage, owner=once)
-        return await self.finish(self._database.run(work))
+        return await self.finish(self.database.run(work))
 
     async def batches(
         self, scope: bytes | None = None, *, ended: bool = False
     ) -> list[StoredBatch]:
         """Return the open batches (of a scope), oldest first; `ended` includes ended ones."""
-        return await self._database.run(partial(batches.select, scope=scope, ended=ended))
+        return await self.database.run(partial(batches.select, scope=scope, ended=ended))
 
     async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
         """Return all scopes and their metadata."""
-        return await self._database.run(paging.all_scopes)
+        return await self.database.run(paging.all_scopes)
 
     async def embedders(self) -> list[tuple[str, int]]:
         """Return the name and dimension of each embedder in the store."""
-        return await self._database.run(paging.all_embedders)
+        return await self.database.run(paging.all_embedders)
 
     async def learned(self) -> list[tuple[bytes, bytes]]:
         """Return all that was learned, with its key."""
-        return await self._database.run(paging.all_learned)
+        return await self.database.run(paging.all_learned)
 
     async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
         """Return up to `count` predictions after a key, ordered by key; empty at the end."""
-        return await self._database.run(
+        return await self.database.run(
             partial(paging.page_of_predictions, after=after, count=count)
         )
 
@@ -255,7 +255,7 @@ class PostgresStore:
         known = await self.embedder(embedder)
         if known is None:
             return []
-        return await self._database.run(
+        return await self.database.run(
             partial(paging.page_of_vectors, embedder=known, after=after, count=count)
         )
 
@@ -268,7 +268,7 @@ class PostgresStore:
             True: the lease was granted for `seconds`. False: another worker holds the lease, or
             the prediction has been stored; read it again.
         """
-        mine = await self._database.run(
+        mine = await self.database.run(
             partial(
                 leasing.lease,
                 keys=keys,
@@ -281,20 +281,20 @@ class PostgresStore:
 
     async def renew(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
         """Extend leases to `seconds` from now; False if a lease has expired and was taken."""
-        mine = await self._database.run(
+        mine = await self.database.run(
             partial(leasing.renew, keys=keys, owner=self._owner, seconds=seconds)
         )
         return [key in mine for key in keys]
 
     async def release(self, keys: Sequence[bytes]) -> None:
         """Release leases without a prediction; `put_predictions` releases all others."""
-        await self._database.run(partial(leasing.release, keys=keys, owner=self._owner))
+        await self.database.run(partial(leasing.release, keys=keys, owner=self._owner))
 
     async def embedder(self, name: str) -> sql.EmbedderRow | None:
         """Return the row of an embedder; its counts may be stale."""
         known = self._embedders.get(name)
         if known is None:
-            known = await self._database.run(partial(sql.select_embedder, name=name))
+            known = await self.database.run(partial(sql.select_embedder, name=name))
             if known is not None:
                 self._embedders[name] = known
         return known
@@ -316,11 +316,11 @@ class PostgresStore:
                     f"the embedder {name!r} returns vectors of dimension {dim}; pgvector supports "
                     f"1 to {MAX_DIM}"
                 )
-            await self._database.run(partial(create_texts, name=name, dim=dim))
+            await self.database.run(partial(create_texts, name=name, dim=dim))
             known = await self.embedder(name)
         if known is None:
             raise StoreError(
-                f"the row of embedder {name!r} disappeared from {self._address.public}; is another "
+                f"the row of embedder {name!r} disappeared from {self.address.public}; is another "
                 "process deleting it?"
             )
         known.require(dim)
@@ -328,7 +328,7 @@ class PostgresStore:
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a write to completion, even if the caller is cancelled."""
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(work, name="testnuc-store")
         self._running.add(task)
         task.add_done_callback(self._finished)
         return await asyncio.shield(task)

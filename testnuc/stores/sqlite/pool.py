@@ -59,7 +59,7 @@ class SqlitePool:
     ) -> None:
         self._database = database
         self._embedder = embedder
-        self._index = IndexSync(database, embedder, folder, exact_below=exact_below)
+        self.index = IndexSync(database, embedder, folder, exact_below=exact_below)
         # one thread changes the index, another searches it between the chunks of an addition
         self._updater = ThreadPoolExecutor(1, thread_name_prefix="testnuc-index")
         self._searcher = ThreadPoolExecutor(1, thread_name_prefix="testnuc-search")
@@ -68,8 +68,8 @@ class SqlitePool:
         self._closed = False
 
     def __len__(self) -> int:
-        nearest = self._index.nearest
-        return 0 if nearest is None else len(nearest) - self._index.removals
+        nearest = self.index.nearest
+        return 0 if nearest is None else len(nearest) - self.index.removals
 
     async def open(self) -> None:
         """Load the index, or build it.
@@ -81,7 +81,7 @@ class SqlitePool:
         """
         await self._database.open()
         if self._opening is None:
-            self._opening = asyncio.ensure_future(self._update(self._index.load))
+            self._opening = asyncio.ensure_future(self._update(self.index.load))
         await asyncio.shield(self._opening)
 
     async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
@@ -105,7 +105,7 @@ class SqlitePool:
                 )
             )
             # the graph grows while the next texts are stored
-            caught_up = self._update(self._index.catch_up)
+            caught_up = self._update(self.index.catch_up)
             if start + _CHUNK >= len(texts):
                 await caught_up
         return size
@@ -116,7 +116,7 @@ class SqlitePool:
         count = await self._database.write(
             partial(sql.remove_texts, embedder=self._embedder, hashes=hashes)
         )
-        await self._update(self._index.catch_up)
+        await self._update(self.index.catch_up)
         return count
 
     async def search(
@@ -142,8 +142,8 @@ class SqlitePool:
 
         now, own = await self._database.read(read)
         if now is not None and self._behind(now, upto):
-            await self._update(self._index.catch_up)
-        nearest = self._index.nearest
+            await self._update(self.index.catch_up)
+        nearest = self.index.nearest
         if nearest is None:
             return empty_matches(len(vectors), k)
         check_dim(vectors, nearest.dim)
@@ -209,7 +209,7 @@ class SqlitePool:
         if self._closed:
             return
         self._closed = True
-        await self._update(self._index.close)
+        await self._update(self.index.close)
         self._updater.shutdown(wait=False)
         self._searcher.shutdown(wait=False, cancel_futures=True)
 
@@ -226,9 +226,9 @@ class SqlitePool:
         if self._updates:
             # during an addition, a search sees the rows added so far, as in memory
             return False
-        nearest = self._index.nearest
+        nearest = self.index.nearest
         size = 0 if nearest is None else len(nearest)
-        return now.removals > self._index.removals or size < (now.size if upto is None else upto)
+        return now.removals > self.index.removals or size < (now.size if upto is None else upto)
 
     def _update(self, work: Callable[[], None]) -> asyncio.Future[None]:
         """Run `work` in the updater thread; cancelling the caller does not stop it."""

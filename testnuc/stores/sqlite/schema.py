@@ -22,7 +22,7 @@ APPLICATION_ID = 0x744E5543
 #: integer key needs no separate index, and the rows of one pool are contiguous.
 POOL_SHIFT = 40
 
-_MIGRATIONS: tuple[tuple[str, ...], ...] = (
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """
         CREATE TABLE scopes (
@@ -108,15 +108,15 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
     StoreError
         A newer version of testnuc wrote the file.
     """
-    if _version(connection, path) == len(_MIGRATIONS):
+    if _version(connection, path) == len(MIGRATIONS):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for number in range(_version(connection, path), len(_MIGRATIONS)):
-            for statement in _MIGRATIONS[number]:
+        for number in range(_version(connection, path), len(MIGRATIONS)):
+            for statement in MIGRATIONS[number]:
                 connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -126,9 +126,9 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
 
 def _version(connection: sqlite3.Connection, path: str) -> int:
     found = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    if found > len(_MIGRATIONS):
+    if found > len(MIGRATIONS):
         raise StoreError(
             f"the store {path} has schema version {found}, but this version of testnuc supports "
-            f"versions up to {len(_MIGRATIONS)}; upgrade testnuc, or use another path"
+            f"versions up to {len(MIGRATIONS)}; upgrade testnuc, or use another path"
         )
     return found

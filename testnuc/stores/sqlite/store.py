@@ -74,7 +74,7 @@ class SqliteStore:
         checked_choice("synchronous", synchronous, ("normal", "full"))
         #: Absolute path of the file.
         self.path = Path(given).absolute()
-        self._database = SqliteDatabase(str(self.path), synchronous=synchronous)
+        self.database = SqliteDatabase(str(self.path), synchronous=synchronous)
 
     def __repr__(self) -> str:
         return f"SqliteStore({str(self.path)!r})"
@@ -88,24 +88,24 @@ class SqliteStore:
             The file is corrupt, read-only, of another program or of a newer version of testnuc; it
             was not changed.
         """
-        await self._database.open()
+        await self.database.open()
 
     async def close(self) -> None:
         """Complete pending work and close the file."""
-        await self._database.close()
+        await self.database.close()
 
     def pool(self, embedder: str) -> Index:
         """Return the pool of an embedder."""
         digest = blake2b(embedder.encode(), digest_size=8).hexdigest()
-        return SqlitePool(self._database, embedder, Path(f"{self.path}.index") / digest)
+        return SqlitePool(self.database, embedder, Path(f"{self.path}.index") / digest)
 
     async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
         """Store the metadata of a scope."""
-        await self._database.write(lambda c: sql.describe(c, scope, facts))
+        await self.database.write(lambda c: sql.describe(c, scope, facts))
 
     async def count(self, scope: bytes) -> int:
         """Return the number of texts with a prediction in this scope."""
-        found: int = await self._database.read(
+        found: int = await self.database.read(
             lambda c: c.execute(
                 "SELECT count(DISTINCT text) FROM predictions "
                 "WHERE scope = (SELECT id FROM scopes WHERE scope = ?)",
@@ -116,25 +116,25 @@ class SqliteStore:
 
     async def predicted(self, scope: bytes) -> list[bytes]:
         """Return the hashes of the texts with a prediction in this scope."""
-        return await self._database.read(lambda c: sql.predicted(c, scope))
+        return await self.database.read(lambda c: sql.predicted(c, scope))
 
     async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
         """Delete the predictions of a model, or of a scope; returns their number."""
-        return await self._database.write(lambda c: sql.forget(c, model, scope))
+        return await self.database.write(lambda c: sql.forget(c, model, scope))
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
         """Return the stored prediction for each key; None if missing."""
-        return await self._database.read(lambda c: sql.select_predictions(c, keys))
+        return await self.database.read(lambda c: sql.select_predictions(c, keys))
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
         """Store predictions; the first one under a key wins. Returns the stored ones."""
-        return await self._database.write(lambda c: sql.insert_predictions(c, rows))
+        return await self.database.write(lambda c: sql.insert_predictions(c, rows))
 
     async def get_vectors(
         self, embedder: str, hashes: Sequence[bytes]
     ) -> list[NDArray[np.float16] | None]:
         """Return the stored embedding of each text, float16[dim]; None if missing."""
-        return await self._database.read(lambda c: sql.select_vectors(c, embedder, hashes))
+        return await self.database.read(lambda c: sql.select_vectors(c, embedder, hashes))
 
     async def put_vectors(
         self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
@@ -142,7 +142,7 @@ class SqliteStore:
         """Store embeddings, float16[len(hashes), dim]; existing ones are not changed."""
         for start in range(0, len(hashes), _CHUNK):
             part = slice(start, start + _CHUNK)
-            await self._database.write(
+            await self.database.write(
                 partial(
                     sql.insert_vectors,
                     embedder=embedder,
@@ -153,58 +153,56 @@ class SqliteStore:
 
     async def put_learned(self, scope: bytes, data: bytes) -> None:
         """Store what was learned, in place of what was there."""
-        await self._database.write(lambda c: sql.put_learned(c, scope, data))
+        await self.database.write(lambda c: sql.put_learned(c, scope, data))
 
     async def get_learned(self, scope: bytes) -> bytes | None:
         """Return what was learned; None if nothing was."""
-        return await self._database.read(lambda c: sql.get_learned(c, scope))
+        return await self.database.read(lambda c: sql.get_learned(c, scope))
 
     async def drop_learned(self, scope: bytes) -> None:
         """Delete what was learned."""
-        await self._database.write(lambda c: sql.put_learned(c, scope, None))
+        await self.database.write(lambda c: sql.put_learned(c, scope, None))
 
     async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
         """Store a batch that is about to be submitted, leased by `owner`."""
-        await self._database.write(lambda c: batches.insert(c, batch, owner, seconds))
+        await self.database.write(lambda c: batches.insert(c, batch, owner, seconds))
 
     async def claim_batch(self, batch: bytes, owner: bytes, seconds: float) -> bool:
         """Take or extend the lease of an open batch; False if it is leased or has ended."""
-        return await self._database.write(lambda c: batches.claim(c, batch, owner, seconds))
+        return await self.database.write(lambda c: batches.claim(c, batch, owner, seconds))
 
     async def note_batch(self, batch: bytes, remote_id: str) -> None:
         """Store the provider's id of a batch."""
-        await self._database.write(lambda c: batches.note(c, batch, remote_id))
+        await self.database.write(lambda c: batches.note(c, batch, remote_id))
 
     async def end_batch(self, batch: bytes, outcome: str, usage: Usage) -> bool:
         """Mark a batch as ended; False if it had ended already (nothing is changed then)."""
-        return await self._database.write(lambda c: batches.end(c, batch, outcome, usage))
+        return await self.database.write(lambda c: batches.end(c, batch, outcome, usage))
 
     async def batches(
         self, scope: bytes | None = None, *, ended: bool = False
     ) -> list[StoredBatch]:
         """Return the open batches (of a scope), oldest first; `ended` includes ended ones."""
-        return await self._database.read(lambda c: batches.select(c, scope, ended=ended))
+        return await self.database.read(lambda c: batches.select(c, scope, ended=ended))
 
     async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
         """Return all scopes and their metadata."""
-        return await self._database.read(paging.all_scopes)
+        return await self.database.read(paging.all_scopes)
 
     async def embedders(self) -> list[tuple[str, int]]:
         """Return the name and dimension of each embedder in the store."""
-        return await self._database.read(paging.all_embedders)
+        return await self.database.read(paging.all_embedders)
 
     async def learned(self) -> list[tuple[bytes, bytes]]:
         """Return all that was learned, with its key."""
-        return await self._database.read(paging.all_learned)
+        return await self.database.read(paging.all_learned)
 
     async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
         """Return up to `count` predictions after a key, ordered by key; empty at the end."""
-        return await self._database.read(lambda c: paging.page_of_predictions(c, after, count))
+        return await self.database.read(lambda c: paging.page_of_predictions(c, after, count))
 
     async def vectors(
         self, embedder: str, after: bytes = b"", count: int = 1_000
     ) -> list[tuple[bytes, NDArray[np.float16]]]:
         """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
-        return await self._database.read(
-            lambda c: paging.page_of_vectors(c, embedder, after, count)
-        )
+        return await self.database.read(lambda c: paging.page_of_vectors(c, embedder, after, count))

@@ -53,7 +53,7 @@ def test_a_vote_in_a_pool():
     assert result.voters.tolist() == [3, 0]
 
 
-def test_nobody_left_keeps_the_own_prediction():
+def test_without_voters_the_own_prediction_is_kept():
     confidences = np.full(LABELS.shape, 0.2, np.float32)
     result = vote(LABELS, SIMILARITIES, confidences, n_classes=3, policy="filtered")
     assert result.label.tolist() == [0, 2, -1, 0]
@@ -165,7 +165,7 @@ def test_of_many_rows_the_one_that_is_refused_is_named(k, row, monkeypatch):
     monkeypatch.setattr(fast, "pays", lambda *_: True)
     n_rows = 1040
     ids = np.zeros((n_rows, k), np.int64)
-    ids[:, 1] = -1  # nobody: the similarity may be anything
+    ids[:, 1] = -1  # padding: the similarity may be anything
     similarities = np.full((n_rows, k), 0.5, np.float32)
     similarities[:, 1] = np.nan
     pool, own = np.zeros(3, np.int32), np.zeros(n_rows, np.int32)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from testnuc.labels import LabelSet
     from testnuc.trust.candidates import LabelCandidate, Verdict
-    from testnuc.trust.learned import Judgment
+    from testnuc.trust.judgment import Judgment
     from testnuc.trust.model import Texts
 
 __all__ = ["class_of", "context_of", "default_model", "dissent_of", "draws_of", "parts_of"]

@@ -242,7 +242,7 @@ def test_what_is_in_flight_counts():
         {},
     ],
 )
-def test_headers_that_say_nothing_hold_nobody(headers):
+def test_headers_without_limits_delay_no_call(headers):
     async def main(loop):
         admission = admission_of(loop)
         permit = await admission.acquire()
@@ -301,7 +301,7 @@ def test_lost_answers_do_not_block_for_ever():
         await asyncio.sleep(1)
         assert not waiter.done()  # two in flight may be all that the fresh limit allows
         for permit in permits[1:]:
-            admission.failed(permit)  # and nobody tells what is left
+            admission.failed(permit)  # and no response has the headers
         await waiter
         assert loop.time() < 1090
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from testnuc._engine.inputs import checked_texts, distinct, values
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
-from testnuc.trust.learned import Judgment, Learned
+from testnuc.trust.judgment import Judgment
+from testnuc.trust.learned import Learned
 from testnuc.trust.multilabel import MultilabelLearned
 from testnuc.trust.review import ReviewItem
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from testnuc.trust import Review
     from testnuc.trust.review import Drawn
 
-__all__ = ["LEAST_TEXTS", "MOST_TEXTS", "Judging", "check_enough"]
+__all__ = ["LEAST_TEXTS", "MOST_TEXTS", "LearningBase", "check_enough"]
 
 _log = logging.getLogger("testnuc.client")
 
@@ -39,7 +40,7 @@ _SHOWN = 5
 L = TypeVar("L", Learned, MultilabelLearned)
 
 
-class Judging(ABC, Generic[L]):
+class LearningBase(ABC, Generic[L]):
     """What a client learns from judgments.
 
     Parameters

@@ -125,16 +125,16 @@ def test_any_reply_is_answers_or_our_errors(content, n):
     st.lists(st.tuples(texts.filter(str.strip), st.floats(0, 1)), min_size=1, max_size=6),
     st.randoms(),
 )
-def test_well_formed_replies_are_read_exactly(told, random):
+def test_well_formed_replies_are_read_exactly(answered, random):
     items = [
         {"id": i, "label": label, "confidence": confidence}
-        for i, (label, confidence) in enumerate(told, 1)
+        for i, (label, confidence) in enumerate(answered, 1)
     ]
     random.shuffle(items)
-    expected = tuple(Answer(*each) for each in told)
+    expected = tuple(Answer(*each) for each in answered)
     for wrap in ("{}", "```json\n{}\n```", "Well: {} That is all."):
         content = wrap.replace("{}", json.dumps({"answers": items}))
-        assert parse_reply(content, len(told)) == expected
+        assert parse_reply(content, len(answered)) == expected
 
 
 @given(st.lists(st.text(), max_size=5), st.none() | st.text(), st.lists(st.text(), max_size=5))

@@ -186,7 +186,7 @@ async def test_a_request_that_is_no_call_waits_with_jitter_too():
         assert len(set(transport.waits)) == 3
 
 
-async def test_a_request_that_is_no_call_waits_at_random_where_no_wait_is_told():
+async def test_an_auxiliary_request_backs_off_at_random_without_a_retry_after():
     def answer(n, request):
         return said() if n == 3 else web.Response(status=503)
 
@@ -227,7 +227,7 @@ async def test_a_wait_beyond_the_deadline_ends_the_call_and_those_that_wait():
         assert transport.waits == []
 
 
-async def test_a_used_up_quota_makes_nobody_wait():
+async def test_an_exhausted_quota_pauses_no_call():
     def answer(n, request):
         return web.Response(status=429, headers={"Retry-After": "3600"})
 

@@ -1,0 +1,186 @@
+"""The predictions of the whole pool: diagnosed for the auto policy, and returned to learn from."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from testnuc._engine.inputs import without_foreign_labels
+from testnuc._engine.retrieval import SEARCH
+from testnuc.errors import ProviderError
+from testnuc.trust import MIN_PREDICTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from testnuc._engine.assembly import Assembler
+    from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc.embedders.cache import EmbeddingCache
+    from testnuc.protocols import PoolText, Store
+    from testnuc.trust import Diagnosis, VoteSettings
+
+__all__ = ["PoolPredictions"]
+
+#: Parts of a large pool that are sampled for a diagnosis.
+_CHUNKS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _PoolDiagnosis:
+    """A diagnosis of the pool, and its state at that time."""
+
+    #: Texts in the pool.
+    size: int
+    #: Texts with a stored prediction.
+    predicted: int
+    #: Outcomes received by then.
+    outcomes: int
+    diagnosis: Diagnosis
+
+    def is_current(self, size: int, outcomes: int) -> bool:
+        """Whether the diagnosis is still valid: until pool or predictions may be a quarter more.
+
+        A diagnosis with too few predictions is valid until there may be enough.
+        """
+        missing = MIN_PREDICTIONS - self.diagnosis.predictions
+        if missing > 0 and outcomes - self.outcomes + size - self.size >= missing:
+            return False
+        return size < 1.25 * self.size and 4 * (outcomes - self.outcomes) < self.predicted
+
+
+class PoolPredictions:
+    """Reads the stored predictions of the texts in the pool.
+
+    Parameters
+    ----------
+    assembler : Assembler
+    embedding : EmbeddingCache
+    store : Store
+    scope : bytes
+        Of the predictions.
+    closed : callable
+        Whether the client was closed.
+    """
+
+    def __init__(
+        self,
+        assembler: Assembler,
+        *,
+        embedding: EmbeddingCache,
+        store: Store,
+        scope: bytes,
+        closed: Callable[[], bool],
+    ) -> None:
+        self._assembler = assembler
+        self._pool, self._retriever = assembler.pool, assembler.retriever
+        self._embedding, self._store = embedding, store
+        self._scope, self._closed = scope, closed
+        #: Texts with an outcome so far: an upper bound on new predictions.
+        self.outcomes = 0
+        #: The last diagnosis.
+        self.last: _PoolDiagnosis | None = None
+        self._diagnosing: asyncio.Task[Diagnosis] | None = None
+        #: Increased by `forget_diagnosis`.
+        self._resets = 0
+
+    async def recent_diagnosis(self, settings: VoteSettings) -> Diagnosis:
+        """Return a recent diagnosis of the pool; concurrent callers share one computation."""
+        last = self.last
+        if last is not None and last.is_current(len(self._pool), self.outcomes):
+            return last.diagnosis
+        if self._diagnosing is None:
+            self._diagnosing = asyncio.create_task(self._refresh(settings), name="testnuc-diagnose")
+            self._diagnosing.add_done_callback(self._end)
+        # shielded: the cancellation of one caller must not affect the others
+        return await asyncio.shield(self._diagnosing)
+
+    async def _refresh(self, settings: VoteSettings) -> Diagnosis:
+        """Diagnose the pool, unless the outcomes since the last time were no new predictions."""
+        last, outcomes = self.last, self.outcomes
+        if last is not None:
+            predicted = await self._store.count(self._scope)
+            # as if only new predictions had been counted so far
+            counted = replace(last, outcomes=outcomes - max(predicted - last.predicted, 0))
+            if counted.is_current(len(self._pool), outcomes):
+                if self.last is last:
+                    self.last = counted
+                return last.diagnosis
+        return await self.diagnose(settings)
+
+    def _end(self, task: asyncio.Task[Diagnosis]) -> None:
+        if self._diagnosing is task:
+            self._diagnosing = None
+        if not task.cancelled():
+            # marks the exception as retrieved, in case all callers were cancelled
+            task.exception()
+
+    def forget_diagnosis(self) -> None:
+        """Diagnose again before the next decision: texts or predictions were removed."""
+        self._resets += 1
+        self.last = self._diagnosing = None
+
+    async def diagnose(self, settings: VoteSettings) -> Diagnosis:
+        """Diagnose the predictions of the pool."""
+        size, outcomes, resets = len(self._pool), self.outcomes, self._resets
+        predicted = await self._store.count(self._scope)
+        chunks = range(0, size, SEARCH)
+        if len(chunks) > _CHUNKS:
+            # spread over the pool, so that old and new texts are sampled
+            chunks = range(0, size, size // _CHUNKS)
+        texts: list[PoolText] = []
+        for start in chunks:
+            scanned, _ = await self._pool.scan(start, SEARCH)
+            part = without_foreign_labels(scanned, self._assembler.labels)
+            stored = await self._retriever.stored(part)
+            texts += [
+                e for e, p in zip(part, stored, strict=True) if p is not None or e.label is not None
+            ]
+        if self._closed():
+            raise ProviderError("the client was closed")
+        if len(texts) < MIN_PREDICTIONS:
+            neighborhoods = self._assembler.alone(texts, settings)
+            await self._assembler.fill(neighborhoods, range(len(texts)))
+        else:
+            neighborhoods, _ = await self._with_neighbors(texts, settings, settings.k)
+        diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
+        if self._resets == resets:
+            self.last = _PoolDiagnosis(size, predicted, outcomes, diagnosis)
+        return diagnosis
+
+    async def labeled(
+        self, settings: VoteSettings, most: int, k: int
+    ) -> tuple[Neighborhoods, NDArray[np.float16]]:
+        """Return the texts of the pool that have a prediction, their neighbors and vectors.
+
+        Parameters
+        ----------
+        settings : VoteSettings
+        most : int
+            Of a larger pool, texts that are spread over it evenly.
+        k : int
+            Neighbors of each text.
+        """
+        every = max(1, -(-len(self._pool) // most))
+        texts: list[PoolText] = []
+        start: int | None = 0
+        while start is not None:
+            scanned, start = await self._pool.scan(start, SEARCH)
+            part = without_foreign_labels(scanned, self._assembler.labels)
+            part = [e for e in part if e.label is None]
+            part = [e for e in part if int.from_bytes(e.hash[1:5]) % every == 0]
+            stored = await self._retriever.stored(part)
+            texts += [e for e, p in zip(part, stored, strict=True) if p is not None]
+        return await self._with_neighbors(texts, settings, k)
+
+    async def _with_neighbors(
+        self, texts: Sequence[PoolText], settings: VoteSettings, k: int
+    ) -> tuple[Neighborhoods, NDArray[np.float16]]:
+        vectors = await self._embedding.vectors([e.text for e in texts], [e.hash for e in texts])
+        matches = await self._retriever.search(texts, vectors, k)
+        neighborhoods = await self._assembler.build(texts, matches, settings)
+        await self._assembler.fill(neighborhoods, range(len(neighborhoods.entries)))
+        return neighborhoods, vectors

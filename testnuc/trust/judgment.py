@@ -1,0 +1,145 @@
+"""Judgments of texts, and what everything that is learned from them has in common."""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from testnuc._base.display import brief
+from testnuc.errors import StoreError
+from testnuc.trust.certificates import certify
+from testnuc.trust.evidence import Draws, Gain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from testnuc.trust.certificates import Certificate
+
+__all__ = ["FromJudgments", "Judgment", "reading"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgment:
+    """What was said of a text, and how the text was drawn."""
+
+    __repr__ = brief
+
+    text: str
+    hash: bytes
+    #: None: no label is right, or the text was skipped.
+    label: str | None
+    #: "person" or "referee"; None: skipped.
+    source: str | None
+    #: None: it was not drawn at random, and proves nothing.
+    probability: float | None
+    floor: float | None
+    #: Number of texts that it was drawn from.
+    texts: int
+    #: None: an older version of testnuc did not say.
+    lowest: float | None = None
+
+    def record(self) -> list[Any]:
+        """Return its values, as they are stored."""
+        return [
+            self.text,
+            self.hash.hex(),
+            self.label,
+            self.source,
+            self.probability,
+            self.floor,
+            self.texts,
+            self.lowest,
+        ]
+
+    @classmethod
+    def of(cls, record: Sequence[Any]) -> Judgment:
+        """Return the judgment of a record."""
+        text, key, *rest = record
+        return cls(text, bytes.fromhex(key), *rest)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class FromJudgments:
+    """What was learned from judgments, where a text has one label or several."""
+
+    __repr__ = brief
+
+    #: The label set.
+    labels: tuple[str, ...]
+    #: What gives the labels, in plain words.
+    name: str
+    #: Over all texts: of the labels, or in the mean Jaccard index where a text has several.
+    gain: Gain
+    #: All judged texts, in the order they were drawn; several labels are one string.
+    judged: tuple[Judgment, ...]
+    #: Size of the pool that it was learned on.
+    texts: int
+    #: float32[texts]: trust of all texts.
+    trust: NDArray[np.float32]
+    #: Position in `trust` of each judged text that was drawn at random, whether it had exactly the
+    #: right label or labels, and whether a person judged or skipped it: certificates count these.
+    rows: NDArray[np.int64]
+    right: NDArray[np.bool_]
+    person: NDArray[np.bool_]
+    draws: Draws = field(repr=False)
+
+    @property
+    def answers(self) -> dict[bytes, tuple[str | None, str]]:
+        """The label (several in one string) and the source of each judged text, by its hash."""
+        return {j.hash: (j.label, j.source) for j in self.judged if j.source is not None}
+
+    def _certified(
+        self,
+        trust: NDArray[np.float32],
+        right: NDArray[np.bool_],
+        accuracy: float,
+        confidence: float,
+    ) -> Certificate:
+        used = self.person
+        return certify(
+            trust.astype(np.float64),
+            self.rows[used],
+            right[used],
+            self.draws.only(used),
+            accuracy=accuracy,
+            confidence=confidence,
+        )
+
+    def _header(self, **more: Any) -> dict[str, Any]:
+        """Return the plain values to be stored."""
+        return {
+            "labels": self.labels,
+            "name": self.name,
+            "gain": [self.gain.value, self.gain.low, self.gain.high],
+            "texts": self.texts,
+            "population": self.draws.texts,
+            "judged": [judgment.record() for judgment in self.judged],
+            **more,
+        }
+
+    @staticmethod
+    def _of_header(header: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that `_header` stored, without the draws."""
+        return {
+            "labels": tuple(header["labels"]),
+            "name": header["name"],
+            "gain": Gain(*header["gain"]),
+            "texts": header["texts"],
+            "judged": tuple(map(Judgment.of, header["judged"])),
+        }
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Turn the errors of damaged bytes into a `StoreError`."""
+    try:
+        yield
+    except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
+        raise StoreError(f"what was learned is damaged in the store: {exc!r}") from exc
