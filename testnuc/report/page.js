@@ -206,12 +206,14 @@
 
   function finished(is) {
     const box = $("done");
+    if (live) $("end").hidden = is;
     if (box.hidden === !is) return;
     box.hidden = !is;
     if (!is) return;
     if (live) {
       box.replaceChildren(el("p", { class: "row" }, el("strong", {}, `All ${many(queue.length, "text")} are judged.`),
-        el("button", { type: "button", class: "act", onclick: end }, "Done")));
+        el("button", { type: "button", class: "act", onclick: end }, "Done"),
+        el("span", { class: "quiet" }, "The labels are then corrected, and the terminal says what is next.")));
       return;
     }
     const command = data.then ?? (review ? `learned = await nuc.learn(testnuc.Review.load("${fileName}"))` : null);

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from testnuc._base.display import brief
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -67,6 +69,8 @@ class Certificate:
         texts. A level that is chosen after looking is a little less sure than `confidence`.
     """
 
+    __repr__ = brief
+
     accuracy: float
     confidence: float
     trust: float
@@ -106,6 +110,8 @@ class LabelCertificate(Certificate):
     `trust` is that of the label (`MultilabelClassification.trusts`), and `part` that of the texts
     that have it.
     """
+
+    __repr__ = brief
 
     label: str = ""
 
