@@ -189,7 +189,7 @@ def evaluate(
 
 
 @app.command()
-@with_client(*OF_ASKING, *OF_SEVERAL, "store", "policy", "min_trust", labels=LABELS_OF_FILE)
+@with_client(*OF_ASKING, *OF_SEVERAL, "policy", "min_trust", labels=LABELS_OF_FILE)
 def diagnose(
     client: dict[str, Any],
     source: str = typer.Argument(

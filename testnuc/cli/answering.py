@@ -22,13 +22,7 @@ _LISTED = 8
 _NEIGHBORS = 3
 
 
-def answer(
-    review: Review,
-    path: str,
-    *,
-    then: str | None,
-    read: Callable[[str], str] | None = None,
-) -> None:
+def answer(review: Review, path: str, *, read: Callable[[str], str] | None = None) -> None:
     """Ask for the label of each open item, in order; saves after each answer.
 
     Parameters
@@ -36,8 +30,6 @@ def answer(
     review : Review
     path : str
         The file to save it in.
-    then : str
-        The command that comes next; None: the file is not mentioned.
     read : callable, optional
         Returns a line for a prompt; raises `EOFError` at the end. Default: `input`.
     """
@@ -68,12 +60,6 @@ def answer(
         review.save(path)
         to_stderr(review[at].answer or "none of these")
         at += 1
-    judged = len(review.judged)
-    if then is None:
-        return
-    to_stderr(f"{judged:,} of {len(review):,} texts are judged, saved in {path}")
-    if judged:
-        to_stderr(f"next: {then}")
 
 
 def _first_open(review: Review) -> int:
@@ -89,6 +75,8 @@ def _show(item: ReviewItem, *, numbered: bool, of: int) -> list[str]:
         to_stderr(f"    near ({near.similarity:.2f}, {near.label}): {near.text[:80]}")
     for number, label in enumerate(labels, 1):
         to_stderr(f"  {number} = {label}" if numbered else f"  {label}")
+    for name, answer in item.said:
+        to_stderr(f"    {name} said {answer or 'none of these'}")
     if item.source is not None:
         to_stderr(f"  answered: {item.answer or 'none of these'}")
     return labels if numbered else []

@@ -119,7 +119,7 @@ def _judge(console: Console, review: Review, place: Path) -> None:
         f"\n[bold]Your turn: judge {len(review)} messages[/], where ways to label disagree. "
         "q skips this step."
     )
-    answer(review, str(place), then=None)
+    answer(review, str(place))
 
 
 def _report_learned(

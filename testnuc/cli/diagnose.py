@@ -7,15 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import valid_text
-from testnuc.cli.answer_store import AnswerStore
+from testnuc.cli.answer_store import AnswerStore, noted_run
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import read_table, require_folder, usable
-from testnuc.cli.options_of_run import held_scopes, with_embedder, with_options_of_store
+from testnuc.cli.files import read_table, require_folder, to_stderr, usable
+from testnuc.cli.next_steps import command
+from testnuc.cli.options_of_run import (
+    EMBEDDER,
+    held_scopes,
+    with_embedder,
+    with_options_of_file,
+    with_options_of_store,
+)
 from testnuc.cli.reading import holds_rows
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.results import read_results
+from testnuc.types import MultilabelClassification
 
 if TYPE_CHECKING:
     from testnuc.protocols import Request
@@ -24,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+#: Options of a run that the diagnosis of its results takes.
+_OF_FILE = ("labels", "none_label", "embedder")
+
 
 def run(source: str, *, text_column: str, plot: str | None, client: dict[str, Any]) -> None:
     """Print the diagnosis of the predictions in a file of results or a store."""
@@ -31,16 +42,26 @@ def run(source: str, *, text_column: str, plot: str | None, client: dict[str, An
         raise InvalidInputError(f"the plot is {plot!r}; name a .png, .svg or .pdf file")
     if plot is not None:
         require_folder(plot)
-    rows = holds_rows(source)
-    if rows:
-        client = with_embedder(client, AnswerStore.beside(source))
+    asked = client
+    if holds_rows(source):
+        # the answers are in the file: how they were asked for does not matter
+        run_of_file = with_options_of_file(client, source)
+        client = {**client, **{name: run_of_file[name] for name in _OF_FILE}}
+        store = client["store"] or AnswerStore.beside(source)
+        if client["embedder"] is None and "://" not in store and not Path(store).is_file():
+            to_stderr(
+                f"note: {source} does not say what embedded its texts; without --store or "
+                f"--embedder that is {EMBEDDER}"
+            )
+        client = with_embedder(client, store)
         found = run_to_end(_of_file(source, text_column, client))
     else:
         if "://" not in source and not Path(source).is_file():
             raise InvalidInputError(f"there is no file or store {source}; check the path")
         client = with_options_of_store(client, source)
         found = run_to_end(_of_store(source, client))
-    print(found.describe(f"testnuc review {source} -n 50"))  # noqa: T201 - the command's output
+    then = command("review", source, asked, "-n", "50", text_column=text_column)
+    print(found.describe(then))  # noqa: T201 - the command's output
     if plot is not None:
         found.plot().savefig(plot, dpi=110)
 
@@ -63,6 +84,11 @@ async def _of_file(file: str, text_column: str, client: dict[str, Any]) -> Diagn
     table = read_table(file, text_column)
     usable(table, file)
     results = read_results(table.rows, file, table.text_column)
+    if noted_run(file).get("multilabel") or isinstance(results[0], MultilabelClassification):
+        raise InvalidInputError(
+            f"{file} has several labels for a text, which diagnose does not judge; draw texts to "
+            f"judge them: testnuc review {file}"
+        )
     with_own = [r for r in results if r.own_label is not None and valid_text(r.text) is None]
     labels = client["labels"] or sorted({r.own_label for r in with_own if r.own_label is not None})
     if len(labels) < 2:

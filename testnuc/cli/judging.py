@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
-import webbrowser
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -32,10 +29,10 @@ from testnuc.cli.files import (
     to_stderr,
     write_results,
 )
+from testnuc.cli.judging_page import judge_on_page, write_page
 from testnuc.cli.next_steps import command
 from testnuc.cli.reading import holds_rows
 from testnuc.errors import InvalidInputError
-from testnuc.report import write
 from testnuc.report.marks import read_marks
 from testnuc.results import read_results, run_record
 from testnuc.trust.certificates import wants_decisions
@@ -55,9 +52,6 @@ if TYPE_CHECKING:
 
 __all__ = ["certify", "distill", "learn", "review", "unlearn"]
 
-#: An accuracy that takes fewer judgments to prove than the default.
-_LOWER = 0.8
-
 
 def review(
     sources: Sequence[str],
@@ -70,7 +64,7 @@ def review(
     text_column: str,
     client: dict[str, Any],
 ) -> None:
-    """Draw texts to be judged, continue a review, or join several; then show the page.
+    """Draw texts to be judged, continue a review, or join several; let a person judge; learn.
 
     With `by_hand`, ask for answers in the terminal.
     """
@@ -81,7 +75,7 @@ def review(
             path = _new_review(output)
             judged.save(path)
             to_stderr(f"{len(judged):,} texts, written to {path}")
-        _judge(judged, path, None, by_hand=by_hand, open_page=open_page)
+        _judge(judged, path, None, drawn=False, by_hand=by_hand, open_page=open_page)
         return
     if len(sources) > 1:
         raise InvalidInputError("only reviews (.json) can be joined; name one store or file")
@@ -108,7 +102,7 @@ def review(
     drawn.save(output)
     to_stderr(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
     results = None if table is None else read_results(table.rows, source, table.text_column)
-    _judge(drawn, output, results, by_hand=by_hand, open_page=open_page)
+    _judge(drawn, output, results, drawn=True, by_hand=by_hand, open_page=open_page)
 
 
 def _judge(
@@ -116,18 +110,36 @@ def _judge(
     path: str,
     results: Results | None,
     *,
+    drawn: bool,
     by_hand: bool,
     open_page: bool | None,
 ) -> None:
-    """Let a person judge a review, and name the command that learns from it."""
+    """Let a person judge a review, then learn from it, or name the command that does."""
     source, *more = review.context.run or ("RESULTS",)
     better = free_name("better.jsonl" if source.endswith(".jsonl") else "better.csv")
-    then = shlex.join(["testnuc", "learn", source, path, "-o", better, *more])
+    words = ["learn", source, path, "-o", better, *more]
+    then = shlex.join(["testnuc", *words])
     if by_hand:
-        answer(review, path, then=then)
+        answer(review, path)
+        # who stops in between goes on later
+        done = len(review.judged) == len(review)
+    elif judge_on_page(review, path, open_page=open_page):
+        done = bool(review.judged)
+    else:
+        write_page(review, path, results, then)
+        to_stderr(f"then: {then}")
         return
-    _show(review, path, results, then, open_page=open_page)
-    to_stderr(f"then: {then}")
+    to_stderr(f"{len(review.judged):,} of {len(review):,} texts are judged, saved in {path}")
+    # a review may come from someone else: options that it names are not followed unseen
+    known = "STORE" not in words if drawn else Path(source).is_file() and not more
+    if done and known:
+        from testnuc.cli import app
+
+        app(words)
+    elif review.judged:
+        to_stderr(f"next: {then}")
+    else:
+        to_stderr(f"continue with: testnuc review {shlex.quote(path)}")
 
 
 def learn(
@@ -208,12 +220,18 @@ def _after(
         )
     n, what, goal = 50, "where ways to label differ", []
     if not wants_decisions(learned, certificate):
-        n, what, goal = certificate.more, "drawn at random", ["--goal", "certify"]
-        lower = learned.certify(_LOWER)
-        if certificate.accuracy > _LOWER and lower.more < n:
-            what += f" ({lower.more or 'none'} for `certify --accuracy {_LOWER}`)"
+        n, what = certificate.more, "drawn at random"
+        goal = ["--goal", "certify"]
     then = command("review", source, client, "-n", str(n), *goal, text_column=text_column)
-    return f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"
+    text = f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"
+    if certificate.provable is not None:
+        lower = ["--accuracy", f"{certificate.provable[0]:g}"]
+        for option in ("level", "label"):
+            value = getattr(certificate, option, None)
+            lower += [] if value is None else [f"--{option}", str(value)]
+        then = command("certify", source, client, *lower, text_column=text_column)
+        text = f"to see what is proved now: {then}\n{text}"
+    return text
 
 
 def _lesson(
@@ -376,27 +394,6 @@ def _new_review(output: str | None) -> str:
             f"{output} exists; continue it with `testnuc review {output}`, or name another -o"
         )
     return output
-
-
-def _show(
-    judged: Review,
-    path: str,
-    results: Results | None,
-    then: str,
-    *,
-    open_page: bool | None,
-) -> None:
-    """Write the page of a review beside its file, and open it in a browser."""
-    page = Path(path).with_suffix(".html")
-    name = Path(path).name
-    write(results, page, review=judged, then=then, file=name, title=f"testnuc: {name}")
-    if open_page is None:
-        # a browser in the terminal would take its place
-        graphical = any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-        open_page = sys.stderr.isatty() and (sys.platform != "linux" or graphical)
-    shown = open_page and webbrowser.open(page.resolve().as_uri())
-    to_stderr(f"{'opened' if shown else 'to judge them, open'} {page} in a browser")
-    to_stderr(f"in the terminal: testnuc review {path} --answer")
 
 
 def _chosen_by_hand(texts: list[str], labels: list[Any], nuc: TestNUC) -> Review:

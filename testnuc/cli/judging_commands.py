@@ -55,12 +55,12 @@ def review(
     open_page: bool | None = typer.Option(  # noqa: FBT001
         None,
         "--open/--no-open",
-        help="Open the page in a browser.",
+        help="Open the page in a browser, and learn when it is done.",
         show_default="if there is a display",
     ),
     text_column: str = TEXT_COLUMN,
 ) -> None:
-    """Draw texts to be judged, and open the page to judge them; makes no call."""
+    """Draw texts, let a person judge them on a page, and learn from that; makes no call."""
     with interruptible():
         from testnuc.cli.judging import review
 

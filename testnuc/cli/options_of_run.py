@@ -29,6 +29,7 @@ __all__ = [
     "remembered",
     "run_of",
     "with_embedder",
+    "with_options_of_file",
     "with_options_of_run",
     "with_options_of_store",
 ]
@@ -86,7 +87,7 @@ def with_options_of_run(client: dict[str, Any], source: str, beside: str) -> dic
     rows = holds_rows(source)
     store = source
     if rows:
-        client = _with_options_of_file(client, source)
+        client = with_options_of_file(client, source)
         store = client["store"] or beside
     else:
         require_store(source)
@@ -100,7 +101,8 @@ def with_options_of_run(client: dict[str, Any], source: str, beside: str) -> dic
     return with_embedder(client, store)
 
 
-def _with_options_of_file(client: Mapping[str, Any], source: str) -> dict[str, Any]:
+def with_options_of_file(client: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the options, with those of the run that wrote a file where none is given."""
     run: Mapping[str, Any] = {}
     path = existing(source)
     if path.suffix.lower() == ".jsonl":

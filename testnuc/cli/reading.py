@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ _MARKS = {
     b"PK\x03\x04": "an Excel workbook, perhaps; name it .xlsx",
     b"PAR1": "a Parquet file; name it .parquet",
 }
+_WORD = re.compile(r"[^\W\d_]+")
 #: Characters of an example of what was decoded.
 _EXAMPLE = 20
 
@@ -208,7 +210,7 @@ def _about_encoding(file: str, content: str, encoding: str) -> str:
     """Return how a file was decoded, with an example by which to see an error."""
     line = f"note: {file} is read as {encoding}"
     if encoding == "cp1252":
-        words = (word for word in content.split() if not word.isascii())
+        words = (found[0] for found in _WORD.finditer(content) if not found[0].isascii())
         example = next(words, "")[:_EXAMPLE]
         line += f", as in {example!r}; if that looks wrong, name its --encoding"
     return line

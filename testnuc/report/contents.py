@@ -63,6 +63,7 @@ def contents(
     file: str | None,
     most: int,
     several: bool = False,
+    live: bool = False,
 ) -> dict[str, Any]:
     """Return the data that the page's script reads.
 
@@ -151,6 +152,7 @@ def contents(
         "review": None if review is None else review.record(),
         "several": several,
         "only": only,
+        "live": live,
         "then": then,
         "file": file,
         "total": len(rows),

@@ -1,7 +1,8 @@
 // The judgments: they belong to a text and a label set, not to a page, so that a page that is made
 // again has them. A mark is {truth: the right label, null = none of the labels; label: the one that
 // was shown; settled: judged after people differed}.
-const marksOf = (labels, isKnown, several = false) => {
+// A page that is served sends them instead: `send` is told the text of each that changes.
+const marksOf = (labels, isKnown, several = false, send = null) => {
   const hash = (text) => {
     // 53 bits, public domain (cyrb53)
     let [a, b] = [0xdeadbeef, 0x41c6ce57];
@@ -45,15 +46,17 @@ const marksOf = (labels, isKnown, several = false) => {
   function set(text, mark) {
     all.delete(text); // the order is that of judging
     all.set(text, mark);
-    stored((storage) => storage.setItem(scope + hash(text), JSON.stringify({ text, ...mark })));
+    if (send) send(text);
+    else stored((storage) => storage.setItem(scope + hash(text), JSON.stringify({ text, ...mark })));
   }
 
   function remove(text) {
     all.delete(text);
-    stored((storage) => storage.removeItem(scope + hash(text)));
+    if (send) send(text);
+    else stored((storage) => storage.removeItem(scope + hash(text)));
   }
 
-  load();
+  if (!send) load();
   return made;
 };
 
@@ -96,9 +99,10 @@ const formats = (() => {
 
   /** Tasks of Label Studio: <Text name="text" value="$text"/>, <Choices name="label" toName="text">. */
   function studio(records, { model, several }) {
-    const result = (label) => (label === null ? [] : [
-      { from_name: "label", to_name: "text", type: "choices", value: { choices: partsOf(label, several) } },
-    ]);
+    const result = (label) => {
+      const choices = label === null ? [] : partsOf(label, several);
+      return choices.length ? [{ from_name: "label", to_name: "text", type: "choices", value: { choices } }] : [];
+    };
     return records.map(({ text, label, trust, truth }) => ({
       data: { text: whole(text) },
       annotations: [{ result: result(truth) }],
@@ -106,9 +110,9 @@ const formats = (() => {
     }));
   }
 
-  /** Records of Argilla: log them with mapping={"answer": "label.response"}. */
+  /** Records of Argilla, which refuses empty lists: log them with mapping={"answer": "label.response"}. */
   const argilla = (records, { several }) => {
-    const said = (label) => (several && label !== null ? partsOf(label, true) : label);
+    const said = (label) => (several ? (label ? partsOf(label, true) : null) : label);
     return records.map(({ text, label, truth }) => ({ text: whole(text), label: said(label), answer: said(truth) }));
   };
 

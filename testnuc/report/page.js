@@ -35,7 +35,8 @@
 
   // --- judgments ---------------------------------------------------------------------------------
 
-  const marks = marksOf(choices, data.choices > 0, several);
+  const live = data.live ? liveOf({ recordOf, tell: warn }) : null;
+  const marks = marksOf(choices, data.choices > 0, several, live?.send);
   const others = new Map(); // text -> [name, label] of other people who judge it differently
   const chosen = new Map(); // text -> a label that is chosen and not saved
   const undoable = [];
@@ -75,9 +76,11 @@
     const text = texts[row.x];
     if (mark) marks.set(text, mark);
     else marks.remove(text);
-    const lost = !marks.kept && marks.all.size > 0;
-    $("warning").hidden = !lost;
-    $("warning").textContent = lost ? "This browser does not keep judgments for this page: save them before you close it." : "";
+    if (!live) {
+      const lost = !marks.kept && marks.all.size > 0;
+      $("warning").hidden = !lost;
+      $("warning").textContent = lost ? "This browser does not keep judgments for this page: save them before you close it." : "";
+    }
     draw(true);
     showProgress();
   }
@@ -203,9 +206,16 @@
 
   function finished(is) {
     const box = $("done");
+    if (live) $("end").hidden = is;
     if (box.hidden === !is) return;
     box.hidden = !is;
     if (!is) return;
+    if (live) {
+      box.replaceChildren(el("p", { class: "row" }, el("strong", {}, `All ${many(queue.length, "text")} are judged.`),
+        el("button", { type: "button", class: "act", onclick: end }, "Done"),
+        el("span", { class: "quiet" }, "The labels are then corrected, and the terminal says what is next.")));
+      return;
+    }
     const command = data.then ?? (review ? `learned = await nuc.learn(testnuc.Review.load("${fileName}"))` : null);
     box.replaceChildren(
       el("p", {}, el("strong", {}, `All ${many(queue.length, "text")} are judged.`), " Save them, then learn from them:"),
@@ -241,12 +251,32 @@
     say(`${name} saved.`);
   }
 
+  const answerOf = (mark) => (several ? setOf(mark.truth ?? "") : mark.truth);
+
+  /** A judgment as the server of this page takes it: position, whether there is one, label. */
+  function recordOf(text) {
+    const mark = marks.all.get(text);
+    return items.has(text) ? [items.get(text).place, mark !== undefined, mark ? answerOf(mark) : null] : null;
+  }
+
+  function warn(fault) {
+    $("warning").hidden = !fault;
+    $("warning").textContent = fault ? `Not saved: ${fault}. This page tries again; Save ${fileName} below keeps a copy.` : "";
+  }
+
+  /** Let the command that serves this page go on. */
+  async function end() {
+    if (shown[at] && chosen.has(texts[shown[at].x])) save();
+    if (!(await live.end())) return;
+    $("ended").querySelector("p").textContent = `${many(judged(), "judgment")} in ${fileName}. The terminal says what is next; you can close this page.`;
+    $("ended").showModal();
+  }
+
   function saveFile() {
     const content = review
       ? formats.json({ ...review, items: review.items.map((item) => {
         const mark = marks.all.get(item.text);
-        const answer = mark && (several ? setOf(mark.truth ?? "") : mark.truth);
-        return mark ? { ...item, answer, source: "person" } : item.source === "person" ? { ...item, answer: null, source: null } : item;
+        return mark ? { ...item, answer: answerOf(mark), source: "person" } : item.source === "person" ? { ...item, answer: null, source: null } : item;
       }) })
       : formats.review(exported(), { labels: choices, model: data.model, texts: data.total, several });
     download(fileName, "application/json", content);
@@ -521,7 +551,7 @@
   };
 
   document.addEventListener("keydown", (event) => {
-    if (event.isComposing || event.altKey || $("help").open) return;
+    if (event.isComposing || event.altKey || document.querySelector("dialog[open]")) return;
     const { key, target } = event;
     const field = target.closest("input:not([type=checkbox]), textarea");
     if ((event.ctrlKey || event.metaKey) && key.toLowerCase() === "z" && !event.shiftKey) {
@@ -602,8 +632,10 @@
     await importFiles([...event.target.files]);
     event.target.value = "";
   });
+  $("ended").addEventListener("cancel", (event) => event.preventDefault());
+  $("end").addEventListener("click", end);
   $("help-open").addEventListener("click", () => $("help").showModal());
-  addEventListener("beforeunload", (event) => { if (!marks.kept && !marks.saved) event.preventDefault(); });
+  addEventListener("beforeunload", (event) => { if (live ? live.isPending() : !marks.kept && !marks.saved) event.preventDefault(); });
 
   // --- begin -------------------------------------------------------------------------------------
 
@@ -617,6 +649,8 @@
   $("glance").append(...overviewOf({ data, nameOf, narrow }));
   $("glance").hidden = !$("glance").childElementCount;
   $("texts").hidden = $("files").hidden = !rows.length;
+  $("end").hidden = !live;
+  if (live) $("keeping").textContent = `Each judgment is saved in ${fileName} as you make it.`;
   task();
   filter();
   const first = shown.findIndex((row) => !markOf(row));

@@ -34,6 +34,7 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _SCRIPTS = (
     "evidence.js",
     "marks.js",
+    "live.js",
     "elements.js",
     "learned.js",
     "chooser.js",
@@ -90,11 +91,12 @@ def render(
     title: str | None = None,
     most: int = MOST_LISTED,
     several: bool | None = None,
+    live: bool = False,
 ) -> str:
     """Return an HTML page for judging and browsing results.
 
-    The page is self-contained, and its content security policy allows no network request. Texts and
-    labels may be hostile: they are always rendered as text.
+    The page is self-contained, and its content security policy allows no network request, but to
+    the server of a `live` page. Texts and labels may be hostile: they are always rendered as text.
 
     Parameters
     ----------
@@ -120,6 +122,8 @@ def render(
         Most results to list; of more, those to review first. Counts are over all results.
     several : bool, optional
         Whether a text can have several labels; default: as the review or the results say.
+    live : bool
+        Whether each judgment of the review is sent to the server of the page.
 
     Raises
     ------
@@ -160,6 +164,7 @@ def render(
         file=file,
         most=most,
         several=several or (review is not None and review.multilabel),
+        live=live,
     )
     data = _json(shown)
     style, script = _asset("page.css"), "".join(map(_asset, _SCRIPTS))
@@ -167,6 +172,8 @@ def render(
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
+    if live:
+        policy += "; connect-src 'self'"
     parts = {
         "title": escape(title or f"testnuc: {len(shown['rows']):,} texts"),
         "policy": escape(policy),

@@ -204,7 +204,17 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
         },
         own={
             "description": "The LLM's own prediction of this text.",
-            "oneOf": [_object(label=label, confidence=_MAYBE_SHARE), {"type": "null"}],
+            "oneOf": [
+                _object(
+                    label=label,
+                    confidence=_MAYBE_SHARE,
+                    said={
+                        "type": ["string", "null"],
+                        "description": "The answer verbatim, if it differs from `label`.",
+                    },
+                ),
+                {"type": "null"},
+            ],
         },
         reason={
             "description": "Why neighbors did not decide, or the label is withheld.",

@@ -109,7 +109,9 @@ def record(result: Classification, asked: ClassifyRequest) -> dict[str, Any]:
     own = result.prediction
     made = asked.echo(asked.places[result.index])
     made |= {name: fields[name] for name in _PLAIN}
-    made["own"] = None if own is None else {"label": own.label, "confidence": own.confidence}
+    made["own"] = None
+    if own is not None:
+        made["own"] = {"label": own.label, "confidence": own.confidence, "said": own.said}
     if isinstance(result, MultilabelClassification):
         made |= {name: fields[name] for name in ("labels", "shares", "trusts")}
         if own is not None:

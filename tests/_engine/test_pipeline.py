@@ -118,14 +118,14 @@ async def test_a_thousand_callers_look_at_the_pool_once(parts, monkeypatch):
     one = parts(policy=None)
     await one.add(messages(30))
     looks = 0
-    diagnose = one.pipeline.diagnose
+    diagnose = one.pipeline.pool_predictions.diagnose
 
-    async def counted():
+    async def counted(settings):
         nonlocal looks
         looks += 1
-        return await diagnose()
+        return await diagnose(settings)
 
-    monkeypatch.setattr(one.pipeline, "diagnose", counted)
+    monkeypatch.setattr(one.pipeline.pool_predictions, "diagnose", counted)
     made = [
         await one.pipeline.prepare(entries_of([f"refund please, {i}"]), together=False)
         for i in range(20)

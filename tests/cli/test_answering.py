@@ -4,6 +4,7 @@ import pytest
 
 from testnuc._base.checks import hash_text
 from testnuc.cli.answering import answer
+from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import Review, ReviewItem
 
 LABELS = ("refund", "refund status", "delivery", "login")
@@ -31,7 +32,7 @@ def answered(review, path, lines, capsys):
         except StopIteration:
             raise EOFError from None
 
-    answer(review, str(path), then="testnuc learn", read=read)
+    answer(review, str(path), read=read)
     return [(item.answer, item.source) for item in review], capsys.readouterr().err
 
 
@@ -70,9 +71,9 @@ def test_each_answer_is_saved_and_a_review_goes_on_where_it_ended(tmp_path, caps
             saved.append(len(Review.load(path).judged))
         return ["1", "2", "q"][len(saved)]
 
-    answer(review, str(path), then="testnuc learn", read=read)
+    answer(review, str(path), read=read)
     assert saved == [1, 2]
-    assert "2 of 3 texts are judged" in capsys.readouterr().err
+    capsys.readouterr()
     found, told = answered(Review.load(path), path, ["login"], capsys)
     assert [label for label, _ in found] == ["delivery", "refund", "login"]
     assert "3 of 3: text 2" in told
@@ -86,6 +87,15 @@ def test_undo_goes_back_and_a_new_answer_replaces_the_old(tmp_path, capsys):
     assert "this is the first text" in told
     assert "answered: delivery" in told
     assert [item.answer for item in Review.load(path)] == ["login", "refund"]
+
+
+def test_what_people_said_is_shown_where_they_differ(tmp_path, capsys):
+    ann, ben = review_of(1), review_of(1)
+    ann.answer(0, "login")
+    ben.answer(0, None)
+    joined = join_reviews({"ann": ann, "ben": ben}).review
+    _, told = answered(joined, tmp_path / "review.json", [], capsys)
+    assert "ann said login\n    ben said none of these" in told
 
 
 def test_labels_that_are_numbers_or_commands_are_labels(tmp_path, capsys):

@@ -96,10 +96,15 @@ def test_diagnose_results_and_stores(tmp_path):
         calls = llm.calls
         code, of_file, err = run_here("diagnose", results)
         assert code == 0, err
+        assert "does not say what embedded its texts" in err
+        assert "testnuc review" in of_file
+        code, of_file, err = run_here("diagnose", results, "--store", store)
+        assert (code, "embedded" in err) == (0, False), err
         code, of_store, err = run_here("diagnose", store, *given, "--labels", ",".join(LABELS))
         assert code == 0, err
         # the same predictions, the same neighbors, the same finding
-        assert of_file.replace(str(results), "X") == of_store.replace(str(store), "X")
+        assert of_file.partition("testnuc review")[0] == of_store.partition("testnuc review")[0]
+        assert f"testnuc review {results} -n 50 --store {store}" in of_file
         assert "240 predictions" in of_file
         assert "vote: " in of_file
         for arguments, says in (

@@ -181,10 +181,12 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
         )
         code, out, err = run_here(*learn)
         assert code == 0, err
-        assert "No labels are proved to be 90 % right yet: 50 judged texts count so far" in out
+        assert "of 50 judged texts were drawn at random from all" in out
         more = int(re.search(r"about (\d+) more, drawn at random from all", out)[1])
-        assert f"next, judge {more} more texts, drawn at random (" in err
-        assert "for `certify --accuracy 0.8`)" in err
+        assert f"next, judge {more} more texts, drawn at random, then learn" in err
+        # what is proved already
+        lower = re.search(r"proved now: testnuc (certify out.csv --accuracy [\d.]+)", err)[1]
+        assert "% of the texts, those with" in run_here(*lower.split())[1]
         review = next_command(err)
         assert review[:2] == ["review", "out.csv"]
         assert review[2:6] == ["-n", str(more), "--goal", "certify"]
@@ -382,16 +384,12 @@ def test_a_review_has_a_page(tickets, monkeypatch):
         code, out, err = run_here(*command[1:])
         assert code == 0, err
         assert "50 of 240 texts are judged" in out
-        # continued: the page is made again, and opened where one asks for it
-        code, _, err = run_here("review", "review.json", "--open")
-        assert code == 0, err
-        assert [Path(url.removeprefix("file://")) for url in shown] == [
-            tickets.parent / "review.html"
-        ]
-        assert "opened review.html" in err
-        data = data_of(Path("review.html").read_text(encoding="utf-8"))
-        assert [item["answer"] for item in data["review"]["items"]] == [
-            true_label(item["text"]) for item in data["review"]["items"]
+        # continued: the page is made again
+        code, _, err = run_here("review", "review.json", "--no-open")
+        assert (code, shown) == (0, []), err
+        told = data_of(Path("review.html").read_text(encoding="utf-8"))
+        assert [item["answer"] for item in told["review"]["items"]] == [
+            true_label(item["text"]) for item in told["review"]["items"]
         ]
 
 

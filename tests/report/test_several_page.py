@@ -96,6 +96,14 @@ def test_labels_are_chosen_and_saved_together(opened, tmp_path):
         "result"
     ]
     assert result["value"] == {"choices": ["refund", "loan"]}
+    saved(page, "Argilla").save_as(tmp_path / "argilla.json")
+    records = json.loads((tmp_path / "argilla.json").read_text("utf-8"))
+    # Argilla refuses an empty list
+    assert [record["answer"] for record in records] == [
+        ["refund", "login"],
+        ["refund", "loan"],
+        None,
+    ]
     # this browser keeps them, and another one takes them from the file
     other = opened(results_of(), file="other.html")
     other.set_input_files("#import", tmp_path / "marks.json")

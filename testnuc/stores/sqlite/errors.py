@@ -89,10 +89,12 @@ def _read_only(path: str) -> StoreError:
 def store_error(error: sqlite3.Error, path: str) -> StoreError:
     """Translate an error of SQLite."""
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-    if code == sqlite3.SQLITE_FULL:
+    if code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}:
+        # a full disk is an I/O error, too, where a file beside the store cannot grow
+        why = "the disk is full" if code == sqlite3.SQLITE_FULL else "perhaps the disk is full"
         return StoreError(
-            f"the store {path} cannot grow: the disk is full ({error}); data stored before is "
-            "intact. Free disk space and run again"
+            f"the store {path} cannot grow: {why} ({error}); data stored before is intact. Free "
+            "disk space and run again"
         )
     if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
         return StoreError(

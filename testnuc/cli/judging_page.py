@@ -1,0 +1,204 @@
+"""The page of a review, served to this machine alone: each judgment is saved as it is made."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+import threading
+import webbrowser
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from aiohttp import web
+
+from testnuc.cli.event_loop import run_to_end
+from testnuc.cli.files import to_stderr
+from testnuc.errors import InvalidInputError
+from testnuc.report import render, write
+from testnuc.types import split_labels
+
+if TYPE_CHECKING:
+    from aiohttp.typedefs import Handler
+
+    from testnuc.results import Results
+    from testnuc.trust.review import Review
+
+__all__ = ["judge_on_page", "write_page"]
+
+_HOST = "127.0.0.1"
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+#: Seconds for a response that is being sent when the page is closed.
+_CLOSING = 2.0
+
+
+def judge_on_page(review: Review, path: str, *, open_page: bool | None) -> bool:
+    """Let a person judge a review in the browser, until Done or Ctrl-C.
+
+    Parameters
+    ----------
+    review : Review
+    path : str
+        The file to save it in, after each judgment.
+    open_page : bool, optional
+        Whether to open a browser; None: if this terminal can.
+
+    Returns
+    -------
+    bool
+        Whether a browser opened.
+    """
+    if not (_can_open() if open_page is None else open_page):
+        return False
+    shown = True
+    try:
+        shown = run_to_end(_Page(review, path).until_done())
+    except KeyboardInterrupt:
+        # on a new line, after ^C
+        to_stderr("")
+    if shown:
+        # the disk may have been full before
+        review.save(path)
+    return shown
+
+
+def _can_open() -> bool:
+    # a browser in the terminal would take its place
+    graphical = any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    return sys.stderr.isatty() and (sys.platform != "linux" or graphical)
+
+
+def write_page(review: Review, path: str, results: Results | None, then: str) -> None:
+    """Write the page of a review beside its file, for a browser that this command cannot open."""
+    page = Path(path).with_suffix(".html")
+    name = Path(path).name
+    write(results, page, review=review, then=then, file=name, title=f"testnuc: {name}")
+    to_stderr(f"to judge them, open {page} in a browser, and move the {name} that it saves here")
+    to_stderr(f"in the terminal: testnuc review {path} --answer")
+
+
+class _Page:
+    """The server of the page.
+
+    Other programs and pages on this machine do not know the token, and another site cannot reach
+    the page under a name of its own, because host and origin are checked.
+    """
+
+    def __init__(self, review: Review, path: str) -> None:
+        self._review = review
+        self._path = path
+        # what a judgment replaces, and what is there again without it
+        self._before = list(review)
+        self._base = f"/{secrets.token_urlsafe(16)}/"
+        self._origin = ""
+        self._seen = False
+        self._ended: asyncio.Future[bool] | None = None
+
+    async def until_done(self) -> bool:
+        """Serve the page and open it; returns whether a browser opened."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[bool] = loop.create_future()
+        self._ended = ended
+        app = web.Application(middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get(self._base, self._page),
+                web.post(f"{self._base}judgments", self._judged),
+                web.post(f"{self._base}done", self._done),
+            ]
+        )
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSING)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, _HOST, 0).start()
+            self._origin = f"http://{_HOST}:{runner.addresses[0][1]}"
+            url = self._origin + self._base
+            to_stderr(f"opening {url} in the browser; press Done there at the end, or Ctrl-C here")
+            # some browsers end this call only when they are closed
+            threading.Thread(target=self._open, args=(loop, url), daemon=True).start()
+            return await ended
+        finally:
+            await runner.cleanup()
+
+    def _open(self, loop: asyncio.AbstractEventLoop, url: str) -> None:
+        try:
+            shown = webbrowser.open(url)
+        except webbrowser.Error:
+            shown = False
+        if not shown:
+            # the loop may be closed by now
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._give_up)
+
+    def _give_up(self) -> None:
+        if not self._seen:
+            self._end(shown=False)
+
+    def _end(self, *, shown: bool) -> None:
+        assert self._ended is not None
+        if not self._ended.done():
+            self._ended.set_result(shown)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        origin = request.headers.get("Origin", self._origin if request.method == "GET" else "")
+        if f"http://{request.host}" != self._origin or origin != self._origin:
+            return web.Response(status=403, text="this page is for its own machine")
+        return await handler(request)
+
+    async def _page(self, _: web.Request) -> web.Response:
+        self._seen = True
+        name = Path(self._path).name
+        page = render(None, review=self._review, file=name, title=f"testnuc: {name}", live=True)
+        return web.Response(
+            body=page.encode("utf-8", "replace"),
+            content_type="text/html",
+            charset="utf-8",
+            headers=_HEADERS,
+        )
+
+    async def _judged(self, request: web.Request) -> web.Response:
+        """Take a list of [position, whether it is judged, the answer]."""
+        try:
+            for place, is_judged, said in orjson.loads(await request.read()):
+                self._take(place, is_judged, said)
+        except (InvalidInputError, TypeError, ValueError, IndexError) as exc:
+            return web.Response(status=400, text=str(exc))
+        return self._saved()
+
+    def _take(self, place: int, is_judged: bool, said: Any) -> None:  # noqa: FBT001
+        if is_judged:
+            self._review.answer(place, said)
+            return
+        before = self._before[place]
+        if before.source != "referee":
+            self._review.withdraw(place)
+            return
+        several = self._review.multilabel
+        self._review.answer(
+            place, split_labels(before.answer) if several else before.answer, "referee"
+        )
+
+    def _saved(self) -> web.Response:
+        try:
+            self._review.save(self._path)
+        except InvalidInputError as exc:
+            return web.Response(status=507, text=str(exc))
+        return web.Response(status=204)
+
+    async def _done(self, request: web.Request) -> web.StreamResponse:
+        response = self._saved()
+        if response.status == 204:
+            # the page hears of it before the server is closed
+            await response.prepare(request)
+            await response.write_eof()
+            self._end(shown=True)
+        return response
