@@ -14,7 +14,7 @@ from testnuc.trust.certificates import certify
 from testnuc.trust.chances import chances, fit_trust
 from testnuc.trust.evidence import Draws
 from testnuc.trust.model import HeadModel
-from testnuc.trust.review import draw
+from testnuc.trust.review import Drawn, draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,6 +45,17 @@ class Learned:
     #: Labels of the chosen candidate; judged texts are not replaced.
     labels: NDArray[np.int32]
     trust: NDArray[np.float64]
+    #: Of the judged texts.
+    right: NDArray[np.bool_]
+    draws: Draws
+
+    @property
+    def decides(self) -> str:
+        """What gives the labels, as `testnuc.trust.learned.Learned` has it."""
+        model = self.verdict.chosen.model
+        if isinstance(model, HeadModel):
+            return "head"
+        return "vote" if model.k else "settings"
 
 
 class Judge:
@@ -124,11 +135,23 @@ class Judge:
 
     def mixture(self, seed: int, m: int) -> tuple[NDArray[np.int64], Draws]:
         """Draw as the default review does."""
+        return self.drawn(self.reviewed([], m, None, np.random.default_rng(seed)))
+
+    def reviewed(
+        self, before: list[Drawn], m: int, goal: str | None, random: np.random.Generator
+    ) -> list[Drawn]:
+        """Draw one more review; returns all draws."""
         n = len(self.differ)
-        random = np.random.default_rng(seed)
-        drawn = draw(m, None, self.differ, np.ones(n, dtype=np.bool_), np.zeros(n), random)
-        numbers = np.array([(d.probability, d.floor, d.lowest) for d in drawn], dtype=np.float64)
-        return np.array([d.row for d in drawn], dtype=np.int64), Draws(n, *numbers.T)
+        open_ = np.ones(n, dtype=np.bool_)
+        open_[[d.row for d in before]] = False
+        return [*before, *draw(m, goal, self.differ, open_, np.zeros(n), random)]
+
+    def drawn(self, found: list[Drawn]) -> tuple[NDArray[np.int64], Draws]:
+        """Return the texts that reviews drew, and how."""
+        probability, floor = np.array([(d.probability, d.floor) for d in found], np.float64).T
+        uniform = np.array([d.goal == "certify" for d in found], dtype=np.bool_)
+        rows = np.array([d.row for d in found], dtype=np.int64)
+        return rows, Draws(len(self.differ), probability, floor, uniform)
 
     def verdict(
         self, rows: NDArray[np.int64], draws: Draws, *, everywhere: bool = False
@@ -168,7 +191,8 @@ class Judge:
         """Choose by these judgments, and calibrate trust on them."""
         verdict = self.verdict(rows, draws, everywhere=everywhere)
         labels = verdict.chosen.labels
-        return Learned(verdict, labels, self.trust(verdict.chosen, labels, rows, draws))
+        trust = self.trust(verdict.chosen, labels, rows, draws)
+        return Learned(verdict, labels, trust, labels[rows] == self.judgments[rows], draws)
 
     def trust(
         self,
@@ -199,7 +223,9 @@ class Judge:
     ) -> tuple[Certificate, bool]:
         """Return a certificate of 90 % by 90 %, and whether it is wrong."""
         right = learned.labels == self.data.gold
-        made = certify(learned.trust, rows, right[rows], draws, accuracy=0.9, confidence=0.9)
+        made = certify(
+            learned.trust, rows, right[rows], draws.uniform, accuracy=0.9, confidence=0.9
+        )
         inside = learned.trust >= made.trust
         return made, bool(inside.any() and right[inside].mean() < made.accuracy)
 

@@ -20,6 +20,8 @@ from testnuc.trust.head import fit_folds, predict_folds
 from testnuc.trust.model import SPARED_ROUNDS, fit_model, one_hot, vote_joined
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from bench._recorded import Recorded
@@ -92,6 +94,8 @@ def _default(report: Report, data: Recorded, seeds: int, stop: float) -> None:
     wrong = [part < run.agreement for part, run in zip(agree, runs, strict=True)]
     report.row(
         set=data.name,
+        stop=stop,
+        seeds=seeds,
         texts=len(data.gold),
         alone=data.alone,
         asked=float(np.mean([run.asked.mean() for run in runs])),
@@ -126,7 +130,8 @@ def _curve(report: Report, data: Recorded, given: argparse.Namespace) -> None:
                 cells[f"{part:.0%} +-"] = (_Z * error).tolist()
         for place, name in enumerate(_COLORS):
             row = {part: means[place] for part, means in cells.items()}
-            report.row(set=data.name, labels=name, asked=kind, **row, all=every[place])
+            told = {"set": data.name, "seeds": given.curve_seeds, "labels": name, "asked": kind}
+            report.row(**told, **row, all=every[place])
 
 
 def _plot(report: Report, path: Path) -> None:
@@ -179,6 +184,21 @@ def _paths(arguments: argparse.Namespace) -> list[Path]:
     return paths
 
 
+def _earlier(files: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows of files; those of the same set that differ in the parts are joined."""
+    joined: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for file in files:
+        for row in orjson.loads(Path(file).read_bytes())["rows"]:
+            known = joined.setdefault(
+                tuple(row.get(name) for name in ("part", "set", "seeds", "labels", "asked")), {}
+            )
+            known |= row
+            if "all" in known:
+                # the last column
+                known["all"] = known.pop("all")
+    return list(joined.values())
+
+
 def main(argv: list[str]) -> None:
     """Measure calls against accuracy on recorded predictions."""
     parser = argparse.ArgumentParser(prog="python -m bench calls", description=__doc__)
@@ -206,8 +226,8 @@ def main(argv: list[str]) -> None:
     paths = _paths(arguments)
     default = Report(
         "unsure",
-        f"ask='unsure', stop={arguments.stop:g}, {arguments.seeds} seeds: part asked about, gain "
-        "over asking about all in points, part of labels that are as with all, and what was proved",
+        "ask='unsure', mean of so many random parts (seeds): part asked about, gain over asking "
+        "about all in points, part of labels that are as with all, and what was proved",
     )
     curve = Report(
         "curve",
@@ -222,9 +242,8 @@ def main(argv: list[str]) -> None:
             if arguments.curve_seeds:
                 _curve(curve, data, arguments)
             print(f"{data.name}: done", file=sys.stderr, flush=True)
-    for file in arguments.earlier:
-        for row in orjson.loads(Path(file).read_bytes())["rows"]:
-            {"unsure": default, "curve": curve}[row.pop("part")].row(**row)
+    for row in _earlier(arguments.earlier):
+        {"unsure": default, "curve": curve}[row.pop("part")].row(**row)
     whole = Report("calls", "calls against accuracy")
     for report in (default, curve):
         if report.rows:

@@ -20,18 +20,22 @@ from bench._recorded import read_recorded
 from bench._report import Report
 from bench.trust import auroc
 from testnuc.evaluation.scores import calibration_error
+from testnuc.trust.certificates import wants_decisions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from bench._judged import Outcomes
     from bench._recorded import Recorded
+    from testnuc.trust.review import Drawn
 
 _JUDGED = (20, 50, 100, 200)
 _RANDOM = (50, 100, 300, 500)
 _ESCALATED = (0.05, 0.10, 0.20)
 _REFEREE_CALLS = 100
 _CERTIFY = 300
+#: Judgments after each review.
+_REVIEWED = (50, 100, 150, 200, 300)
 _BINS = 15
 #: A small set, as a part of each set.
 _SMALL = 500
@@ -117,6 +121,31 @@ def _certificates(judge: Judge, draws: int) -> Iterator[Row]:
     }
 
 
+def _reviews(judge: Judge, draws: int) -> Iterator[Row]:
+    """Texts certified where reviews follow the advice, by the number of judgments."""
+    parts = np.zeros((draws, len(_REVIEWED)))
+    wrong = 0
+    for seed in range(draws):
+        random = np.random.default_rng(seed)
+        found: list[Drawn] = []
+        goal: str | None = None
+        for place, m in enumerate(_REVIEWED):
+            found = judge.reviewed(found, m - len(found), goal, random)
+            rows, drawn = judge.drawn(found)
+            learned = judge.learned(rows, drawn)
+            made, is_wrong = judge.certificate(learned, rows, drawn)
+            if made.part:
+                # one stops at the first proof
+                parts[seed, place:] = made.part
+                wrong += is_wrong
+                break
+            goal = "decide" if wants_decisions(learned, made) else "certify"
+    cells: Row = {}
+    for m, of_draw in zip(_REVIEWED, parts.T, strict=True):
+        cells |= {f"{m}": float((of_draw > 0).mean()), f"{m} part": float(of_draw.mean())}
+    yield {"set": judge.data.name, **cells, "wrong": wrong / draws}
+
+
 def _small(judge: Judge, draws: int) -> Iterator[Row]:
     """Gain in points on parts of a set, where few judgments are a large part of all."""
     found: dict[str, list[float]] = {}
@@ -194,6 +223,11 @@ _ALL = {
         "and how often that is wrong",
         _certificates,
         5.0,
+    ),
+    "reviews": _Part(
+        "how often some texts are certified to be 90 % right by m judgments of reviews as they are "
+        "advised, and their part; how often the first certificate is wrong",
+        _reviews,
     ),
     "referee": _Part(
         f"gain in points after {_REFEREE_CALLS} referee calls; accuracy where the part of lowest "

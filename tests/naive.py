@@ -244,6 +244,41 @@ def log_capital(values, probabilities, floors, texts, mean, bets):
     return math.log(total / len(bets))
 
 
+def chance_of_wrong(most, texts, wrong, draws):
+    """Chance that at most so many of the drawn texts are wrong, without replacement."""
+    ways = sum(
+        math.comb(wrong, i) * math.comb(texts - wrong, draws - i)
+        for i in range(most + 1)
+        if i <= draws
+    )
+    return Fraction(ways, math.comb(texts, draws))
+
+
+def proves(judged, texts, accuracy, error):
+    """Whether judged texts of a part prove that enough of its labels are right.
+
+    `judged` has (right, drawn at random from all that were left), in the order they were judged.
+    """
+    too_many = 0
+    while texts - too_many >= accuracy * texts:
+        too_many += 1
+    known = known_wrong = wrong = draws = 0
+    least = None
+    for right, uniform in judged:
+        if uniform:
+            rate = Fraction(too_many - known_wrong, texts - known)
+            least = rate if least is None else min(least, rate)
+            draws, wrong = draws + 1, wrong + (not right)
+        else:
+            known, known_wrong = known + 1, known_wrong + (not right)
+    if too_many - known_wrong - wrong > texts - known - draws:
+        return True
+    if not draws or least <= 0:
+        return False
+    of_all = min(texts, math.floor(least * texts))
+    return chance_of_wrong(wrong, texts, of_all, draws) <= error
+
+
 def class_masses(rows, scale):
     """Mass of each class after rows are multiplied by a scale and brought to a sum of 1."""
     masses = [0.0] * len(scale)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,13 +86,14 @@ def _fitted(parts: Components, found: Neighborhoods, vectors: NDArray[np.float16
     made = out.argmax(axis=1)
     odds = log_odds(out[np.arange(n), made])
     judged = _Judged.of(found.settings.learned, hashes)
-    gold = [class_of(j.label, j.source, parts.labels) for j in judged.drawn]
+    gold = [class_of(j.label, j.source, parts.labels) for j in judged.known]
     right = made[judged.rows] == np.array(gold, dtype=np.int64)
-    some = judged.rows if judged.calibrate else np.flatnonzero(label >= 0)
+    used = judged.used
+    some = judged.rows[used] if judged.calibrate else np.flatnonzero(label >= 0)
     curve = fit_line(
         odds[some],
-        right if judged.calibrate else made[some] == label[some],
-        1 / judged.draws.probability if judged.calibrate else np.ones(len(some)),
+        right[used] if judged.calibrate else made[some] == label[some],
+        1 / judged.draws.probability[used] if judged.calibrate else np.ones(len(some)),
     )
     return judged.head(
         parts,
@@ -118,11 +120,12 @@ def _fitted_sets(
     targets = taught.astype(np.float32)
     out = predict_folds(fit_one_vs_rest(vectors, targets, folds), vectors, folds)
     judged = _Judged.of(found.settings.several, hashes)
-    gold = np.zeros((len(judged.drawn), n_classes), dtype=np.bool_)
-    for row, judgment in enumerate(judged.drawn):
+    gold = np.zeros((len(judged.known), n_classes), dtype=np.bool_)
+    for row, judgment in enumerate(judged.known):
         gold[row, list(map(parts.labels.names.index, split_labels(judgment.label)))] = True
-    weights = 1 / judged.draws.probability
-    rule = fit_set_rule(out, taught, (judged.rows, gold, weights) if judged.calibrate else None)
+    used = judged.used
+    fit = (judged.rows[used], gold[used], 1 / judged.draws.probability[used])
+    rule = fit_set_rule(out, taught, fit if judged.calibrate else None)
     given, _, trust = rule.apply(out)
     return judged.head(
         parts,
@@ -136,30 +139,37 @@ def _fitted_sets(
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Judged:
     """The judged texts among those that a head is fitted on."""
 
     texts: int
-    every: int
-    #: Those that were drawn at random, and their positions.
-    drawn: list[Judgment]
+    #: In the order they were drawn, with those that were skipped, and their positions.
+    known: list[Judgment]
     rows: NDArray[np.int64]
     draws: Draws
 
     @classmethod
     def of(cls, learned: Learned | MultilabelLearned | None, hashes: Sequence[bytes]) -> _Judged:
         place = {key: row for row, key in enumerate(hashes)}
-        judged = [] if learned is None else [j for j in learned.judged if j.hash in place]
-        judged = [j for j in judged if j.source is not None]
-        drawn = [j for j in judged if j.probability is not None]
-        rows = np.array([place[j.hash] for j in drawn], dtype=np.int64)
-        return cls(len(hashes), len(judged), drawn, rows, draws_of(drawn, len(hashes)))
+        known = [] if learned is None else [j for j in learned.judged if j.hash in place]
+        rows = np.array([place[j.hash] for j in known], dtype=np.int64)
+        return cls(len(hashes), known, rows, draws_of(known, len(hashes)))
+
+    @cached_property
+    def answered(self) -> NDArray[np.bool_]:
+        """Which of them have an answer."""
+        return np.array([j.source is not None for j in self.known], dtype=np.bool_)
+
+    @cached_property
+    def used(self) -> NDArray[np.bool_]:
+        """Those that trust is calibrated on: they were drawn at random."""
+        return self.answered & self.draws.drawn
 
     @property
     def calibrate(self) -> bool:
         """Whether trust is calibrated on them."""
-        return len(self.rows) >= _CALIBRATED
+        return int(self.used.sum()) >= _CALIBRATED
 
     def head(
         self,
@@ -174,12 +184,17 @@ class _Judged:
         sets: SetRule | None = None,
     ) -> Head:
         """Return the head, with a certificate by what a person judged."""
-        person = np.array([j.source == "person" for j in self.drawn], dtype=np.bool_)
+        person = np.array([j.source != "referee" for j in self.known], dtype=np.bool_)
         certificate = None
-        if person.any():
-            draws = self.draws.only(person)
+        if (person & self.used).any():
             certificate = certify(
-                trust, self.rows[person], right[person], draws, accuracy=0.9, confidence=0.9
+                trust,
+                self.rows,
+                right & self.answered,
+                self.draws.uniform,
+                person,
+                accuracy=0.9,
+                confidence=0.9,
             )
         return Head(
             parts.labels.names,
@@ -188,7 +203,7 @@ class _Judged:
             embedder=parts.embedder,
             trained_on=TrainedOn(
                 texts=self.texts,
-                judged=self.every,
+                judged=int(self.answered.sum()),
                 model=parts.model,
                 date=datetime.now(UTC).date().isoformat(),
                 labels=labels,

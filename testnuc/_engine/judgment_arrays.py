@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from testnuc.trust.candidates import differing
-from testnuc.trust.evidence import Draws
+from testnuc.trust.evidence import Draws, of_all
 from testnuc.trust.learned import chosen_parts, rounded
 from testnuc.trust.model import HeadModel, teach
 from testnuc.trust.review_context import EarlierJudgment, ReviewContext
@@ -34,13 +34,24 @@ def class_of(label: str | None, source: str | None, labels: LabelSet) -> int:
 
 
 def draws_of(judged: Sequence[Judgment], texts: int) -> Draws:
-    """Return the draws; texts that came to the pool later are taken to be like the others."""
+    """Return the draws of judged texts; those that came to the pool later are taken to be alike.
+
+    Parameters
+    ----------
+    judged : sequence of Judgment
+        All of them, in their order.
+    texts : int
+        Size of the pool.
+    """
     share = np.array([j.texts / texts for j in judged], dtype=np.float64)
+    # None becomes NaN
     probability = np.array([j.probability for j in judged], dtype=np.float64)
     floor = np.array([j.floor for j in judged], dtype=np.float64)
-    # None becomes NaN
-    lowest = np.array([j.lowest for j in judged], dtype=np.float64)
-    return Draws(texts, probability * share, floor * share, lowest * share)
+    left = np.array([j.texts for j in judged], dtype=np.int64) - np.arange(len(judged))
+    said = np.array([j.uniform is not None for j in judged], dtype=np.bool_)
+    uniform = np.array([bool(j.uniform) for j in judged], dtype=np.bool_)
+    uniform |= ~said & of_all(probability, floor, left)
+    return Draws(texts, probability * share, floor * share, uniform)
 
 
 def dissent_of(

@@ -22,6 +22,7 @@ from testnuc._engine.judgment_arrays import (
 from testnuc._engine.learning_base import MOST_TEXTS, LearningBase, check_enough
 from testnuc.errors import InvalidInputError
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
+from testnuc.trust.certificates import wants_decisions
 from testnuc.trust.chances import fit_trust
 from testnuc.trust.learned import Learned, chosen_parts, rounded
 from testnuc.trust.levels import parts_by_level
@@ -80,6 +81,8 @@ class Learning(LearningBase[Learned]):
         fitted = await self._fitted()
         before = self.learned
         seen = {j.hash for j in before.judged} if before is not None else set()
+        if goal is None and before is not None and not wants_decisions(before, before.certify()):
+            goal = "certify"
         return await asyncio.to_thread(self._drawn, fitted, n, goal, seed, seen)
 
     def _drawn(
@@ -143,15 +146,15 @@ class Learning(LearningBase[Learned]):
         gold = np.array(
             [class_of(j.label, j.source, self._parts.labels) for j in known], dtype=np.int32
         )
-        drawn = np.array([j.probability is not None for j in known], dtype=np.bool_)
-        rows, labels = where[drawn], gold[drawn]
-        draws = draws_of([j for j in known if j.probability is not None], len(texts))
+        draws = draws_of(known, len(texts))
+        proving = draws.only(draws.drawn)
+        rows, labels = where[draws.drawn], gold[draws.drawn]
         support = differing(candidates)
-        if draws.uniform:
+        if proving.all_uniform:
             support = np.ones_like(support)
-        verdict = choose(texts, candidates, rows, labels, draws, support)
+        verdict = choose(texts, candidates, rows, labels, proving, support)
         taught = texts.with_judged(where[gold >= 0], gold[gold >= 0])
-        model, decides, bases = parts_of(verdict, candidates, taught, every=bool(drawn.all()))
+        model, decides, bases = parts_of(verdict, candidates, taught, every=len(rows) == len(known))
         vote, _ = chosen_parts(candidates)
         learned = Learned(
             labels=self._parts.labels.names,
@@ -162,14 +165,12 @@ class Learning(LearningBase[Learned]):
             texts=len(texts),
             model=model,
             vote=vote,
-            bases=() if draws.uniform else bases,
+            bases=() if proving.all_uniform else bases,
             coefficients=np.tile([0.0, 1.0, 0.0], (5, 1)),
             trust=np.empty(0, dtype=np.float32),
-            rows=rows,
+            rows=where,
             right=np.empty(0, dtype=np.bool_),
-            person=np.array(
-                [j.source != "referee" for j in known if j.probability is not None], dtype=np.bool_
-            ),
+            person=np.array([j.source != "referee" for j in known], dtype=np.bool_),
             draws=draws,
             dissent=dissent_of(known, where, gold, candidates),
         )
@@ -177,13 +178,15 @@ class Learning(LearningBase[Learned]):
             kept = verdict.chosen.labels
         found = model.probabilities(taught)
         label = learned.label(taught, kept, found)
-        right = (label[rows] == labels) & (labels >= 0)
-        coefficients = fit_trust(taught, found, label, rows, right, draws.probability)
+        right = (label[where] == gold) & (gold >= 0)
+        coefficients = fit_trust(
+            taught, found, label, rows, right[draws.drawn], proving.probability
+        )
         learned = replace(learned, coefficients=coefficients, right=right)
         trust = learned.trusts(taught, found, label)
         learned = replace(learned, trust=trust.astype(np.float32))
         levels = parts_by_level(found, label, learned.tree)
-        return learned.with_levels(trust, levels, label[rows], labels)
+        return learned.with_levels(trust, levels, label[where], gold)
 
     def _kept(self, fitted: _PoolFit) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """Return the labels that are kept now, as far as learned models give them, and trust."""

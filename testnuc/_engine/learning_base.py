@@ -96,7 +96,7 @@ class LearningBase(ABC, Generic[L]):
                     item.probability,
                     item.floor,
                     review.texts,
-                    item.lowest,
+                    item.goal == "certify" and item.probability is not None,
                 )
                 for item in review[: last + 1]
             ]
@@ -142,7 +142,7 @@ class LearningBase(ABC, Generic[L]):
                     chance := 1 / max(left - place, 1),
                     chance,
                     size,
-                    chance,
+                    uniform=True,
                 )
                 for place, entry in enumerate(entries)
             ]
@@ -202,7 +202,6 @@ class LearningBase(ABC, Generic[L]):
             goal=drawn.goal,
             probability=drawn.probability,
             floor=drawn.floor,
-            lowest=drawn.lowest,
         )
 
     async def _learn(self, new: Sequence[Judgment]) -> L:

@@ -161,15 +161,15 @@ class MultilabelLearning(LearningBase[MultilabelLearned]):
     def _learned(self, fitted: _PoolPairs, judged: tuple[Judgment, ...]) -> MultilabelLearned:
         names = self._parts.labels.names
         number = {name: i for i, name in enumerate(names)}
-        drawn = [j for j in judged if j.hash in fitted.rows and j.probability is not None]
+        known = [j for j in judged if j.hash in fitted.rows]
         sets = JudgedSets(
-            np.array([fitted.rows[j.hash] for j in drawn], dtype=np.int64),
+            np.array([fitted.rows[j.hash] for j in known], dtype=np.int64),
             [
                 None if j.label is None else frozenset(number[s] for s in split_labels(j.label))
-                for j in drawn
+                for j in known
             ],
-            draws_of(drawn, len(fitted.pairs)),
-            np.array([j.source != "referee" for j in drawn], dtype=np.bool_),
+            draws_of(known, len(fitted.pairs)),
+            np.array([j.source != "referee" for j in known], dtype=np.bool_),
         )
         usual = fitted.neighborhoods.threshold
         return learn_sets(fitted.pairs, sets, names, usual, fitted.heads, judged)

@@ -75,8 +75,8 @@ def _show(item: ReviewItem, *, numbered: bool, of: int) -> list[str]:
         to_stderr(f"    near ({near.similarity:.2f}, {near.label}): {near.text[:80]}")
     for number, label in enumerate(labels, 1):
         to_stderr(f"  {number} = {label}" if numbered else f"  {label}")
-    for who, said in item.said:
-        to_stderr(f"    {who} said {said or 'none of these'}")
+    for name, answer in item.said:
+        to_stderr(f"    {name} said {answer or 'none of these'}")
     if item.source is not None:
         to_stderr(f"  answered: {item.answer or 'none of these'}")
     return labels if numbered else []

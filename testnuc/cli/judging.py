@@ -52,9 +52,6 @@ if TYPE_CHECKING:
 
 __all__ = ["certify", "distill", "learn", "review", "unlearn"]
 
-#: An accuracy that takes fewer judgments to prove than the default.
-_LOWER = 0.8
-
 
 def review(
     sources: Sequence[str],
@@ -223,12 +220,18 @@ def _after(
         )
     n, what, goal = 50, "where ways to label differ", []
     if not wants_decisions(learned, certificate):
-        n, what, goal = certificate.more, "drawn at random", ["--goal", "certify"]
-        lower = learned.certify(_LOWER)
-        if certificate.accuracy > _LOWER and lower.more < n:
-            what += f" ({lower.more or 'none'} for `certify --accuracy {_LOWER}`)"
+        n, what = certificate.more, "drawn at random"
+        goal = ["--goal", "certify"]
     then = command("review", source, client, "-n", str(n), *goal, text_column=text_column)
-    return f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"
+    text = f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"
+    if certificate.provable is not None:
+        lower = ["--accuracy", f"{certificate.provable[0]:g}"]
+        for option in ("level", "label"):
+            value = getattr(certificate, option, None)
+            lower += [] if value is None else [f"--{option}", str(value)]
+        then = command("certify", source, client, *lower, text_column=text_column)
+        text = f"to see what is proved now: {then}\n{text}"
+    return text
 
 
 def _lesson(

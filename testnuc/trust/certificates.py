@@ -1,30 +1,42 @@
-"""The trust above which labels are right to a given part, proved by judged texts."""
+"""The trust above which labels are right to a given part, proved by judged texts.
+
+Texts that were drawn at random from all that were left are a sample; all other judged texts are
+known, but say nothing of the rest. A part of the texts is tested by the exact hypergeometric test.
+Where texts were judged between the draws, the sample is of what they left: a part that would hold
+few enough right labels then still has at least a known number of wrong ones among its other texts.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from testnuc.trust.evidence import Draws, capital
+from testnuc._base.display import brief
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from testnuc.trust.evidence import Draws
+
 __all__ = ["Certificate", "LabelCertificate", "certify", "proved", "wants_decisions"]
 
-#: Parts of the texts are tested in growing order until one fails, from each of these starts;
-#: with the part of the error that a start may use.
-_STARTS = ((0.4, 0.8), (0.1, 0.2))
-_STEP = 0.025
-#: Judgments that prove a gain worth having where there is one.
-_ENOUGH = 200
-#: A probability that makes a bet nothing.
-_TINY = 1e-100
-#: Judgments that are asked for are a multiple of this, and at most so many.
-_ROUND, _MOST = 10, 100_000
+#: Parts of the texts are tested in growing order, from this one on, until one fails.
+_START, _STEP = 0.25, 0.01
+#: More judgments are planned so that this part is proved with this chance, as far as is known: by
+#: the judged ones of it, and so many others whose part right lies between the accuracy and 1. So
+#: many of the part are judged before one looks again.
+_PLANNED, _LIKELY, _OTHERS, _AT_ONCE = 0.4, 0.6, 20, 60
+#: Judged disagreements that prove a candidate that wins twice as often as it loses.
+_ENOUGH = 100
+#: Judgments that are asked for are a multiple of this.
+_ROUND = 10
+#: Lower accuracies that are tried are multiples of this, and at least so high.
+_LEVEL, _LOWEST = 0.05, 0.5
+#: What is computed may be wrong by this.
+_TINY = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +53,7 @@ class Certificate:
     part : float
         Of the texts, 0 to 1, that are at or above `trust`.
     judged : int
-        Judged texts that count.
+        Judged texts that were drawn at random from all that were left.
     reason : str
         Why nothing is certified, and what it would take; empty where something is.
     more : int
@@ -50,7 +62,12 @@ class Certificate:
     level : int, optional
         Of labels in a tree: the level that is right, 1 = the top; `trust` is that of this level.
         None: whole labels.
+    provable : tuple of float, optional
+        Where nothing is certified: the highest lower accuracy that could be, and its part of the
+        texts. A level that is chosen after looking is a little less sure than `confidence`.
     """
+
+    __repr__ = brief
 
     accuracy: float
     confidence: float
@@ -60,15 +77,27 @@ class Certificate:
     reason: str = ""
     more: int = 0
     level: int | None = None
+    provable: tuple[float, float] | None = None
+
+    @property
+    def hint(self) -> str:
+        """Which lower accuracy is proved now; empty where none is, or the asked one is."""
+        if self.provable is None:
+            return ""
+        accuracy, part = self.provable
+        return (
+            f"{accuracy:.0%} is proved now, for {part:.0%} of the texts (a hint: a level that is "
+            "chosen after looking is less sure)"
+        )
 
     def __str__(self) -> str:
         if not self.part:
-            return f"not certified: {self.reason}"
+            return f"not certified: {self.reason}" + (f". {self.hint}" if self.provable else "")
         at = "" if self.level is None else f" at level {self.level} of the labels"
         return (
             f"{self.part:.0%} of the texts, those with a trust of at least {self.trust:.2f}, are "
             f"at least {self.accuracy:.0%} right{at}, with {self.confidence:.0%} confidence "
-            f"({self.judged} judged texts)"
+            f"({self.judged:,} judged texts, drawn at random)"
         )
 
 
@@ -79,6 +108,8 @@ class LabelCertificate(Certificate):
     `trust` is that of the label (`MultilabelClassification.trusts`), and `part` that of the texts
     that have it.
     """
+
+    __repr__ = brief
 
     label: str = ""
 
@@ -95,6 +126,11 @@ class _Learned(Protocol):
     @property
     def right(self) -> NDArray[np.bool_]: ...
 
+    @property
+    def draws(self) -> Draws: ...
+
+
+class _Certifying(_Learned, Protocol):
     def certify(self) -> Certificate: ...
 
 
@@ -103,169 +139,220 @@ def wants_decisions(learned: _Learned, certificate: Certificate) -> bool:
 
     Better labels come first: they also take fewer judgments to certify.
     """
-    right = learned.right
-    wrong = not len(right) or float(right.mean()) < certificate.accuracy
+    drawn = learned.draws.drawn
+    right, weights = learned.right[drawn], 1 / learned.draws.probability[drawn]
+    wrong = not len(right) or float(np.average(right, weights=weights)) < certificate.accuracy
     unsettled = learned.decides == "settings" and len(right) < _ENOUGH and wrong
     return not certificate.part and (unsettled or not certificate.more)
 
 
 @lru_cache(maxsize=2)
-def proved(learned: _Learned) -> str:
+def proved(learned: _Certifying) -> str:
     """Return how far labels are proved to be right, and what would help most next."""
     made = learned.certify()
     if made.part:
         return f"Proved: {made}. Next, judging the least trusted texts would help most."
     text = f"No labels are proved to be {made.accuracy * 100:g} % right yet"
-    if not wants_decisions(learned, made):
-        return f"{text}: {made.reason}."
-    text += "" if made.more else f": {made.reason}"
-    return f"{text}. Judging 50 more texts on which ways to label differ would help most."
+    decisions = wants_decisions(learned, made)
+    text += f": {made.reason}." if not (decisions and made.more) else "."
+    if decisions:
+        text += " Judging 50 more texts on which ways to label differ would help most."
+    return f"{text} {made.hint}." if made.provable else text
 
 
 def certify(
     trust: NDArray[np.float64],
     rows: NDArray[np.int64],
     right: NDArray[np.bool_],
-    draws: Draws,
+    uniform: NDArray[np.bool_],
+    person: NDArray[np.bool_] | None = None,
     *,
     accuracy: float,
     confidence: float,
 ) -> Certificate:
     """Certify the largest part of the texts, highest trust first, that judgments prove accurate.
 
-    Fixed-sequence testing (Bauer 1991): parts are tested in an order that does not depend on the
-    judgments, and the first failure ends it. A part is tested by the exact binomial test where all
-    texts were equally likely to be drawn, else by betting (`testnuc.trust.evidence`).
+    Fixed-sequence testing (Bauer 1991): parts are tested in growing order, and the first failure
+    ends it. Which parts are tested depends on how many judged texts they hold, but not on the
+    judgments: each is the first that may hold one more wrong label than the one before.
 
-    The bound holds for finite samples where trust and labels do not depend on the judgments. Here
-    each text's are made by the judgments of the other folds; `bench evidence` counts how often the
-    certificates that result are wrong.
+    The bound holds for finite samples where trust and labels do not depend on the judgments, and
+    neither does their number. Here each text's are made by the judgments of the other folds;
+    `bench evidence` counts how often the certificates that result are wrong.
 
     Parameters
     ----------
     trust : float64[n]
         NaN = unknown, never certified.
     rows : int64[m]
-        Judged texts, in the order they were drawn.
+        All judged texts, in the order they were drawn.
     right : bool[m]
         Whether their labels are right.
-    draws : Draws
+    uniform : bool[m]
+        Whether they were drawn at random from all texts that were left.
+    person : bool[m], optional
+        Whether a person judged them; default: all. What a referee judged is no sample: where it was
+        drawn at random it may as well not have been, else it is known as the referee says.
     accuracy, confidence : float
     """
+    if person is not None:
+        used = person | ~uniform
+        rows, right, uniform = rows[used], right[used], (uniform & person)[used]
     known = np.nan_to_num(trust, nan=-np.inf)
-    order = np.sort(known)[::-1]
-    n, m = len(known), len(rows)
-    error = 1 - confidence
-    best = (np.inf, 0.0)
+    ranked = _Ranked(known, known[rows], right, uniform, 1 - confidence)
+    made = Certificate(accuracy, confidence, *ranked.largest(accuracy), int(uniform.sum()))
+    if made.part:
+        return made
+    reason, more = ranked.why(accuracy)
+    highest = int(np.ceil(accuracy / _LEVEL - _TINY)) - 1
+    for step in range(highest, round(_LOWEST / _LEVEL) - 1, -1):
+        lower = round(step * _LEVEL, 2)
+        part = ranked.largest(lower)[1]
+        if part:
+            return replace(made, reason=reason, more=more, provable=(lower, part))
+    return replace(made, reason=reason, more=more)
 
-    def least_of(part: float) -> float:
-        """Return the lowest trust of a part of the texts, highest trust first."""
-        return float(order[max(0, int(np.ceil(part * n)) - 1)]) if n else -np.inf
 
-    for start, share in _STARTS:
-        steps = round((1 - start) / _STEP) + 1
-        for part in np.minimum(1.0, start + _STEP * np.arange(steps)):
-            threshold = least_of(part)
-            inside = known[rows] >= threshold
-            if not np.isfinite(threshold) or not _proved(
-                inside, right, draws, accuracy, error * share
-            ):
+@dataclass(frozen=True, eq=False)
+class _Ranked:
+    """Texts by their trust, and the judged ones among them, as for `certify`."""
+
+    #: Of all texts; -inf: unknown.
+    trust: NDArray[np.float64]
+    #: Of the judged texts.
+    judged: NDArray[np.float64]
+    right: NDArray[np.bool_]
+    uniform: NDArray[np.bool_]
+    #: The chance of a wrong certificate.
+    error: float
+
+    @cached_property
+    def ascending(self) -> NDArray[np.float64]:
+        """The trust of all texts, sorted."""
+        return np.sort(self.trust)
+
+    def largest(self, accuracy: float) -> tuple[float, float]:
+        """Return the lowest trust that is proved, and the part of the texts; inf and 0: none.
+
+        A part that may hold no more wrong labels than a smaller one proves less: it is left out,
+        but for the last.
+        """
+        best, most = (np.inf, 0.0), None
+        every = self._thresholds(_START)
+        for threshold in every:
+            wrong, limit = self._counted(threshold, accuracy)
+            if threshold != every[-1] and (most is None or limit <= most):
+                most = limit if most is None else most
+                continue
+            if wrong > limit:
                 break
-            best = (threshold, float((known >= threshold).mean()))
-        if best[1]:
-            break
-    reason, more = "", 0
-    if not best[1]:
-        top = max(least_of(_STARTS[0][0]), np.finfo(np.float64).min)
-        reason, more = _why(known[rows] >= top, right, draws, accuracy, error * _STARTS[0][1])
-    return Certificate(accuracy, confidence, *best, m, reason, more)
+            best, most = (threshold, self._texts(threshold) / len(self.trust)), limit
+        return best
+
+    def _texts(self, threshold: float) -> int:
+        """Return the number of texts with at least this trust."""
+        return len(self.trust) - int(np.searchsorted(self.ascending, threshold))
+
+    def _thresholds(self, start: float) -> list[float]:
+        """Return the lowest trust of parts of the texts that grow from `start`."""
+        n = len(self.trust)
+        sizes = np.ceil(np.append(np.arange(start, 1, _STEP), 1) * n - _TINY).astype(np.int64)
+        found = np.unique(self.ascending[n - np.maximum(sizes, 1)] if n else [])[::-1]
+        return [float(x) for x in found[np.isfinite(found)]]
+
+    def _counted(self, threshold: float, accuracy: float) -> tuple[int, int]:
+        """Return how many of the draws from a part are wrong, and may be if it is accurate."""
+        texts, inside = self._texts(threshold), self.judged >= threshold
+        wrong, too_many = inside & ~self.right, _too_many(texts, accuracy)
+        drawn, other = inside & self.uniform, inside & ~self.uniform
+        draws = int(drawn.sum())
+        if too_many - wrong.sum() > texts - inside.sum():
+            # even if all others are wrong
+            return 0, draws
+        if not draws:
+            return 0, -1
+        # what is known before a draw is no longer among the texts that it is from
+        left = texts - np.cumsum(other)[drawn]
+        left_wrong = too_many - np.cumsum(other & wrong)[drawn]
+        least = int(texts * float(np.min(left_wrong / left)) + _TINY)
+        return int((drawn & wrong).sum()), _most_wrong(texts, least, draws, self.error)
+
+    def why(self, accuracy: float) -> tuple[str, int]:
+        """Return why nothing is certified, and how many more judgments would help."""
+        from scipy.stats import betabinom
+
+        m, count = len(self.judged), int(self.uniform.sum())
+        text = f"{count:,} of {m:,} judged texts were drawn at random from all"
+        thresholds = self._thresholds(_PLANNED)
+        if not thresholds:
+            return "the trust of the texts is unknown", 0
+        texts, inside = self._texts(thresholds[0]), self.judged >= thresholds[0]
+        drawn = inside & self.uniform
+        draws, hits = int(drawn.sum()), int((drawn & self.right).sum())
+        if draws:
+            text += (
+                f"; of those among the {_PLANNED:.0%} with the highest trust {hits:,} of {draws:,} "
+                "are right"
+            )
+        right = hits + _OTHERS * (1 + accuracy) / 2
+        wrong = draws + _OTHERS - right
+        left, others = texts - int(inside.sum()), len(self.trust) - m
+        if right < accuracy * (right + wrong) or not left:
+            return f"{text}: more judgments do not prove {accuracy:.0%}, better labels do", 0
+        tries, likely = 0, False
+        while tries < min(left, _AT_ONCE) and not likely:
+            tries += 1
+            limit = _most_wrong(texts, _too_many(texts, accuracy), draws + tries, self.error)
+            limit -= draws - hits
+            likely = limit >= 0 and betabinom.cdf(limit, tries, wrong, right) >= _LIKELY
+        more = -(-tries * others // left)
+        more = min(-(-more // _ROUND) * _ROUND, others)
+        ending = f"{'probably do' if likely else 'say more'}: {m + more:,} in all"
+        return f"{text}; about {more:,} more, drawn at random from all, would {ending}", more
 
 
-def _proved(
-    inside: NDArray[np.bool_],
-    right: NDArray[np.bool_],
-    draws: Draws,
-    accuracy: float,
-    error: float,
-) -> bool:
-    if draws.uniform:
-        from scipy.stats import binom
-
-        hits, tries = int((inside & right).sum()), int(inside.sum())
-        return bool(binom.sf(hits - 1, tries, accuracy) <= error)
-    floor = np.maximum(_reach(draws), _TINY) / _left(draws)
-    draws = Draws(draws.texts, draws.probability, floor)
-    values = np.where(inside, right - accuracy, 0.0)
-    return bool(capital(values, draws, np.zeros(1))[0] >= np.log(1 / error))
+def _too_many(texts: int, accuracy: float) -> int:
+    """Return the fewest wrong labels with which texts are less right than this."""
+    return int((1 - accuracy) * texts + _TINY) + 1
 
 
-def _left(draws: Draws) -> NDArray[np.float64]:
-    """Return the number of texts before each draw."""
-    return draws.texts - np.arange(len(draws.probability), dtype=np.float64)
+def _most_wrong(texts: int, wrong: int, draws: int, error: float) -> int:
+    """Return how many of the drawn texts may be wrong to prove that fewer than `wrong` of all are.
 
-
-def _reach(draws: Draws) -> NDArray[np.float64]:
-    """Return the lowest probability of any text at each draw, times the texts left.
-
-    A certificate is about all texts: what bounds a bet is the least likely of them. 0: some texts
-    could not be drawn, and nothing is bet. Where it is unknown, it is taken to be the same at all
-    draws that are not uniform.
+    -1: not even none.
     """
-    left = _left(draws)
-    mixed = ~np.isclose(draws.floor * left, 1)
-    lowest = float((draws.probability * left)[mixed].min(initial=np.inf))
-    guess = np.where(mixed, lowest if lowest <= 1 else 0.0, 1.0)
-    known = draws.lowest
-    return guess if known is None else np.where(np.isnan(known), guess, known * left)
+    if wrong <= 0:
+        return -1
+    chances = _chances(draws * wrong // max(texts, 1), texts, min(wrong, texts), draws)
+    return int((chances <= error + _TINY).sum()) - 1
 
 
-def _why(
-    inside: NDArray[np.bool_],
-    right: NDArray[np.bool_],
-    draws: Draws,
-    accuracy: float,
-    error: float,
-) -> tuple[str, int]:
-    """Return why nothing is certified, and how many more judgments would help.
+def _chances(most: int, texts: int, wrong: int, draws: int) -> NDArray[np.float64]:
+    """Return the chance of at most 0, 1, .., `most` wrong ones among drawn texts.
 
     Parameters
     ----------
-    inside : bool[m]
-        Judged texts of the first part that is tested.
-    right : bool[m]
-    draws : Draws
-    accuracy, error : float
+    most : int
+        -1: [0].
+    texts : int
+        They are drawn from so many, without replacement.
+    wrong : int
+        Of all texts.
+    draws : int
     """
-    from scipy.stats import binom
+    counts = np.arange(most + 1)
+    if most < 0:
+        return np.zeros(1)
+    ways = _log_ways(wrong, counts) + _log_ways(texts - wrong, draws - counts)
+    found: NDArray[np.float64] = np.cumsum(np.exp(ways - _log_ways(texts, np.array(draws))))
+    return found
 
-    m = len(inside)
-    least = int(np.ceil(np.log(error) / np.log(accuracy) / _STARTS[0][0]))
-    fair = _reach(draws) > 0
-    count = int(fair.sum())
-    # a draw is about the texts that were left, and those that were drawn before are known
-    weights = np.where(fair, 1 / draws.probability, 0) + np.cumsum(fair[::-1])[::-1] - fair
-    weights = (np.ones(m) if draws.uniform else weights)[inside]
-    known = bool(weights.sum())
-    share = float(np.average(right[inside], weights=weights)) if known else 1.0
-    text = f"of the {_STARTS[0][0]:.0%} of the texts with the highest trust about {share:.0%} are"
-    if share < accuracy and count >= least:
-        return (
-            f"{text} right, fewer than {accuracy:.0%}: more judgments do not prove it, better "
-            "labels do"
-        ), 0
-    # unequal weights are worth fewer texts (Kish 1965)
-    now = tries = max(1, int(weights.sum() ** 2 / (weights**2).sum())) if known else 1
-    while accuracy <= share and binom.sf(int(share * tries) - 1, tries, accuracy) > error:
-        tries += max(1, tries // 20)
-        if tries > _MOST:
-            break
-    more = max(least - count, int((tries - now) / _STARTS[0][0]), 1)
-    more = -(-more // _ROUND) * _ROUND
-    ending = f"about {more:,} more, drawn at random from all, would suffice: {m + more:,} in all"
-    if count < least:
-        unfair = f" of {m:,} (some texts could not be drawn for the others)" if count < m else ""
-        return (
-            f"{count:,} judged texts{unfair} count so far, and it takes {least:,}; {ending}",
-            more,
-        )
-    return f"{text} right, which is not yet proof; {ending}", more
+
+def _log_ways(texts: int, drawn: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the log of the number of ways to draw so many of these texts."""
+    from scipy.special import gammaln
+
+    possible = (drawn >= 0) & (drawn <= texts)
+    k = np.where(possible, drawn, 0)
+    ways = gammaln(texts + 1) - gammaln(k + 1) - gammaln(texts - k + 1)
+    return np.where(possible, ways, -np.inf)

@@ -1,4 +1,4 @@
-"""What judged texts prove: bounds on a gain, and on an accuracy, by betting.
+"""What judged texts prove of a gain: bounds by betting.
 
 A text is drawn with a known probability and judged. Under the hypothesis "the gain is at most mu"
 a bet on the judgment cannot be expected to win, so a capital that grows to 1/alpha refutes it, with
@@ -24,7 +24,7 @@ from testnuc._base.display import brief
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Draws", "Gain", "capital", "gain_of"]
+__all__ = ["Draws", "Gain", "capital", "gain_of", "of_all"]
 
 #: Parts of the capital that are bet; the capital is the mean over them.
 BETS = np.array([0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9])
@@ -45,10 +45,12 @@ class Draws:
         Size of the population.
     probability : float64[m]
         Of each drawn text, at its draw, given the earlier ones.
+        NaN: a judged text that was not drawn at random.
     floor : float64[m]
         The lowest probability, at that draw, of any text that a candidate may change.
-    lowest : float64[m], optional
-        The lowest probability, at that draw, of any text; NaN = unknown.
+    uniform : bool[m]
+        Whether it was a draw from all texts that were left, all equally likely. A review tosses a
+        coin for each draw, and one side is such a draw.
     """
 
     __repr__ = brief
@@ -56,7 +58,7 @@ class Draws:
     texts: int
     probability: NDArray[np.float64]
     floor: NDArray[np.float64]
-    lowest: NDArray[np.float64] | None = None
+    uniform: NDArray[np.bool_]
 
     @classmethod
     def at_random(cls, texts: int, m: int, among: int | None = None) -> Draws:
@@ -71,29 +73,43 @@ class Draws:
         """
         left = (texts if among is None else among) - np.arange(m, dtype=np.float64)
         chance = 1 / np.maximum(left, 1)
-        return cls(texts, chance, chance, chance if among is None else np.zeros(m))
+        return cls(texts, chance, chance, np.full(m, among is None))
 
     def only(self, used: NDArray[np.bool_]) -> Draws:
         """Return some of the draws."""
-        lowest = None if self.lowest is None else self.lowest[used]
-        return Draws(self.texts, self.probability[used], self.floor[used], lowest)
+        return Draws(self.texts, self.probability[used], self.floor[used], self.uniform[used])
 
-    def arrays(self) -> dict[str, NDArray[np.float64]]:
+    def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays to be stored, by name."""
-        found = {"probability": self.probability, "floor": self.floor}
-        return found if self.lowest is None else {**found, "lowest": self.lowest}
+        return {"probability": self.probability, "floor": self.floor, "uniform": self.uniform}
 
     @classmethod
     def taken_from(cls, arrays: dict[str, NDArray[Any]], texts: int) -> Draws:
         """Return the draws of what `arrays` returned, which is removed from `arrays`."""
-        lowest = arrays.pop("lowest", None)
-        return cls(texts, arrays.pop("probability"), arrays.pop("floor"), lowest)
+        probability, floor = arrays.pop("probability"), arrays.pop("floor")
+        # older versions of testnuc did not store it
+        uniform = arrays.pop("uniform", None)
+        if uniform is None:
+            uniform = of_all(probability, floor, texts - np.arange(len(probability)))
+        return cls(texts, probability, floor, uniform)
 
     @property
-    def uniform(self) -> bool:
-        """Whether every text could be drawn, and all were equally likely."""
+    def drawn(self) -> NDArray[np.bool_]:
+        """Which texts were drawn at random, bool[m]."""
+        return np.isfinite(self.probability)
+
+    @property
+    def all_uniform(self) -> bool:
+        """Whether at every draw all texts were equally likely."""
         left = self.texts - np.arange(len(self.probability))
-        return bool(np.allclose(self.probability * left, 1) and np.allclose(self.floor * left, 1))
+        return bool(of_all(self.probability, self.floor, left).all())
+
+
+def of_all(
+    probability: NDArray[np.float64], floor: NDArray[np.float64], left: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return which draws were from all texts that were left, by their probabilities."""
+    return np.isclose(probability * left, 1) & np.isclose(floor * left, 1)
 
 
 @dataclass(frozen=True, slots=True)

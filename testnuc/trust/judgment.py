@@ -42,8 +42,9 @@ class Judgment:
     floor: float | None
     #: Number of texts that it was drawn from.
     texts: int
-    #: None: an older version of testnuc did not say.
-    lowest: float | None = None
+    #: Whether it was drawn at random from all texts that were left; None: an older version of
+    #: testnuc did not say.
+    uniform: bool | None = None
 
     def record(self) -> list[Any]:
         """Return its values, as they are stored."""
@@ -55,14 +56,16 @@ class Judgment:
             self.probability,
             self.floor,
             self.texts,
-            self.lowest,
+            self.uniform,
         ]
 
     @classmethod
     def of(cls, record: Sequence[Any]) -> Judgment:
         """Return the judgment of a record."""
         text, key, *rest = record
-        return cls(text, bytes.fromhex(key), *rest)
+        # older versions stored nothing, or a number, in place of `uniform`
+        known = rest if isinstance(rest[-1], bool) else rest[:5]
+        return cls(text, bytes.fromhex(key), *known)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -83,8 +86,8 @@ class FromJudgments:
     texts: int
     #: float32[texts]: trust of all texts.
     trust: NDArray[np.float32]
-    #: Position in `trust` of each judged text that was drawn at random, whether it had exactly the
-    #: right label or labels, and whether a person judged or skipped it: certificates count these.
+    #: Position in `trust` of each judged text, whether it had exactly the right label or labels,
+    #: and whether a person judged or skipped it: certificates count these.
     rows: NDArray[np.int64]
     right: NDArray[np.bool_]
     person: NDArray[np.bool_]
@@ -102,12 +105,12 @@ class FromJudgments:
         accuracy: float,
         confidence: float,
     ) -> Certificate:
-        used = self.person
         return certify(
             trust.astype(np.float64),
-            self.rows[used],
-            right[used],
-            self.draws.only(used),
+            self.rows,
+            right,
+            self.draws.uniform,
+            self.person,
             accuracy=accuracy,
             confidence=confidence,
         )

@@ -215,7 +215,7 @@ class Learned(FromJudgments):
         referee = sum(j.source == "referee" for j in self.judged)
         by = [f"{people:,} by a person" if people else "", f"{referee:,} by a referee"]
         said = " and ".join(part for part in by[: 2 if referee else 1] if part) or "none"
-        proving = len(self.rows)
+        proving = int(self.draws.drawn.sum())
         lines = [f"{people + referee:,} of {self.texts:,} texts are judged: {said}."]
         if self.decides == "settings":
             lines.append(

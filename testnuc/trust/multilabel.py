@@ -89,7 +89,7 @@ class AppliedSets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedSets:
-    """Texts that were drawn at random and judged."""
+    """Texts that were judged; those that were not drawn at random are known, but teach nothing."""
 
     __repr__ = brief
 
@@ -161,21 +161,17 @@ class MultilabelLearned(FromJudgments):
                 f"the label {label!r} is not in the label set{closest_label(label, self.labels)}"
             )
         given = self.given_labels == self.labels.index(label)
-        texts, rows = self.given_rows[given], self.rows[self.person]
-        at = np.searchsorted(texts, rows)
-        found = np.flatnonzero(np.append(texts, -1)[at] == rows)
+        texts = self.given_rows[given]
+        at = np.searchsorted(texts, self.rows)
+        found = np.flatnonzero(np.append(texts, -1)[at] == self.rows)
         rows = at[found].astype(np.int64)
-        if not self.draws.uniform:
-            reason = "judged texts must be drawn at random from all: a review with goal 'certify'"
-            return LabelCertificate(
-                accuracy, confidence, np.inf, 0.0, len(rows), reason, label=label
-            )
         # texts drawn at random from all are drawn at random from those with the label
         made = certify(
             self.given_chances[given].astype(np.float64),
             rows,
             self.given_right[given][rows],
-            Draws.at_random(len(texts), len(rows)),
+            self.draws.uniform[found],
+            self.person[found],
             accuracy=accuracy,
             confidence=confidence,
         )
@@ -190,7 +186,7 @@ class MultilabelLearned(FromJudgments):
 
     def __str__(self) -> str:
         said = sum(j.source is not None for j in self.judged)
-        proving = len(self.rows)
+        proving = int(self.draws.drawn.sum())
         lines = [f"{said:,} of {self.texts:,} texts are judged."]
         if self.decides == "settings":
             lines.append(
@@ -276,10 +272,11 @@ def learn_sets(
         All of them, kept in the result.
     """
     rows = judged.rows
+    drawn, proving = judged.draws.drawn, judged.draws.only(judged.draws.drawn)
     known = np.array([labels is not None for labels in judged.right], dtype=np.bool_)
     truth = Truth.of(pairs.at(rows), [labels or frozenset() for labels in judged.right])
-    taught = truth.at(np.flatnonzero(known))
-    enough = known.sum() >= _LEAST_JUDGED
+    taught = truth.at(np.flatnonzero(known & drawn))
+    enough = (known & drawn).sum() >= _LEAST_JUDGED
     # what the labels are already is no candidate
     same = "llm" if (pairs.given == pairs.by_llm()).all() else "vote"
     tried = {kind: part for kind, (part, _) in _CANDIDATES.items() if kind != same}
@@ -299,8 +296,8 @@ def learn_sets(
     gains = {"settings": Gain(0.0, 0.0, 0.0)}
     for kind in kinds[1:]:
         after = truth.jaccard(_given(truth.pairs, kind, limits[kind]))
-        values = np.where(known, after - before, 0.0)
-        gains[kind] = gain_of(values, judged.draws, _ALPHA * tried[kind] / total)
+        values = np.where(known, after - before, 0.0)[drawn]
+        gains[kind] = gain_of(values, proving, _ALPHA * tried[kind] / total)
     chosen = max(kinds, key=lambda kind: gains[kind].low)
     learned = MultilabelLearned(
         labels=tuple(labels),
@@ -323,7 +320,7 @@ def learn_sets(
         given_chances=np.empty(0, dtype=np.float32),
         given_right=np.empty(0, dtype=np.bool_),
     )
-    learned = _calibrated(learned, taught, learned.right[known])
+    learned = _calibrated(learned, taught, learned.right[known & drawn])
     applied = learned.apply(pairs)
     given, of_pair = np.flatnonzero(applied.given), pairs.rows
     right = dict(zip(rows.tolist(), judged.right, strict=True))

@@ -43,7 +43,6 @@ class Drawn:
     goal: str
     probability: float | None = None
     floor: float | None = None
-    lowest: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,8 @@ class ReviewItem:
     #: The chance that the label that is kept now is right, as far as it is known.
     trust: float | None
     neighbors: tuple[Neighbor, ...]
-    #: "decide", "certify" or "correct".
+    #: What its draw was for: "decide", from the texts on which candidates differ; "certify", from
+    #: all; "correct".
     goal: str
     #: With which it was drawn, given the earlier draws; None: it was not drawn at random.
     probability: float | None
@@ -77,8 +77,6 @@ class ReviewItem:
     source: str | None = None
     #: What several people said, if they differ: names and labels.
     said: tuple[tuple[str, str | None], ...] = ()
-    #: The lowest probability, at this draw, of any text; None: unknown, in files of older versions.
-    lowest: float | None = None
 
 
 class Review(Sequence[ReviewItem]):
@@ -355,12 +353,10 @@ def draw(
             source.pop()
         row = source.pop()
         taken.add(row)
-        lowest = (1 - share) / left
-        floor = share / left_some + lowest if left_some else lowest
-        probability = floor if differing[row] else lowest
-        # where all that are left differ, none of them has the lower probability
-        lowest = floor if left_some == left else lowest
-        found.append(Drawn(row, "decide" if decide else "certify", probability, floor, lowest))
+        rest = (1 - share) / left
+        floor = share / left_some + rest if left_some else rest
+        probability = floor if differing[row] else rest
+        found.append(Drawn(row, "decide" if decide else "certify", probability, floor))
         left -= 1
         left_some -= bool(differing[row])
     return found
@@ -380,7 +376,6 @@ def _record(item: ReviewItem) -> dict[str, Any]:
         "answer": item.answer,
         "source": item.source,
         "said": item.said,
-        "lowest": item.lowest,
     }
 
 
@@ -400,7 +395,6 @@ def _item(index: int, given: dict[str, Any]) -> ReviewItem:
         # who writes an answer into the file need not say that a person gave it
         source=given["source"] or (None if given["answer"] is None else "person"),
         said=tuple((str(name), _one_string(label)) for name, label in given.get("said", ())),
-        lowest=given.get("lowest"),
     )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from testnuc import InvalidInputError, Results, Review, TestNUC
+from testnuc._engine.judgment_arrays import draws_of
 from testnuc.protocols import Answer, Reply
 from testnuc.trust import Learned
+from testnuc.trust.judgment import Judgment
 
 CLASSES = 6
 LABELS = [f"topic {c}" for c in range(CLASSES)]
@@ -228,6 +231,8 @@ async def test_learned_outlives_the_process_and_can_be_undone(tmp_path):
         learned = await nuc.learn(review)
         after = await nuc.classify_many(texts)
         assert after.labels != before.labels
+        # a gain is proved: next is how many labels are right
+        assert {item.goal for item in await nuc.review(20)} == {"certify"}
     model = Says()
     async with client(model, store=tmp_path / "s.db") as nuc:
         again = await nuc.classify_many(texts)
@@ -295,6 +300,44 @@ async def test_learned_is_the_same_after_bytes():
         assert str(again) == str(learned)
         assert again.judged == learned.judged
         assert again.certify(0.8) == learned.certify(0.8)
+
+
+def test_judgments_of_older_versions_count_where_their_probability_says_so():
+    chances = [1 / 5, 1 / 99, None, 1 / 97, 1 / 96, 1 / 90]
+    records = [
+        [f"t{i}", f"{i:032x}", "topic 1", "person", chance, chance, 100, *[chance] * (i % 2)]
+        for i, chance in enumerate(chances)
+    ]
+    judged = [Judgment.of(record) for record in records]
+    assert {j.uniform for j in judged} == {None}
+    uniform = [False, True, False, True, True, False]
+    assert draws_of(judged, 100).uniform.tolist() == uniform
+    # the pool has grown
+    assert draws_of(judged, 140).uniform.tolist() == uniform
+    known = [replace(j, uniform=not was) for j, was in zip(judged, uniform, strict=True)]
+    again = [Judgment.of(j.record()) for j in known]
+    assert again == known
+    assert draws_of(again, 100).uniform.tolist() == [not was for was in uniform]
+
+
+@pytest.mark.slow
+async def test_certificates_after_several_reviews_and_corrections():
+    async with client(Says()) as nuc:
+        texts = texts_of(600)
+        await nuc.classify_many(texts)
+        for goal, n in (("correct", 10), (None, 40), ("decide", 20), ("certify", 90)):
+            review = await nuc.review(n, goal=goal)
+            judge(review)
+            learned = await nuc.learn(review)
+        assert len(learned.rows) == 160
+        assert learned.draws.drawn.sum() == 150
+        certificate = learned.certify()
+        assert 90 <= certificate.judged == learned.draws.uniform.sum() < 120
+        assert certificate.part > 0.5
+        found = (await nuc.classify_many(texts)).certified(certificate)
+        assert accuracy(found) >= 0.9
+        # the page's file, and the store, keep how each was drawn
+        assert Learned.from_bytes(learned.to_bytes()).certify() == certificate
 
 
 @pytest.mark.slow

@@ -31,8 +31,18 @@ def test_the_tables_and_the_picture(folder, capsys):  # noqa: F811
             assert row["all"] == pytest.approx(
                 next(d["alone"] for d in default if d["set"] == row["set"])
             )
-    assert plot.stat().st_size
-    assert "tickets.weak" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "tickets.weak" in printed
+    picture = plot.read_text()
+    assert "tickets.weak" in picture
+    # two runs that differ in the parts make the same rows
+    halves = [folder / "one.json", folder / "two.json"]
+    for half, dropped in zip(halves, (["25%", "50%"], ["10%", "15%"]), strict=True):
+        kept = [{name: row[name] for name in row if name not in dropped} for row in rows]
+        half.write_text(json.dumps({"rows": kept}))
+    calls.main(["--earlier", *map(str, halves), "--plot", str(plot)])
+    assert capsys.readouterr().out == printed
+    assert plot.read_text().count("tickets") == picture.count("tickets")
 
 
 def test_a_folder_without_answers_is_named(tmp_path):

@@ -181,10 +181,12 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
         )
         code, out, err = run_here(*learn)
         assert code == 0, err
-        assert "No labels are proved to be 90 % right yet: 50 judged texts count so far" in out
+        assert "of 50 judged texts were drawn at random from all" in out
         more = int(re.search(r"about (\d+) more, drawn at random from all", out)[1])
-        assert f"next, judge {more} more texts, drawn at random (" in err
-        assert "for `certify --accuracy 0.8`)" in err
+        assert f"next, judge {more} more texts, drawn at random, then learn" in err
+        # what is proved already
+        lower = re.search(r"proved now: testnuc (certify out.csv --accuracy [\d.]+)", err)[1]
+        assert "% of the texts, those with" in run_here(*lower.split())[1]
         review = next_command(err)
         assert review[:2] == ["review", "out.csv"]
         assert review[2:6] == ["-n", str(more), "--goal", "certify"]
