@@ -184,6 +184,14 @@ def _paths(arguments: argparse.Namespace) -> list[Path]:
     return paths
 
 
+def _whole(*reports: Report) -> Report:
+    """Return all rows in one report."""
+    whole = Report("calls", "calls against accuracy")
+    for report in reports:
+        whole.rows += [{"part": report.name, **row} for row in report.rows]
+    return whole
+
+
 def _earlier(files: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows of files; those of the same set that differ in the parts are joined."""
     joined: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -241,16 +249,15 @@ def main(argv: list[str]) -> None:
                 _default(default, data, arguments.seeds, arguments.stop)
             if arguments.curve_seeds:
                 _curve(curve, data, arguments)
+            if arguments.json:
+                # an interrupted run keeps the sets so far
+                _whole(default, curve).write(arguments.json)
             print(f"{data.name}: done", file=sys.stderr, flush=True)
     for row in _earlier(arguments.earlier):
         {"unsure": default, "curve": curve}[row.pop("part")].row(**row)
-    whole = Report("calls", "calls against accuracy")
     for report in (default, curve):
         if report.rows:
             report.show()
             print()
-            whole.rows += [{"part": report.name, **row} for row in report.rows]
     if arguments.plot and curve.rows:
         _plot(curve, Path(arguments.plot))
-    if arguments.json:
-        whole.write(arguments.json)
