@@ -121,7 +121,7 @@ def _judge(
     then = shlex.join(["testnuc", *words])
     if by_hand:
         answer(review, path)
-        # who stops in between goes on later
+        # a review that is stopped is continued later
         done = len(review.judged) == len(review)
     elif judge_on_page(review, path, open_page=open_page):
         done = bool(review.judged)

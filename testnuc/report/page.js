@@ -264,7 +264,7 @@
     $("warning").textContent = fault ? `Not saved: ${fault}. This page tries again; Save ${fileName} below keeps a copy.` : "";
   }
 
-  /** Let the command that serves this page go on. */
+  /** Let the command that serves this page continue. */
   async function end() {
     if (shown[at] && chosen.has(texts[shown[at].x])) save();
     if (!(await live.end())) return;
