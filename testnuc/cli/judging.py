@@ -121,7 +121,7 @@ def _judge(
     then = shlex.join(["testnuc", *words])
     if by_hand:
         answer(review, path)
-        # who stops in between goes on later
+        # a review that is stopped is continued later
         done = len(review.judged) == len(review)
     elif judge_on_page(review, path, open_page=open_page):
         done = bool(review.judged)
@@ -130,7 +130,7 @@ def _judge(
         to_stderr(f"then: {then}")
         return
     to_stderr(f"{len(review.judged):,} of {len(review):,} texts are judged, saved in {path}")
-    # a review may come from someone else: options that it names are not followed unseen
+    # a review may come from another person: do not apply its options unseen
     known = "STORE" not in words if drawn else Path(source).is_file() and not more
     if done and known:
         from testnuc.cli import app

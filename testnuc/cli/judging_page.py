@@ -197,7 +197,7 @@ class _Page:
     async def _done(self, request: web.Request) -> web.StreamResponse:
         response = self._saved()
         if response.status == 204:
-            # the page hears of it before the server is closed
+            # the page gets the response before the server is closed
             await response.prepare(request)
             await response.write_eof()
             self._end(shown=True)

@@ -18,7 +18,7 @@ function el(tag, props = {}, ...children) {
   return made;
 }
 
-/** What someone else wrote, in its own direction. */
+/** Text by a user, in its own direction. */
 const foreign = (tag, text, props = {}) => el(tag, { dir: "auto", ...props }, text);
 
 function cut(text, length) {

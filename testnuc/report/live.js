@@ -1,13 +1,13 @@
 // A page that `testnuc review` serves sends each judgment as it is made, and again until it is saved.
-// `recordOf(text)`: what is sent of it, or null; `tell(fault)`: why nothing is saved, "" if it is.
-function liveOf({ recordOf, tell }) {
+// `recordOf(text)`: what is sent of it, or null; `warn(fault)`: shows why nothing is saved, or "" if it is.
+function liveOf({ recordOf, warn }) {
   const open = new Set(); // texts whose judgment is not sent yet
   let sending = null;
   let failing = false;
 
   function failed(fault) {
     failing = true;
-    tell(fault.message);
+    warn(fault.message);
   }
 
   async function post(where, body) {
@@ -18,7 +18,7 @@ function liveOf({ recordOf, tell }) {
       throw new Error("testnuc review has ended");
     }
     if (!reply.ok) throw new Error(await reply.text());
-    if (failing) tell("");
+    if (failing) warn("");
     failing = false;
   }
 

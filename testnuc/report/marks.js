@@ -1,7 +1,7 @@
 // The judgments: they belong to a text and a label set, not to a page, so that a page that is made
 // again has them. A mark is {truth: the right label, null = none of the labels; label: the one that
 // was shown; settled: judged after people differed}.
-// A page that is served sends them instead: `send` is told the text of each that changes.
+// A page that is served sends them instead: `send` is called with the text of each that changes.
 const marksOf = (labels, isKnown, several = false, send = null) => {
   const hash = (text) => {
     // 53 bits, public domain (cyrb53)

@@ -35,7 +35,7 @@
 
   // --- judgments ---------------------------------------------------------------------------------
 
-  const live = data.live ? liveOf({ recordOf, tell: warn }) : null;
+  const live = data.live ? liveOf({ recordOf, warn }) : null;
   const marks = marksOf(choices, data.choices > 0, several, live?.send);
   const others = new Map(); // text -> [name, label] of other people who judge it differently
   const chosen = new Map(); // text -> a label that is chosen and not saved
@@ -264,7 +264,7 @@
     $("warning").textContent = fault ? `Not saved: ${fault}. This page tries again; Save ${fileName} below keeps a copy.` : "";
   }
 
-  /** Let the command that serves this page go on. */
+  /** Let the command that serves this page continue. */
   async function end() {
     if (shown[at] && chosen.has(texts[shown[at].x])) save();
     if (!(await live.end())) return;

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["Certificate", "LabelCertificate", "certify", "proved", "wants_decisions"]
 
 #: Parts of the texts are tested in growing order, from this one on, until one fails.
-_START, _STEP = 0.25, 0.01
+_START, _STEP = 0.3, 0.01
+#: A proof is looked for after each review, so that each look may use only this part of the error.
+_LOOK = 0.5
 #: More judgments are planned so that this part is proved with this chance, as far as is known: by
 #: the judged ones of it, and so many others whose part right lies between the accuracy and 1. So
 #: many of the part are judged before one looks again.
@@ -176,9 +178,9 @@ def certify(
     ends it. Which parts are tested depends on how many judged texts they hold, but not on the
     judgments: each is the first that may hold one more wrong label than the one before.
 
-    The bound holds for finite samples where trust and labels do not depend on the judgments, and
-    neither does their number. Here each text's are made by the judgments of the other folds;
-    `bench evidence` counts how often the certificates that result are wrong.
+    A look has half of the error: one looks again after further judgments. The bound holds for
+    finite samples where trust and labels do not depend on the judgments. Here each text's are made
+    by the judgments of the other folds; `bench evidence` counts how often certificates are wrong.
 
     Parameters
     ----------
@@ -199,7 +201,7 @@ def certify(
         used = person | ~uniform
         rows, right, uniform = rows[used], right[used], (uniform & person)[used]
     known = np.nan_to_num(trust, nan=-np.inf)
-    ranked = _Ranked(known, known[rows], right, uniform, 1 - confidence)
+    ranked = _Ranked(known, known[rows], right, uniform, _LOOK * (1 - confidence))
     made = Certificate(accuracy, confidence, *ranked.largest(accuracy), int(uniform.sum()))
     if made.part:
         return made
@@ -223,7 +225,7 @@ class _Ranked:
     judged: NDArray[np.float64]
     right: NDArray[np.bool_]
     uniform: NDArray[np.bool_]
-    #: The chance of a wrong certificate.
+    #: The chance that a look gives a wrong certificate.
     error: float
 
     @cached_property
@@ -234,15 +236,15 @@ class _Ranked:
     def largest(self, accuracy: float) -> tuple[float, float]:
         """Return the lowest trust that is proved, and the part of the texts; inf and 0: none.
 
-        A part that may hold no more wrong labels than a smaller one proves less: it is left out,
-        but for the last.
+        A part that may hold no more wrong labels than a smaller one proves less, and one that may
+        hold none fails by a single bad draw: these are left out, but for the last part.
         """
         best, most = (np.inf, 0.0), None
         every = self._thresholds(_START)
         for threshold in every:
             wrong, limit = self._counted(threshold, accuracy)
             if threshold != every[-1] and (most is None or limit <= most):
-                most = limit if most is None else most
+                most = max(limit, 0) if most is None else most
                 continue
             if wrong > limit:
                 break

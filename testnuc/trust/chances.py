@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["chances", "fit_trust"]
 
 #: Precision of the prior of each coefficient of trust, and its mean: models are a little too sure,
-#: and the share of the votes tells where.
+#: and the share of the votes shows where.
 _PRECISION = np.array([0.5, 4.0, 4.0])
 _MEAN = np.array([0.0, 0.7, 1.0])
 #: Half the way between all judgments alike and unbiased weights, which vary more.

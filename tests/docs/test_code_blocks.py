@@ -52,13 +52,13 @@ pool = texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
     "multilabel.md": """
 texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
 
-def ask_someone(text):
+def judgment_of(text):
     return ["login", "refund"]
 """,
     "trust.md": """
 pool = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
 
-def ask_someone(text):
+def judgment_of(text):
     return "login"
 """,
 }

@@ -41,9 +41,10 @@ def spread(random, n, differ, wrong_among, wrong):
     return trust, among, right
 
 
-def reviewed(random, reviews, trust, among):
+def reviewed(random, reviews, trust, among, before=()):
     """Return the texts that reviews draw, in their order, and which are drawn from all."""
     open_, found = np.ones(len(trust), dtype=bool), []
+    open_[np.array(before, dtype=np.int64)] = False
     for goal, m in reviews:
         found += draw(m, goal, among, open_, trust, random)
         open_[[d.row for d in found]] = False
@@ -82,7 +83,27 @@ def test_certificates_are_wrong_in_at_most_a_tenth_of_the_draws(n, reviews):
         made = certificates._Ranked(trust, trust[rows], right[rows], uniform, 0.1)
         threshold, part = made.largest(0.9)
         wrong += bool(part and right[trust >= threshold].mean() < 0.9)
-    assert 0 < wrong <= 100
+    # of 300 texts most are judged
+    assert (n == 2_000) <= wrong <= 100
+
+
+@pytest.mark.slow
+def test_who_follows_the_advice_and_stops_at_the_first_proof_is_seldom_wrong():
+    random = np.random.default_rng(9)
+    trust, among, right = spread(random, 2_000, 0.2, 0.4, 0.11)
+    wrong = 0
+    for _ in range(200):
+        reviews, part, more = [(None, 50)], 0.0, 1
+        rows, uniform = np.empty(0, np.int64), np.empty(0, bool)
+        while more and not part and len(rows) < 400:
+            new, of_all = reviewed(random, reviews, trust, among, rows)
+            rows, uniform = np.concatenate([rows, new]), np.concatenate([uniform, of_all])
+            made = certificates._Ranked(trust, trust[rows], right[rows], uniform, 0.05)
+            threshold, part = made.largest(0.9)
+            more = made.why(0.9)[1]
+            reviews = [("certify", more)]
+        wrong += bool(part and right[trust >= threshold].mean() < 0.9)
+    assert 0 < wrong <= 20
 
 
 def test_mixed_reviews_certify_as_many_texts_as_their_draws_from_all():
@@ -97,7 +118,7 @@ def test_mixed_reviews_certify_as_many_texts_as_their_draws_from_all():
             trust, rows[uniform], judged[uniform], uniform[uniform], accuracy=0.9, confidence=0.9
         )
         parts.append((every.part, some.part))
-    assert np.mean(parts, axis=0)[0] == pytest.approx(np.mean(parts, axis=0)[1], abs=0.05)
+    assert np.mean(parts, axis=0)[0] == pytest.approx(np.mean(parts, axis=0)[1], abs=0.1)
     assert np.mean(parts) > 0.5
 
 
@@ -145,9 +166,9 @@ def test_a_certificate_says_what_it_takes_and_what_is_proved_now():
     assert found
     assert int(found[1]) == few.more == int(found[2]) - 10
     assert 20 < few.more < 200
-    assert few.provable == (0.75, 1.0)
+    assert few.provable == (0.7, 1.0)
     assert "a hint" in str(few)
-    assert "75% is proved now, for 100% of the texts" in str(few)
+    assert "70% is proved now, for 100% of the texts" in str(few)
     rows = np.arange(0, 400, 2)
     every = np.ones(200, bool)
     bad = certify(trust, rows, rows % 4 == 0, every, accuracy=0.9, confidence=0.9)
