@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 
 __all__ = ["certify", "distill", "learn", "review", "unlearn"]
 
+#: The accuracy, and the confidence, of `testnuc certify` without options.
+_USUAL = 0.9
+
 
 def review(
     sources: Sequence[str],
@@ -139,7 +142,8 @@ def _judge(
     elif review.judged:
         to_stderr(f"next: {then}")
     else:
-        to_stderr(f"continue with: testnuc review {shlex.quote(path)}")
+        again = f"testnuc review {shlex.quote(path)}{' --answer' if by_hand else ''}"
+        to_stderr(f"continue with: {again}")
 
 
 def learn(
@@ -210,10 +214,9 @@ def _after(
     text_column : str
     """
     if certificate.part:
-        level = f"{certificate.accuracy:g}"
+        asked = _options_of(certificate, certificate.accuracy)
         output = free_name("certified.csv")
-        more = [] if level == "0.9" else ["--accuracy", level]
-        then = command("certify", source, client, *more, "-o", output, text_column=text_column)
+        then = command("certify", source, client, *asked, "-o", output, text_column=text_column)
         return (
             f"next, write the {certificate.part:.0%} of the texts whose labels are at least "
             f"{certificate.accuracy:.0%} right: {then}"
@@ -225,13 +228,23 @@ def _after(
     then = command("review", source, client, "-n", str(n), *goal, text_column=text_column)
     text = f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"
     if certificate.provable is not None:
-        lower = ["--accuracy", f"{certificate.provable[0]:g}"]
-        for option in ("level", "label"):
-            value = getattr(certificate, option, None)
-            lower += [] if value is None else [f"--{option}", str(value)]
+        lower = _options_of(certificate, certificate.provable[0])
         then = command("certify", source, client, *lower, text_column=text_column)
         text = f"to see what is proved now: {then}\n{text}"
     return text
+
+
+def _options_of(certificate: Certificate, accuracy: float) -> list[str]:
+    """Return the options of `testnuc certify` that ask for the same at this accuracy."""
+    asked: dict[str, object] = {"accuracy": accuracy, "confidence": certificate.confidence}
+    found = [(name, value) for name, value in asked.items() if value != _USUAL]
+    found += [(name, getattr(certificate, name, None)) for name in ("level", "label")]
+    return [
+        word
+        for name, value in found
+        if value is not None
+        for word in (f"--{name}", value if isinstance(value, str) else f"{value:g}")
+    ]
 
 
 def _lesson(

@@ -57,7 +57,7 @@ _MARKS = {
     b"PK\x03\x04": "an Excel workbook, perhaps; name it .xlsx",
     b"PAR1": "a Parquet file; name it .parquet",
 }
-_WORD = re.compile(r"[^\W\d_]+")
+_WORD = re.compile(r'[^\s,;|"]+')
 #: Characters of an example of what was decoded.
 _EXAMPLE = 20
 

@@ -6,7 +6,7 @@ const evidence = (() => {
   const TEACHABLE = 20;
   const SHRINK = 2;
   const BETS = [0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9];
-  const GRID = [0, ...Array.from({ length: 96 }, (_, i) => 0.0025 + (i * (0.6 - 0.0025)) / 95)];
+  const GRID = [0, 1e-6, ...Array.from({ length: 96 }, (_, i) => 0.0025 + (i * (0.6 - 0.0025)) / 95)];
 
   /** Part of the mean that is known before each draw. */
   function knownOf(values, texts) {
@@ -80,7 +80,8 @@ const evidence = (() => {
       return { ...gain, sure: Math.max(0, 1 - doubt) };
     });
     let best = 0;
-    gains.forEach((gain, c) => { if (gain.low > gains[best].low) best = c; });
+    const above = (a, b) => a.low - b.low || a.value - b.value;
+    gains.forEach((gain, c) => { if (above(gain, gains[best]) > 0) best = c; });
     const count = (c) => judged.filter((j) => j.known && j.right[c]).length;
     let leader = best;
     // not proved yet: the one that is ahead

@@ -179,5 +179,5 @@ def choose(
         name = f"{base.name}, trained on the judged texts"
         every.append(LabelCandidate(name, base.share, model, made, base.model))
         gains.append(gained(every[-1]))
-    best = max(range(len(every)), key=lambda i: gains[i].low)
+    best = max(range(len(every)), key=lambda i: (gains[i].low, gains[i].value))
     return Verdict(every[best], gains[best], tuple(gains))

@@ -29,7 +29,8 @@ __all__ = ["Draws", "Gain", "capital", "gain_of", "of_all"]
 #: Parts of the capital that are bet; the capital is the mean over them.
 BETS = np.array([0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9])
 #: Gains that a bound is searched on, as parts of all texts.
-_GRID = np.concatenate([[0.0], np.linspace(0.0025, 0.6, 96)])
+#: The first step is tiny: where no gain at all is refuted, there is one.
+_GRID = np.concatenate([[0.0, 1e-6], np.linspace(0.0025, 0.6, 96)])
 #: An estimate is shrunk by so many of its variances: what is chosen since it looks good looks too
 #: good.
 _SHRINK = 2
