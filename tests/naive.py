@@ -230,18 +230,17 @@ def inconsistency(runs):
 
 
 def log_capital(values, probabilities, floors, texts, mean, bets):
-    """Log of the mean capital of bettors against "the mean over all texts is at most `mean`"."""
-    total = 0.0
-    for bet in bets:
-        money, known = 1.0, 0.0
-        for value, chance, floor in zip(values, probabilities, floors, strict=True):
-            seen = value / chance / texts + known
-            # the lowest that `seen` can be, so that a bet never loses more than its stake
-            least = 1 / floor / texts + max(mean - known, 0)
-            money *= 1 + bet * max((seen - mean) / least, -1)
-            known += value / texts
-        total += money
-    return math.log(total / len(bets))
+    """Log of the most that bettors had on average against "the mean of all is at most `mean`"."""
+    money, known, had = [1.0] * len(bets), 0.0, []
+    for value, chance, floor in zip(values, probabilities, floors, strict=True):
+        seen = value / chance / texts + known
+        # the lowest that `seen` can be, so that a bet never loses more than its stake
+        least = 1 / floor / texts + max(mean - known, 0)
+        for i, bet in enumerate(bets):
+            money[i] *= 1 + bet * max((seen - mean) / least, -1)
+        known += value / texts
+        had.append(sum(money) / len(bets))
+    return math.log(max(had, default=1.0))
 
 
 def chance_of_wrong(most, texts, wrong, draws):

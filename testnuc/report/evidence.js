@@ -18,21 +18,23 @@ const evidence = (() => {
     });
   }
 
-  /** Log of the capital against "the mean over all texts is at most mu", for each mu. */
+  /** Log of the most capital so far against "the mean over all texts is at most mu", for each mu. */
   function capital(values, draws, means) {
     if (!values.length) return means.map(() => 0);
     const { texts, probability, floor } = draws;
     const known = knownOf(values, texts);
     return means.map((mu) => {
       const logs = BETS.map(() => 0);
+      let most = -Infinity;
       values.forEach((value, i) => {
         const seen = value / probability[i] / texts + known[i];
         const least = 1 / floor[i] / texts + Math.max(mu - known[i], 0);
         const move = Math.max((seen - mu) / least, -1);
         BETS.forEach((bet, b) => { logs[b] += Math.log1p(bet * move); });
+        const top = Math.max(...logs);
+        most = Math.max(most, Math.log(logs.reduce((sum, log) => sum + Math.exp(log - top), 0) / BETS.length) + top);
       });
-      const top = Math.max(...logs);
-      return Math.log(logs.reduce((sum, log) => sum + Math.exp(log - top), 0) / BETS.length) + top;
+      return most;
     });
   }
 
@@ -50,7 +52,7 @@ const evidence = (() => {
     const needed = Math.log(1 / alpha);
     const above = capital(values, draws, GRID).map((log) => log >= needed);
     const fails = above.indexOf(false);
-    const low = !above[0] ? -reach(values.map((v) => -v), draws, needed)
+    let low = !above[0] ? -reach(values.map((v) => -v), draws, needed)
       : fails < 0 ? GRID[GRID.length - 1] : GRID[Math.max(0, fails - 1)];
     const high = reach(values, draws, needed);
     const known = knownOf(values, draws.texts);
@@ -58,6 +60,7 @@ const evidence = (() => {
     const mean = seen.reduce((sum, x) => sum + x, 0) / m;
     const variance = seen.reduce((sum, x) => sum + (x - mean) ** 2, 0) / m / m;
     const part = mean ? Math.max(0, 1 - (SHRINK * variance) / mean ** 2) : 0;
+    low = Math.min(low, high, mean * part > 0 ? Infinity : 0);
     const value = Math.min(Math.max(mean * part, Math.max(low, -1)), Math.min(high, 1));
     return { value, low, high };
   }

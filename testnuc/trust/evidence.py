@@ -127,7 +127,7 @@ class Gain:
 def capital(
     values: NDArray[np.float64], draws: Draws, means: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the log of the capital against "the mean over all texts is at most mu".
+    """Return the log of the most capital so far against "the mean over all texts is at most mu".
 
     Parameters
     ----------
@@ -151,9 +151,11 @@ def capital(
     move = seen[:, None] - means
     least = most[:, None] + np.maximum(means - known[:, None], 0)
     move = np.maximum(move / least, -1)
-    logs = np.log1p(BETS[:, None, None] * move).sum(axis=1)
+    logs = np.log1p(BETS[:, None, None] * move).cumsum(axis=1)
     top = logs.max(axis=0)
-    result: NDArray[np.float64] = np.log(np.exp(logs - top).mean(axis=0)) + top
+    after = np.log(np.exp(logs - top).mean(axis=0)) + top
+    # what a capital has refuted once is refuted, whatever is drawn later (Ville)
+    result: NDArray[np.float64] = after.max(axis=0)
     return result
 
 
@@ -182,6 +184,8 @@ def gain_of(values: NDArray[np.float64], draws: Draws, alpha: float) -> Gain:
     seen = values / draws.probability / draws.texts + known
     mean, variance = float(seen.mean()), float(seen.var()) / m
     part = max(0.0, 1 - _SHRINK * variance / mean**2) if mean else 0.0
+    # what was proved once may be contradicted by what was drawn since
+    low = min(low, high, np.inf if mean * part > 0 else 0.0)
     value = float(np.clip(mean * part, max(low, -1.0), min(high, 1.0)))
     return Gain(value, low, high)
 

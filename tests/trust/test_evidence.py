@@ -62,6 +62,19 @@ def test_the_capital_is_that_of_bettors(seed, m, mean, strata):
     assert found[0] == pytest.approx(expected, abs=1e-9)
 
 
+def test_what_was_proved_stays_proved_unless_later_draws_contradict_it():
+    n, m = 400, 30
+    wins, ties, losses = np.ones(m), np.zeros(200), -np.ones(60)
+
+    def gain(*values):
+        values = np.concatenate(values)
+        return gain_of(values, Draws.at_random(n, len(values)), 0.1)
+
+    assert gain(wins).low > 0
+    assert gain(wins, ties).low > 0
+    assert gain(wins, losses).low <= 0
+
+
 def test_uniform_draws_are_known_as_such():
     assert Draws.at_random(50, 10).all_uniform
     assert not Draws.at_random(50, 10, among=20).all_uniform
