@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["answer"]
 
 _NUMBER = re.compile(r"\d+")
-_HELP = "a number, a label or its beginning, n = none of these, u = back, q = save and quit"
+_HELP = (
+    "a number, a label or its beginning, 0 = none of these, n = skip, u = back, q = save and quit"
+)
+#: The keys of the page; the second for labels of which one is "0".
+_NONE = ("0", "-")
 #: Labels that are listed when the beginning of a label is ambiguous.
 _LISTED = 8
 #: Neighbors that are shown with a text.
@@ -36,8 +40,8 @@ def answer(review: Review, path: str, *, read: Callable[[str], str] | None = Non
     ask = input if read is None else read
     # the numbers of candidates would be ambiguous among labels such as "1"
     numbered = not any(map(_NUMBER.fullmatch, review.labels))
-    at = _first_open(review)
-    hint = _HELP if numbered else _HELP.removeprefix("a number, ")
+    at = _next_open(review, 0)
+    hint = _HELP if numbered else _HELP.removeprefix("a number, ").replace("0 =", "- =")
     to_stderr(f"several labels, separated by commas; each {hint}" if review.multilabel else hint)
     while at < len(review):
         item = review[at]
@@ -48,6 +52,9 @@ def answer(review: Review, path: str, *, read: Callable[[str], str] | None = Non
             break
         if said == "q" and said not in review.labels:
             break
+        if said == "n" and said not in review.labels:
+            at = _next_open(review, at + 1)
+            continue
         if said == "u" and said not in review.labels:
             if at == 0:
                 to_stderr("this is the first text")
@@ -59,12 +66,12 @@ def answer(review: Review, path: str, *, read: Callable[[str], str] | None = Non
         review.answer(at, label)
         review.save(path)
         to_stderr(review[at].answer or "none of these")
-        at += 1
+        at = _next_open(review, at + 1)
 
 
-def _first_open(review: Review) -> int:
-    """Return the position of the first item without an answer."""
-    return next((item.index for item in review if item.source is None), len(review))
+def _next_open(review: Review, start: int) -> int:
+    """Return the position of the first item without an answer, from `start` on."""
+    return next((at for at in range(start, len(review)) if review[at].source is None), len(review))
 
 
 def _show(item: ReviewItem, *, numbered: bool, of: int) -> list[str]:
@@ -84,7 +91,7 @@ def _show(item: ReviewItem, *, numbered: bool, of: int) -> list[str]:
 
 def _label(said: str, review: Review, shown: list[str]) -> tuple[bool, str | None]:
     """Return whether a line names an answer, and the label; prints why not."""
-    if said in review.labels or said == "n":
+    if said in review.labels or said in _NONE:
         return True, said if said in review.labels else None
     if not said:
         to_stderr(_HELP)
@@ -94,7 +101,7 @@ def _label(said: str, review: Review, shown: list[str]) -> tuple[bool, str | Non
 
 def _labels(said: str, review: Review, shown: list[str]) -> tuple[bool, list[str]]:
     """Return the same where a text can have several labels, separated by commas."""
-    if said == "n" and said not in review.labels:
+    if said in _NONE and said not in review.labels:
         return True, []
     names = []
     for part in [said] if said in review.labels else said.split(","):

@@ -130,7 +130,6 @@ def _judge(
         done = bool(review.judged)
     else:
         write_page(review, path, results, then)
-        to_stderr(f"then: {then}")
         return
     to_stderr(f"{len(review.judged):,} of {len(review):,} texts are judged, saved in {path}")
     # a review may come from another person: do not apply its options unseen
@@ -322,9 +321,11 @@ def certify(
     write_results(output, kept, dict(enumerate(covered[at] for at in sorted(covered))), {})
     people = sum(row.source == "person" for row in covered.values())
     to_stderr(
-        f"{len(covered):,} of {len(results):,} texts are certified, {people:,} of them judged by a "
-        f"person, written to {output}"
+        f"{len(covered):,} of {len(results):,} texts, those certified and the {people:,} that a "
+        f"person judged, written to {output}"
     )
+    more = command("review", source, asked, "--goal", "correct", text_column=text_column)
+    to_stderr(f"to correct the least trusted labels: {more}")
 
 
 def _certificate(

@@ -81,8 +81,10 @@ def write_page(review: Review, path: str, results: Results | None, then: str) ->
     page = Path(path).with_suffix(".html")
     name = Path(path).name
     write(results, page, review=review, then=then, file=name, title=f"testnuc: {name}")
-    to_stderr(f"to judge them, open {page} in a browser, and move the {name} that it saves here")
-    to_stderr(f"in the terminal: testnuc review {path} --answer")
+    to_stderr(
+        f"to judge them in the terminal: testnuc review {path} --answer\n"
+        f"or open {page} in a browser, move the {name} that it saves here, and run: {then}"
+    )
 
 
 class _Page:

@@ -40,7 +40,7 @@ def answered(review, path, lines, capsys):
     ("line", "label"),
     [
         ("2", "refund"), ("login", "login"), ("LOG", "login"), ("refund", "refund"),
-        ("refund s", "refund status"), (" 1 ", "delivery"), ("n", None),
+        ("refund s", "refund status"), (" 1 ", "delivery"), ("0", None), ("-", None),
     ],
 )  # fmt: skip
 def test_an_answer_is_a_number_a_label_or_its_beginning(line, label, tmp_path, capsys):
@@ -50,7 +50,7 @@ def test_an_answer_is_a_number_a_label_or_its_beginning(line, label, tmp_path, c
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [("3", "give 1 to 2"), ("0", "give 1 to 2"), ("r", "type more of it"), ("x", "no label begins"),
+    [("3", "give 1 to 2"), ("9", "give 1 to 2"), ("r", "type more of it"), ("x", "no label begins"),
      ("", "q = save and quit")],
 )  # fmt: skip
 def test_what_is_no_answer_is_asked_again(line, says, tmp_path, capsys):
@@ -98,9 +98,20 @@ def test_what_people_said_is_shown_where_they_differ(tmp_path, capsys):
     assert "ann said login\n    ben said none of these" in told
 
 
+def test_a_text_can_be_skipped_and_is_asked_about_later(tmp_path, capsys):
+    path = tmp_path / "review.json"
+    review = review_of(3)
+    found, _ = answered(review, path, ["1", "n", "2"], capsys)
+    assert found == [("delivery", "person"), (None, None), ("refund", "person")]
+    found, printed = answered(review, path, ["0"], capsys)
+    assert found[1] == (None, "person")
+    assert "2 of 3" in printed
+    assert "3 of 3" not in printed
+
+
 def test_labels_that_are_numbers_or_commands_are_labels(tmp_path, capsys):
-    labels = ("1", "2", "n", "q", "u")
-    review = review_of(5, labels=labels, candidates=("2", "1"))
+    labels = ("0", "2", "n", "q", "u", "-")
+    review = review_of(6, labels=labels, candidates=("2", "1"))
     found, told = answered(review, tmp_path / "review.json", labels, capsys)
     assert tuple(label for label, _ in found) == labels
     assert "1 = 2" not in told

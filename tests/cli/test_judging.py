@@ -371,7 +371,7 @@ def test_a_review_has_a_page(tickets, monkeypatch):
         run_here("classify", tickets, *given, "--full", "-o", "out.jsonl")
         code, _, err = run_here("review", "out.jsonl", *given)
         assert code == 0, err
-        assert "to judge them, open review.html in a browser" in err
+        assert "or open review.html in a browser" in err
         assert shown == []
         data = data_of(Path("review.html").read_text(encoding="utf-8"))
         # all texts are there, and those that were drawn are asked for

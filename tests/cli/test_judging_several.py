@@ -92,7 +92,7 @@ def test_sets_are_answered_in_the_terminal(tickets, monkeypatch):
             "--limit", "20", "--k", "3",
         )  # fmt: skip
         assert code == 0, err
-    lines = iter(["refund, log", "n", "weather", "9,1", "", "q"])
+    lines = iter(["refund, log", "0", "weather", "9,1", "", "q"])
     monkeypatch.setattr("builtins.input", lambda _: next(lines))
     code, _, err = run_here("review", "answers.db", "-n", "3", "--answer")
     assert code == 0, err
