@@ -44,9 +44,9 @@ async def test_a_blocking_call_would_be_noticed(client_of):
     assert isinstance(caught.value.__cause__, BlockingError)
 
 
-#: Seconds of CPU time after which a step of a task counts as long. Most take 2 to 7 ms, of which the
-#: embedder of the tests has most; one or two take 50, and a machine with much to do, whose caches
-#: are shared, makes a few more of them longer. A step for each block of texts would be dozens.
+#: Seconds of CPU time after which a step of a task counts as long. Most take 2 to 7 ms, of which
+#: the embedder of the tests has most; one or two take 50, and a machine with much to do, whose
+#: caches are shared, makes a few more of them longer. One for each block of texts would be dozens.
 LONG, MOST_LONG = 0.02, 8
 
 
