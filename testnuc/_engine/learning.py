@@ -79,15 +79,15 @@ class Learning(LearningBase[Learned]):
         await self._parts.ready()
         await self.load()
         fitted = await self._fitted()
-        before = self.learned
-        seen = {j.hash for j in before.judged} if before is not None else set()
-        if goal is None and before is not None and not wants_decisions(before, before.certify()):
-            goal = "certify"
-        return await asyncio.to_thread(self._drawn, fitted, n, goal, seed, seen)
+        return await asyncio.to_thread(self._drawn, fitted, n, goal, seed, self.learned)
 
     def _drawn(
-        self, fitted: _PoolFit, n: int, goal: str | None, seed: int, seen: set[bytes]
+        self, fitted: _PoolFit, n: int, goal: str | None, seed: int, before: Learned | None
     ) -> Review:
+        judged = () if before is None else before.judged
+        seen = {j.hash for j in judged}
+        if goal is None and before is not None and not wants_decisions(before, before.certify()):
+            goal = "certify"
         entries = fitted.neighborhoods.entries
         open_ = np.array([e.hash not in seen for e in entries[: len(fitted.texts)]])
         kept, trust = self._kept(fitted)
@@ -97,13 +97,9 @@ class Learning(LearningBase[Learned]):
             self._item(fitted, index, found, float(trust[found.row]), int(kept[found.row]))
             for index, found in enumerate(drawn)
         ]
-        parts, before = self._parts, self.learned
+        parts = self._parts
         context = context_of(
-            fitted.candidates,
-            () if before is None else before.judged,
-            fitted.rows,
-            parts.labels,
-            parts.instructions,
+            fitted.candidates, judged, fitted.rows, parts.labels, parts.instructions
         )
         return Review(items, parts.labels.names, len(fitted.texts), parts.model, context)
 
