@@ -222,8 +222,7 @@ class Engine:
             self._warn_of_few_predictions(neighborhoods)
             if neighborhoods.settings.taught is not None:
                 await parts.pipeline.settle(neighborhoods)
-            vote = neighborhoods.vote(slice(0, 1))
-            result = classification(neighborhoods, 0, vote, 0, 0, text)
+            result = classification(neighborhoods, 0, 0, text)
             span.set(voters=result.voters, trust=result.trust)
             if parts.telemetry is not None:
                 parts.telemetry.texts("unlabeled" if result.label is None else "labeled", 1)

@@ -377,11 +377,13 @@ class Pipeline:
         ):
             yield _in_order(neighborhoods, rows, None)
         else:
-            for known in neighborhoods.waves():
+            *early, last = neighborhoods.waves()
+            for known in early:
                 yield _in_order(neighborhoods, rows, known)
                 rows = rows[~await in_thread_if_large(len(rows), neighborhoods.cut, rows, known)]
                 if not len(rows):
-                    break
+                    return
+            yield _in_order(neighborhoods, rows, last)
 
     @property
     def spares(self) -> bool:

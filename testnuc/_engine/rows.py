@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc._engine.neighborhoods import Neighborhoods
-    from testnuc.voting import VoteResult
 
 __all__ = ["Rows", "classification"]
 
@@ -96,29 +95,27 @@ class Rows(Sequence[Classification]):
             return [self[i] for i in range(*index.indices(len(self)))]
         at = range(len(self))[index]
         place = int(self._places[at])
-        return classification(
-            self._neighborhoods, place, self._result, place, self._start + at, self._texts[at]
-        )
+        return classification(self._neighborhoods, place, self._start + at, self._texts[at])
 
 
 def classification(
-    neighborhoods: Neighborhoods, place: int, result: VoteResult, row: int, index: int, text: str
+    neighborhoods: Neighborhoods, place: int, index: int, text: str
 ) -> Classification:
-    """Return the classification of the own text at `place`; its vote is row `row` of `result`."""
+    """Return the classification of the own text at `place`."""
     neighbors = neighborhoods.near(place, max(neighborhoods.settings.k, _SHOWN))
     if isinstance(neighborhoods, MultilabelNeighborhoods):
         return multilabel_classification(neighborhoods, place, index, text, neighbors)
     names = neighborhoods.labels.names
-    winner = int(result.label[row])
     single = neighborhoods.vote(np.array([place]), votes=True)
     assert single.votes is not None
+    winner, share, voters = int(single.label[0]), float(single.share[0]), int(single.voters[0])
     weights = single.votes[0]
     heaviest = sorted(np.flatnonzero(weights).tolist(), key=lambda c: (-weights[c], c != winner))
     basis = neighborhoods.basis(place, single)
-    trust = neighborhoods.trust(place, winner, float(result.share[row]), basis)
+    trust = neighborhoods.trust(place, winner, share, basis)
     second = neighborhoods.alternative(place, winner, basis)
     reason = neighborhoods.reason(place)
-    source = neighborhoods.source(place, int(result.voters[row]))
+    source = neighborhoods.source(place, voters)
     least = neighborhoods.settings.min_trust
     label = names[winner] if winner >= 0 else None
     if least is not None and trust is not None and trust < least and label is not None:
@@ -134,9 +131,9 @@ def classification(
         index=index,
         text=text,
         label=label,
-        share=float(result.share[row]),
-        margin=float(result.margin[row]),
-        voters=int(result.voters[row]),
+        share=share,
+        margin=float(single.margin[0]),
+        voters=voters,
         complete=bool(neighborhoods.complete[place]),
         prediction=neighborhoods.predictions[place],
         neighbors=neighbors,

@@ -207,8 +207,7 @@ class _StreamedWindow:
             assert self._run.stopped is not None
             return self._failed(position, text, self._run.stopped)
         place = self._places[position]
-        vote = self._neighborhoods.vote(slice(place, place + 1))
-        return classification(self._neighborhoods, place, vote, 0, index, text)
+        return classification(self._neighborhoods, place, index, text)
 
     async def _predict(self, neighborhoods: Neighborhoods, positions_of: list[list[int]]) -> None:
         run = self._run

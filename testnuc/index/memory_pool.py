@@ -71,6 +71,9 @@ class Pool:
                 self._texts[row] = entry
         upto = len(self._texts)
         nearest, fresh = self._nearest, [texts[i].hash for i in new]
+        if not new and upto <= len(nearest):
+            # no other caller's rows are left to wait for either
+            return upto
         # no await since the numbers were assigned: rows are added in the same order
         added = self._adder.submit(
             lambda: nearest.add(vectors[new], ranks_of(fresh)) if new else None

@@ -165,7 +165,7 @@ def test_a_label_below_the_least_trust_is_withheld():
     made = neighborhoods_of([[1, 2, 3]], vote_settings=fixed(3, min_trust=0.8))
     for place, label in enumerate("aaab"):
         made.put(place, Prediction(label, 0.5))
-    row = classification(made, 0, made.vote(slice(0, 1)), 0, 0, "text 0")
+    row = classification(made, 0, 0, "text 0")
     assert (row.label, row.trust) == (None, 0.75)
     assert "'a'" in row.reason
     assert Rows(made, ["text 0"], np.array([0])).labels() == [None]
