@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from testnuc._engine.neighborhoods import LEAST_VOTERS
-from testnuc.trust.levels import trust_of_level
+from testnuc.trust.applied import trust_of_level
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

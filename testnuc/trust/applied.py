@@ -1,4 +1,8 @@
-"""Labels of texts, from what was learned."""
+"""Labels of texts, from what was learned.
+
+The chance that a parent of a label in a tree is right is the chance of the label, and of what is
+left the part that a model gives the other labels below the parent.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Applied", "joined", "second", "shown_shares"]
+    from testnuc.label_tree import LabelTree
+
+__all__ = ["Applied", "joined", "parts_by_level", "second", "shown_shares", "trust_of_level"]
 
 #: Smaller shares of a label are not shown.
 _LEAST_SHARE = 0.01
-_TINY = 1e-4
+_TINY, _TINY_REST = 1e-4, 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,3 +106,43 @@ def shown_shares(found: NDArray[np.float32], label: NDArray[np.int32]) -> NDArra
     shown[shown < _LEAST_SHARE] = 0
     result: NDArray[np.float32] = shown / shown.sum(axis=1, keepdims=True)
     return result
+
+
+def parts_by_level(
+    found: NDArray[np.float32], label: NDArray[np.int32], tree: LabelTree | None
+) -> NDArray[np.float32] | None:
+    """Return what the other labels below each parent of a label are given, float32[b, depth - 1].
+
+    Parts of what is given to all labels except the text's own. None: labels are not in a tree.
+
+    Parameters
+    ----------
+    found : float32[b, C]
+        Probabilities of a model.
+    label : int32[b]
+        -1 = none.
+    tree : LabelTree, optional
+    """
+    if tree is None:
+        return None
+    made = np.zeros((len(found), tree.depth - 1), dtype=np.float32)
+    at = np.flatnonzero(label >= 0)
+    given = label[at]
+    own = found[at, given].astype(np.float64)
+    rest = np.maximum(found[at].sum(axis=1, dtype=np.float64) - own, _TINY_REST)
+    for level in range(1, tree.depth):
+        nodes = tree.nodes(level)
+        order = np.argsort(nodes, kind="stable")
+        starts = np.flatnonzero(np.diff(nodes[order], prepend=-1))
+        mass = np.add.reduceat(found[at][:, order], starts, axis=1, dtype=np.float64)
+        below = mass[np.arange(len(at)), nodes[given]] - own
+        made[at, level - 1] = np.clip(below / rest, 0, 1)
+    return made
+
+
+def trust_of_level(
+    trust: NDArray[np.float64] | np.float64, part: NDArray[np.floating]
+) -> NDArray[np.float64]:
+    """Return the chance that a parent is right, from that of the label and its siblings' part."""
+    made: NDArray[np.float64] = np.asarray(trust + (1 - trust) * part, dtype=np.float64)
+    return made

@@ -96,9 +96,8 @@ def candidates_of(texts: Texts) -> list[LabelCandidate]:
     vote = VoteModel(10, 2.0)
     name = "the vote of 10 neighbors, the LLM's own label counted twice"
     found.append(LabelCandidate(name, 1.0, vote, vote.label(texts)))
-    weights = np.ones(len(texts), dtype=np.float32)
     own = one_hot(texts.own, texts.n_classes)
-    start = fit_folds(texts.vectors, own, weights, texts.folds)
+    start = fit_folds(texts.vectors, own, texts.folds)
     plan = [(0.0, _MORE_CARE, 0, 1.0, f"{_MODEL}, where both contradict the LLM clearly")]
     plan += [(power, _CARE, 2, 2.0, _MODEL + words) for power, words in _SIZES.items()]
     for power, care, rounds, share, name in plan:

@@ -307,7 +307,6 @@ def fit_model(
         By fold, fitted on the own labels.
     rounds : int
     """
-    weights = np.ones(len(texts), dtype=np.float32)
     heads = tuple(start)
     head = predict_folds(heads, texts.vectors, texts.folds)
     first = texts.votes(texts.own, k=NEIGHBORS, own_weight=1.0).astype(np.float32)
@@ -315,7 +314,7 @@ def fit_model(
     scale = class_scale(found, power)
     found = _rows_to_one(found * scale)
     for _ in range(rounds):
-        heads = fit_folds(texts.vectors, found, weights, texts.folds, heads)
+        heads = fit_folds(texts.vectors, found, texts.folds, heads)
         head = predict_folds(heads, texts.vectors, texts.folds)
         labels = found.argmax(axis=1).astype(np.int32)
         found = vote_joined(texts, head, labels)

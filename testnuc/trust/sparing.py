@@ -177,8 +177,7 @@ class Sparing:
         """Return the probability of the likeliest label of each text, and the label."""
         texts = self._texts
         targets = one_hot(own, texts.n_classes)
-        weights = np.ones(len(own), dtype=np.float32)
-        self.heads = fit_folds(texts.vectors, targets, weights, texts.folds, self.heads)
+        self.heads = fit_folds(texts.vectors, targets, texts.folds, self.heads)
         head = predict_folds(self.heads, texts.vectors, texts.folds)
         found = vote_joined(texts, head, own)
         return found.max(axis=1).astype(np.float64), found.argmax(axis=1).astype(np.int32)
