@@ -29,31 +29,22 @@ _TINY, _TINY_REST = 1e-4, 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """Labels of texts, from a `Learned`.
-
-    Parameters
-    ----------
-    label : int32[b]
-        -1 = none.
-    trust : float64[b]
-    shares : float32[b, C], optional
-        What speaks for each label, rows sum to 1; None: the votes.
-    other : int32[b], optional
-        The label that is trusted most, except `label`; -1 = none.
-    part : float64[b], optional
-        Its part of what speaks for all labels except `label`.
-    levels : float32[b, depth - 1], optional
-        Of labels in a tree: what speaks for the other labels below each parent of `label`, as a
-        part of what speaks for all labels except `label`.
-    """
+    """Labels of b texts, from a `Learned`."""
 
     __repr__ = brief
 
+    #: int32[b]; -1 = none.
     label: NDArray[np.int32]
+    #: float64[b].
     trust: NDArray[np.float64]
+    #: float32[b, C]: what speaks for each label, rows sum to 1; None: the votes.
     shares: NDArray[np.float32] | None = None
+    #: int32[b]: the label that is trusted most, except `label`; -1 = none.
     other: NDArray[np.int32] | None = None
+    #: float64[b]: its part of what speaks for all labels except `label`.
     part: NDArray[np.float64] | None = None
+    #: float32[b, depth - 1], of labels in a tree: what speaks for the other labels below each
+    #: parent of `label`, as a part of what speaks for all labels except `label`.
     levels: NDArray[np.float32] | None = None
     #: bool[b]: whether a judgment gave the label.
     judged: NDArray[np.bool_] = field(init=False)
@@ -113,15 +104,8 @@ def parts_by_level(
 ) -> NDArray[np.float32] | None:
     """Return what the other labels below each parent of a label are given, float32[b, depth - 1].
 
-    Parts of what is given to all labels except the text's own. None: labels are not in a tree.
-
-    Parameters
-    ----------
-    found : float32[b, C]
-        Probabilities of a model.
-    label : int32[b]
-        -1 = none.
-    tree : LabelTree, optional
+    Parts of what a model, whose probabilities are float32[b, C], gives all labels except the text's
+    own. None: labels are not in a tree.
     """
     if tree is None:
         return None

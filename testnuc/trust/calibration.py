@@ -51,15 +51,8 @@ def fit_line(
 ) -> tuple[float, float]:
     """Fit the chance that a label is right as a function of log odds; returns start and slope.
 
-    Few texts move the line little, and without texts it stays as the prior has it.
-
-    Parameters
-    ----------
-    odds : float[m]
-        Log odds that speak for each label.
-    right : bool[m]
-    weights : float[m]
-        1 / probability of drawing; scaled so that they sum to the effective number of texts.
+    Few texts move the line little, and without texts it stays as the prior has it. `weights` are
+    inverse probabilities of drawing; they are scaled to sum to the effective number of texts.
     """
     if not len(odds):
         return 0.0, 1.0
@@ -77,16 +70,7 @@ def by_fold(
     folds: NDArray[np.int64],
     prior: Prior,
 ) -> NDArray[np.float64]:
-    """Return the coefficients for each fold, fitted on the others: float64[FOLDS, d].
-
-    Parameters
-    ----------
-    x : float64[m, d]
-    right : bool[m]
-    weights : float[m]
-    folds : int64[m]
-    prior : Prior
-    """
+    """Fit x, float64[m, d], to `right` for each fold on the others; returns float64[FOLDS, d]."""
     others = [folds != fold for fold in range(FOLDS)]
     return np.array([_logistic(x[at], right[at], weights[at], prior) for at in others])
 

@@ -36,14 +36,8 @@ def chances(
 ) -> NDArray[np.float64]:
     """Return the chance that each label is right, float64[b]; NaN for texts without one.
 
-    Parameters
-    ----------
-    texts : Texts
-    found : float32[b, C]
-        Probabilities of a model.
-    label : int32[b]
-        The kept labels.
-    coefficients : float64[FOLDS, 3]
+    `found`, float32[b, C], are the probabilities of a model, and `label`, int32[b], the kept
+    labels.
     """
     z = _features(texts, found, label)
     odds = (z * coefficients[texts.folds[: len(texts)]]).sum(axis=1)
@@ -60,18 +54,8 @@ def fit_trust(
 ) -> NDArray[np.float64]:
     """Fit the coefficients of trust for each fold, on the judged texts of the others.
 
-    Parameters
-    ----------
-    texts : Texts
-    found : float32[n, C]
-        Probabilities of a model.
-    label : int32[n]
-        The kept labels.
-    rows : int64[m]
-        Texts that were drawn at random.
-    right : bool[m]
-    probability : float64[m]
-        Of drawing each.
+    `found` and `label` are those of all texts, as for `chances`. `rows`, int64[m], were drawn at
+    random, each with this `probability`.
     """
     if not len(rows):
         # the model's own probability

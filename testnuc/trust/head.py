@@ -59,16 +59,11 @@ _Head = TypeVar("_Head")
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Linear:
-    """A linear classifier.
-
-    Parameters
-    ----------
-    weights : float32[dim + 1, C]
-        The last row is the bias.
-    """
+    """A linear classifier."""
 
     __repr__ = brief
 
+    #: float32[dim + 1, C]; the last row is the bias.
     weights: NDArray[np.float32]
 
     def scores(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -219,17 +214,9 @@ def _fitted(
 
 
 def class_scale(probabilities: NDArray[np.float32], power: float) -> NDArray[np.float32]:
-    """Return what probabilities are multiplied by, so that class sizes move toward equal ones.
+    """Return what probabilities are multiplied by, float32[C], so that class sizes get more equal.
 
-    Parameters
-    ----------
-    probabilities : float32[n, C]
-    power : float
-        0: no change; 1: all classes get the same mass (Sinkhorn scaling); 0.5: half the way.
-
-    Returns
-    -------
-    float32[C]
+    With power 0: no change; 1: all classes get the same mass (Sinkhorn scaling); 0.5: half the way.
     """
     n, n_classes = probabilities.shape
     scale = np.ones(n_classes)
@@ -267,19 +254,9 @@ def _each_fold(fit: Callable[[int], _Head]) -> tuple[_Head, ...]:
 def fit_move(
     z: NDArray[np.float32], x: NDArray[np.float32], labels: NDArray[np.int32]
 ) -> NDArray[np.float32]:
-    """Fit what is added to given log probabilities, linearly, so that labels get more likely.
+    """Fit what is added to log probabilities z, linearly in x, so that labels get more likely.
 
-    Parameters
-    ----------
-    z : float32[m, C]
-        Log probabilities.
-    x : float32[m, d]
-    labels : int32[m]
-
-    Returns
-    -------
-    float32[d, C]
-        Of independent normal priors with a standard deviation of 1.
+    Returns float32[d, C], of independent normal priors with a standard deviation of 1.
     """
     from scipy.linalg import solve_triangular
     from scipy.optimize import minimize

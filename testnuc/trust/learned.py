@@ -115,14 +115,7 @@ class Learned(FromJudgments):
         return replace(self._certified(trust, right, accuracy, confidence), level=level)
 
     def apply(self, texts: Texts, kept: NDArray[np.int32]) -> Applied:
-        """Label texts.
-
-        Parameters
-        ----------
-        texts : Texts
-        kept : int32[b]
-            Labels by the vote settings; they stay unless `decides` is "head".
-        """
+        """Label texts; `kept`, by the vote settings, stays unless a head decides."""
         cells = len(texts) * texts.n_classes
         if cells <= MOST_CELLS:
             return self._applied(texts, kept)
@@ -154,14 +147,8 @@ class Learned(FromJudgments):
     ) -> NDArray[np.int32]:
         """Return int32[b], the label of each text.
 
-        Parameters
-        ----------
-        texts, kept
-            As for `apply`.
-        found : float32[b, C]
-            The probabilities of the model.
-        grounds : sequence of Ground, optional
-            Of the bases.
+        `found`, float32[b, C], are the probabilities of the model, and `grounds` those of the
+        bases.
         """
         if self.decides != "head":
             return kept
@@ -190,14 +177,8 @@ class Learned(FromJudgments):
     ) -> Learned:
         """Return the same, with the trust of all texts at each level of a tree of labels.
 
-        Parameters
-        ----------
-        trust : float64[texts]
-            Of the labels.
-        parts : float32[texts, depth - 1], optional
-            As `Applied.levels`.
-        given, gold : int32[m]
-            Label, and right label, of the texts in `rows`; -1 = none.
+        `trust` is that of their labels, and `parts` are as `Applied.levels`. `given` and `gold` are
+        label and right label, -1 = none, of the texts in `rows`.
         """
         tree = self.tree
         if tree is None or parts is None:

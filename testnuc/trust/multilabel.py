@@ -244,7 +244,6 @@ def learn_sets(
         Of all texts.
     judged : JudgedSets
     labels : sequence of str
-        The label set.
     usual : float
         The threshold of the vote settings.
     heads : sequence of OneVsRest
