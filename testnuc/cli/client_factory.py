@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from testnuc._engine.parameters import client_arguments
-from testnuc.cli.files import read_labels
+from testnuc.cli.label_files import read_labels
 from testnuc.cli.options_of_run import EMBEDDER
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
@@ -18,15 +18,7 @@ __all__ = ["client_of", "embedder_of"]
 
 
 def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
-    """Return a client.
-
-    Parameters
-    ----------
-    options : mapping
-        Of the options in `testnuc.cli.options`.
-    **instead
-        Arguments of `TestNUC` that win.
-    """
+    """Return a client of command-line options; arguments in `instead` win."""
     given = client_arguments({**options, **instead})
     if "shortlist" in given:
         given["shortlist"] = _shortlist(given["shortlist"])
