@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,23 +12,19 @@ if TYPE_CHECKING:
 __all__ = ["FairQueue"]
 
 
+@dataclass(eq=False)
 class FairQueue:
-    """Round-robin over one queue per run, so that a short run does not wait for a long one.
+    """Round-robin over one queue per run, so that a short run does not wait for a long one."""
 
-    Parameters
-    ----------
-    per_call : int
-        Most requests in a bundle.
-    low_water : int
-        A run claims more asks once at most this many of its requests are queued.
-    mixed : bool
-        Whether a bundle may hold several requests about one text, and some with examples.
-    """
+    #: Most requests in a bundle.
+    per_call: int
+    _: KW_ONLY
+    #: A run claims more asks once at most this many of its requests are queued.
+    low_water: int
+    #: Whether a bundle may hold several requests about one text, and some with examples.
+    mixed: bool
 
-    def __init__(self, per_call: int, *, low_water: int, mixed: bool) -> None:
-        self._per_call = per_call
-        self._low_water = low_water
-        self._mixed = mixed
+    def __post_init__(self) -> None:
         #: Next run first; no queue is empty.
         self._queues: OrderedDict[ScheduledRun, deque[InFlightRequest]] = OrderedDict()
         self._size = 0
@@ -43,7 +40,7 @@ class FairQueue:
     def is_full(self, run: ScheduledRun) -> bool:
         """Whether a run has too many queued requests to claim more asks."""
         queue = self._queues.get(run)
-        return queue is not None and len(queue) > self._low_water
+        return queue is not None and len(queue) > self.low_water
 
     def put(self, run: ScheduledRun, request: InFlightRequest) -> None:
         """Queue a request on behalf of a run."""
@@ -68,14 +65,14 @@ class FairQueue:
         for _ in range(len(self._queues)):
             run, queue = next(iter(self._queues.items()))
             self._queues.move_to_end(run)
-            if len(queue) < self._per_call and run in self._held_back:
+            if len(queue) < self.per_call and run in self._held_back:
                 continue
             before = len(queue)
             bundle = self._bundle(queue)
             self._size -= before - len(queue)
             if not queue:
                 del self._queues[run]
-            if len(queue) <= self._low_water:
+            if len(queue) <= self.low_water:
                 run.room.set()
             if bundle:
                 return bundle
@@ -84,17 +81,17 @@ class FairQueue:
     def _bundle(self, queue: deque[InFlightRequest]) -> list[InFlightRequest]:
         bundle: list[InFlightRequest] = []
         hashes: set[bytes] = set()
-        while queue and len(bundle) < self._per_call:
+        while queue and len(bundle) < self.per_call:
             if not queue[0].waiters:
                 # all waiting runs have ended, perhaps in another lane
                 queue.popleft()
                 continue
             ask = queue[0].ask
-            if not self._mixed and bundle and (ask.demonstrations or ask.text_hash in hashes):
+            if not self.mixed and bundle and (ask.demonstrations or ask.text_hash in hashes):
                 break
             bundle.append(queue.popleft())
             hashes.add(ask.text_hash)
-            if ask.demonstrations and not self._mixed:
+            if ask.demonstrations and not self.mixed:
                 break
         return bundle
 

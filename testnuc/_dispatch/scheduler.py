@@ -56,7 +56,6 @@ class Scheduler:
     ----------
     answer : callable
         Coroutine function: a tuple of asks -> a `Prediction` or an exception for each.
-    store : Store
     scope : bytes
         Stored with each prediction.
     meter : Meter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,31 +15,19 @@ if TYPE_CHECKING:
 __all__ = ["WorkerPool"]
 
 
+@dataclass(eq=False)
 class WorkerPool:
-    """A bounded number of worker tasks, started when requests are queued; idle workers end.
+    """A bounded number of worker tasks, started when requests are queued; idle workers end."""
 
-    Parameters
-    ----------
-    limit : int
-        Most workers; `lend` raises it while calls back off.
-    per_call : int
-        Most requests in one call.
-    queue : FairQueue
-    serve : callable
-        Coroutine function; sends the requests of one call and must not raise.
-    """
+    #: Most workers; `lend` raises it while calls back off.
+    limit: int
+    #: Most requests in one call.
+    per_call: int
+    queue: FairQueue
+    #: Sends the requests of one call, and must not raise.
+    serve: Callable[[list[InFlightRequest]], Awaitable[None]]
 
-    def __init__(
-        self,
-        limit: int,
-        per_call: int,
-        queue: FairQueue,
-        serve: Callable[[list[InFlightRequest]], Awaitable[None]],
-    ) -> None:
-        self._limit = limit
-        self._per_call = per_call
-        self._queue = queue
-        self._serve = serve
+    def __post_init__(self) -> None:
         #: In the order of their start, which is the order of their cancellation, too.
         self._tasks: dict[asyncio.Task[None], None] = {}
         #: Workers that have not run yet; they will take requests that are queued now.
@@ -66,7 +55,7 @@ class WorkerPool:
         free = self._most - len(self._tasks)
         if self._closed or free <= 0:
             return
-        calls = -(-len(self._queue) // self._per_call)
+        calls = -(-len(self.queue) // self.per_call)
         for _ in range(min(free, calls - self._starting)):
             self._starting += 1
             self._tasks[asyncio.create_task(self._work(), name="testnuc-worker")] = None
@@ -85,15 +74,15 @@ class WorkerPool:
 
     @property
     def _most(self) -> int:
-        return self._limit + min(self._lent, self._limit)
+        return self.limit + min(self._lent, self.limit)
 
     async def _work(self) -> None:
         self._starting -= 1
         try:
-            while len(self._tasks) <= self._most and (bundle := self._queue.take()):
+            while len(self._tasks) <= self._most and (bundle := self.queue.take()):
                 for request in bundle:
                     request.sent = True
-                await self._serve(bundle)
+                await self.serve(bundle)
         finally:
             # without an await after `take` returned nothing: `hire` must not count this worker
             worker = asyncio.current_task()

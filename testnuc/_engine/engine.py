@@ -19,9 +19,8 @@ from testnuc._engine.escalation import Escalation
 from testnuc._engine.inputs import checked_texts, distinct, labeled
 from testnuc._engine.multilabel import MultilabelNeighborhoods
 from testnuc._engine.multilabel_learning import learning_of
-from testnuc._engine.multilabel_rows import rows_of
 from testnuc._engine.pipeline import STOPS
-from testnuc._engine.rows import classification
+from testnuc._engine.rows import classification, rows_of
 from testnuc._engine.shortlist import coverage_of
 from testnuc._engine.small_pool import few_neighbors, few_predictions
 from testnuc._engine.stored_voters import known_labels
@@ -58,12 +57,7 @@ _CALLER = 4
 
 
 class Engine:
-    """Labels texts, and manages the pool and the stored predictions; see `TestNUC`.
-
-    Parameters
-    ----------
-    parts : Components
-    """
+    """Labels texts, and manages the pool and the stored predictions; see `TestNUC`."""
 
     def __init__(self, parts: Components) -> None:
         self.parts = parts

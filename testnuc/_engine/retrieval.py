@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -32,39 +33,18 @@ _WIDEN = 4
 _WIDEST = 16
 
 
+@dataclass
 class Retriever:
-    """Searches the pool and the stored predictions of one client.
+    """Searches the pool and the stored predictions of one client."""
 
-    Parameters
-    ----------
-    method : Method
-        Its predictions are looked up.
-    neighbors : {"predict", "stored"}
-        Whether all texts may be neighbors, or only those with a prediction.
-    predictor : Predictor
-        Computes the keys.
-    pool : Index
-    store : Store
-    examples : ExampleFinder, optional
-        Of a method with few-shot examples.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        neighbors: Literal["predict", "stored"],
-        *,
-        predictor: Predictor,
-        pool: Index,
-        store: Store,
-        examples: ExampleFinder | None,
-    ) -> None:
-        self._method = method
-        self._neighbors = neighbors
-        self._predictor = predictor
-        self._pool = pool
-        self._store = store
-        self._examples = examples
+    method: Method
+    #: Whether all texts may be neighbors, or only those with a prediction.
+    neighbors: Literal["predict", "stored"]
+    predictor: Predictor
+    pool: Index
+    store: Store
+    #: Of a method with few-shot examples.
+    examples: ExampleFinder | None
 
     async def search(
         self,
@@ -77,21 +57,14 @@ class Retriever:
     ) -> Matches:
         """Find the k nearest texts of each text, block by block.
 
-        Parameters
-        ----------
-        texts : sequence of PoolText
-        vectors : float16[len(texts), dim]
-        k : int
-        upto : int, optional
-            The snapshot of the pool; default: the current one.
-        together : bool
-            Whether the texts of this batch, which will get predictions, can be neighbors.
+        `upto` is the snapshot of the pool, the current one by default; `together`: the texts of
+        this batch, which will get predictions, can be neighbors.
         """
         voters = StoredVoters(
-            self._pool,
-            self._store,
-            self._predictor.scope,
-            self._predictor.labels,
+            self.pool,
+            self.store,
+            self.predictor.scope,
+            self.predictor.labels,
             self.stored,
             {entry.hash for entry in texts} if together else set(),
         )
@@ -99,10 +72,10 @@ class Retriever:
         for start in range(0, len(texts), SEARCH):
             part = slice(start, start + SEARCH)
             hashes = [entry.hash for entry in texts[part]]
-            if self._neighbors == "stored":
+            if self.neighbors == "stored":
                 found = await self._search_stored(vectors[part], hashes, k, upto, voters)
             else:
-                found = await self._pool.search(vectors[part], k, exclude=hashes, upto=upto)
+                found = await self.pool.search(vectors[part], k, exclude=hashes, upto=upto)
             if len(found.ids) == len(texts):
                 return found
             if matches is None:
@@ -140,10 +113,10 @@ class Retriever:
             return [hashes[i] for i in rows.tolist()]
 
         rows, want = np.arange(len(vectors)), k
-        filtered = self._pool if isinstance(self._pool, FilteredIndex) else None
+        filtered = self.pool if isinstance(self.pool, FilteredIndex) else None
         # where many texts have a prediction, the k nearest of them are among few of the nearest
         while len(rows) and want and (filtered is None or want <= _WIDEST * k):
-            found = await self._pool.search(vectors[rows], want, exclude=excluded(rows), upto=upto)
+            found = await self.pool.search(vectors[rows], want, exclude=excluded(rows), upto=upto)
             full, _ = await keep(rows, found)
             rows = rows[~full & (found.ids[:, -1] >= 0)]
             want *= _WIDEN
@@ -167,13 +140,13 @@ class Retriever:
         return found
 
     async def _stored_block(self, entries: Sequence[PoolText]) -> list[Prediction | None]:
-        if self._examples is not None:
-            return await self._examples.stored(entries)
-        n = self._method.samples
-        keys = [self._predictor.key(entry.text, sample) for entry in entries for sample in range(n)]
-        found = await self._store.get_predictions(keys)
+        if self.examples is not None:
+            return await self.examples.stored(entries)
+        n = self.method.samples
+        keys = [self.predictor.key(entry.text, sample) for entry in entries for sample in range(n)]
+        found = await self.store.get_predictions(keys)
         samples = [[p for p in found[i : i + n] if p is not None] for i in range(0, len(found), n)]
-        return [self._method.reduce(of) if len(of) == n else None for of in samples]
+        return [self.method.reduce(of) if len(of) == n else None for of in samples]
 
 
 def no_matches(n: int) -> Matches:

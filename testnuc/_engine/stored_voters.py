@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -60,44 +61,27 @@ async def known_labels(pool: Index) -> dict[bytes, str]:
     return found
 
 
+@dataclass
 class StoredVoters:
     """The texts of the pool that can vote in one run.
 
     A text votes if it has a known label or a stored prediction, or if it gets one in this run.
-
-    Parameters
-    ----------
-    pool : Index
-    store : Store
-        Read once for the texts of the scope, if it has a method `predicted`; else all texts of the
-        pool are checked, once.
-    scope : bytes
-    labels : LabelSet
-        Other known labels do not count.
-    stored : callable
-        Returns the stored prediction of each text.
-    batch : set of bytes
-        Hashes of the texts that get a prediction in this run.
     """
 
-    def __init__(
-        self,
-        pool: Index,
-        store: Store,
-        scope: bytes,
-        labels: LabelSet,
-        stored: Callable[[Sequence[PoolText]], Awaitable[list[Prediction | None]]],
-        batch: AbstractSet[bytes],
-    ) -> None:
-        self._pool = pool
-        self._store = store
-        self._scope = scope
-        self._labels = labels
-        self._stored = stored
-        self._batch = batch
-        #: What is known of each row.
-        self._state = np.zeros(0, dtype=np.int8)
-        self._rows: NDArray[np.int64] | None = None
+    pool: Index
+    #: Read once for the texts of the scope, if it has a method `predicted`; else all texts of the
+    #: pool are checked, once.
+    store: Store
+    scope: bytes
+    #: Other known labels do not count.
+    labels: LabelSet
+    #: Returns the stored prediction of each text.
+    stored: Callable[[Sequence[PoolText]], Awaitable[list[Prediction | None]]]
+    #: Hashes of the texts that get a prediction in this run.
+    batch: AbstractSet[bytes]
+    #: What is known of each row.
+    _state: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
+    _rows: NDArray[np.int64] | None = None
 
     async def votes(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which rows vote; -1 does not."""
@@ -115,9 +99,9 @@ class StoredVoters:
         return voting
 
     async def _check(self, rows: NDArray[np.int64]) -> None:
-        entries = without_foreign_labels(await self._pool.fetch(rows), self._labels)
-        asked = [i for i, e in enumerate(entries) if e.label is None and e.hash not in self._batch]
-        found = await self._stored([entries[i] for i in asked])
+        entries = without_foreign_labels(await self.pool.fetch(rows), self.labels)
+        asked = [i for i, e in enumerate(entries) if e.label is None and e.hash not in self.batch]
+        found = await self.stored([entries[i] for i in asked])
         state = np.full(len(rows), _VOTES, dtype=np.int8)
         state[[i for i, p in zip(asked, found, strict=True) if p is None]] = _SILENT
         self._state[rows] = state
@@ -125,20 +109,20 @@ class StoredVoters:
     async def rows(self) -> NDArray[np.int64]:
         """Return all rows that can vote, ascending; some of them may turn out not to."""
         if self._rows is None:
-            assert isinstance(self._pool, FilteredIndex)
-            labels = await self._pool.labeled()
-            hashes = {h for h, label in labels.items() if self._labels.knows(label)}
-            predicted = getattr(self._store, "predicted", None)
-            hashes.update(await self._all() if predicted is None else await predicted(self._scope))
-            hashes |= self._batch
-            self._rows = await self._pool.rows(list(hashes))
+            assert isinstance(self.pool, FilteredIndex)
+            labels = await self.pool.labeled()
+            hashes = {h for h, label in labels.items() if self.labels.knows(label)}
+            predicted = getattr(self.store, "predicted", None)
+            hashes.update(await self._all() if predicted is None else await predicted(self.scope))
+            hashes |= self.batch
+            self._rows = await self.pool.rows(list(hashes))
         return self._rows
 
     async def _all(self) -> list[bytes]:
         hashes: list[bytes] = []
         start: int | None = 0
         while start is not None:
-            texts, start = await self._pool.scan(start, _CHUNK)
+            texts, start = await self.pool.scan(start, _CHUNK)
             hashes += [entry.hash for entry in texts]
         return hashes
 

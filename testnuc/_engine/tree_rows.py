@@ -27,19 +27,8 @@ def levels_of(
 ) -> dict[str, Any]:
     """Return the fields of a `TreeClassification` besides those of its label.
 
-    Parameters
-    ----------
-    neighborhoods : Neighborhoods
-    place : int
-        Of an own text.
-    winner : int
-        Its label, before it is withheld; -1 = none.
-    weights : float64[C]
-        Of its votes.
-    trust : float or None
-        Of the label.
-    basis
-        The votes that trust rests on, from `Neighborhoods.basis`.
+    `winner` is the label before it is withheld, -1 = none; `weights`, float64[C], those of its
+    votes; `basis` the votes that trust rests on, from `Neighborhoods.basis`.
     """
     tree, least = neighborhoods.labels.tree, neighborhoods.settings.min_trust
     if tree is None or winner < 0:
