@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, cast
 
 from testnuc._dispatch.inflight import Ask, InFlight, InFlightRequest, ScheduledRun
 from testnuc._dispatch.leases import LEASE_SECONDS, Leases, LeaseStore
-from testnuc._dispatch.queue import FairQueue
-from testnuc._dispatch.workers import WorkerPool
+from testnuc._dispatch.queue import FairQueue, WorkerPool
 from testnuc.errors import BadRequestError, ProviderError, ReplyError, StoreError, TestNUCError
 from testnuc.protocols import StoredPrediction
 from testnuc.stores.memory import MemoryStore

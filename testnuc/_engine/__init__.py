@@ -7,12 +7,12 @@
     inputs            input texts and labels, checked and deduplicated
     pipeline          one run: `prepare`, then `predict`
     first_calls       calls for own labels, before and while texts are embedded
-    retrieval         neighbors from the pool; `stored_voters` with neighbors="stored"
+    retrieval         neighbors from the pool, and stored predictions
     assembly          neighborhoods from texts, matches and stored predictions
     neighborhoods     texts, neighbors, predictions and votes of a run; `multilabel`
     sampling          the samples that a method asks for; `examples` for few-shot prompts
     shortlist         the labels that a prompt shows; `whole_list` compares with all labels
-    rows              results, made on access; `tree_rows`
+    rows              results, made on access
     streaming         a stream of texts, window by window
     estimate          calls and cost before a run
     pool_predictions  the predictions of the whole pool, diagnosed for the auto policy

@@ -10,7 +10,7 @@ import orjson
 
 from testnuc import prompts
 from testnuc._dispatch.predictor import WHOLE_LIST
-from testnuc._engine.inputs import without_foreign_labels
+from testnuc._engine.inputs import scanned, without_foreign_labels
 from testnuc._engine.whole_list import compared_part
 from testnuc.limits import PICO, RateLimit
 from testnuc.prompts import Demonstration
@@ -194,9 +194,7 @@ class Estimator:
     async def _pool_texts(self, entries: Sequence[PoolText]) -> AsyncIterator[PoolText]:
         """Yield the unlabeled texts of the pool, except `entries`."""
         own = {entry.hash for entry in entries}
-        start: int | None = 0
-        while start is not None:
-            texts, start = await self.pool.scan(start, _CHUNK)
+        async for texts in scanned(self.pool, _CHUNK):
             for text in without_foreign_labels(texts, self.predictor.labels):
                 if text.label is None and text.hash not in own:
                     yield text

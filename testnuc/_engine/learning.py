@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,14 +18,13 @@ from testnuc._engine.judgment_arrays import (
     parts_of,
 )
 from testnuc._engine.learning_base import MOST_TEXTS, LearningBase, Offer, PoolFit
-from testnuc.errors import InvalidInputError
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
 from testnuc.trust.certificates import wants_decisions
 from testnuc.trust.chances import fit_trust
 from testnuc.trust.learned import Learned, chosen_parts, rounded
 from testnuc.trust.levels import parts_by_level
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
-from testnuc.trust.review import GOALS, closest_label
+from testnuc.trust.review import GOALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,16 +74,6 @@ class Learning(LearningBase[Learned, _Candidates]):
             candidates, judged, fitted.rows, open_, parts.labels, parts.instructions
         )
         return Offer(trust, differing(candidates), shown, context)
-
-    def _checked(self, labels: Sequence[Any]) -> list[str | None]:
-        names = self._parts.labels
-        for position, label in enumerate(labels):
-            if label is not None and (not isinstance(label, str) or label not in names):
-                close = closest_label(label, names.names) if isinstance(label, str) else ""
-                raise InvalidInputError(
-                    f"label {position} is {label!r}, which is not in the label set{close}"
-                )
-        return list(labels)
 
     async def _from(self, judged: tuple[Judgment, ...]) -> Learned:
         fitted = await self._fitted()

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import numpy as np
 
 from testnuc._base.checks import checked_whole
-from testnuc._engine.inputs import checked_texts, distinct, values
+from testnuc._engine.inputs import checked_texts, distinct, known_label, values
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.judgment import Judgment
 from testnuc.trust.learned import Learned
 from testnuc.trust.multilabel import MultilabelLearned
-from testnuc.trust.review import Review, ReviewItem, draw
+from testnuc.trust.review import Review, ReviewItem, closest_label, draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -113,10 +113,6 @@ class LearningBase(ABC, Generic[L, F]):
     @abstractmethod
     async def _from(self, judged: tuple[Judgment, ...]) -> L:
         """Learn from all judgments."""
-
-    @abstractmethod
-    def _checked(self, labels: Sequence[Any]) -> list[str | None]:
-        """Return the right label of each text, as a judgment holds it."""
 
     async def review(self, n: int, goal: str | None, seed: int) -> Review:
         """Draw texts of the pool to be judged."""
@@ -222,7 +218,7 @@ class LearningBase(ABC, Generic[L, F]):
         said = list(values(labels, "labels"))
         if not said:
             raise InvalidInputError("there is no labeled text to learn from")
-        said = self._checked(said)
+        said = [self._known(label, position) for position, label in enumerate(said)]
         entries, places = await distinct(given)
         of_place: dict[int, str | None] = {}
         for place, label in zip(places.tolist(), said, strict=True):
@@ -258,6 +254,15 @@ class LearningBase(ABC, Generic[L, F]):
                 for place, entry in enumerate(entries)
             ]
         )
+
+    def _known(self, said: Any, position: int) -> str | None:
+        """Return the right label of a text, as a judgment holds it."""
+        labels = self._parts.labels
+        if said is None and not labels.multilabel:
+            return None
+        wrong = isinstance(said, str) and said not in labels
+        close = closest_label(said, labels.names) if wrong else ""
+        return known_label(labels, said, position, close)
 
     async def unlearn(self) -> bool:
         """Forget what was learned; returns whether there was anything."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from testnuc._engine.judgment_arrays import Judged
 from testnuc._engine.learning import Learning
 from testnuc._engine.learning_base import MOST_TEXTS, LearningBase, Offer, PoolFit
 from testnuc._engine.multilabel import MultilabelNeighborhoods
-from testnuc.errors import InvalidInputError
 from testnuc.trust.head import OneVsRest, fit_one_vs_rest, folds_of
 from testnuc.trust.label_pairs import LabelPairs, pairs_of
 from testnuc.trust.multilabel import JudgedSets, MultilabelLearned, learn_sets
@@ -95,18 +94,6 @@ class MultilabelLearning(LearningBase[MultilabelLearned, _Pairs]):
             instructions=parts.instructions,
         )
         return Offer(trust, np.ones(len(pairs), dtype=np.bool_), shown, context)
-
-    def _checked(self, labels: Sequence[Any]) -> list[str | None]:
-        checked: list[str | None] = []
-        for position, said in enumerate(labels):
-            joined = self._parts.labels.joined(said)
-            if joined is None:
-                raise InvalidInputError(
-                    f"the labels {position} are {said!r}; with multilabel=True give a list of "
-                    "distinct labels of the label set, [] for none"
-                )
-            checked.append(joined)
-        return checked
 
     async def _from(self, judged: tuple[Judgment, ...]) -> MultilabelLearned:
         fitted = await self._fitted()

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from testnuc._engine.inputs import without_foreign_labels
+from testnuc._engine.inputs import scanned, without_foreign_labels
 from testnuc._engine.retrieval import SEARCH
 from testnuc.errors import ProviderError
 from testnuc.trust import MIN_PREDICTIONS
@@ -120,8 +120,8 @@ class PoolPredictions:
             chunks = range(0, size, size // _CHUNKS)
         texts: list[PoolText] = []
         for start in chunks:
-            scanned, _ = await self._pool.scan(start, SEARCH)
-            part = without_foreign_labels(scanned, self.assembler.labels)
+            found, _ = await self._pool.scan(start, SEARCH)
+            part = without_foreign_labels(found, self.assembler.labels)
             stored = await self.assembler.retriever.stored(part)
             texts += [
                 e for e, p in zip(part, stored, strict=True) if p is not None or e.label is not None
@@ -147,10 +147,8 @@ class PoolPredictions:
         """
         every = max(1, -(-len(self._pool) // most))
         texts: list[PoolText] = []
-        start: int | None = 0
-        while start is not None:
-            scanned, start = await self._pool.scan(start, SEARCH)
-            part = without_foreign_labels(scanned, self.assembler.labels)
+        async for found in scanned(self._pool, SEARCH):
+            part = without_foreign_labels(found, self.assembler.labels)
             part = [e for e in part if e.label is None]
             part = [e for e in part if int.from_bytes(e.hash[1:5]) % every == 0]
             stored = await self.assembler.retriever.stored(part)
