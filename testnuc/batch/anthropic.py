@@ -46,13 +46,7 @@ _NOT_EXECUTED = frozenset({"expired", "canceled"})
 
 
 class AnthropicBatches:
-    """The Message Batches API.
-
-    Parameters
-    ----------
-    provider : BatchProvider
-    exchanges : AuxiliaryRequests
-    """
+    """The Message Batches API."""
 
     max_requests = 100_000
     max_bytes = 256_000_000

@@ -32,14 +32,7 @@ _POLL_AFTER = ("openai-poll-after-ms", "retry-after-ms")
 
 
 class QueueFullError(RateLimitedError):
-    """The batch was refused: the account has reached its limit of enqueued tokens.
-
-    Parameters
-    ----------
-    message : str
-    limit : int, optional
-        In tokens, if the provider states it.
-    """
+    """The batch was refused: the account has reached its limit of enqueued tokens."""
 
     def __init__(self, message: str, *, limit: int | None = None) -> None:
         super().__init__(message)
@@ -125,13 +118,7 @@ class BatchAPI(Protocol):
     ) -> str | None:
         """Find a batch whose id was lost; None if the provider does not have it.
 
-        Parameters
-        ----------
-        batch : StoredBatch
-        known : frozenset of str
-            Ids of other batches.
-        wait : callable
-            Waits until the next poll.
+        `known` are the ids of other batches; `wait` waits until the next poll.
         """
 
     async def discard(self, uploads: Sequence[str]) -> None:

@@ -43,29 +43,10 @@ _MOST_ASKS = 100_000
 
 
 class BatchLane:
-    """Predicts through a provider's batch API.
+    """Predicts through a provider's batch API, with the keys of the live lane.
 
-    Parameters
-    ----------
-    predictor : Predictor
-        Builds the requests, with the keys of the live lane.
-    store : Store
-        Must implement `BatchStore`.
-    transport : Transport
-        For auxiliary requests, meter and budget.
-    policy : BatchPolicy
-    price : Price, optional
-        In the batch lane.
-    per_call : int
-        Most texts in a request.
-    live : Scheduler
-        The live lane, whose requests in flight are joined, and which answers the rest with
-        ``BatchPolicy(rest="live")``.
-
-    Raises
-    ------
-    InvalidInputError
-        The provider has no batch API, or the store does not support batches.
+    A request has at most `per_call` texts. Requests in flight in the `live` lane are joined; it
+    answers the rest with ``BatchPolicy(rest="live")``.
     """
 
     def __init__(

@@ -42,13 +42,7 @@ class BatchState:
 
 
 class BatchManager:
-    """Manages the batches of a store; use it as ``async with``.
-
-    Parameters
-    ----------
-    store : Store
-        Open.
-    """
+    """Manages the batches of a store; use it as ``async with``."""
 
     def __init__(self, store: Store) -> None:
         self._store = require_batches(store)
@@ -71,10 +65,7 @@ class BatchManager:
     async def pick(self, names: Sequence[str] = ()) -> list[StoredBatch]:
         """Return the open batches whose id starts with a name, or whose provider's id is one.
 
-        Raises
-        ------
-        InvalidInputError
-            A name matches no open batch, or several.
+        Each name must match one open batch.
         """
         batches = await self._store.batches()
         if not names:
@@ -110,18 +101,10 @@ class BatchManager:
     async def resume(
         self, batches: Sequence[StoredBatch], on_end: Callable[[BatchState], None]
     ) -> list[BatchState]:
-        """Wait for the end of batches, and store their predictions.
+        """Wait for the end of batches, and store their predictions; return their final states.
 
-        Parameters
-        ----------
-        batches : sequence of StoredBatch
-        on_end : callable
-            Called with each batch when it has ended or failed.
-
-        Returns
-        -------
-        list of BatchState
-            Their final states, without `remote` if a batch was never created.
+        `on_end` is called with each batch when it has ended or failed. A batch that was never
+        created has no `remote`.
         """
 
         async def one(batch: StoredBatch) -> BatchState:

@@ -41,13 +41,7 @@ _NOT_EXECUTED = frozenset({"batch_expired", "batch_cancelled"})
 
 
 class OpenAIBatches:
-    """The Batch API of OpenAI and compatible servers.
-
-    Parameters
-    ----------
-    provider : BatchProvider
-    exchanges : AuxiliaryRequests
-    """
+    """The Batch API of OpenAI and compatible servers."""
 
     max_requests = 50_000
     max_bytes = 200_000_000

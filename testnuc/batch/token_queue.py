@@ -8,13 +8,7 @@ __all__ = ["TokenQueue"]
 
 
 class TokenQueue:
-    """Admits batches while their tokens stay within a limit; always admits one.
-
-    Parameters
-    ----------
-    limit : int, optional
-        None if unknown.
-    """
+    """Admits batches while their tokens stay within a limit, if it is known; always admits one."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
@@ -34,13 +28,9 @@ class TokenQueue:
         self._released.set()
 
     def refused(self, limit: int | None) -> None:
-        """Lower the limit after a refusal.
+        """Lower the limit after a refusal, to the provider's limit if it is stated.
 
-        Parameters
-        ----------
-        limit : int, optional
-            The provider's limit, if stated. Fewer tokens than that were refused if other programs
-            use the queue, too.
+        Fewer tokens than that were refused if other programs use the queue, too.
         """
         if limit is None or self.used <= limit:
             limit = max(1, self.used // 2)

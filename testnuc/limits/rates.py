@@ -39,15 +39,7 @@ class LogEntry:
 
 
 class SlidingWindow:
-    """Keeps the sum of amounts in any time window at or below a limit, and paces them.
-
-    Parameters
-    ----------
-    limit : int
-        Amount per minute.
-    window : float
-        Seconds over which the amounts are summed.
-    """
+    """Keeps the sum of amounts in any `window` seconds at or below a limit, and paces them."""
 
     __slots__ = (
         "_burst",
@@ -78,19 +70,9 @@ class SlidingWindow:
         return self._sum
 
     def delay(self, amount: float, now: float) -> float:
-        """Return the seconds until `amount` fits; 0: now.
+        """Return the seconds until `amount`, at most the limit, fits; 0: now.
 
-        Parameters
-        ----------
-        amount : float
-            At most the limit.
-        now : float
-            Seconds of the clock.
-
-        Returns
-        -------
-        float
-            A lower bound: settled amounts can change it.
+        A lower bound: settled amounts can change it.
         """
         log = self._log
         while log and log[0].last + self.window <= now:
@@ -114,20 +96,7 @@ class SlidingWindow:
         return wait
 
     def take(self, amount: float, now: float) -> LogEntry:
-        """Charge `amount` as sent now; call it after `delay` returned 0.
-
-        Parameters
-        ----------
-        amount : float
-            The amount sent.
-        now : float
-            Seconds of the clock, the same as for `delay`.
-
-        Returns
-        -------
-        LogEntry
-            For `settle`.
-        """
+        """Charge `amount` as sent now; call it after `delay` returned 0 for the same moment."""
         self._credit -= amount
         self._sum += amount
         log = self._log
@@ -142,17 +111,7 @@ class SlidingWindow:
         return entry
 
     def settle(self, entry: LogEntry, difference: float, now: float) -> None:
-        """Charge `difference` in addition to the amount taken; if negative, return it.
-
-        Parameters
-        ----------
-        entry : LogEntry
-            From `take`.
-        difference : float
-            Actual minus reserved amount.
-        now : float
-            Seconds of the clock.
-        """
+        """Charge `difference`, actual minus taken amount, in addition; if negative, return it."""
         self._credit = min(self._burst, self._credit - difference)
         if entry.last + self.window <= now:
             return
@@ -179,20 +138,7 @@ class Forecast:
         self._output = 0.0
 
     def expect(self, input_tokens: int, max_output_tokens: int) -> tuple[int, int]:
-        """Return the tokens that a call is expected to use at most.
-
-        Parameters
-        ----------
-        input_tokens : int
-            The estimate for the prompt.
-        max_output_tokens : int
-            The maximum of the answer.
-
-        Returns
-        -------
-        tuple of int
-            Input and output tokens.
-        """
+        """Return the input and output tokens that a call is expected to use at most."""
         if self._calls < self._ENOUGH:
             return input_tokens, max_output_tokens
         return (
@@ -201,15 +147,7 @@ class Forecast:
         )
 
     def learn(self, estimated: int, input_tokens: int, output_tokens: int) -> None:
-        """Record a call.
-
-        Parameters
-        ----------
-        estimated : int
-            The estimate of its input tokens.
-        input_tokens, output_tokens : int
-            As the provider counted them.
-        """
+        """Record a call: its estimated input tokens, and the tokens that the provider counted."""
         self._calls += 1
         self._scale = max(input_tokens / max(1, estimated), self._scale * self._FADE)
         self._output = max(float(output_tokens), self._output * self._FADE)

@@ -21,17 +21,7 @@ MAX_LABELS = 32
 
 
 def answer_schema(task: Task, n: int, structure: Structure) -> dict[str, Any]:
-    """Return the JSON schema of an answer to `n` texts.
-
-    Parameters
-    ----------
-    task : Task
-        Its labels go into the schema if `structure` is `ENUM` and they fit.
-    n : int
-        Number of texts.
-    structure : Structure
-        `ENUM` or `SCHEMA`.
-    """
+    """Return the JSON schema of an answer to `n` texts; `ENUM` adds the labels if they fit."""
     label: dict[str, Any] = {"type": "string"}
     if structure is Structure.ENUM and enum_fits(task.labels):
         label["enum"] = list(task.labels)
@@ -65,15 +55,6 @@ def output_limit(task: Task, n: int, structure: Structure) -> int:
 
     A token has at least one byte, so a label needs at most as many tokens as the longest label has
     bytes. The rest is for the JSON syntax, and for prose or a code fence if no schema is enforced.
-
-    Parameters
-    ----------
-    task : Task
-        Its labels are the possible answers.
-    n : int
-        Number of texts.
-    structure : Structure
-        How the form is enforced.
     """
     longest = max((len(orjson.dumps(label)) for label in task.labels), default=0)
     if task.multilabel:

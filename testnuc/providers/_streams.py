@@ -19,13 +19,9 @@ _STARTS = (b"data:", b"event:", b"id:", b":", b"retry:")
 
 
 def joined(body: bytes) -> dict[str, Any] | None:
-    """Return the response of a stream; None if the body is not a stream.
+    """Return the response of a stream, in any protocol; None if the body is not a stream.
 
-    Parameters
-    ----------
-    body : bytes
-        Events of chat completions, messages or responses. One that holds an error is returned as
-        it is.
+    An event that holds an error is returned as it is.
     """
     if not body.lstrip()[:8].startswith(_STARTS):
         return None

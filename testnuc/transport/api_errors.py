@@ -102,12 +102,9 @@ _UNAVAILABLE = {503, 504, 529}
 def parse_error(body: bytes) -> tuple[str, frozenset[str]]:
     """Parse the message, and the type, code and param, of an error response.
 
-    Parameters
-    ----------
-    body : bytes
-        In any of the shapes in use: ``{"error": {..}}``, ``{"error": ".."}``, ``{"message": ..}``,
-        ``{"detail": ..}``, a list of one of them, or not JSON. OpenRouter has the error of the
-        provider behind it in ``metadata.raw``, often as JSON in a string.
+    In any of the shapes in use: ``{"error": {..}}``, ``{"error": ".."}``, ``{"message": ..}``,
+    ``{"detail": ..}``, a list of one of them, or not JSON. OpenRouter has the error of the provider
+    behind it in ``metadata.raw``, often as JSON in a string.
     """
     return _parse(body, nested=True)
 
@@ -173,22 +170,10 @@ def as_error(
     key: str | None = None,
     hint: str = "",
 ) -> ProviderError:
-    """Return the exception for an error response.
+    """Return the exception for an error response; status 200: the error is in a normal response.
 
-    Parameters
-    ----------
-    status : int
-        HTTP status; 200 if the error is in a normal response.
-    headers : Mapping[str, str]
-        Headers of the response, in upper or lower case.
-    body : bytes
-        Its body.
-    where : str
-        Model and host, for the message.
-    key : str, optional
-        The API key, which is removed from the message.
-    hint : str
-        How to set the key, for the message about an invalid one.
+    Its message begins with `where`, model and host. The `key` is removed from it; `hint` says how
+    to set another one.
     """
     text, codes = parse_error(body)
     message = redacted(text, key)

@@ -37,15 +37,7 @@ _SECONDS_PER_BYTE = 1 / 50_000
 
 
 class AuxiliaryRequests:
-    """Sends HTTP requests other than calls.
-
-    Parameters
-    ----------
-    connections : Connections
-    retry : RetryPolicy
-    rng, clock, wall, sleep
-        As for the transport.
-    """
+    """Sends HTTP requests other than calls."""
 
     def __init__(
         self,
@@ -74,28 +66,10 @@ class AuxiliaryRequests:
         content_type: str = "application/json",
         again: bool = True,
     ) -> HTTPAnswer:
-        """Send a request, with retries.
+        """Send a request, with retries; the response has status 200.
 
-        Parameters
-        ----------
-        provider : WireProvider
-            Provides the headers, and decodes errors.
-        method, url : str
-        body : bytes
-        content_type : str
-        again : bool
-            Whether to retry; False for requests that must not be executed twice, as a failure does
-            not show whether the request was executed.
-
-        Returns
-        -------
-        HTTPAnswer
-            With status 200.
-
-        Raises
-        ------
-        ProviderError
-            The last failure.
+        `again=False` is for requests that must not be executed twice, as a failure does not show
+        whether the request was executed.
         """
 
         async def attempt() -> HTTPAnswer:
@@ -126,20 +100,10 @@ class AuxiliaryRequests:
     async def read_lines(
         self, provider: WireProvider, url: str, take: Callable[[bytes], None]
     ) -> None:
-        """Pass on the lines of a download as they arrive.
+        """Pass the lines of a download, without their ends, to `take` as they arrive.
 
-        Parameters
-        ----------
-        provider : WireProvider
-        url : str
-        take : callable
-            Called with each line, without its end. If the connection breaks, the download starts
-            again, and `take` receives its lines a second time.
-
-        Raises
-        ------
-        ProviderError
-            The last failure.
+        If the connection breaks, the download starts again, and `take` receives its lines a second
+        time.
         """
 
         async def attempt() -> None:

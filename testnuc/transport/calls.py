@@ -21,12 +21,7 @@ _CHARACTERS_PER_TOKEN = 3
 def estimate_tokens(provider: Provider, request: Request, *, needed: bool) -> tuple[int, int]:
     """Estimate input and output tokens of a call to a provider without a wire format.
 
-    Parameters
-    ----------
-    provider : Provider
-    request : Request
-    needed : bool
-        Whether any limit counts tokens.
+    `needed`: whether any limit counts tokens.
     """
     reserve = getattr(provider, "reserve", None)
     if reserve is not None:

@@ -73,16 +73,9 @@ _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext(_Silen
 def operation(
     telemetry: Telemetry | None, name: str, **facts: Any
 ) -> contextlib.AbstractContextManager[Any]:
-    """Return a context manager for an operation of the client; its ``set`` adds attributes.
+    """Return a context manager for an operation of the client, such as ``"classify_many"``.
 
-    Parameters
-    ----------
-    telemetry : Telemetry or None
-        None: no telemetry.
-    name : str
-        ``"classify_many"``, ..
-    **facts
-        Attributes, each named ``testnuc.<fact>``.
+    Its ``set`` adds attributes, each named ``testnuc.<fact>``.
     """
     return _NOTHING if telemetry is None else telemetry.operation(name, facts)
 
@@ -106,15 +99,7 @@ def _is_set_up(provider: Any) -> bool:
 
 
 class Telemetry:
-    """Traces and metrics of one client.
-
-    Parameters
-    ----------
-    provider, model : str
-        The model.
-    url : str, optional
-        Of the server; None: in this process.
-    """
+    """Traces and metrics of one client; without `url`, its model is in this process."""
 
     def __init__(self, provider: str, model: str, url: str | None) -> None:
         from opentelemetry import metrics, trace
