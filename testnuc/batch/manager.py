@@ -23,7 +23,6 @@ from testnuc.transport import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     from testnuc.protocols import Store, StoredBatch
 
@@ -54,12 +53,7 @@ class BatchManager:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self._transport.aclose()
 
     async def pick(self, names: Sequence[str] = ()) -> list[StoredBatch]:
