@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from testnuc.errors import EmbeddingError, InvalidInputError
 from testnuc.index.exact import exact_candidates
-from testnuc.index.fair_lock import FairLock
 from testnuc.index.files import (
     DamagedIndexError,
     SavedIndex,
@@ -47,6 +47,25 @@ _QUERY_CHUNK = 256
 _ROW_CHUNK = 8_192
 #: Candidates fetched from the graph beyond k, so that re-scoring can change their order.
 _EXTRA = 8
+
+
+class FairLock:
+    """A lock that alternates between two threads that both want it.
+
+    Without it, an addition that re-acquires the lock for each chunk would starve a search.
+    """
+
+    def __init__(self) -> None:
+        self._next = threading.Lock()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        # a waiting thread holds `_next`, so a thread that re-acquires the lock queues behind it
+        with self._next:
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class NearestVectors:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,35 +33,29 @@ TICK = 0.005
 _FOREVER = float("inf")
 
 
+@dataclass(slots=True, eq=False)
 class Permit:
     """Permission to send one request; return it exactly once."""
 
-    __slots__ = ("charge", "charged", "estimate", "request", "sent_at", "size")
-
-    def __init__(self, sent_at: float, estimate: int, size: tuple[int, int]) -> None:
-        #: Moment of the clock.
-        self.sent_at = sent_at
-        #: The caller's estimate of input tokens.
-        self.estimate = estimate
-        #: Expected input and output tokens.
-        self.size = size
-        #: Log entries of the request and of the tokens charged for it.
-        self.request: LogEntry | None = None
-        self.charged: LogEntry | None = None
-        self.charge = 0
+    #: Moment of the clock.
+    sent_at: float
+    #: The caller's estimate of input tokens.
+    estimate: int
+    #: Expected input and output tokens.
+    size: tuple[int, int]
+    #: Log entries of the request and of the tokens charged for it.
+    request: LogEntry | None = None
+    charged: LogEntry | None = None
+    charge: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Waiter:
     """A call that waits for a permit."""
 
-    __slots__ = ("future", "input_tokens", "max_output_tokens")
-
-    def __init__(
-        self, future: asyncio.Future[Permit], input_tokens: int, max_output_tokens: int
-    ) -> None:
-        self.future = future
-        self.input_tokens = input_tokens
-        self.max_output_tokens = max_output_tokens
+    future: asyncio.Future[Permit]
+    input_tokens: int
+    max_output_tokens: int
 
 
 class _Timer(Protocol):

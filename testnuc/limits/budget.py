@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from testnuc.errors import BudgetExceededError
@@ -23,16 +24,14 @@ Amounts = tuple[int, int, int]
 _NAMES = ("usd", "tokens", "calls")
 
 
+@dataclass(slots=True, eq=False)
 class Reservation:
     """The reserved worst case of a call or a batch job; settled, kept or released once."""
 
-    __slots__ = ("amounts", "batch", "open")
-
-    def __init__(self, amounts: Amounts, *, batch: bool = False) -> None:
-        self.amounts = amounts
-        #: Whether it is a batch job's, which takes hours.
-        self.batch = batch
-        self.open = True
+    amounts: Amounts
+    #: Whether it is a batch job's, which takes hours.
+    batch: bool = field(default=False, kw_only=True)
+    open: bool = field(default=True, init=False)
 
 
 class BudgetAccount:

@@ -65,32 +65,6 @@ class Concurrency:
     the pauses.
     """
 
-    __slots__ = (
-        "_answered",
-        "_baseline",
-        "_cause",
-        "_first_pause",
-        "_fresh",
-        "_initial_wait",
-        "_latency",
-        "_limit",
-        "_max_wait",
-        "_most",
-        "_outcomes",
-        "_paused_at",
-        "_ramp",
-        "_refusal_latency",
-        "_refused",
-        "_rng",
-        "_share",
-        "_step",
-        "_streak",
-        "_widen_at",
-        "_window_end",
-        "cap",
-        "paused_until",
-    )
-
     def __init__(self, most: int, *, initial_wait: float, max_wait: float, rng: Random) -> None:
         self._most = most
         self._initial_wait = initial_wait

@@ -14,6 +14,7 @@ more than 60 s later. The window is therefore `GUARD` seconds longer than a minu
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 __all__ = ["GUARD", "Forecast", "LogEntry", "SlidingWindow"]
 
@@ -26,32 +27,18 @@ _CELLS = 256
 _EPSILON = 1e-6
 
 
+@dataclass(slots=True, eq=False)
 class LogEntry:
     """The amount sent at about one moment; it leaves the window all at once."""
 
-    __slots__ = ("amount", "last", "start")
-
-    def __init__(self, start: float, amount: float) -> None:
-        self.start = start
-        #: When its last part was sent.
-        self.last = start
-        self.amount = amount
+    start: float
+    #: When its last part was sent.
+    last: float
+    amount: float
 
 
 class SlidingWindow:
     """Keeps the sum of amounts in any `window` seconds at or below a limit, and paces them."""
-
-    __slots__ = (
-        "_burst",
-        "_cell",
-        "_credit",
-        "_credit_at",
-        "_log",
-        "_rate",
-        "_sum",
-        "limit",
-        "window",
-    )
 
     def __init__(self, limit: int, window: float = _MINUTE + GUARD) -> None:
         self.limit = limit
@@ -106,7 +93,7 @@ class SlidingWindow:
                 entry.amount += amount
                 entry.last = now
                 return entry
-        entry = LogEntry(now, amount)
+        entry = LogEntry(now, now, amount)
         log.append(entry)
         return entry
 
@@ -126,8 +113,6 @@ class Forecast:
     all of them would allow only a few calls at a time. Until `_ENOUGH` calls are known the worst
     case counts; then the largest recent one, which fades slowly.
     """
-
-    __slots__ = ("_calls", "_output", "_scale")
 
     _ENOUGH = 4
     _FADE = 0.995

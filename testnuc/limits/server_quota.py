@@ -26,8 +26,6 @@ class Quota:
     `remaining` and `reset` are the names of its headers.
     """
 
-    __slots__ = ("_limit", "_probes", "_reset", "kind", "left", "low", "remaining", "until")
-
     def __init__(self, kind: str, limit: str, remaining: str, reset: str) -> None:
         self.kind = kind
         self._limit = limit
@@ -96,8 +94,6 @@ class ServerQuota:
     With enough remaining for `max_concurrency` calls, they need not be counted. `longest` is the
     longest wait in seconds for a reset.
     """
-
-    __slots__ = ("_input", "_longest", "_max_concurrency", "_output", "_quotas", "low", "requests")
 
     def __init__(self, max_concurrency: int, longest: float) -> None:
         self._max_concurrency = max_concurrency

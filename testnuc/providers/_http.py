@@ -29,6 +29,7 @@ from testnuc.errors import (
 from testnuc.labels import LabelSet
 from testnuc.prompts import parse_reply, without_thinking
 from testnuc.protocols import Answer, Reply, Request, Task
+from testnuc.providers._answers import Body, Message
 from testnuc.providers._dialect import (
     LIMIT_TOO_LARGE,
     LIMITS,
@@ -38,7 +39,6 @@ from testnuc.providers._dialect import (
     less_structure,
     stepped,
 )
-from testnuc.providers._messages import Body, Message
 from testnuc.providers._reasoning import LEAST
 from testnuc.providers._streams import joined
 from testnuc.transport.api_errors import as_error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception
@@ -18,7 +19,7 @@ from testnuc.transport.failures import host, is_retryable, safe_cause, translate
 from testnuc.transport.retries import backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from random import Random
 
     from tenacity import RetryCallState
@@ -74,22 +75,15 @@ class AuxiliaryRequests:
 
         async def attempt() -> HTTPAnswer:
             seconds = self._retry.timeout + len(body) * _SECONDS_PER_BYTE
-            try:
-                async with asyncio.timeout(seconds):
-                    answer = await self._connections.request(
-                        provider,
-                        method,
-                        url,
-                        # a large body that is not a file would block the event loop
-                        data=io.BytesIO(body) if body else None,
-                        content_type=content_type,
-                    )
-            except TimeoutError:
-                raise self._timeout(provider, seconds) from None
-            except ProviderError:
-                raise
-            except Exception as raised:  # noqa: BLE001 - translated
-                raise translate(raised, provider) from safe_cause(raised)
+            async with _within(seconds, provider):
+                answer = await self._connections.request(
+                    provider,
+                    method,
+                    url,
+                    # a large body that is not a file would block the event loop
+                    data=io.BytesIO(body) if body else None,
+                    content_type=content_type,
+                )
             self._check(provider, answer.status, answer.headers, answer.data)
             return answer
 
@@ -110,28 +104,21 @@ class AuxiliaryRequests:
             rest = b""
             patience = self._retry.timeout
             loop = asyncio.get_running_loop()
-            try:
-                async with (
-                    asyncio.timeout(patience) as timer,
-                    self._connections.stream(provider, url) as response,
-                ):
-                    if response.status != _OK:
-                        data = await response.read()
-                        self._check(provider, response.status, response.headers, data)
-                    while piece := await response.content.readany():
-                        # the whole download may take long, but it must not stall
-                        timer.reschedule(loop.time() + patience)
-                        *lines, rest = (rest + piece).split(b"\n")
-                        for line in lines:
-                            take(line)
-                        # a fast connection must not starve other tasks
-                        await asyncio.sleep(0)
-            except TimeoutError:
-                raise self._timeout(provider, self._retry.timeout) from None
-            except ProviderError:
-                raise
-            except Exception as raised:  # noqa: BLE001 - translated
-                raise translate(raised, provider) from safe_cause(raised)
+            async with (
+                _within(patience, provider) as timer,
+                self._connections.stream(provider, url) as response,
+            ):
+                if response.status != _OK:
+                    data = await response.read()
+                    self._check(provider, response.status, response.headers, data)
+                while piece := await response.content.readany():
+                    # the whole download may take long, but it must not stall
+                    timer.reschedule(loop.time() + patience)
+                    *lines, rest = (rest + piece).split(b"\n")
+                    for line in lines:
+                        take(line)
+                    # a fast connection must not starve other tasks
+                    await asyncio.sleep(0)
             if rest:
                 take(rest)
 
@@ -182,8 +169,19 @@ class AuxiliaryRequests:
             error.retry_after = retry_after(headers, self._wall())
         raise error
 
-    def _timeout(self, provider: WireProvider, seconds: float) -> CallTimeoutError:
-        return CallTimeoutError(
+
+@asynccontextmanager
+async def _within(seconds: float, provider: WireProvider) -> AsyncIterator[asyncio.Timeout]:
+    """Bound the time of a request, and translate its failures."""
+    try:
+        async with asyncio.timeout(seconds) as timer:
+            yield timer
+    except TimeoutError:
+        raise CallTimeoutError(
             f"no complete response from {host(provider)} within {seconds:g} s; raise "
             "RetryPolicy(timeout=..) if the connection is slow"
-        )
+        ) from None
+    except ProviderError:
+        raise
+    except Exception as raised:  # noqa: BLE001 - translated
+        raise translate(raised, provider) from safe_cause(raised)

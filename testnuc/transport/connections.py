@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import WireProvider
 
-__all__ = ["Connections", "HTTPAnswer"]
+__all__ = ["Connections", "HTTPAnswer", "key_headers"]
 
 #: Timeouts are the caller's.
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
@@ -31,13 +31,13 @@ class HTTPAnswer(NamedTuple):
     data: bytes
 
 
-async def _own(provider: WireProvider) -> Mapping[str, str] | None:
-    """Return the headers of one request: a key that is asked for; None if it does not change."""
+async def key_headers(provider: WireProvider) -> tuple[str | None, Mapping[str, str] | None]:
+    """Return a key that can expire, and the headers that carry it; None if it is fixed."""
     keys = getattr(provider, "keys", None)
     if keys is None:
-        return None
-    headers: Mapping[str, str] = provider.key_headers(await keys.current())  # type: ignore[attr-defined]
-    return headers
+        return None, None
+    key = await keys.current()
+    return key, provider.key_headers(key)  # type: ignore[attr-defined]
 
 
 class _Session(NamedTuple):
@@ -96,11 +96,12 @@ class Connections:
         content_type: str,
     ) -> HTTPAnswer:
         """Send an auxiliary request to the same provider, and read the complete response."""
+        _, own = await key_headers(provider)
         response = await self._session(provider).http.request(
             method,
             url,
             data=data,
-            headers={"Content-Type": content_type, **(await _own(provider) or {})},
+            headers={"Content-Type": content_type, **(own or {})},
             allow_redirects=False,
         )
         return HTTPAnswer(response.status, response.headers, await response.read())
@@ -111,7 +112,7 @@ class Connections:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """GET a large response, to be read in chunks."""
         http = self._session(provider).http
-        own = await _own(provider)
+        _, own = await key_headers(provider)
         async with http.get(url, headers=own, allow_redirects=False) as response:
             yield response
 

@@ -33,12 +33,12 @@ from testnuc.limits import (
 from testnuc.transport.accounting import CallAccounting
 from testnuc.transport.auxiliary import AuxiliaryRequests
 from testnuc.transport.calls import Call, Timer, estimate_tokens
-from testnuc.transport.connections import Connections
+from testnuc.transport.connections import Connections, key_headers
 from testnuc.transport.failures import host, safe_cause
 from testnuc.transport.retries import Outage, adapts, gives_up, may_help, wait
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from tenacity import RetryCallState
 
@@ -297,7 +297,7 @@ class Transport:
         timer = Timer(max(0.0, min(self._retry.timeout, left)))
         try:
             if call.wire is not None:
-                own = await _key_headers(call)
+                call.key, own = await key_headers(call.wire)
                 answer = await self._connections.post(
                     call.wire, call.body, reached=accounting.reached, headers=own
                 )
@@ -353,16 +353,6 @@ class Transport:
             f"({self._retry.deadline:g} s in total); raise RetryPolicy(timeout=.., deadline=..) if "
             f"the model is slow"
         )
-
-
-async def _key_headers(call: Call) -> Mapping[str, str] | None:
-    """Return the headers of a key that can expire; None if it is fixed."""
-    keys = getattr(call.wire, "keys", None)
-    if keys is None:
-        return None
-    call.key = await keys.current()
-    headers: Mapping[str, str] = call.wire.key_headers(call.key)  # type: ignore[union-attr]
-    return headers
 
 
 async def _renewed(call: Call, error: ProviderError) -> bool:

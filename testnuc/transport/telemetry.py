@@ -23,23 +23,8 @@ __all__ = ["Telemetry", "attach", "context", "operation"]
 
 _SCOPE = "testnuc"
 #: Bucket boundaries of the conventions.
-_TOKENS = [
-    1,
-    4,
-    16,
-    64,
-    256,
-    1024,
-    4096,
-    16384,
-    65536,
-    262144,
-    1048576,
-    4194304,
-    16777216,
-    67108864,
-]
-_SECONDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
+_TOKENS = [4**i for i in range(14)]
+_SECONDS = [0.01 * 2**i for i in range(14)]
 #: Servers with OpenAI's protocol -> their names in the conventions.
 _SERVERS = {
     "openai.azure.com": "azure.ai.openai",
