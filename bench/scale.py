@@ -18,7 +18,7 @@ from bench._report import Report
 from bench._timing import machine
 from testnuc._base.checks import hash_text
 from testnuc._engine.neighborhoods import Neighborhoods
-from testnuc._engine.stored_voters import StoredVoters
+from testnuc._engine.retrieval import StoredVoters
 from testnuc.protocols import Answer, PoolText, Reply, Request, StoredPrediction
 from testnuc.types import Prediction
 

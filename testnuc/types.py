@@ -26,6 +26,7 @@ __all__ = [
     "TreeClassification",
     "Usage",
     "error_text",
+    "is_outside",
     "row",
     "split_labels",
 ]
@@ -493,6 +494,13 @@ def own_labels(prediction: Prediction | None) -> tuple[str, ...]:
     return prediction.labels if isinstance(prediction, MultilabelPrediction) else ()
 
 
+def is_outside(prediction: Prediction) -> bool:
+    """Whether an answer is, or holds, a label outside the set."""
+    if isinstance(prediction, MultilabelPrediction):
+        return bool(prediction.outside)
+    return prediction.label is None
+
+
 def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
     """Return the fields of a result by name; all outputs (files, frames, HTTP, Ray) use them.
 
@@ -503,22 +511,10 @@ def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
         Whether to include votes and neighbors.
     """
     own = result.prediction
-    fields: dict[str, Any] = {
-        "label": result.label,
-        "trust": result.trust,
-        "share": result.share,
-        "margin": result.margin,
-        "voters": result.voters,
-        "complete": result.complete,
-        "own_label": None if own is None else own.label,
-        "own_confidence": None if own is None else own.confidence,
-        "own_said": None if own is None else own.said,
-        "error": error_text(result.error),
-        "reason": result.reason,
-        "source": result.source,
-        "alternative": result.alternative,
-        "trust_of_alternative": result.trust_of_alternative,
-    }
+    fields: dict[str, Any] = {name: getattr(result, name, None) for name in CELLS}
+    fields["error"] = error_text(result.error)
+    if own is not None:
+        fields["own_confidence"], fields["own_said"] = own.confidence, own.said
     if isinstance(result, MultilabelClassification):
         fields["labels"] = list(result.labels)
         fields["shares"] = dict(result.shares)

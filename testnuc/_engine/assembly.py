@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.multilabel import neighborhoods_class
-from testnuc._engine.neighborhoods import Neighborhoods
 from testnuc._engine.retrieval import SEARCH, no_matches
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from testnuc._engine.neighborhoods import Snapshot
+    from testnuc._engine.neighborhoods import Neighborhoods, Snapshot
     from testnuc._engine.retrieval import Retriever
     from testnuc.labels import LabelSet
     from testnuc.protocols import Index, Matches, PoolText
@@ -29,31 +29,15 @@ __all__ = ["Assembler", "build_neighborhoods", "distinct_ids", "in_thread_if_lar
 _BLOCK = 4_096
 
 
+@dataclass
 class Assembler:
-    """Assembles the neighborhoods of one client.
+    """Assembles the neighborhoods of one client."""
 
-    Parameters
-    ----------
-    labels : LabelSet
-    neighbors : {"predict", "stored"}
-        "stored": neighbors have their stored predictions from the beginning.
-    pool : Index
-    retriever : Retriever
-    """
-
-    def __init__(
-        self,
-        labels: LabelSet,
-        neighbors: Literal["predict", "stored"],
-        *,
-        pool: Index,
-        retriever: Retriever,
-    ) -> None:
-        self.labels = labels
-        self.pool = pool
-        self.retriever = retriever
-        self._stored = neighbors == "stored"
-        self._kind = neighborhoods_class(multilabel=labels.multilabel)
+    labels: LabelSet
+    #: "stored": neighbors have their stored predictions from the beginning.
+    neighbors: Literal["predict", "stored"]
+    pool: Index
+    retriever: Retriever
 
     async def build(
         self,
@@ -78,9 +62,8 @@ class Assembler:
             matches,
             snapshot,
             rejected,
-            self._kind,
         )
-        if self._stored:
+        if self.neighbors == "stored":
             await self.fill(neighborhoods, range(len(texts), len(neighborhoods.entries)))
         return neighborhoods
 
@@ -88,7 +71,7 @@ class Assembler:
         """Return neighborhoods without neighbors."""
         texts, matches = without_foreign_labels(texts, self.labels), no_matches(len(texts))
         ids = distinct_ids(matches)
-        return build_neighborhoods(self.labels, settings, texts, ids, [], matches, kind=self._kind)
+        return build_neighborhoods(self.labels, settings, texts, ids, [], matches)
 
     async def fill(self, neighborhoods: Neighborhoods, places: Iterable[int]) -> None:
         """Set the stored predictions at the given places."""
@@ -122,22 +105,11 @@ def build_neighborhoods(
     matches: Matches,
     snapshot: Snapshot | None = None,
     rejected: Mapping[int, Exception] | None = None,
-    kind: type[Neighborhoods] = Neighborhoods,
 ) -> Neighborhoods:
     """Return the neighborhoods of texts. Places: own texts first, then other neighbors.
 
-    Parameters
-    ----------
-    labels, settings, texts, snapshot, rejected
-        As for `Neighborhoods`; `texts` are the texts to classify.
-    ids : int64[n]
-        Pool ids of all neighbors, ascending.
-    others : sequence of PoolText
-        The texts with these ids.
-    matches : Matches
-        Ids and similarities of each text's neighbors; the ids are overwritten with places.
-    kind : type
-        The class to create.
+    `ids`: int64[n], the pool ids of all neighbors, ascending; `others`: the texts with these ids.
+    The ids in `matches` are overwritten with places.
     """
     entries = list(texts)
     places = {entry.hash: place for place, entry in enumerate(entries)}
@@ -154,7 +126,7 @@ def build_neighborhoods(
         block = matches.ids[start : start + _BLOCK]
         filled = block >= 0
         block[filled] = place_of[np.searchsorted(ids, block[filled])]
-    return kind(
+    return neighborhoods_class(multilabel=labels.multilabel)(
         labels,
         settings,
         entries,
@@ -162,7 +134,7 @@ def build_neighborhoods(
         matches.ids,
         matches.similarities,
         snapshot,
-        rejected,
+        rejected or {},
     )
 
 

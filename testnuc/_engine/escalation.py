@@ -43,13 +43,7 @@ _CHUNK = 2_048
 
 
 class Escalation:
-    """The referees of a client.
-
-    Parameters
-    ----------
-    parts : Components
-    learning : Learning or MultilabelLearning
-    """
+    """The referees of a client."""
 
     def __init__(self, parts: Components, learning: Learning | MultilabelLearning) -> None:
         self._parts = parts
@@ -131,19 +125,8 @@ class Escalation:
     ) -> tuple[Neighborhoods, str | None]:
         """Complete a run: apply what was learned, and ask the referee, if there is one.
 
-        Parameters
-        ----------
-        neighborhoods : Neighborhoods
-            With all predictions.
-        stopped : bool
-            Whether an error ended the run: then the referee is not asked.
-
-        Returns
-        -------
-        Neighborhoods
-            Others, if something was learned meanwhile.
-        str or None
-            What the referee labeled, or why it labeled nothing.
+        If an error ended the run (`stopped`), the referee is not asked. Returns the neighborhoods,
+        others if something was learned meanwhile, and what the referee labeled, or why nothing.
         """
         pipeline = self._parts.pipeline
         if self.referee is None or stopped:

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from testnuc._engine.applying import apply_judged, apply_learned
+from testnuc._engine.applying import apply_taught
 from testnuc._engine.assembly import Assembler, in_thread_if_large
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.first_calls import STOPS, FirstCalls
 from testnuc._engine.inputs import without_foreign_labels
-from testnuc._engine.multilabel import MultilabelNeighborhoods
-from testnuc._engine.multilabel_applying import apply_sets
 from testnuc._engine.neighborhoods import Snapshot
 from testnuc._engine.pool_predictions import PoolPredictions
 from testnuc._engine.retrieval import SEARCH, Retriever, no_matches, spread
@@ -55,22 +53,16 @@ class Pipeline:
 
     Parameters
     ----------
-    labels, settings, method
-        Of the client; ``settings.k`` neighbors are retrieved.
+    settings : VoteSettings
+        ``settings.k`` neighbors are retrieved.
     neighbors : {"predict", "stored"}
         Whether neighbors without a prediction are predicted, or skipped.
-    predictor, scheduler, embedding, pool, store
-        Components of the client.
     join_pool : bool
         Whether classified texts become neighbors of later ones.
-    per_call : int
-        Texts in one call.
     ask : Unsure, optional
         Ask only where a model of the answers is unsure.
     head : HeadRule, optional
         Ask only where a distilled head is unsure.
-    shortlist : Shortlist, optional
-        Chooses the labels that each prompt shows.
     note : str
         Added to the notes of each run.
     """
@@ -108,35 +100,14 @@ class Pipeline:
         self.lanes = {"live": scheduler}
         self._embedding = embedding
         self._pool = pool
-        self._first = FirstCalls(
-            labels,
-            predictor=predictor,
-            scheduler=scheduler,
-            pool=pool,
-            store=store,
-            samples=method.samples,
-            per_call=per_call,
-        )
+        self._first = FirstCalls(predictor, scheduler, pool, store, method.samples, per_call)
         self.examples: ExampleFinder | None = None
         if method.context:
-            self.examples = ExampleFinder(
-                method, predictor=predictor, embedding=embedding, pool=pool, store=store
-            )
-        self.retriever = Retriever(
-            method,
-            neighbors,
-            predictor=predictor,
-            pool=pool,
-            store=store,
-            examples=self.examples,
-        )
-        self.assembler = Assembler(labels, neighbors, pool=pool, retriever=self.retriever)
+            self.examples = ExampleFinder(method, predictor, embedding, pool, store)
+        self.retriever = Retriever(method, neighbors, predictor, pool, store, self.examples)
+        self.assembler = Assembler(labels, neighbors, pool, self.retriever)
         self.pool_predictions = PoolPredictions(
-            self.assembler,
-            embedding=embedding,
-            store=store,
-            scope=predictor.scope,
-            closed=lambda: self.lanes["live"].closed,
+            self.assembler, embedding, store, predictor.scope, lambda: self.lanes["live"].closed
         )
 
     async def prepare(
@@ -158,8 +129,6 @@ class Pipeline:
 
         Parameters
         ----------
-        texts : sequence of PoolText
-            Distinct.
         together : bool
             True: the texts join the pool first, so they can be each other's neighbors. False: they
             join it after the search.
@@ -168,9 +137,8 @@ class Pipeline:
         partial : bool
             Whether an error after the first call gives neighborhoods without neighbors, with the
             error as `failure`, so that answers can be handed over; `predict` then raises it.
-        embedded : callable, optional
-            Called with the number of texts after each batch of the embedder; default: does
-            nothing.
+        embedded : callable
+            Called with the number of texts after each batch of the embedder.
         answered : callable, optional
             If given, the calls for own labels, which need no embeddings, are made while texts are
             embedded, and this is called once for each text. With `ask`, these are the calls for the
@@ -205,7 +173,7 @@ class Pipeline:
                 await asyncio.wait([asking])
         if self.note:
             neighborhoods.notes.append(self.note)
-        sampler = Sampler(self.method, self._predictor, neighborhoods, ())
+        sampler = Sampler(self.method, self._predictor, neighborhoods)
         for ask, outcome in outcomes:
             if not neighborhoods.answered(ask.place):
                 sampler.settle(ask, outcome)
@@ -292,16 +260,11 @@ class Pipeline:
         """Complete the neighborhoods of a run that an error has ended.
 
         Own texts without an outcome get the error, and are voted on like any text whose own call
-        failed.
-
-        Returns
-        -------
-        bool
-            Whether any own text was answered, now or by a stored prediction.
+        failed. Returns whether any own text was answered, now or by a stored prediction.
         """
         n_own = neighborhoods.n_own
         # samples of the first call
-        Sampler(self.method, self._predictor, neighborhoods, ()).give_up()
+        Sampler(self.method, self._predictor, neighborhoods).give_up()
         if not self.lanes["live"].closed:
             # the store may be what failed
             with suppress(Exception):
@@ -324,19 +287,8 @@ class Pipeline:
     ) -> AsyncGenerator[int, None]:
         """Obtain the predictions that the votes need.
 
-        Parameters
-        ----------
-        neighborhoods : Neighborhoods
-            Receives the predictions.
-        waves : bool
-            Predict neighbors in waves, with early exit once the winner is certain.
-        lane : str
-            "live", or "batch".
-
-        Yields
-        ------
-        int
-            Each place that gets a prediction or an error; places that already had one are omitted.
+        Yields each place that gets a prediction or an error; places that already had one are
+        omitted. `waves`: predict neighbors in waves, with early exit once the winner is certain.
         """
         if neighborhoods.failure is not None:
             raise neighborhoods.failure
@@ -422,9 +374,8 @@ class Pipeline:
     ) -> AsyncGenerator[int, None]:
         """Predict the texts at distinct places that have no outcome yet; yields each place."""
         scheduler = self.lanes[lane]
-        sampler = Sampler(
-            self.method, self._predictor, neighborhoods, self._open(neighborhoods, places)
-        )
+        left = self._open(neighborhoods, places)
+        sampler = Sampler(self.method, self._predictor, neighborhoods, left)
         # a stage of the batch lane takes hours: the examples of all texts are one stage
         whole = lane != "live"
         asks: Iterator[Ask] | AsyncGenerator[list[Ask], None] = sampler.asks()
@@ -454,29 +405,9 @@ class Pipeline:
                 yield place
 
     async def settle(self, neighborhoods: Neighborhoods, *, stopped: bool = False) -> None:
-        """Complete a run: correct by the prior, and apply what was learned.
-
-        Parameters
-        ----------
-        neighborhoods : Neighborhoods
-        stopped : bool
-            Whether an error ended the run; if vectors are missing, only judged labels are applied.
-        """
+        """Complete a run: correct by the prior, and apply what was learned."""
         await asyncio.to_thread(neighborhoods.balance)
-        if neighborhoods.settings.taught is None:
-            return
-        try:
-            if isinstance(neighborhoods, MultilabelNeighborhoods):
-                await apply_sets(neighborhoods, self._embedding)
-            else:
-                await apply_learned(neighborhoods, self._embedding)
-        except STOPS:
-            if not stopped:
-                raise
-            if isinstance(neighborhoods, MultilabelNeighborhoods):
-                await apply_sets(neighborhoods, None)
-            else:
-                await asyncio.to_thread(apply_judged, neighborhoods)
+        await apply_taught(neighborhoods, self._embedding, stopped=stopped)
 
     async def predict_own(self, neighborhoods: Neighborhoods) -> None:
         """Predict the own texts; neighbors get their stored predictions only."""
@@ -489,10 +420,7 @@ class Pipeline:
     async def predict_pool(self, lane: str = "live") -> AsyncGenerator[int, None]:
         """Predict every text of the pool that has no prediction.
 
-        Yields
-        ------
-        int
-            The number of texts completed since the last yield.
+        Yields the number of texts completed since the last yield.
         """
         start: int | None = 0
         answered = 0
