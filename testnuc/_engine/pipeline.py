@@ -171,8 +171,7 @@ class Pipeline:
             if asking is not None and not asking.done():
                 asking.cancel()
                 await asyncio.wait([asking])
-        if self.note:
-            neighborhoods.notes.append(self.note)
+        neighborhoods.notes.append(self.note)
         sampler = Sampler(self.method, self._predictor, neighborhoods)
         for ask, outcome in outcomes:
             if not neighborhoods.answered(ask.place):
@@ -234,7 +233,7 @@ class Pipeline:
         neighborhoods = await self.assembler.build(texts, matches, settings, snapshot, rejected)
         if self._shortlist is not None:
             await self._shortlist.attach(neighborhoods, vectors, self.retriever.stored)
-        neighborhoods.notes.extend([advice] if advice else [])
+        neighborhoods.notes.append(advice)
         if self.examples is not None or self._shortlist is not None:
             # there is no prompt without neighbors
             for place, error in rejected.items():
@@ -269,12 +268,7 @@ class Pipeline:
             # the store may be what failed
             with suppress(Exception):
                 await self.assembler.fill(neighborhoods, range(len(neighborhoods.entries)))
-        answered = any(
-            prediction is not None and entry.label is None
-            for prediction, entry in zip(
-                neighborhoods.predictions[:n_own], neighborhoods.entries[:n_own], strict=True
-            )
-        )
+        answered = neighborhoods.any_answered
         for place in range(n_own):
             if not neighborhoods.answered(place) and not neighborhoods.is_spared(place):
                 neighborhoods.put(place, error)

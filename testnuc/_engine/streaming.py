@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from testnuc._base.checks import valid_text
 from testnuc._engine.inputs import distinct, values
@@ -114,27 +114,18 @@ class _StreamedRun:
         #: The error that ended the run.
         self.stopped: Exception | None = None
         self._answered = False
-        self._open: list[Neighborhoods] = []
-
-    def begin(self, neighborhoods: Neighborhoods) -> None:
-        """Add a window."""
-        self._open.append(neighborhoods)
+        #: Windows in progress.
+        self.open: list[Neighborhoods] = []
 
     def end(self, neighborhoods: Neighborhoods) -> None:
         """Remove a completed window."""
         self._answered = self.answered
-        self._open.remove(neighborhoods)
+        self.open.remove(neighborhoods)
 
     @property
     def answered(self) -> bool:
         """Whether any text was answered."""
-        return self._answered or any(
-            prediction is not None and entry.label is None
-            for window in self._open
-            for prediction, entry in zip(
-                window.predictions[: window.n_own], window.entries[: window.n_own], strict=True
-            )
-        )
+        return self._answered or any(window.any_answered for window in self.open)
 
 
 class _StreamedWindow:
@@ -186,7 +177,7 @@ class _StreamedWindow:
             for position in positions:
                 self._ready.put_nowait((self, position))
             return None
-        run.begin(neighborhoods)
+        run.open.append(neighborhoods)
         self._neighborhoods = neighborhoods
         self._places = dict(zip(positions, places.tolist(), strict=True))
         positions_of: list[list[int]] = [[] for _ in entries]
@@ -198,16 +189,14 @@ class _StreamedWindow:
         """Return the classification of a completed text."""
         text, index = self._batch[position], self._start + position
         if position in self._problems:
-            return self._failed(
-                position,
-                text,
-                InvalidInputError(f"text {index} {self._problems[position]}"),
-            )
-        if self._neighborhoods is None:
-            assert self._run.stopped is not None
-            return self._failed(position, text, self._run.stopped)
-        place = self._places[position]
-        return classification(self._neighborhoods, place, index, text)
+            error: Exception | None = InvalidInputError(f"text {index} {self._problems[position]}")
+        elif self._neighborhoods is None:
+            error = self._run.stopped
+        else:
+            return classification(self._neighborhoods, self._places[position], index, text)
+        return Classification(
+            index, text, None, 0.0, 0.0, 0, complete=True, prediction=None, error=error
+        )
 
     async def _predict(self, neighborhoods: Neighborhoods, positions_of: list[list[int]]) -> None:
         run = self._run
@@ -277,19 +266,6 @@ class _StreamedWindow:
                     waits[place] -= 1
                     if not waits[place]:
                         yield place
-
-    def _failed(self, position: int, text: Any, error: Exception) -> Classification:
-        return Classification(
-            index=self._start + position,
-            text=text,
-            label=None,
-            share=0.0,
-            margin=0.0,
-            voters=0,
-            complete=True,
-            prediction=None,
-            error=error,
-        )
 
 
 def _waiting(neighborhoods: Neighborhoods, end: int) -> tuple[list[int], list[list[int]]]:
