@@ -66,14 +66,9 @@ class Background:
         self._thread.start()
 
     def run(self, work: Awaitable[T]) -> T:
-        """Run an awaitable and return its result.
+        """Run an awaitable and return its result; not from its own thread.
 
         An interrupt cancels it and waits for its cleanup; a second interrupt does not wait.
-
-        Raises
-        ------
-        TestNUCError
-            It is closed, or was called from its own thread.
         """
         ended, stop = self._begin(work)
         try:

@@ -8,25 +8,19 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
 
 import orjson
 
-from testnuc.batch.base import BatchResultLine, RemoteBatch, json_object, poll_after
+from testnuc.batch.base import BatchAPI, BatchResultLine, RemoteBatch
 from testnuc.errors import ProviderError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from testnuc.batch.base import BatchProvider
     from testnuc.protocols import StoredBatch
-    from testnuc.transport import AuxiliaryRequests
-    from testnuc.transport.connections import HTTPAnswer
 
 __all__ = ["AnthropicBatches"]
 
-_PATH = "/messages/batches"
-_PAGE = 1_000
 #: Allowed clock difference in seconds.
 _SKEW = 600.0
 #: HTTP status of each error type of a single request.
@@ -45,21 +39,14 @@ _STATUS = {
 _NOT_EXECUTED = frozenset({"expired", "canceled"})
 
 
-class AnthropicBatches:
-    """The Message Batches API.
-
-    Parameters
-    ----------
-    provider : BatchProvider
-    exchanges : AuxiliaryRequests
-    """
+class AnthropicBatches(BatchAPI):
+    """The Message Batches API."""
 
     max_requests = 100_000
     max_bytes = 256_000_000
-
-    def __init__(self, provider: BatchProvider, exchanges: AuxiliaryRequests) -> None:
-        self._provider = provider
-        self._exchanges = exchanges
+    path = "/messages/batches"
+    page = 1_000
+    cursor = "after_id"
 
     def line(self, custom_id: str, body: bytes) -> bytes:
         """Write one request of a batch."""
@@ -73,17 +60,7 @@ class AnthropicBatches:
     async def create(self, name: str, prepared: bytes) -> RemoteBatch:
         """Create the batch."""
         del name
-        url = self._provider.at(_PATH)
-        answer = await self._exchanges.send(self._provider, "POST", url, prepared, again=False)
-        return _batch(json_object(answer), answer)
-
-    async def retrieve(self, remote_id: str) -> RemoteBatch:
-        """Return the state of a batch."""
-        return await self._send("GET", _at(remote_id))
-
-    async def cancel(self, remote_id: str) -> RemoteBatch:
-        """Cancel a batch."""
-        return await self._send("POST", f"{_at(remote_id)}/cancel")
+        return await self._batch("POST", self.path, prepared, again=False)
 
     async def find(
         self,
@@ -106,23 +83,19 @@ class AnthropicBatches:
 
     async def _candidates(self, batch: StoredBatch, known: frozenset[str]) -> list[RemoteBatch]:
         candidates: list[RemoteBatch] = []
-        query = {"limit": str(_PAGE)}
+        after = ""
         while True:
-            url = self._provider.at(_PATH, urlencode(query))
-            answer = await self._exchanges.send(self._provider, "GET", url)
-            page = json_object(answer)
-            found: list[dict[str, Any]] = page.get("data") or []
+            found, pause, after = await self._listed(after)
             for one in found:
                 created = datetime.fromisoformat(str(one["created_at"])).timestamp()
                 if created < batch.created - _SKEW:
                     # documented: newest first, so all that follow are older
                     return candidates
-                remote = _batch(one, answer)
+                remote = self._remote(one, pause)
                 if remote.total == batch.requests and remote.id not in known:
                     candidates.append(remote)
-            if not page.get("has_more") or not found:
+            if not after:
                 return candidates
-            query["after_id"] = str(found[-1]["id"])
 
     async def _is_ours(self, remote: RemoteBatch, prefix: str) -> bool:
         seen: list[str] = []
@@ -138,48 +111,25 @@ class AnthropicBatches:
 
     async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
         """Download the results."""
-
-        def each(content: bytes) -> None:
-            line = _line(content)
-            if line is not None:
-                take(line)
-
         # not the `results_url` of the response: the key is sent to the user's host only
-        url = self._provider.at(f"{_at(remote.id)}/results")
-        await self._exchanges.read_lines(self._provider, url, each)
+        await self._download(f"{self._at(remote.id)}/results", take)
 
-    async def _send(self, method: str, path: str) -> RemoteBatch:
-        url = self._provider.at(path)
-        answer = await self._exchanges.send(self._provider, method, url)
-        return _batch(json_object(answer), answer)
+    def _remote(self, found: dict[str, Any], wait: float | None) -> RemoteBatch:
+        counts: dict[str, int] = found.get("request_counts") or {}
+        total = sum(counts.values())
+        status = str(found.get("processing_status"))
+        return RemoteBatch(
+            id=str(found["id"]),
+            status=status,
+            ended=status == "ended",
+            total=total,
+            done=total - counts.get("processing", 0),
+            results=(str(found.get("results_url") or ""),),
+            poll_after=wait,
+        )
 
-
-def _at(remote_id: str) -> str:
-    return f"{_PATH}/{quote(remote_id, safe='')}"
-
-
-def _batch(found: dict[str, Any], answer: HTTPAnswer) -> RemoteBatch:
-    counts: dict[str, int] = found.get("request_counts") or {}
-    total = sum(counts.values())
-    status = str(found.get("processing_status"))
-    return RemoteBatch(
-        id=str(found["id"]),
-        status=status,
-        ended=status == "ended",
-        total=total,
-        done=total - counts.get("processing", 0),
-        results=(str(found.get("results_url") or ""),),
-        poll_after=poll_after(answer.headers),
-    )
-
-
-def _line(content: bytes) -> BatchResultLine | None:
-    """Parse a result line; None if it is malformed."""
-    try:
-        found = orjson.loads(content)
-        custom_id, result = found["custom_id"], found["result"]
-        if not isinstance(custom_id, str):
-            return None
+    def _result(self, custom_id: str, found: dict[str, Any]) -> BatchResultLine:
+        result = found["result"]
         kind = result["type"]
         if kind == "succeeded":
             return BatchResultLine(custom_id, 200, orjson.dumps(result["message"]))
@@ -187,7 +137,5 @@ def _line(content: bytes) -> BatchResultLine | None:
             return BatchResultLine(custom_id, 0, b"", kind)
         error = result.get("error") or {}
         inner = error.get("error") or error
-        status = _STATUS.get(str(inner.get("type")), 500)
-        return BatchResultLine(custom_id, status, orjson.dumps(error), str(inner.get("type")))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+        why = str(inner.get("type"))
+        return BatchResultLine(custom_id, _STATUS.get(why, 500), orjson.dumps(error), why)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from urllib.parse import quote, urlencode
 
 import orjson
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from testnuc.protocols import StoredBatch
+    from testnuc.transport import AuxiliaryRequests
     from testnuc.transport.connections import HTTPAnswer
 
 __all__ = [
@@ -24,7 +27,6 @@ __all__ = [
     "QueueFullError",
     "RemoteBatch",
     "json_object",
-    "poll_after",
 ]
 
 #: Headers with the polling interval, in milliseconds.
@@ -32,14 +34,7 @@ _POLL_AFTER = ("openai-poll-after-ms", "retry-after-ms")
 
 
 class QueueFullError(RateLimitedError):
-    """The batch was refused: the account has reached its limit of enqueued tokens.
-
-    Parameters
-    ----------
-    message : str
-    limit : int, optional
-        In tokens, if the provider states it.
-    """
+    """The batch was refused: the account has reached its limit of enqueued tokens."""
 
     def __init__(self, message: str, *, limit: int | None = None) -> None:
         super().__init__(message)
@@ -95,28 +90,43 @@ class BatchProvider(WireProvider, Protocol):
         """Return the absolute URL of another path of the API, such as ``/batches``."""
 
 
-class BatchAPI(Protocol):
-    """A provider's batch API."""
+class BatchAPI(ABC):
+    """A provider's batch API: what both have in common."""
 
     #: Documented limits of a batch.
-    max_requests: int
-    max_bytes: int
+    max_requests: ClassVar[int]
+    max_bytes: ClassVar[int]
+    #: Of batches, after the base URL.
+    path: ClassVar[str]
+    #: Batches in a page of the list, and the query parameter that continues it.
+    page: ClassVar[int]
+    cursor: ClassVar[str]
 
+    def __init__(self, provider: BatchProvider, exchanges: AuxiliaryRequests) -> None:
+        self._provider = provider
+        self._exchanges = exchanges
+
+    @abstractmethod
     def line(self, custom_id: str, body: bytes) -> bytes:
         """Write one request of a batch."""
 
+    @abstractmethod
     async def prepare(self, name: str, lines: Sequence[bytes]) -> bytes:
         """Upload the requests, without cost; return the argument of `create`."""
 
+    @abstractmethod
     async def create(self, name: str, prepared: bytes) -> RemoteBatch:
         """Create the batch; not retried."""
 
     async def retrieve(self, remote_id: str) -> RemoteBatch:
         """Return the state of a batch."""
+        return await self._batch("GET", self._at(remote_id))
 
     async def cancel(self, remote_id: str) -> RemoteBatch:
         """Cancel a batch; completed requests are billed."""
+        return await self._batch("POST", f"{self._at(remote_id)}/cancel")
 
+    @abstractmethod
     async def find(
         self,
         batch: StoredBatch,
@@ -125,20 +135,77 @@ class BatchAPI(Protocol):
     ) -> str | None:
         """Find a batch whose id was lost; None if the provider does not have it.
 
-        Parameters
-        ----------
-        batch : StoredBatch
-        known : frozenset of str
-            Ids of other batches.
-        wait : callable
-            Waits until the next poll.
+        `known` are the ids of other batches; `wait` waits until the next poll.
         """
 
+    @abstractmethod
     async def discard(self, uploads: Sequence[str]) -> None:
         """Delete uploaded files; never raises `TestNUCError`."""
 
+    @abstractmethod
     async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
         """Pass each result to `take`; in any order, possibly more than once."""
+
+    def result(self, content: bytes) -> BatchResultLine | None:
+        """Parse a line of results; None if it is malformed."""
+        try:
+            found = orjson.loads(content)
+            custom_id = found["custom_id"]
+            return self._result(custom_id, found) if isinstance(custom_id, str) else None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    @abstractmethod
+    def _remote(self, found: dict[str, Any], wait: float | None) -> RemoteBatch:
+        """Return the state of a batch, from the provider's record and polling interval."""
+
+    @abstractmethod
+    def _result(self, custom_id: str, found: dict[str, Any]) -> BatchResultLine:
+        """Return a line of results; may raise any error of a malformed record."""
+
+    def _at(self, remote_id: str) -> str:
+        return f"{self.path}/{quote(remote_id, safe='')}"
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        content_type: str = "application/json",
+        again: bool = True,
+    ) -> HTTPAnswer:
+        url = self._provider.at(path)
+        return await self._exchanges.send(
+            self._provider, method, url, body, content_type=content_type, again=again
+        )
+
+    async def _batch(
+        self, method: str, path: str, body: bytes = b"", *, again: bool = True
+    ) -> RemoteBatch:
+        """Send a request that is answered with a batch."""
+        answer = await self._send(method, path, body, again=again)
+        return self._remote(json_object(answer), _poll_after(answer.headers))
+
+    async def _listed(self, after: str) -> tuple[list[dict[str, Any]], float | None, str]:
+        """Return a page of batches, the polling interval, and where the next page starts, or ""."""
+        query = {"limit": str(self.page), **({self.cursor: after} if after else {})}
+        url = self._provider.at(self.path, urlencode(query))
+        answer = await self._exchanges.send(self._provider, "GET", url)
+        page = json_object(answer)
+        found: list[dict[str, Any]] = page.get("data") or []
+        more = str(found[-1]["id"]) if found and page.get("has_more") else ""
+        return found, _poll_after(answer.headers), more
+
+    async def _download(self, path: str, take: Callable[[BatchResultLine], None]) -> None:
+        """Pass each line of results to `take`, except malformed ones."""
+
+        def each(content: bytes) -> None:
+            line = self.result(content)
+            if line is not None:
+                take(line)
+
+        await self._exchanges.read_lines(self._provider, self._provider.at(path), each)
 
 
 def json_object(answer: HTTPAnswer) -> dict[str, Any]:
@@ -152,7 +219,7 @@ def json_object(answer: HTTPAnswer) -> dict[str, Any]:
     return found
 
 
-def poll_after(headers: Mapping[str, str]) -> float | None:
+def _poll_after(headers: Mapping[str, str]) -> float | None:
     """Return the polling interval that a server asks for, in seconds."""
     for name in _POLL_AFTER:
         value = headers.get(name, "")

@@ -51,17 +51,8 @@ class ResponseReader:
     ) -> tuple[list[Outcome], TokenUsage | None]:
         """Return the outcome of each text of a response, and its tokens.
 
-        Parameters
-        ----------
-        body : bytes
-        texts : int
-        partial : bool
-            Whether the prompt showed some of the labels.
-
-        Raises
-        ------
-        ProviderError
-            The response is an error with status 200; nothing was billed.
+        `partial`: whether the prompt showed some of the labels. `ProviderError`: the response is an
+        error with status 200; nothing was billed.
         """
         task, labels = self._part if partial else self._whole
         try:
@@ -85,15 +76,7 @@ class ResponseReader:
 
 
 class BatchOutcomes:
-    """Collects the outcomes of one batch from its result lines.
-
-    Parameters
-    ----------
-    name : str
-        Prefix of its custom_ids.
-    items : sequence of Item
-    reader : ResponseReader
-    """
+    """Collects the outcomes of one batch from its result lines; custom_ids begin with `name`."""
 
     def __init__(self, name: str, items: Sequence[Item], reader: ResponseReader) -> None:
         self._name = name

@@ -57,13 +57,7 @@ _CHUNK = 1_000
 
 
 class UnknownOutcomeError(Exception):
-    """A creation failed, and the batch may or may not exist.
-
-    Parameters
-    ----------
-    error : ProviderError
-        How it failed.
-    """
+    """A creation failed, and the batch may or may not exist."""
 
     def __init__(self, error: ProviderError) -> None:
         super().__init__(str(error))
@@ -71,19 +65,7 @@ class UnknownOutcomeError(Exception):
 
 
 class BatchLifecycle:
-    """Creates batches at a provider, follows them, and stores their predictions.
-
-    Parameters
-    ----------
-    api : BatchAPI
-    reader : ResponseReader
-    store : BatchStore
-    policy : BatchPolicy
-    price : Price, optional
-        In the batch lane.
-    sleep : callable
-        For tests.
-    """
+    """Creates batches at a provider, follows them, and stores their predictions."""
 
     def __init__(
         self,
@@ -112,13 +94,7 @@ class BatchLifecycle:
     ) -> StoredBatch:
         """Create a batch whose intent is stored, and store its id.
 
-        Parameters
-        ----------
-        batch : StoredBatch
-        lines : sequence of bytes
-            Its requests.
-        busy : callable
-            Whether other batches are open: a provider that refuses more will accept them later.
+        `busy`: whether other batches are open; a provider that refuses more will accept them later.
 
         Raises
         ------
@@ -214,19 +190,9 @@ class BatchLifecycle:
     ) -> tuple[RemoteBatch, Outcomes, list[TokenUsage | None] | None]:
         """Wait for the end of a batch, store its predictions, and end it in the store.
 
-        Returns
-        -------
-        RemoteBatch
-            Its final state.
-        Outcomes
-            Of all its requests.
-        list of (TokenUsage or None), or None
-            Of each response; None if another process counted them.
-
-        Raises
-        ------
-        ProviderError
-            The provider cannot be reached; the batch stays open.
+        Returns its final state, the outcomes of all its requests, and the usage of each response;
+        the latter is None if another process counted it. `ProviderError`: the provider cannot be
+        reached; the batch stays open.
         """
         remote = await self._ended(batch)
         joined = BatchOutcomes(batch.id.hex(), unpack(batch.items), self._reader)

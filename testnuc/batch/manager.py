@@ -23,7 +23,6 @@ from testnuc.transport import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     from testnuc.protocols import Store, StoredBatch
 
@@ -42,13 +41,7 @@ class BatchState:
 
 
 class BatchManager:
-    """Manages the batches of a store; use it as ``async with``.
-
-    Parameters
-    ----------
-    store : Store
-        Open.
-    """
+    """Manages the batches of a store; use it as ``async with``."""
 
     def __init__(self, store: Store) -> None:
         self._store = require_batches(store)
@@ -60,21 +53,13 @@ class BatchManager:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self._transport.aclose()
 
     async def pick(self, names: Sequence[str] = ()) -> list[StoredBatch]:
         """Return the open batches whose id starts with a name, or whose provider's id is one.
 
-        Raises
-        ------
-        InvalidInputError
-            A name matches no open batch, or several.
+        Each name must match one open batch.
         """
         batches = await self._store.batches()
         if not names:
@@ -110,18 +95,10 @@ class BatchManager:
     async def resume(
         self, batches: Sequence[StoredBatch], on_end: Callable[[BatchState], None]
     ) -> list[BatchState]:
-        """Wait for the end of batches, and store their predictions.
+        """Wait for the end of batches, and store their predictions; return their final states.
 
-        Parameters
-        ----------
-        batches : sequence of StoredBatch
-        on_end : callable
-            Called with each batch when it has ended or failed.
-
-        Returns
-        -------
-        list of BatchState
-            Their final states, without `remote` if a batch was never created.
+        `on_end` is called with each batch when it has ended or failed. A batch that was never
+        created has no `remote`.
         """
 
         async def one(batch: StoredBatch) -> BatchState:

@@ -77,13 +77,7 @@ class BatchStore(Protocol):
 
 
 def require_batches(store: object) -> BatchStore:
-    """Return the store, if it supports batches.
-
-    Raises
-    ------
-    InvalidInputError
-        It does not.
-    """
+    """Return the store, if it supports batches; else raise `InvalidInputError`."""
     if isinstance(store, BatchStore):
         return store
     raise InvalidInputError(
@@ -106,13 +100,7 @@ def pack(items: Sequence[Item]) -> bytes:
 
 
 def unpack(stored: bytes) -> tuple[Item, ...]:
-    """Decode stored items.
-
-    Raises
-    ------
-    StoreError
-        They are damaged.
-    """
+    """Decode stored items; raises `StoreError` if they are damaged."""
     items: list[Item] = []
     at = 0
     try:

@@ -10,11 +10,17 @@ import logging
 import re
 import secrets
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import orjson
 
-from testnuc.batch.base import BatchResultLine, QueueFullError, RemoteBatch, json_object, poll_after
+from testnuc.batch.base import (
+    BatchAPI,
+    BatchResultLine,
+    QueueFullError,
+    RemoteBatch,
+    json_object,
+)
 from testnuc.errors import InvalidInputError, ProviderError, TestNUCError
 
 if TYPE_CHECKING:
@@ -23,7 +29,6 @@ if TYPE_CHECKING:
     from testnuc.batch.base import BatchProvider
     from testnuc.protocols import StoredBatch
     from testnuc.transport import AuxiliaryRequests
-    from testnuc.transport.connections import HTTPAnswer
 
 __all__ = ["OpenAIBatches"]
 
@@ -33,24 +38,20 @@ _CHAT, _RESPONSES = "/v1/chat/completions", "/v1/responses"
 #: Key in a batch's metadata; the value is our id.
 _TAG = "testnuc"
 _ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
-_PAGE = 100
 #: The limit of enqueued tokens, in the error of a batch that exceeds it.
 _LIMIT = re.compile(r"limit:\s*([\d,]*\d)", re.IGNORECASE)
 #: Error codes of requests that were not executed.
 _NOT_EXECUTED = frozenset({"batch_expired", "batch_cancelled"})
 
 
-class OpenAIBatches:
-    """The Batch API of OpenAI and compatible servers.
-
-    Parameters
-    ----------
-    provider : BatchProvider
-    exchanges : AuxiliaryRequests
-    """
+class OpenAIBatches(BatchAPI):
+    """The Batch API of OpenAI and compatible servers."""
 
     max_requests = 50_000
     max_bytes = 200_000_000
+    path = "/batches"
+    page = 100
+    cursor = "after"
 
     def __init__(self, provider: BatchProvider, exchanges: AuxiliaryRequests) -> None:
         if "/deployments/" in provider.identity:
@@ -58,8 +59,7 @@ class OpenAIBatches:
                 "lane='batch' does not work under the URL of an Azure deployment; give "
                 "base_url='https://<resource>.openai.azure.com/openai/v1'"
             )
-        self._provider = provider
-        self._exchanges = exchanges
+        super().__init__(provider, exchanges)
         path = provider.url.partition("?")[0]
         self._endpoint = _RESPONSES if path.endswith("/responses") else _CHAT
 
@@ -94,15 +94,7 @@ class OpenAIBatches:
             "completion_window": "24h",
             "metadata": {_TAG: name},
         }
-        return self._batch(await self._send("POST", "/batches", orjson.dumps(body), again=False))
-
-    async def retrieve(self, remote_id: str) -> RemoteBatch:
-        """Return the state of a batch."""
-        return self._batch(await self._send("GET", f"/batches/{quote(remote_id, safe='')}"))
-
-    async def cancel(self, remote_id: str) -> RemoteBatch:
-        """Cancel a batch."""
-        return self._batch(await self._send("POST", f"/batches/{quote(remote_id, safe='')}/cancel"))
+        return await self._batch("POST", self.path, orjson.dumps(body), again=False)
 
     async def find(
         self,
@@ -112,30 +104,20 @@ class OpenAIBatches:
     ) -> str | None:
         """Find the batch with our id in its metadata."""
         name = batch.id.hex()
-        query = {"limit": str(_PAGE)}
+        after = ""
         while True:
             # the order is not documented: search all pages
-            url = self._provider.at("/batches", urlencode(query))
-            page = json_object(await self._exchanges.send(self._provider, "GET", url))
-            found: list[dict[str, Any]] = page.get("data") or []
+            found, _, after = await self._listed(after)
             for one in found:
                 if (one.get("metadata") or {}).get(_TAG) == name:
                     return str(one["id"])
-            if not page.get("has_more") or not found:
+            if not after:
                 return None
-            query["after"] = str(found[-1]["id"])
 
     async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
         """Download both files of results."""
-
-        def each(content: bytes) -> None:
-            line = _line(content)
-            if line is not None:
-                take(line)
-
         for file in remote.results:
-            url = self._provider.at(f"/files/{quote(file, safe='')}/content")
-            await self._exchanges.read_lines(self._provider, url, each)
+            await self._download(f"/files/{quote(file, safe='')}/content", take)
 
     async def discard(self, uploads: Sequence[str]) -> None:
         """Delete uploaded files, which hold texts and count against the account's storage."""
@@ -145,22 +127,7 @@ class OpenAIBatches:
             except TestNUCError as error:  # the client may be closing
                 _log.info("the uploaded file %s was not deleted: %s", file, error)
 
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        body: bytes = b"",
-        *,
-        content_type: str = "application/json",
-        again: bool = True,
-    ) -> HTTPAnswer:
-        url = self._provider.at(path)
-        return await self._exchanges.send(
-            self._provider, method, url, body, content_type=content_type, again=again
-        )
-
-    def _batch(self, answer: HTTPAnswer) -> RemoteBatch:
-        found = json_object(answer)
+    def _remote(self, found: dict[str, Any], wait: float | None) -> RemoteBatch:
         counts = found.get("request_counts") or {}
         files = (found.get("output_file_id"), found.get("error_file_id"))
         status = str(found.get("status"))
@@ -173,8 +140,19 @@ class OpenAIBatches:
             results=tuple(str(file) for file in files if file),
             uploads=tuple(str(file) for file in (found.get("input_file_id"),) if file),
             error=self._error(found) if status == "failed" else None,
-            poll_after=poll_after(answer.headers),
+            poll_after=wait,
         )
+
+    def _result(self, custom_id: str, found: dict[str, Any]) -> BatchResultLine:
+        answer, error = found.get("response"), found.get("error") or {}
+        if answer and answer.get("body") is not None:
+            return BatchResultLine(
+                custom_id, int(answer["status_code"]), orjson.dumps(answer["body"])
+            )
+        why = str(error.get("code") or "no response")
+        if why in _NOT_EXECUTED:
+            return BatchResultLine(custom_id, 0, b"", why)
+        return BatchResultLine(custom_id, 500, orjson.dumps({"error": error}), why)
 
     def _error(self, found: dict[str, Any]) -> ProviderError:
         listed = (found.get("errors") or {}).get("data") or [{}]
@@ -189,23 +167,3 @@ class OpenAIBatches:
         error = self._provider.error(status, {}, orjson.dumps({"error": first}))
         assert isinstance(error, ProviderError)
         return error
-
-
-def _line(content: bytes) -> BatchResultLine | None:
-    """Parse a result line; None if it is malformed."""
-    try:
-        found = orjson.loads(content)
-        custom_id, answer, error = found["custom_id"], found.get("response"), found.get("error")
-        if not isinstance(custom_id, str):
-            return None
-        if answer and answer.get("body") is not None:
-            return BatchResultLine(
-                custom_id, int(answer["status_code"]), orjson.dumps(answer["body"])
-            )
-        error = error or {}
-        why = str(error.get("code") or "no response")
-        if why in _NOT_EXECUTED:
-            return BatchResultLine(custom_id, 0, b"", why)
-        return BatchResultLine(custom_id, 500, orjson.dumps({"error": error}), why)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None

@@ -55,15 +55,9 @@ class PendingBatch:
 
 
 def packs(asks: Iterable[Ask], per_call: int, alone: Collection[bytes] = ()) -> Iterator[Pack]:
-    """Yield the asks of each request.
+    """Yield the asks of each request, at most `per_call`.
 
-    Parameters
-    ----------
-    asks : iterable of Ask
-    per_call : int
-        Most texts in a request; texts with few-shot examples have their own request.
-    alone : collection of bytes
-        Keys of asks that get their own request.
+    Asks with few-shot examples have their own request, and so have those whose key is in `alone`.
     """
     together: list[Ask] = []
     if per_call > 1:
@@ -88,16 +82,6 @@ class BatchPacker:
 
     Each request is encoded twice, for its size and for the upload: all pending requests together
     may not fit into memory.
-
-    Parameters
-    ----------
-    predictor : Predictor
-    provider : WireProvider
-    api : BatchAPI
-        Its limits apply.
-    price : Price, optional
-    most_requests : int, optional
-        The user's own limit.
     """
 
     predictor: Predictor

@@ -23,13 +23,7 @@ _FORMATS: dict[object, Callable[[Any, AuxiliaryRequests], BatchAPI]] = {
 
 
 def batch_api(provider: object, exchanges: AuxiliaryRequests) -> BatchAPI:
-    """Return the batch API of a provider.
-
-    Raises
-    ------
-    InvalidInputError
-        The provider has no supported batch API.
-    """
+    """Return the batch API of a provider; raises `InvalidInputError` if it has none."""
     if not has_batches(provider):
         name = repr(getattr(provider, "name", type(provider).__name__))
         url = getattr(provider, "url", "")

@@ -31,14 +31,7 @@ _QUEUED = 50
 
 
 class RetryRounds:
-    """Selects the asks that go into another batch.
-
-    Parameters
-    ----------
-    policy : BatchPolicy
-    provider : WireProvider
-        Adapts the request format after refusals.
-    """
+    """Selects the asks that go into another batch."""
 
     def __init__(self, policy: BatchPolicy, provider: WireProvider) -> None:
         self._most = policy.attempts if policy.rest == "batch" else 1

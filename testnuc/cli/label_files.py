@@ -24,15 +24,7 @@ _NAME, _DESCRIPTION = "label", "description"
 
 
 def read_labels(given: str) -> list[str] | dict[str, str]:
-    """Read labels from a file, or from a list separated by commas.
-
-    Raises
-    ------
-    InvalidInputError
-        The file is missing, or holds no labels.
-    MissingDependencyError
-        It needs a package that is not installed.
-    """
+    """Read labels from a file, or from a list separated by commas."""
     if given.lstrip()[:1] in {"[", "{"}:
         # from a settings file or the environment
         return _labels(_json("labels", given), "labels")

@@ -45,17 +45,7 @@ _JSON = ("facts", "counts")
 
 
 class ParquetWriter:
-    """Writes records of a store, one row group for each batch.
-
-    Parameters
-    ----------
-    path : Path
-
-    Raises
-    ------
-    MissingDependencyError
-        pyarrow is not installed.
-    """
+    """Writes records of a store, one row group for each batch."""
 
     def __init__(self, path: Path) -> None:
         arrow, parquet = _pyarrow()
@@ -82,15 +72,7 @@ class ParquetWriter:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """Yield the records of a file.
-
-    Raises
-    ------
-    InvalidInputError
-        It is not a Parquet file of a store.
-    MissingDependencyError
-        pyarrow is not installed.
-    """
+    """Yield the records of a file."""
     arrow, parquet = _pyarrow()
     try:
         with parquet.ParquetFile(str(path)) as file:
@@ -105,15 +87,7 @@ def read(path: Path) -> Iterator[Record]:
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], Any]:
-    """Return the rows of a table, and its schema.
-
-    Raises
-    ------
-    InvalidInputError
-        It is not a Parquet file.
-    MissingDependencyError
-        pyarrow is not installed.
-    """
+    """Return the rows of a table, and its schema."""
     arrow, parquet = _pyarrow()
     try:
         with parquet.ParquetFile(str(path)) as file:
@@ -124,22 +98,9 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], Any]:
 
 
 def schema_of(rows: Sequence[Mapping[str, Any]], schema: Any, added: Mapping[str, str]) -> Any:
-    """Return the schema of rows, given or inferred, with added columns.
+    """Return the schema of rows, inferred if None is given, with added columns.
 
-    Parameters
-    ----------
-    rows : sequence of mapping
-    schema : optional
-        The rows' schema; None: infer it.
-    added : mapping
-        Column -> Arrow type; they replace columns of the same name.
-
-    Raises
-    ------
-    InvalidInputError
-        A column holds values of several types.
-    MissingDependencyError
-        pyarrow is not installed.
+    `added` is column -> Arrow type; they replace columns of the same name.
     """
     arrow, _ = _pyarrow()
     if schema is None:

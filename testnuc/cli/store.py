@@ -10,8 +10,9 @@ import orjson
 
 from testnuc._base.jsonl import part_of, table
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import existing, require_folder, require_store, to_stderr
+from testnuc.cli.files import require_folder, require_store
 from testnuc.cli.options_of_run import opened_store
+from testnuc.cli.reading import existing, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.stores import export as moving
 
@@ -32,11 +33,11 @@ class _Writer(Protocol):
     def close(self) -> None: ...
 
 
-def export(store: str, file: str) -> None:
+def export(place: str, file: str) -> None:
     """Write everything in a store to a file; counts go to stderr."""
     path = Path(file)
     kind = _kind(file)
-    require_store(store)
+    require_store(place)
     require_folder(file)
     if path.exists() and not (path.is_file() and _is_export(kind, path)):
         raise InvalidInputError(f"{file} exists and is not an export of a store; name another file")
@@ -44,7 +45,7 @@ def export(store: str, file: str) -> None:
     part = part_of(path)
 
     async def write() -> Counter[str]:
-        async with opened_store(store) as opened:
+        async with opened_store(place) as opened:
             return await _write(opened, _writer(kind, part))
 
     try:
@@ -57,7 +58,7 @@ def export(store: str, file: str) -> None:
     to_stderr(f"exported {_counted(counts)} to {file}")
 
 
-def import_(file: str, store: str) -> None:
+def import_(file: str, place: str) -> None:
     """Import everything in a file into a store; counts go to stderr."""
     path = Path(file)
     kind = _kind(file)
@@ -65,7 +66,7 @@ def import_(file: str, store: str) -> None:
     seen: Counter[str] = Counter()
 
     async def read() -> None:
-        async with opened_store(store) as opened:
+        async with opened_store(place) as opened:
             await moving.load(opened, _checked(_read(kind, path), seen, file))
 
     try:
@@ -75,12 +76,12 @@ def import_(file: str, store: str) -> None:
     to_stderr(f"imported {_counted(seen)} from {file}; existing entries were kept")
 
 
-def stats(store: str) -> None:
+def stats(place: str) -> None:
     """Print a line for each model and label set, and for each embedder."""
-    require_store(store)
+    require_store(place)
 
     async def look() -> list[str]:
-        async with opened_store(store) as opened:
+        async with opened_store(place) as opened:
             predictions, texts = await moving.contents(opened)
             lines = []
             for scope, facts in await opened.scopes():

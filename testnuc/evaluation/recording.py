@@ -109,20 +109,10 @@ class Recording:
 
 
 class KnownVectors:
-    """An `Embedder` that returns precomputed embeddings, and computes missing ones.
+    """An `Embedder` that returns precomputed embeddings, float[len(texts), dim].
 
-    Parameters
-    ----------
-    texts : sequence of str
-    vectors : float[len(texts), dim]
-    otherwise : str or Embedder
-        The embedder of `vectors`. Embeds other texts, and gives its name to this embedder, so that
-        stores share their embeddings.
-
-    Raises
-    ------
-    InvalidInputError
-        `texts` and `vectors` differ in length.
+    The embedder of these vectors, `otherwise`, embeds other texts, and gives its name to this
+    embedder, so that stores share their embeddings.
     """
 
     def __init__(

@@ -24,21 +24,9 @@ def exact_candidates(
 ) -> NDArray[np.int64]:
     """Return every row that can be among the k best of a query after re-scoring.
 
-    Parameters
-    ----------
-    queries : float32[B, dim]
-    vectors : float32[N, dim]
-    alive : bool[N]
-        False for removed rows.
-    k : int
-        Neighbors per query.
-    exclude : int64[B]
-        A row that is left out of the query's candidates; ignored if outside 0..N-1.
-
-    Returns
-    -------
-    int64[B, W]
-        Unordered, padded with -1; W is at least 1.
+    For queries float32[B, dim] and vectors float32[N, dim]: int64[B, W], unordered and padded with
+    -1; W is at least 1. `alive`, bool[N], is False for removed rows; `exclude`, int64[B], is a row
+    that is left out of the query's candidates, ignored if outside 0..N-1.
     """
     scores = queries @ vectors.T
     scores[:, ~alive] = -np.inf

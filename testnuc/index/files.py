@@ -66,13 +66,7 @@ class SavedIndex:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> SavedIndex:
-        """Return the record with these fields.
-
-        Raises
-        ------
-        DamagedIndexError
-            Another format version wrote them.
-        """
+        """Return the record with these fields; refuses those of another format version."""
         if facts.get("form") != _FORMAT or set(facts) != {field.name for field in fields(cls)}:
             raise DamagedIndexError("the index was saved by another version")
         return cls(**facts)
@@ -111,15 +105,7 @@ def verify_file(path: Path, crc: int) -> None:
 
 
 def map_rows(folder: Path, saved: SavedIndex) -> tuple[FileRows, FileRows]:
-    """Memory-map the saved vectors and ranks.
-
-    Raises
-    ------
-    DamagedIndexError
-        A checksum does not match.
-    OSError
-        A file is missing.
-    """
+    """Memory-map the saved vectors and ranks; raises `DamagedIndexError` or `OSError`."""
     vectors = _map_verified(
         folder / saved.vectors, np.float16, (saved.dim,), saved, saved.vectors_crc
     )

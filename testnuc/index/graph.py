@@ -29,12 +29,7 @@ _WIDER_ABOVE = 100_000
 
 
 class Graph:
-    """A usearch graph over the first `rows` rows, without removed ones.
-
-    Parameters
-    ----------
-    dim : int
-    """
+    """A usearch graph over the first `rows` rows, without removed ones."""
 
     def __init__(self, dim: int) -> None:
         self._dim = dim
@@ -49,13 +44,7 @@ class Graph:
 
     @classmethod
     def map(cls, path: Path, dim: int, rows: int) -> Graph:
-        """Memory-map a saved graph.
-
-        Raises
-        ------
-        OSError, RuntimeError, ValueError
-            The file is not a graph of this shape.
-        """
+        """Memory-map a saved graph; OSError, RuntimeError, ValueError: no graph of this shape."""
         graph = cls(dim)
         graph._index.view(os.fspath(path), progress=_yielding)
         if graph._index.ndim != dim or len(graph) > rows:

@@ -23,11 +23,7 @@ class Pool:
     """Distinct texts and their vectors, in the memory of this process; an `Index`.
 
     Row numbers are assigned in insertion order and never reused, so a number is also a snapshot.
-
-    Parameters
-    ----------
-    exact_below : int
-        Number of vectors below which the search is exact.
+    The search is exact below `exact_below` vectors.
     """
 
     def __init__(self, *, exact_below: int = EXACT_BELOW) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from testnuc.errors import EmbeddingError, InvalidInputError
 from testnuc.index.exact import exact_candidates
-from testnuc.index.fair_lock import FairLock
 from testnuc.index.files import (
     DamagedIndexError,
     SavedIndex,
@@ -49,22 +49,32 @@ _ROW_CHUNK = 8_192
 _EXTRA = 8
 
 
+class FairLock:
+    """A lock that alternates between two threads that both want it.
+
+    Without it, an addition that re-acquires the lock for each chunk would starve a search.
+    """
+
+    def __init__(self) -> None:
+        self._next = threading.Lock()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        # a waiting thread holds `_next`, so a thread that re-acquires the lock queues behind it
+        with self._next:
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class NearestVectors:
-    """Unit vectors as float16 rows, searched by cosine.
+    """Unit vectors as float16 rows, searched by cosine; exactly below `exact_below` vectors.
 
     Candidates are re-scored from the float16 rows in a fixed order, so that similarities are
     bit-identical whichever search found them. Equal similarities are ordered by `ranks`. Rows that
     are not in the graph yet are searched exactly.
 
-    Parameters
-    ----------
-    dim : int
-        Dimension of a vector.
-    exact_below : int
-        Number of vectors below which the search is exact.
-
-    Notes
-    -----
     Thread safety: one thread may add, remove and save while another searches. An addition holds the
     lock for one chunk at a time.
     """
@@ -96,20 +106,10 @@ class NearestVectors:
         return 0 if self.graph is None else self.graph.rows
 
     def add(self, vectors: NDArray[np.float16], ranks: NDArray[np.uint64]) -> None:
-        """Append rows.
+        """Append unit vectors, float16[n, dim], and their ranks, uint64[n].
 
-        Parameters
-        ----------
-        vectors : float16[n, dim]
-            Unit vectors.
-        ranks : uint64[n]
-            Order of rows with equal similarity, lowest first.
-
-        Raises
-        ------
-        EmbeddingError
-            A vector has the wrong dimension, NaN or infinity. Nothing is added: one such vector
-            would corrupt the graph for every later search.
+        The lowest rank wins among equal similarities. Nothing is added if a vector has the wrong
+        dimension, NaN or infinity: one such vector would corrupt the graph for every later search.
         """
         if vectors.ndim != 2 or vectors.shape[1] != self.dim:
             raise EmbeddingError(
@@ -154,20 +154,11 @@ class NearestVectors:
         limit: int | None = None,
         among: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the k most similar rows of each query.
+        """Return the k most similar rows of each query, unit vectors float16[B, dim].
 
-        Parameters
-        ----------
-        queries : float16[B, dim]
-            Unit vectors.
-        k : int
-            Rows per query.
-        exclude : int64[B], optional
-            A row that is left out of the query's result, or -1.
-        limit : int, optional
-            Search only rows below this number (a snapshot).
-        among : int64[n], optional
-            Search only these rows, ascending; exactly, in memory that does not grow with n.
+        `exclude`, int64[B], is a row that is left out of the query's result, or -1. With `limit`,
+        only rows below this number (a snapshot) are searched; with `among`, int64[n], only these,
+        ascending, and exactly, in memory that does not grow with n.
 
         Returns
         -------
@@ -207,10 +198,7 @@ class NearestVectors:
     def open(cls, folder: Path, saved: SavedIndex, *, exact_below: int = EXACT_BELOW) -> Self:
         """Memory-map a saved index; removals are not saved and must be applied again.
 
-        Raises
-        ------
-        DamagedIndexError
-            A file is missing or damaged.
+        `DamagedIndexError`: a file is missing or damaged.
         """
         index = cls(saved.dim, exact_below=exact_below)
         try:
@@ -234,22 +222,9 @@ class NearestVectors:
     def save(self, folder: Path, before: SavedIndex | None) -> SavedIndex:
         """Write unsaved rows and the graph to files; from then on, vectors are read from there.
 
-        Parameters
-        ----------
-        folder : Path
-            Folder of the index files.
-        before : SavedIndex, optional
-            The latest save of the same rows, by this process or another.
-
-        Returns
-        -------
-        SavedIndex
-            May share files with `before`. The graph file of `before` is not deleted.
-
-        Raises
-        ------
-        OSError
-            The disk is full or read-only; `before` stays valid.
+        `before` is the latest save of the same rows, by this process or another. The new one may
+        share files with it; its graph file is not deleted. `OSError`: the disk is full or
+        read-only; `before` stays valid.
         """
         if before is not None and before.rows > self._size:
             return before

@@ -34,14 +34,7 @@ class RowArray(Protocol):
 
 
 class MemoryRows:
-    """Rows in memory.
-
-    Parameters
-    ----------
-    dtype : dtype
-    shape : tuple of int
-        Shape of one row.
-    """
+    """Rows in memory, each of this shape."""
 
     def __init__(self, dtype: Any, shape: tuple[int, ...]) -> None:
         self.array: NDArray[Any] = np.empty((0, *shape), dtype=dtype)
@@ -58,17 +51,7 @@ class MemoryRows:
 
 
 class FileRows:
-    """Rows in a file, read through a memory map.
-
-    Parameters
-    ----------
-    path : Path
-    dtype : dtype
-    shape : tuple of int
-        Shape of one row.
-    create : bool
-        Create the file, which must not exist.
-    """
+    """Rows of this shape in a file, read through a memory map; `create` needs a new file."""
 
     def __init__(
         self, path: Path, dtype: Any, shape: tuple[int, ...], *, create: bool = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,35 +33,29 @@ TICK = 0.005
 _FOREVER = float("inf")
 
 
+@dataclass(slots=True, eq=False)
 class Permit:
     """Permission to send one request; return it exactly once."""
 
-    __slots__ = ("charge", "charged", "estimate", "request", "sent_at", "size")
-
-    def __init__(self, sent_at: float, estimate: int, size: tuple[int, int]) -> None:
-        #: Moment of the clock.
-        self.sent_at = sent_at
-        #: The caller's estimate of input tokens.
-        self.estimate = estimate
-        #: Expected input and output tokens.
-        self.size = size
-        #: Log entries of the request and of the tokens charged for it.
-        self.request: LogEntry | None = None
-        self.charged: LogEntry | None = None
-        self.charge = 0
+    #: Moment of the clock.
+    sent_at: float
+    #: The caller's estimate of input tokens.
+    estimate: int
+    #: Expected input and output tokens.
+    size: tuple[int, int]
+    #: Log entries of the request and of the tokens charged for it.
+    request: LogEntry | None = None
+    charged: LogEntry | None = None
+    charge: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Waiter:
     """A call that waits for a permit."""
 
-    __slots__ = ("future", "input_tokens", "max_output_tokens")
-
-    def __init__(
-        self, future: asyncio.Future[Permit], input_tokens: int, max_output_tokens: int
-    ) -> None:
-        self.future = future
-        self.input_tokens = input_tokens
-        self.max_output_tokens = max_output_tokens
+    future: asyncio.Future[Permit]
+    input_tokens: int
+    max_output_tokens: int
 
 
 class _Timer(Protocol):
@@ -140,22 +135,10 @@ class Admission:
         return sum(not w.future.done() for q in (self._again, self._queue) for w in q)
 
     def try_acquire(self, input_tokens: int = 0, max_output_tokens: int = 0) -> Permit | None:
-        """Admit a call, or return None if it must wait.
+        """Admit a call by its estimated input and most output tokens; None if it must wait.
 
-        Parameters
-        ----------
-        input_tokens, max_output_tokens : int
-            Estimated tokens of the prompt, and maximum tokens of the answer.
-
-        Returns
-        -------
-        Permit or None
-            None also while others wait: no call is overtaken.
-
-        Raises
-        ------
-        InvalidInputError
-            The prompt exceeds the tokens per minute.
+        It must wait also while others wait: no call is overtaken. A prompt that exceeds the tokens
+        per minute raises `InvalidInputError`.
         """
         if self._queue or self._again:
             return None
@@ -168,26 +151,11 @@ class Admission:
     async def acquire(
         self, input_tokens: int = 0, max_output_tokens: int = 0, *, again: bool = False
     ) -> Permit:
-        """Wait until a call may be sent.
+        """Wait until a call may be sent; retries (`again`) are admitted before new calls.
 
-        Parameters
-        ----------
-        input_tokens, max_output_tokens : int
-            As for `try_acquire`.
-        again : bool
-            Whether this is a retry; retries are admitted before new calls.
-
-        Returns
-        -------
-        Permit
-            Return it with `answered`, `refused`, `failed` or `abandoned`.
-
-        Raises
-        ------
-        InvalidInputError
-            The prompt exceeds the tokens per minute.
-        RateLimitedError
-            The server asked for a pause longer than the deadline of a call.
+        Return the permit with `answered`, `refused`, `failed` or `abandoned`. A prompt that exceeds
+        the tokens per minute raises `InvalidInputError`; a pause longer than the deadline of a
+        call, asked for by the server, raises `RateLimitedError`.
         """
         self._expected(input_tokens, max_output_tokens)
         self._refuse_long_pause()
@@ -212,12 +180,7 @@ class Admission:
     ) -> None:
         """Return a permit after an answer, with the tokens that the provider counted.
 
-        Parameters
-        ----------
-        permit : Permit
-            From `acquire`.
-        input_tokens, output_tokens : int or None
-            None: unknown, the estimate stays charged.
+        Without them the estimate stays charged.
         """
         now = self._clock()
         self._quota.ended(permit.size)
@@ -232,14 +195,8 @@ class Admission:
     def refused(self, permit: Permit, wait: float | None = None, *, load: bool = True) -> None:
         """Return a permit after the server refused the request (429, 503, 529, no connection).
 
-        Parameters
-        ----------
-        permit : Permit
-            From `acquire`.
-        wait : float or None
-            Seconds the server asked to wait.
-        load : bool
-            Whether the server was overloaded; False: there was no connection.
+        `wait`: seconds that the server asked to wait. `load`: whether it was overloaded; False:
+        there was no connection.
         """
         now = self._clock()
         self._quota.ended(permit.size)
@@ -247,25 +204,13 @@ class Admission:
         self._wake()
 
     def failed(self, permit: Permit) -> None:
-        """Return a permit after any other failure; its charges remain.
-
-        Parameters
-        ----------
-        permit : Permit
-            From `acquire`.
-        """
+        """Return a permit after any other failure; its charges remain."""
         self._quota.ended(permit.size)
         self._concurrency.failed(self._clock())
         self._wake()
 
     def abandoned(self, permit: Permit) -> None:
-        """Return a permit whose request was never sent.
-
-        Parameters
-        ----------
-        permit : Permit
-            From `acquire`.
-        """
+        """Return a permit whose request was never sent."""
         now = self._clock()
         self._quota.ended(permit.size)
         if self._requests is not None and permit.request is not None:
@@ -275,15 +220,7 @@ class Admission:
         self._wake()
 
     def observe(self, permit: Permit, headers: Mapping[str, str]) -> None:
-        """Read the provider's rate limit headers; call before the permit is returned.
-
-        Parameters
-        ----------
-        permit : Permit
-            Of the request.
-        headers : mapping
-            Of the response, with any status.
-        """
+        """Read the provider's rate limit headers; call before the permit is returned."""
         self._quota.observe(headers, permit.size, self._clock(), self._wall())
 
     def _expected(self, input_tokens: int, max_output_tokens: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from testnuc.errors import BudgetExceededError
@@ -23,16 +24,14 @@ Amounts = tuple[int, int, int]
 _NAMES = ("usd", "tokens", "calls")
 
 
+@dataclass(slots=True, eq=False)
 class Reservation:
     """The reserved worst case of a call or a batch job; settled, kept or released once."""
 
-    __slots__ = ("amounts", "batch", "open")
-
-    def __init__(self, amounts: Amounts, *, batch: bool = False) -> None:
-        self.amounts = amounts
-        #: Whether it is a batch job's, which takes hours.
-        self.batch = batch
-        self.open = True
+    amounts: Amounts
+    #: Whether it is a batch job's, which takes hours.
+    batch: bool = field(default=False, kw_only=True)
+    open: bool = field(default=True, init=False)
 
 
 class BudgetAccount:
@@ -42,11 +41,6 @@ class BudgetAccount:
     wait for each other, and for calls.
 
     Belongs to one event loop: nothing awaits between a check and the update that follows.
-
-    Parameters
-    ----------
-    budget : Budget
-        The bounds.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -79,26 +73,10 @@ class BudgetAccount:
     async def reserve(
         self, pico_usd: int, tokens: int, calls: int = 1, *, batch: bool = False
     ) -> Reservation:
-        """Wait until the worst case of a call fits, and reserve it.
+        """Wait until the worst case of a call or a batch job fits, and reserve it.
 
-        Parameters
-        ----------
-        pico_usd : int
-            In 1e-12 US dollars.
-        tokens, calls : int
-            Input and output tokens together; calls.
-        batch : bool
-            Whether it is for a batch job.
-
-        Returns
-        -------
-        Reservation
-            Settle, keep or release it.
-
-        Raises
-        ------
-        BudgetExceededError
-            It does not fit, whatever calls in flight will cost.
+        Settle, keep or release it. `BudgetExceededError`: it does not fit, whatever calls in flight
+        cost.
         """
         amounts = (pico_usd, tokens, calls)
         waiting = self._waiting_batches if batch else self._waiting
@@ -121,47 +99,24 @@ class BudgetAccount:
             raise
 
     def settle(self, reservation: Reservation, pico_usd: int, tokens: int, calls: int = 1) -> None:
-        """Book the actual cost of a call, and free the rest of its reservation.
-
-        Parameters
-        ----------
-        reservation : Reservation
-            Of the call.
-        pico_usd, tokens, calls : int
-            The billed amounts.
-        """
+        """Book the actual cost of a call, and free the rest of its reservation."""
         self._close(reservation, (pico_usd, tokens, calls))
 
     def book(self, pico_usd: int, tokens: int, calls: int) -> None:
         """Book spending without a reservation, of calls sent by another process.
 
-        Parameters
-        ----------
-        pico_usd, tokens, calls : int
-            The billed amounts. They may exceed the budget; then no reservation is granted.
+        It may exceed the budget; then no reservation is granted.
         """
         for i, amount in enumerate((pico_usd, tokens, calls)):
             self._spent[i] += amount
         self._drain()
 
     def keep(self, reservation: Reservation) -> None:
-        """Book the whole reservation: the call may have been billed, the amount is unknown.
-
-        Parameters
-        ----------
-        reservation : Reservation
-            Of the call.
-        """
+        """Book the whole reservation: the call may have been billed, the amount is unknown."""
         self._close(reservation, reservation.amounts)
 
     def release(self, reservation: Reservation) -> None:
-        """Free a reservation: the call was certainly not billed.
-
-        Parameters
-        ----------
-        reservation : Reservation
-            Of the call.
-        """
+        """Free a reservation: the call was certainly not billed."""
         self._close(reservation, (0, 0, 0))
 
     def _close(self, reservation: Reservation, spent: Amounts) -> None:

@@ -59,43 +59,11 @@ _MOST_DOUBLINGS = 30
 
 
 class Concurrency:
-    """The adaptive limit of calls in flight.
+    """The adaptive limit of calls in flight, at most `most`.
 
-    Parameters
-    ----------
-    most : int
-        The user's maximum.
-    initial_wait, max_wait : float
-        First and longest wait of a refused call in seconds; they bound the pauses.
-    rng : random.Random
-        Source of jitter.
+    `initial_wait` and `max_wait`, the first and longest wait of a refused call in seconds, bound
+    the pauses.
     """
-
-    __slots__ = (
-        "_answered",
-        "_baseline",
-        "_cause",
-        "_first_pause",
-        "_fresh",
-        "_initial_wait",
-        "_latency",
-        "_limit",
-        "_max_wait",
-        "_most",
-        "_outcomes",
-        "_paused_at",
-        "_ramp",
-        "_refusal_latency",
-        "_refused",
-        "_rng",
-        "_share",
-        "_step",
-        "_streak",
-        "_widen_at",
-        "_window_end",
-        "cap",
-        "paused_until",
-    )
 
     def __init__(self, most: int, *, initial_wait: float, max_wait: float, rng: Random) -> None:
         self._most = most
@@ -136,13 +104,7 @@ class Concurrency:
         self._share -= self._fresh * self._share
 
     def answered(self, sent_at: float, now: float) -> None:
-        """Count a call that the server answered.
-
-        Parameters
-        ----------
-        sent_at, now : float
-            Seconds of the clock.
-        """
+        """Count a call that the server answered."""
         self._outcomes += 1
         self._answered += 1
         self._latency += now - sent_at
@@ -162,14 +124,8 @@ class Concurrency:
     def refused(self, sent_at: float, now: float, wait: float | None, *, load: bool = True) -> None:
         """Count a call that the server refused, and pause all calls if necessary.
 
-        Parameters
-        ----------
-        sent_at, now : float
-            Seconds of the clock.
-        wait : float or None
-            Seconds that the server asked to wait.
-        load : bool
-            Whether the server was overloaded; False: there was no connection.
+        `wait`: seconds that the server asked to wait. `load`: whether it was overloaded; False:
+        there was no connection.
         """
         self._outcomes += 1
         self._refused += load
@@ -183,13 +139,7 @@ class Concurrency:
             self._turn(now)
 
     def failed(self, now: float) -> None:
-        """Count a call that failed for a reason other than the server's load.
-
-        Parameters
-        ----------
-        now : float
-            Seconds of the clock.
-        """
+        """Count a call that failed for a reason other than the server's load."""
         self._outcomes += 1
         if now >= self._window_end:
             self._turn(now)
@@ -220,17 +170,7 @@ class Concurrency:
     def widen(self, now: float, in_flight: int) -> float:
         """Return the seconds until the ramp admits one more call, if `cap` is reached.
 
-        Parameters
-        ----------
-        now : float
-            Seconds of the clock.
-        in_flight : int
-            Calls in flight.
-
-        Returns
-        -------
-        float
-            0: the cap has just grown; infinite: not before a call ends.
+        0: the cap has just grown; infinite: not before a call ends.
         """
         if self._ramp is _NO_RAMP:
             return _NO_RAMP

@@ -52,18 +52,7 @@ def _short(text: str | None) -> str | None:
 
 
 def count(text: str | None) -> int | None:
-    """Read a number of requests or tokens.
-
-    Parameters
-    ----------
-    text : str or None
-        Such as ``"149984"``.
-
-    Returns
-    -------
-    int or None
-        None if malformed, and for ``-1``, Azure's value for unknown.
-    """
+    """Read a number of requests or tokens; None also for ``-1``, Azure's value for unknown."""
     text = _short(text)
     if text is None or not _COUNT.fullmatch(text):
         return None
@@ -71,18 +60,7 @@ def count(text: str | None) -> int | None:
 
 
 def duration(text: str | None) -> float | None:
-    """Read a duration such as ``6m0s``, ``20ms``, ``1h2m3.5s`` or a plain number of seconds.
-
-    Parameters
-    ----------
-    text : str or None
-        The value of a header.
-
-    Returns
-    -------
-    float or None
-        Seconds, at least 0.
-    """
+    """Read a duration such as ``6m0s``, ``20ms``, ``1h2m3.5s`` or a plain number of seconds."""
     text = _short(text)
     if text is None:
         return None
@@ -96,34 +74,12 @@ def duration(text: str | None) -> float | None:
 
 
 def timestamp(text: str | None) -> float | None:
-    """Read a moment in RFC 3339, such as ``2025-01-15T14:24:00Z``.
-
-    Parameters
-    ----------
-    text : str or None
-        The value of a header; without an offset it is UTC.
-
-    Returns
-    -------
-    float or None
-        Seconds since 1970.
-    """
+    """Read a moment in RFC 3339, UTC without an offset, as seconds since 1970."""
     return _moment(text, lambda text: datetime.fromisoformat(text.upper()))
 
 
 def http_date(text: str | None) -> float | None:
-    """Read an HTTP date in any of its three forms, such as ``Wed, 15 Jan 2025 14:24:00 GMT``.
-
-    Parameters
-    ----------
-    text : str or None
-        The value of a header.
-
-    Returns
-    -------
-    float or None
-        Seconds since 1970.
-    """
+    """Read an HTTP date in any of its three forms, as seconds since 1970."""
     return _moment(text, parsedate_to_datetime)
 
 
@@ -141,19 +97,10 @@ def _moment(text: str | None, parse: Callable[[str], datetime]) -> float | None:
 
 
 def reset_delay(text: str | None, now: float) -> float | None:
-    """Read the reset time of a limit, in any known form.
+    """Read the reset time of a limit, in any known form, as seconds from `now`, at least 0.
 
-    Parameters
-    ----------
-    text : str or None
-        A duration, a number of seconds, a moment in RFC 3339, or one in (milli)seconds since 1970.
-    now : float
-        The server's time, in seconds since 1970.
-
-    Returns
-    -------
-    float or None
-        Seconds from `now`, at least 0.
+    A duration, a number of seconds, a moment in RFC 3339, or one in (milli)seconds since 1970.
+    `now` is the server's time.
     """
     seconds = duration(text)
     if seconds is None:
@@ -174,17 +121,7 @@ def _get(headers: Mapping[str, str], name: str) -> str | None:
 def server_time(headers: Mapping[str, str], now: float) -> float:
     """Return the server's time, so that a wrong local clock does not matter.
 
-    Parameters
-    ----------
-    headers : mapping
-        Of a response.
-    now : float
-        The local time in seconds since 1970, for servers that do not send ``Date``.
-
-    Returns
-    -------
-    float
-        Seconds since 1970.
+    `now`, the local time in seconds since 1970, is for servers that do not send ``Date``.
     """
     date = http_date(_get(headers, "date"))
     return now if date is None else date
@@ -193,17 +130,7 @@ def server_time(headers: Mapping[str, str], now: float) -> float:
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
     """Read the wait that the server asks for: ``retry-after-ms``, or ``Retry-After`` in any form.
 
-    Parameters
-    ----------
-    headers : mapping
-        Of a response.
-    now : float
-        The local time in seconds since 1970, for dates in responses without ``Date``.
-
-    Returns
-    -------
-    float or None
-        Seconds, at least 0.
+    `now`: the local time in seconds since 1970, for dates in responses without ``Date``.
     """
     text = _short(_get(headers, "retry-after-ms"))
     if text is not None:

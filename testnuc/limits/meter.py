@@ -63,19 +63,10 @@ class Meter:
         self.retries = 0
 
     def add(self, usage: TokenUsage | None, price: Price | None = None) -> int | None:
-        """Count one answered call.
+        """Count one answered call; returns its cost in 1e-12 US dollars, None if unknown.
 
-        Parameters
-        ----------
-        usage : TokenUsage or None
-            None: the provider did not report it.
-        price : Price, optional
-            Of this call, if it differs from the others'.
-
-        Returns
-        -------
-        int or None
-            The cost in 1e-12 US dollars; None: unknown.
+        `usage` is None if the provider did not report it. `price` is that of this call, if it
+        differs from the others'.
         """
         self.calls += 1
         price = self.price if price is None else price
@@ -95,13 +86,7 @@ class Meter:
 
     @classmethod
     def sum(cls, marks: Iterable[Mark]) -> Usage:
-        """Return the total of several meters.
-
-        Parameters
-        ----------
-        marks : iterable of Mark
-            The counters of each.
-        """
+        """Return the total of several meters."""
         total = cls()
         for mark in marks:
             for name, n in zip(cls._COUNTERS, mark, strict=True):
@@ -109,38 +94,15 @@ class Meter:
         return total.usage()
 
     def usage(self) -> Usage:
-        """Return the usage so far.
-
-        Returns
-        -------
-        Usage
-            As of now.
-        """
+        """Return the usage so far."""
         return self.since()
 
     def mark(self) -> Mark:
-        """Return the present counters, for `since`.
-
-        Returns
-        -------
-        Mark
-            Opaque.
-        """
+        """Return the present counters, for `since`."""
         return tuple(getattr(self, name) for name in self._COUNTERS)
 
     def since(self, mark: Mark | None = None) -> Usage:
-        """Return the usage since a mark.
-
-        Parameters
-        ----------
-        mark : Mark, optional
-            From `mark`; None: from the beginning.
-
-        Returns
-        -------
-        Usage
-            None for values that a call did not report.
-        """
+        """Return the usage since a mark, or all; None for values that a call did not report."""
         names = self._COUNTERS
         before = mark or (0,) * len(names)
         n = {name: getattr(self, name) - old for name, old in zip(names, before, strict=True)}

@@ -82,20 +82,7 @@ class Price:
         cached: float | None = None,
         cache_write: float | None = None,
     ) -> Price:
-        """Return a price in US dollars per million tokens.
-
-        Parameters
-        ----------
-        input, output : float
-            Per million tokens of the prompt and of the answer.
-        cached, cache_write : float, optional
-            Per million tokens read from and written to the prompt cache; default: as `input`.
-
-        Returns
-        -------
-        Price
-            Without tiers.
-        """
+        """Return a price in US dollars per million tokens; `cached` costs as `input` by default."""
         return cls(
             Rates(
                 input=_pico(input),
@@ -116,29 +103,13 @@ class Price:
         tier: object = None,
         cache_ttl: str | None = None,
     ) -> Price | None:
-        """Look up a model in the price list.
+        """Look up a model in the price list; None: unknown.
 
-        Parameters
-        ----------
-        provider : str
-            Such as ``"openai"``.
-        model : str
-            As the provider calls it.
-        url : str, optional
-            Where calls are sent. A URL of another known provider has its prices; with an unknown
-            URL, ``"openai"`` and ``"anthropic"`` only name the protocol, and the price is unknown.
-        batch : bool
-            Whether to return the price in the provider's batch API; half the price if the list has
-            none, as at OpenAI and Anthropic.
-        tier : str, optional
-            The service tier that is asked for. Its price is unknown if the list has none.
-        cache_ttl : str, optional
-            ``"1h"``: the prompt cache is kept for an hour, whose writes have their own price.
-
-        Returns
-        -------
-        Price or None
-            None: unknown.
+        A `url` of another known provider has its prices; with an unknown one, ``"openai"`` and
+        ``"anthropic"`` only name the protocol, and the price is unknown. `batch`: the price in the
+        provider's batch API; half the price if the list has none, as at OpenAI and Anthropic.
+        `tier` is the service tier that is asked for; its price is unknown if the list has none.
+        ``cache_ttl="1h"``: the prompt cache is kept for an hour, whose writes have their own price.
         """
         if provider in _FREE:
             return cls.per_million(0, 0)
@@ -180,18 +151,7 @@ class Price:
         return rates
 
     def pico(self, usage: TokenUsage) -> int:
-        """Return the price of a call in 1e-12 US dollars, whatever service tier answered it.
-
-        Parameters
-        ----------
-        usage : TokenUsage
-            As the provider counted it.
-
-        Returns
-        -------
-        int
-            At least 0.
-        """
+        """Return the price of a call in 1e-12 US dollars, whatever service tier answered it."""
         rates = self._rates(usage.input_tokens) if self.tiers else self.rates
         cached, written = usage.cached_tokens, usage.cache_write_tokens
         plain = max(0, usage.input_tokens - cached - written)
@@ -205,15 +165,7 @@ class Price:
     def charge(self, usage: TokenUsage) -> int | None:
         """Return the price of a call in the service tier that answered it, in 1e-12 US dollars.
 
-        Parameters
-        ----------
-        usage : TokenUsage
-            As the provider counted it.
-
-        Returns
-        -------
-        int or None
-            None: the price of the tier is unknown.
+        None: the price of the tier is unknown.
         """
         known = self.service_tiers
         if known is None or not usage.tier:
@@ -223,54 +175,17 @@ class Price:
         return self.pico(usage) if usage.tier in _STANDARD else None
 
     def usd(self, usage: TokenUsage) -> float:
-        """Return the price of a call in US dollars.
-
-        Parameters
-        ----------
-        usage : TokenUsage
-            As the provider counted it.
-
-        Returns
-        -------
-        float
-            At least 0.
-        """
+        """Return the price of a call in US dollars."""
         return self.pico(usage) / PICO
 
     def worst(self, input_tokens: int, max_output_tokens: int) -> int:
-        """Return the most that a call can cost, in 1e-12 US dollars.
-
-        Parameters
-        ----------
-        input_tokens, max_output_tokens : int
-            Upper bounds.
-
-        Returns
-        -------
-        int
-            With every token of the prompt at the highest price.
-        """
+        """Return the most that a call can cost, in 1e-12 US dollars."""
         rates = self._rates(input_tokens)
         return input_tokens * rates.highest_input + max_output_tokens * rates.output
 
 
 def require_price(budget: Budget | None, price: Price | None, model: str) -> None:
-    """Reject a budget in US dollars for a model without a price.
-
-    Parameters
-    ----------
-    budget : Budget or None
-        The user's.
-    price : Price or None
-        The model's.
-    model : str
-        For the message.
-
-    Raises
-    ------
-    ConfigurationError
-        The budget cannot be enforced.
-    """
+    """Reject a budget in US dollars for a model without a price: it cannot be enforced."""
     if budget is not None and budget.usd is not None and price is None:
         raise ConfigurationError(
             f"the price of {model!r} is unknown, so a budget in usd cannot be enforced; "
@@ -279,14 +194,7 @@ def require_price(budget: Budget | None, price: Price | None, model: str) -> Non
 
 
 def context_window(provider: str, model: str, url: str | None = None) -> int | None:
-    """Return the tokens that a model reads and writes in one call; None if unknown.
-
-    Parameters
-    ----------
-    provider, model : str
-    url : str, optional
-        As for `Price.of`.
-    """
+    """Return the tokens that a model reads and writes in one call; None if unknown."""
     info = None if provider in _FREE else _listed(provider, model, url)
     window = getattr(info, "context_window", None)
     return None if window is None else int(window)
@@ -330,11 +238,7 @@ def _service_tiers(
 def _read(prices: Any, *, hour: bool) -> Price | None:
     """Read the prices of a text model from a genai-prices record.
 
-    Parameters
-    ----------
-    prices : ModelPrice
-    hour : bool
-        Whether what is written to the prompt cache is kept for an hour.
+    `hour`: whether what is written to the prompt cache is kept for an hour.
     """
     given = [
         getattr(prices, name)

@@ -14,6 +14,7 @@ more than 60 s later. The window is therefore `GUARD` seconds longer than a minu
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 __all__ = ["GUARD", "Forecast", "LogEntry", "SlidingWindow"]
 
@@ -26,40 +27,18 @@ _CELLS = 256
 _EPSILON = 1e-6
 
 
+@dataclass(slots=True, eq=False)
 class LogEntry:
     """The amount sent at about one moment; it leaves the window all at once."""
 
-    __slots__ = ("amount", "last", "start")
-
-    def __init__(self, start: float, amount: float) -> None:
-        self.start = start
-        #: When its last part was sent.
-        self.last = start
-        self.amount = amount
+    start: float
+    #: When its last part was sent.
+    last: float
+    amount: float
 
 
 class SlidingWindow:
-    """Keeps the sum of amounts in any time window at or below a limit, and paces them.
-
-    Parameters
-    ----------
-    limit : int
-        Amount per minute.
-    window : float
-        Seconds over which the amounts are summed.
-    """
-
-    __slots__ = (
-        "_burst",
-        "_cell",
-        "_credit",
-        "_credit_at",
-        "_log",
-        "_rate",
-        "_sum",
-        "limit",
-        "window",
-    )
+    """Keeps the sum of amounts in any `window` seconds at or below a limit, and paces them."""
 
     def __init__(self, limit: int, window: float = _MINUTE + GUARD) -> None:
         self.limit = limit
@@ -78,19 +57,9 @@ class SlidingWindow:
         return self._sum
 
     def delay(self, amount: float, now: float) -> float:
-        """Return the seconds until `amount` fits; 0: now.
+        """Return the seconds until `amount`, at most the limit, fits; 0: now.
 
-        Parameters
-        ----------
-        amount : float
-            At most the limit.
-        now : float
-            Seconds of the clock.
-
-        Returns
-        -------
-        float
-            A lower bound: settled amounts can change it.
+        A lower bound: settled amounts can change it.
         """
         log = self._log
         while log and log[0].last + self.window <= now:
@@ -114,20 +83,7 @@ class SlidingWindow:
         return wait
 
     def take(self, amount: float, now: float) -> LogEntry:
-        """Charge `amount` as sent now; call it after `delay` returned 0.
-
-        Parameters
-        ----------
-        amount : float
-            The amount sent.
-        now : float
-            Seconds of the clock, the same as for `delay`.
-
-        Returns
-        -------
-        LogEntry
-            For `settle`.
-        """
+        """Charge `amount` as sent now; call it after `delay` returned 0 for the same moment."""
         self._credit -= amount
         self._sum += amount
         log = self._log
@@ -137,22 +93,12 @@ class SlidingWindow:
                 entry.amount += amount
                 entry.last = now
                 return entry
-        entry = LogEntry(now, amount)
+        entry = LogEntry(now, now, amount)
         log.append(entry)
         return entry
 
     def settle(self, entry: LogEntry, difference: float, now: float) -> None:
-        """Charge `difference` in addition to the amount taken; if negative, return it.
-
-        Parameters
-        ----------
-        entry : LogEntry
-            From `take`.
-        difference : float
-            Actual minus reserved amount.
-        now : float
-            Seconds of the clock.
-        """
+        """Charge `difference`, actual minus taken amount, in addition; if negative, return it."""
         self._credit = min(self._burst, self._credit - difference)
         if entry.last + self.window <= now:
             return
@@ -168,8 +114,6 @@ class Forecast:
     case counts; then the largest recent one, which fades slowly.
     """
 
-    __slots__ = ("_calls", "_output", "_scale")
-
     _ENOUGH = 4
     _FADE = 0.995
 
@@ -179,20 +123,7 @@ class Forecast:
         self._output = 0.0
 
     def expect(self, input_tokens: int, max_output_tokens: int) -> tuple[int, int]:
-        """Return the tokens that a call is expected to use at most.
-
-        Parameters
-        ----------
-        input_tokens : int
-            The estimate for the prompt.
-        max_output_tokens : int
-            The maximum of the answer.
-
-        Returns
-        -------
-        tuple of int
-            Input and output tokens.
-        """
+        """Return the input and output tokens that a call is expected to use at most."""
         if self._calls < self._ENOUGH:
             return input_tokens, max_output_tokens
         return (
@@ -201,15 +132,7 @@ class Forecast:
         )
 
     def learn(self, estimated: int, input_tokens: int, output_tokens: int) -> None:
-        """Record a call.
-
-        Parameters
-        ----------
-        estimated : int
-            The estimate of its input tokens.
-        input_tokens, output_tokens : int
-            As the provider counted them.
-        """
+        """Record a call: its estimated input tokens, and the tokens that the provider counted."""
         self._calls += 1
         self._scale = max(input_tokens / max(1, estimated), self._scale * self._FADE)
         self._output = max(float(output_tokens), self._output * self._FADE)

@@ -22,15 +22,9 @@ class Quota:
     subtracted: at worst, a few requests wait for responses. With none in flight, any remaining
     amount admits a request, as its tokens are only an estimate.
 
-    Parameters
-    ----------
-    kind : str
-        ``"requests"``, ``"tokens"``, ``"input-tokens"`` or ``"output-tokens"``.
-    limit, remaining, reset : str
-        The names of its headers.
+    Its `kind` is ``"requests"``, ``"tokens"``, ``"input-tokens"`` or ``"output-tokens"``; `limit`,
+    `remaining` and `reset` are the names of its headers.
     """
-
-    __slots__ = ("_limit", "_probes", "_reset", "kind", "left", "low", "remaining", "until")
 
     def __init__(self, kind: str, limit: str, remaining: str, reset: str) -> None:
         self.kind = kind
@@ -56,26 +50,11 @@ class Quota:
         now: float,
         wall: float,
     ) -> bool:
-        """Read the headers of a response.
+        """Read the headers of a response; return whether the quota is low now.
 
-        Parameters
-        ----------
-        headers : mapping
-            Of the response.
-        flying : float
-            The amount in flight.
-        plenty : float
-            With at least this amount remaining, requests need not be counted.
-        longest : float
-            The longest wait in seconds. The headers give the time until the limit is *full* again,
-            for a daily limit perhaps hours; one request is sent earlier as a probe.
-        now, wall : float
-            Seconds of the clock, and since 1970.
-
-        Returns
-        -------
-        bool
-            Whether the quota is low now.
+        `flying` is the amount in flight; with `plenty` remaining, requests need not be counted.
+        `longest` is the longest wait in seconds: the headers give the time until the limit is
+        *full* again, for a daily limit perhaps hours; one request is sent earlier as a probe.
         """
         remaining = count(headers.get(self.remaining))
         # a response to a limit of zero contradicts it: some gateways send zeros for "unknown"
@@ -96,20 +75,10 @@ class Quota:
         return True
 
     def reopen(self, flying: float, until: float) -> bool:
-        """Start again after the reset.
+        """Start again after the reset; return whether the quota is still low.
 
-        Parameters
-        ----------
-        flying : float
-            The amount in flight.
-        until : float
-            When to start again if there is no response until then.
-
-        Returns
-        -------
-        bool
-            Whether the quota is still low: requests in flight and all that follow count, so that
-            the waiters do not exceed the limit all at once.
+        If so, requests in flight and all that follow count, so that the waiters do not exceed the
+        limit all at once; it starts again at `until` if there is no response until then.
         """
         if self._probes is None:
             self.low = False
@@ -122,15 +91,9 @@ class Quota:
 class ServerQuota:
     """All limits of the provider, and the requests and tokens in flight.
 
-    Parameters
-    ----------
-    max_concurrency : int
-        Most calls in flight; with enough remaining for all of them, calls need not be counted.
-    longest : float
-        The longest wait in seconds for a reset.
+    With enough remaining for `max_concurrency` calls, they need not be counted. `longest` is the
+    longest wait in seconds for a reset.
     """
-
-    __slots__ = ("_input", "_longest", "_max_concurrency", "_output", "_quotas", "low", "requests")
 
     def __init__(self, max_concurrency: int, longest: float) -> None:
         self._max_concurrency = max_concurrency

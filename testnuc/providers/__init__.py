@@ -47,25 +47,10 @@ def resolve(
     base_url: str | None = None,
     api_key: APIKey | None = None,
 ) -> WireProvider:
-    """Return the provider of a model name.
+    """Return the provider of a model name, ``"openai/.."`` or ``"anthropic/.."``.
 
-    Parameters
-    ----------
-    model : str
-        ``"openai/.."`` (any OpenAI-compatible server too) or ``"anthropic/.."``. The engine itself
-        resolves ``"local/zero-shot"``, which needs the embedder.
-    base_url : str, optional
-        Default: the provider's own environment variable.
-    api_key : str or callable, optional
-        A function or coroutine function is asked for the key, and again when it expires. Default:
-        the provider's own environment variable.
-
-    Raises
-    ------
-    InvalidInputError
-        Unknown provider.
-    ConfigurationError
-        The API key is missing or malformed.
+    The engine itself resolves ``"local/zero-shot"``, which needs the embedder. The provider's own
+    environment variables are the defaults of `base_url` and `api_key`.
     """
     if isinstance(model, str):
         kind, _, name = model.partition("/")

@@ -1,7 +1,8 @@
-"""JSON schema, output limit and token counts of answers."""
+"""What both ends of a call share in any protocol: body, schema and output limit, message."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -9,9 +10,9 @@ import orjson
 from testnuc.providers._dialect import Structure
 
 if TYPE_CHECKING:
-    from testnuc.protocols import Task
+    from testnuc.protocols import Task, TokenUsage
 
-__all__ = ["answer_schema", "count", "enum_fits", "output_limit"]
+__all__ = ["Body", "Message", "answer_schema", "count", "enum_fits", "output_limit"]
 
 #: Limits of enums, as first documented by OpenAI and copied by other servers.
 MAX_ENUM = 500
@@ -20,18 +21,36 @@ MAX_ENUM_CHARACTERS = 15_000
 MAX_LABELS = 32
 
 
-def answer_schema(task: Task, n: int, structure: Structure) -> dict[str, Any]:
-    """Return the JSON schema of an answer to `n` texts.
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The parts of a body."""
 
-    Parameters
-    ----------
-    task : Task
-        Its labels go into the schema if `structure` is `ENUM` and they fit.
-    n : int
-        Number of texts.
-    structure : Structure
-        `ENUM` or `SCHEMA`.
-    """
+    #: JSON up to and with the opening quote of the user message.
+    opening: bytes
+    #: JSON from its closing quote up to the end of the messages.
+    closing: bytes
+    #: After the messages.
+    parameters: dict[str, Any]
+    #: Output limit; None if none is sent.
+    output_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """The content of a 200 response, in any protocol."""
+
+    content: str
+    usage: TokenUsage | None
+    request_id: str | None
+    #: The model's refusal, "" if it has no text; None if it did not refuse.
+    refusal: str | None = None
+    truncated: bool = False
+    #: Log-probabilities of the content's tokens, as received.
+    logprobs: Any = None
+
+
+def answer_schema(task: Task, n: int, structure: Structure) -> dict[str, Any]:
+    """Return the JSON schema of an answer to `n` texts; `ENUM` adds the labels if they fit."""
     label: dict[str, Any] = {"type": "string"}
     if structure is Structure.ENUM and enum_fits(task.labels):
         label["enum"] = list(task.labels)
@@ -65,15 +84,6 @@ def output_limit(task: Task, n: int, structure: Structure) -> int:
 
     A token has at least one byte, so a label needs at most as many tokens as the longest label has
     bytes. The rest is for the JSON syntax, and for prose or a code fence if no schema is enforced.
-
-    Parameters
-    ----------
-    task : Task
-        Its labels are the possible answers.
-    n : int
-        Number of texts.
-    structure : Structure
-        How the form is enforced.
     """
     longest = max((len(orjson.dumps(label)) for label in task.labels), default=0)
     if task.multilabel:

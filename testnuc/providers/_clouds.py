@@ -33,25 +33,10 @@ class Cloud:
 
 
 def cloud_of(endpoint: Endpoint, model: str) -> Cloud | None:
-    """Return the cloud that a base URL belongs to.
+    """Return the cloud that a base URL belongs to; None: Anthropic's own API, or one like it.
 
-    Parameters
-    ----------
-    endpoint : Endpoint
-        Of the base URL; a gateway in front of Bedrock is recognized by a path that ends in
-        ``/model``, one in front of Vertex AI by the path of a location.
-    model : str
-        The model's name there.
-
-    Returns
-    -------
-    Cloud or None
-        None: Anthropic's own API, or a server that is compatible with it.
-
-    Raises
-    ------
-    InvalidInputError
-        The URL of Vertex AI lacks the project or the location.
+    A gateway in front of Bedrock is recognized by a path that ends in ``/model``, one in front of
+    Vertex AI by the path of a location.
     """
     host, path, name = endpoint.host, endpoint.path, quote(model, safe=":@")
     own = "bedrock-runtime" in host

@@ -103,26 +103,12 @@ def after_refusal(
     users: Collection[str],
     sent: Mapping[str, Any],
 ) -> Dialect | None:
-    """Return the dialect without what a server refused.
+    """Return the dialect without what a server refused; None if the refusal cannot be avoided.
 
-    Parameters
-    ----------
-    dialect : Dialect
-        The present one.
-    message : str
-        The server's message and codes.
-    known : Collection[Structure]
-        The structures of the protocol.
-    users : Collection[str]
-        Options set by the user; they override structure.
-    sent : mapping
-        The parameters of the body.
-
-    Returns
-    -------
-    Dialect or None
-        The same one if the refused feature is not sent any more: the call was in flight while the
-        dialect changed. None if the refusal cannot be avoided.
+    It is the same one if the refused feature is not sent any more: the call was in flight while the
+    dialect changed. `message` has the server's codes too; `known` are the structures of the
+    protocol, `users` the options set by the user, which override structure, `sent` the parameters
+    of the body.
     """
     message = message.lower()
     if _NO_ENDPOINT.search(message):
@@ -202,14 +188,7 @@ def less_structure(
 ) -> Dialect | None:
     """Return the dialect with the next weaker structure; None if there is none.
 
-    Parameters
-    ----------
-    dialect : Dialect
-        The present one.
-    known : Collection[Structure]
-        The structures of the protocol.
-    labels_only : bool
-        Whether to try a schema without labels next.
+    `labels_only`: try a schema without labels next.
     """
     least = Structure.SCHEMA if labels_only else Structure.OBJECT
     below = [s for s in known if s > dialect.structure and s >= least]
@@ -219,14 +198,7 @@ def less_structure(
 def stepped(dialect: Dialect, known: Collection[Structure], steps: int) -> Dialect:
     """Return the dialect of a call whose reply was unreadable `steps` times.
 
-    Parameters
-    ----------
-    dialect : Dialect
-        The provider's.
-    known : Collection[Structure]
-        The structures of the protocol.
-    steps : int
-        Each goes to the next weaker structure, a schema without labels left out.
+    Each goes to the next weaker structure, a schema without labels left out.
     """
     for _ in range(steps):
         dialect = less_structure(dialect, known) or dialect

@@ -29,6 +29,7 @@ from testnuc.errors import (
 from testnuc.labels import LabelSet
 from testnuc.prompts import parse_reply, without_thinking
 from testnuc.protocols import Answer, Reply, Request, Task
+from testnuc.providers._answers import Body, Message
 from testnuc.providers._dialect import (
     LIMIT_TOO_LARGE,
     LIMITS,
@@ -38,7 +39,6 @@ from testnuc.providers._dialect import (
     less_structure,
     stepped,
 )
-from testnuc.providers._messages import Body, Message
 from testnuc.providers._reasoning import LEAST
 from testnuc.providers._streams import joined
 from testnuc.transport.api_errors import as_error
@@ -140,28 +140,14 @@ class HTTPProvider(ABC):
         return {"Authorization": f"Bearer {key}"}
 
     def at(self, path: str, query: str = "") -> str:
-        """Return the URL of another path of this API.
-
-        Parameters
-        ----------
-        path : str
-            After the base path, such as ``/batches``.
-        query : str
-            Such as ``limit=100``.
-        """
+        """Return the URL of another path of this API, such as ``/batches``."""
         url = self._endpoint.at(self._base_path + path)
         return f"{url}{'&' if '?' in url else '?'}{query}" if query else url
 
     # --- encoding -----------------------------------------------------------------------------
 
     def encode(self, request: Request) -> bytes:
-        """Return the body of a call.
-
-        Parameters
-        ----------
-        request : Request
-            The request.
-        """
+        """Return the body of a call."""
         prepared = self._of(request)
         try:
             user = orjson.dumps(request.user)
@@ -173,11 +159,6 @@ class HTTPProvider(ABC):
         """Return the estimated input tokens and the most output tokens of a call.
 
         Without an output limit, the latter are 16,384.
-
-        Parameters
-        ----------
-        request : Request
-            The request.
         """
         prepared = self._of(request)
         user = request.user
@@ -185,20 +166,7 @@ class HTTPProvider(ABC):
         return prepared.static_tokens + int(size / BYTES_PER_TOKEN), prepared.output_tokens
 
     def validate(self, task: Task) -> None:
-        """Check that this provider supports a task; sends nothing.
-
-        Parameters
-        ----------
-        task : Task
-            The common part of the calls.
-
-        Raises
-        ------
-        InvalidInputError
-            A reserved option, or values that are not JSON.
-        ConfigurationError
-            The provider does not support the task.
-        """
+        """Raise an error if this provider does not support a task, or an option is reserved."""
         wrong = sorted(self.reserved & task.options.keys())
         if wrong:
             raise InvalidInputError(
@@ -243,13 +211,7 @@ class HTTPProvider(ABC):
         return prepared
 
     def reasoning(self, task: Task) -> int:  # noqa: ARG002
-        """Return the tokens of reasoning about a text that a task typically takes.
-
-        Parameters
-        ----------
-        task : Task
-            The common part of the calls.
-        """
+        """Return the tokens of reasoning about a text that a task typically takes."""
         return 0
 
     # --- adapting -----------------------------------------------------------------------------
@@ -261,13 +223,8 @@ class HTTPProvider(ABC):
         structured output is weakened (labels in the schema, the schema alone, any JSON object, the
         prompt alone); our output limit is raised if it truncated an answer.
 
-        Calls in flight at that time may be refused for the same reason, and should be sent again.
-        A caller that has the refused body checks ``provider.encode(request) != body`` first.
-
-        Parameters
-        ----------
-        error : Exception
-            Of the failed call.
+        Calls in flight at that time may be refused for the same reason, and should be sent again. A
+        caller that has the refused body checks ``provider.encode(request) != body`` first.
         """
         before = self.dialect
         after: Dialect | None = None
@@ -317,22 +274,7 @@ class HTTPProvider(ABC):
         """Return the content of a 200 response; raises EmptyReplyError if it has none."""
 
     def decode(self, request: Request, body: bytes) -> Reply:
-        """Decode a 200 response.
-
-        Parameters
-        ----------
-        request : Request
-            The request.
-        body : bytes
-            Of the response.
-
-        Raises
-        ------
-        ReplyError
-            It has no valid answer; the error has its tokens as `usage`.
-        ProviderError
-            It is an error with status 200.
-        """
+        """Decode a 200 response; raises `ReplyError`, which has the tokens, or `ProviderError`."""
         return self._read(request, self._parse(body))
 
     def _parse(self, body: bytes) -> Message:
@@ -402,33 +344,10 @@ class HTTPProvider(ABC):
         return () if place is None else (Answer(labels.names[place]),)
 
     def recover(self, request: Request, error: UnreadableReplyError) -> Reply:
-        """Read what the model said from an error: some servers refuse the answers of their models.
-
-        Parameters
-        ----------
-        request : Request
-            The request.
-        error : UnreadableReplyError
-            From `error`, with the model's answer as `content`.
-
-        Raises
-        ------
-        ReplyError
-            It has no valid answer.
-        """
+        """Read what the model said from an error: some servers refuse their models' answers."""
         return self._read(request, Message(error.content or "", None, error.request_id))
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
-        """Return the error of a non-200 response.
-
-        Parameters
-        ----------
-        status : int
-            HTTP status.
-        headers : Mapping[str, str]
-            Of the response.
-        body : bytes
-            Of the response.
-        """
+        """Return the error of a non-200 response."""
         key = self._key if self.keys is None else self.keys.key
         return as_error(status, headers, body, where=self._where, key=key, hint=self._hint)

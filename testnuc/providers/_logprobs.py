@@ -32,19 +32,8 @@ def with_logprobs(
 ) -> tuple[Answer | ReplyError, ...]:
     """Return the answers with the probability of their label's tokens as confidence.
 
-    Parameters
-    ----------
-    answers : tuple[Answer or ReplyError, ...]
-        Parsed from `content`.
-    content : str
-        The model's output.
-    logprobs : Any
-        The ``logprobs`` of its choice, unvalidated.
-
-    Returns
-    -------
-    tuple[Answer or ReplyError, ...]
-        The same labels; the confidence is None if the label's tokens cannot be located.
+    It is None if the label's tokens cannot be located in `content`. `logprobs` is that of the
+    choice, unvalidated.
     """
     tokens = _tokens(logprobs)
     known = {i: _probability(tokens, *span) for i, span in _spans(content, tokens, len(answers))}
@@ -62,18 +51,8 @@ def with_scores(
 ) -> tuple[Answer | ReplyError, ...] | None:
     """Return the answers with the most probable label, and its share of all labels' probability.
 
-    Parameters
-    ----------
-    answers, content, logprobs
-        As for `with_logprobs`.
-    labels : sequence of str
-        The labels to choose from.
-
-    Returns
-    -------
-    tuple[Answer or ReplyError, ...] or None
-        An answer whose tokens lead to no label is that of `with_logprobs`. None: there are no
-        log-probabilities.
+    An answer whose tokens lead to no label is that of `with_logprobs`. None: there are no
+    log-probabilities.
     """
     tokens = _tokens(logprobs)
     if not tokens:

@@ -61,15 +61,7 @@ def thinks(model: str) -> bool:
 
 
 def least(model: str, host: str) -> str:
-    """Return the least effort that a model is known to accept; "" if none is known.
-
-    Parameters
-    ----------
-    model : str
-        Its name, without the provider's.
-    host : str
-        Of the endpoint.
-    """
+    """Return the least effort that a model is known to accept; "" if none is known."""
     if not thinks(model):
         return ""
     if host.endswith("groq.com") and _GROQ_QWEN.search(model):
@@ -78,30 +70,14 @@ def least(model: str, host: str) -> str:
 
 
 def least_of(message: str, refused: str) -> str:
-    """Return the least effort that a refusal lists as accepted; "" if it lists none.
-
-    Parameters
-    ----------
-    message : str
-        The server's words.
-    refused : str
-        The effort that was sent.
-    """
+    """Return the least effort that a refusal of another one lists; "" if it lists none."""
     listed = " ".join(_VALUES.findall(message))
     found = {value.lower() for value in _VALUE.findall(listed)} - {refused}
     return min(found, key=EFFORTS.index) if found else ""
 
 
 def room(effort: str, *, thinking: bool) -> int:
-    """Return the output tokens to leave for reasoning.
-
-    Parameters
-    ----------
-    effort : str
-        As sent; "" if none is.
-    thinking : bool
-        Whether the model reasons without being asked to.
-    """
+    """Return the output tokens to leave for reasoning; `effort` is "" if none is sent."""
     if effort:
         return _ROOM.get(effort, _MOST_ROOM)
     return _OWN_ROOM if thinking else 0

@@ -35,29 +35,13 @@ def needs(model: str) -> bool:
 
 
 def opening(model: str, system: str) -> bytes:
-    """Return the body up to and with the opening quote of the user message.
-
-    Parameters
-    ----------
-    model : str
-        Its name.
-    system : str
-        The system message.
-    """
+    """Return the body up to and with the opening quote of the user message."""
     head = orjson.dumps({"model": model, "instructions": system})[:-1]
     return head + b',"input":[{"role":"user","content":"'
 
 
 def parameters(chat: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
-    """Return the parameters of a response, from those of a chat completion.
-
-    Parameters
-    ----------
-    chat : mapping
-        Without the output limit.
-    limit : int, optional
-        Output limit.
-    """
+    """Return the parameters of a response, from those of a chat completion without output limit."""
     sent = dict(chat)
     form = sent.pop("response_format", None)
     if form is not None:

@@ -13,19 +13,15 @@ import orjson
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["joined"]
+__all__ = ["joined", "text_of"]
 
 _STARTS = (b"data:", b"event:", b"id:", b":", b"retry:")
 
 
 def joined(body: bytes) -> dict[str, Any] | None:
-    """Return the response of a stream; None if the body is not a stream.
+    """Return the response of a stream, in any protocol; None if the body is not a stream.
 
-    Parameters
-    ----------
-    body : bytes
-        Events of chat completions, messages or responses. One that holds an error is returned as
-        it is.
+    An event that holds an error is returned as it is.
     """
     if not body.lstrip()[:8].startswith(_STARTS):
         return None
@@ -81,8 +77,8 @@ def _chat(events: list[dict[str, Any]]) -> dict[str, Any]:
         finish = _finish(event) or finish
         delta = choice.get("delta") or choice.get("message")
         if isinstance(delta, dict):
-            content.append(_text(delta.get("content")))
-            refusal.append(_text(delta.get("refusal")))
+            content.append(text_of(delta.get("content")))
+            refusal.append(text_of(delta.get("refusal")))
         logprobs = choice.get("logprobs")
         if isinstance(logprobs, dict) and isinstance(logprobs.get("content"), list):
             tokens += logprobs["content"]
@@ -91,9 +87,10 @@ def _chat(events: list[dict[str, Any]]) -> dict[str, Any]:
     return {**answer, "choices": [choice]} if content or finish else answer
 
 
-def _text(content: Any) -> str:
+def text_of(content: Any) -> str:
+    """Return the text of a message: a string, or a list of parts."""
     if isinstance(content, list):
-        return "".join(_text(part.get("text")) for part in content if isinstance(part, dict))
+        return "".join(text_of(part.get("text")) for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""
 
 
@@ -105,7 +102,7 @@ def _message(start: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, A
     for event in events:
         delta = event.get("delta")
         if isinstance(delta, dict):
-            said.append(_text(delta.get("text")) if delta.get("type") == "text_delta" else "")
+            said.append(text_of(delta.get("text")) if delta.get("type") == "text_delta" else "")
             reason = delta.get("stop_reason") or reason
         if event.get("type") == "message_delta" and isinstance(event.get("usage"), dict):
             usage |= {name: value for name, value in event["usage"].items() if value is not None}

@@ -13,11 +13,10 @@ from testnuc._base.checks import checked_choice
 from testnuc.errors import ConfigurationError, EmptyReplyError
 from testnuc.protocols import APIKey, Task, TokenUsage
 from testnuc.providers import _reasoning
-from testnuc.providers._answers import answer_schema, count, output_limit
+from testnuc.providers._answers import Body, Message, answer_schema, count, output_limit
 from testnuc.providers._clouds import cloud_of
 from testnuc.providers._dialect import Dialect, Structure
 from testnuc.providers._http import HTTPProvider
-from testnuc.providers._messages import Body, Message
 from testnuc.transport.endpoint import Endpoint, missing_key
 from testnuc.transport.keys import key_of
 

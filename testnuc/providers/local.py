@@ -27,12 +27,8 @@ _TEMPERATURE = 0.05
 class ZeroShot:
     """Labels by the cosine of text and label embeddings; a `Provider`.
 
-    Parameters
-    ----------
-    embedder : Embedder
-        Also embeds the texts; its ``name`` is part of the identity.
-    labels : LabelSet
-        A label's description is embedded if there is one, else its name.
+    A label's description is embedded if there is one, else its name. The embedder's ``name`` is
+    part of the identity.
     """
 
     name = "local"

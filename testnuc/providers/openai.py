@@ -22,11 +22,11 @@ from testnuc.errors import (
 from testnuc.prompts import VERBALIZED
 from testnuc.protocols import APIKey, Reply, Request, Task, TokenUsage
 from testnuc.providers import _reasoning, _responses
-from testnuc.providers._answers import answer_schema, count, output_limit
+from testnuc.providers._answers import Body, Message, answer_schema, count, output_limit
 from testnuc.providers._dialect import Dialect, Structure
 from testnuc.providers._http import HTTPProvider
 from testnuc.providers._logprobs import TOP, with_logprobs, with_scores
-from testnuc.providers._messages import Body, Message
+from testnuc.providers._streams import text_of
 from testnuc.transport.endpoint import Endpoint, checked_headers, missing_key
 from testnuc.transport.keys import key_of
 
@@ -293,7 +293,7 @@ class OpenAI(HTTPProvider):
         refusal = message.get("refusal")
         if not isinstance(refusal, str) or not refusal:
             refusal = "" if finish == "content_filter" else None
-        content = _text(message.get("content"))
+        content = text_of(message.get("content"))
         truncated = finish in ("length", "max_tokens")
         return Message(content, usage, request_id, refusal, truncated, choice.get("logprobs"))
 
@@ -388,13 +388,3 @@ def _outside(usage: dict[str, Any], sent: int, received: int, audio: int) -> int
     reasoning = count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
     # a part cannot exceed the whole
     return reasoning if reasoning is not None and reasoning > received else 0
-
-
-def _text(content: Any) -> str:
-    """Return the text of a message: a string, or a list of parts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return ""
-    parts = [part.get("text") for part in content if isinstance(part, dict)]
-    return "".join(part for part in parts if isinstance(part, str))

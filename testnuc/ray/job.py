@@ -48,7 +48,6 @@ _REFUSED = {
     "shortlist": "a job shows all labels in every prompt",
     "ask": "all texts of the dataset are asked about",
     "head": "use testnuc.ray.LabelByHead, a stage without an LLM",
-    "head_trust": "use testnuc.ray.LabelByHead, a stage without an LLM",
 }
 #: CPUs reserved by an actor, if there are enough: waiting for a provider needs little.
 _CPUS = {"embed": 1.0, "predict": 0.25, "index": 0.1}

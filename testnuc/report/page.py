@@ -196,13 +196,7 @@ def write(
     most: int = MOST_LISTED,
     several: bool | None = None,
 ) -> None:
-    """Write the page to a file atomically.
-
-    Raises
-    ------
-    InvalidInputError
-        It cannot be written.
-    """
+    """Write the page to a file atomically."""
     page = render(
         results, review=review, then=then, file=file, title=title, most=most, several=several
     )

@@ -26,11 +26,8 @@ _PAGE = "/results"
 def require_caller(request: web.Request, route: str, settings: ServerSettings) -> None:
     """Authenticate a request.
 
-    Raises
-    ------
-    RequestError
-        401: the token is missing or wrong. 421: the service has no token, and the Host header is
-        not a loopback address.
+    Else it gets 401, for a token that is missing or wrong, or 421, for a Host header that is not a
+    loopback address where the service has no token.
     """
     if route in _OPEN:
         return

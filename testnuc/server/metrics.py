@@ -32,18 +32,7 @@ class ServiceState:
 
 
 class Metrics:
-    """The metrics of one service, in their own registry.
-
-    Parameters
-    ----------
-    state : callable
-        Returns the present state of the service.
-
-    Raises
-    ------
-    MissingDependencyError
-        prometheus-client is not installed.
-    """
+    """The metrics of one service, in their own registry."""
 
     def __init__(self, state: Callable[[], ServiceState]) -> None:
         try:

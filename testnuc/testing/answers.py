@@ -28,15 +28,10 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def answer_function(answer: AnswerOf) -> tuple[Callable[[str, int], Any], bool]:
-    """Normalize `answer` to a function of text and sample index.
+    """Normalize `answer` to a function of text and sample index; it returns None for unknown texts.
 
-    Returns
-    -------
-    callable
-        Returns the answer, or None for an unknown text.
-    bool
-        Whether it uses the sample index: true if it has two required positional parameters.
-        Parameters with a default do not count.
+    Also returns whether it uses the sample index: if it has two required positional parameters;
+    those with a default do not count.
     """
     if isinstance(answer, Mapping):
         get = answer.get

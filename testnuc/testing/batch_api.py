@@ -43,16 +43,7 @@ _PAGE = 20
 
 
 class BatchServer:
-    """Serves both batch APIs: creates batches, advances them per poll, returns their results.
-
-    Parameters
-    ----------
-    options : Batches
-    checks : RequestChecks
-        Rejects wrong API keys.
-    answer : callable
-        Executes one request.
-    """
+    """Serves both batch APIs: creates batches, advances them per poll, returns their results."""
 
     def __init__(
         self,

@@ -40,16 +40,9 @@ def compose(
 ) -> Content:
     """Render answers in the format that the prompt requests.
 
-    Parameters
-    ----------
-    answers : sequence of (str or mapping, float or None)
-        Label and confidence of each text; or a mapping of its labels to their confidences.
-    fault : str, optional
-        The fault to inject; kinds that do not affect content are ignored.
-    confidence : bool
-        Whether answers have the field ``confidence``.
-    prose : bool
-        Put the JSON in a code fence and add prose around it.
+    An answer is a label and its confidence, or a mapping of labels to their confidences. Faults
+    that do not affect content are ignored. `prose`: put the JSON in a code fence and add prose
+    around it.
     """
     if fault == "refusal":
         return Content(_REFUSAL, "refusal")

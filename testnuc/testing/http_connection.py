@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import orjson
 
@@ -22,8 +22,8 @@ __all__ = [
     "Connection",
     "Delivery",
     "HTTPRequest",
-    "RequestHandler",
     "Response",
+    "Traffic",
     "header",
     "json_response",
 ]
@@ -74,23 +74,17 @@ def json_response(value: object) -> Response:
     return Response(200, orjson.dumps(value))
 
 
-class RequestHandler(Protocol):
-    """Callbacks of a connection."""
+@dataclass(slots=True, eq=False)
+class Traffic:
+    """The open connections of a server, and counts of its requests."""
 
-    def respond(self, call: HTTPRequest) -> Response:
-        """Return the response to a request."""
-
-    def connection_opened(self, connection: Connection) -> None:
-        """Handle a new connection."""
-
-    def connection_closed(self, connection: Connection, *, abandoned: bool) -> None:
-        """Handle a closed connection; abandoned: closed before its response was written."""
-
-    def request_started(self) -> None:
-        """Handle the start of a request."""
-
-    def request_finished(self) -> None:
-        """Handle the end of a request, answered or abandoned."""
+    respond: Callable[[HTTPRequest], Response]
+    connections: set[Connection] = field(default_factory=set)
+    in_flight: int = 0
+    #: Maximum of `in_flight`.
+    peak: int = 0
+    #: Requests whose connection was closed before the response was written.
+    abandoned: int = 0
 
 
 def header(head: bytes, name: bytes) -> bytes | None:
@@ -107,19 +101,8 @@ def header(head: bytes, name: bytes) -> bytes | None:
 class Connection(asyncio.Protocol):
     """A keep-alive connection that serves one request at a time."""
 
-    __slots__ = (
-        "_buffer",
-        "_close",
-        "_continued",
-        "_handler",
-        "_need",
-        "_timer",
-        "_transport",
-        "busy",
-    )
-
-    def __init__(self, handler: RequestHandler) -> None:
-        self._handler = handler
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
         self._buffer = bytearray()
         self._need = 0
         self._close = False
@@ -132,17 +115,16 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection."""
         self._transport = cast("asyncio.Transport", transport)
-        self._handler.connection_opened(self)
+        self._traffic.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Cancel a pending response and unregister the connection."""
         if self._timer is not None:
             self._timer.cancel()
         self._transport = None
-        abandoned, self.busy = self.busy, False
-        if abandoned:
-            self._handler.request_finished()
-        self._handler.connection_closed(self, abandoned=abandoned)
+        self._traffic.abandoned += self.busy
+        self._idle()
+        self._traffic.connections.discard(self)
 
     def data_received(self, data: bytes) -> None:
         """Buffer bytes until a request is complete."""
@@ -184,9 +166,11 @@ class Connection(asyncio.Protocol):
         self._continued = False
         self._close = (header(head, b"connection") or b"").lower() == b"close"
         self.busy = True
-        self._handler.request_started()
+        traffic = self._traffic
+        traffic.in_flight += 1
+        traffic.peak = max(traffic.peak, traffic.in_flight)
         path, _, query = target.partition("?")
-        response = self._handler.respond(HTTPRequest(method, path, head, body, query))
+        response = traffic.respond(HTTPRequest(method, path, head, body, query))
         if response.delay > 0:
             self._later(response.delay, self._send, response)
         else:
@@ -261,9 +245,8 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _idle(self) -> None:
-        if self.busy:
-            self.busy = False
-            self._handler.request_finished()
+        self._traffic.in_flight -= self.busy
+        self.busy = False
 
     def close(self) -> None:
         """Close the connection with FIN."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from testnuc.testing.http_connection import Connection
+from testnuc._base.loop_thread import Background
+from testnuc.testing.http_connection import Connection, Traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from testnuc.testing.http_connection import HTTPRequest, Response
 
@@ -25,71 +24,68 @@ _ACCEPTED_AT_ONCE = 100
 _REOPEN_INTERVAL = 0.01
 
 
-class Listener:
+class Listener(Traffic):
     """Serve `respond` on 127.0.0.1, on the running event loop or in a separate thread.
 
-    Parameters
-    ----------
-    respond : callable
-        Returns the response to a request.
-    port : int
-        0 binds a free port on first start and uses it for all restarts.
+    Port 0 binds a free port on first start and uses it for all restarts.
     """
 
     def __init__(self, respond: Callable[[HTTPRequest], Response], port: int = 0) -> None:
-        self.respond = respond
+        super().__init__(respond)
         self.port = port
-        self.in_flight = 0
-        self.peak = 0
-        self.abandoned = 0
-        self.connections: set[Connection] = set()
         self._socket: socket.socket | None = None
         self._reserved: socket.socket | None = None
         self._reopening: asyncio.TimerHandle | None = None
         self._accepting: set[asyncio.Task[Any]] = set()
-        self._thread: threading.Thread | None = None
-        # the event loop of the thread; None if the server runs on its caller's loop
-        self._thread_loop: asyncio.AbstractEventLoop | None = None
-        self._halt = asyncio.Event()
-
-    # -- called by connections -------------------------------------------------------------------
-
-    def connection_opened(self, connection: Connection) -> None:
-        """Track a new connection."""
-        self.connections.add(connection)
-
-    def connection_closed(self, connection: Connection, *, abandoned: bool) -> None:
-        """Stop tracking a connection."""
-        self.connections.discard(connection)
-        self.abandoned += abandoned
-
-    def request_started(self) -> None:
-        """Count a request in flight."""
-        self.in_flight += 1
-        self.peak = max(self.peak, self.in_flight)
-
-    def request_finished(self) -> None:
-        """Stop counting a request in flight."""
-        self.in_flight -= 1
-
-    # -- on the running loop ---------------------------------------------------------------------
+        # the thread with the server's loop; None if the server runs on its caller's loop
+        self._thread: Background | None = None
 
     async def start(self) -> None:
         """Listen; after a `stop`, on the same port."""
-        if not await self._in_thread(self.start) and self._socket is None:
-            if self._reopening is not None:
-                self._reopening.cancel()
-                self._reopening = None
-            self._reserve()
-            self._listen()
+        if self._thread is None:
+            await self._start()
+        else:
+            await asyncio.to_thread(self._thread.run, self._start())
 
     async def stop(self) -> None:
         """Stop listening and reset all connections, like a killed server."""
-        if await self._in_thread(self.stop):
-            return
-        if self._reopening is not None:
-            self._reopening.cancel()
-            self._reopening = None
+        if self._thread is None:
+            await self._stop()
+        else:
+            await asyncio.to_thread(self._thread.run, self._stop())
+
+    async def close(self) -> None:
+        """Stop, and release the port."""
+        await self._stop()
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
+    def start_thread(self) -> None:
+        """Serve from a background thread with its own event loop; returns once listening."""
+        thread = Background("LoopbackLLM")
+        try:
+            thread.run(self._start())
+        except BaseException:
+            thread.close()
+            raise
+        self._thread = thread
+
+    def stop_thread(self) -> None:
+        """Stop the background thread and release the port."""
+        if self._thread is not None:
+            thread, self._thread = self._thread, None
+            thread.run(self.close())
+            thread.close()
+
+    async def _start(self) -> None:
+        if self._socket is None:
+            self._stop_reopening()
+            self._reserve()
+            self._listen()
+
+    async def _stop(self) -> None:
+        self._stop_reopening()
         self._close()
         while self._accepting:
             await asyncio.wait(self._accepting)
@@ -98,22 +94,19 @@ class Listener:
         while self.connections:  # noqa: ASYNC110 - each closes within a few loop iterations
             await asyncio.sleep(0)
 
-    async def close(self) -> None:
-        """Stop, and release the port."""
-        await self.stop()
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
-
     def refuse(self, seconds: float) -> None:
         """Refuse new connections for some seconds, and close idle ones."""
         self._close()
         for connection in tuple(self.connections):
             if not connection.busy:
                 connection.close()
+        self._stop_reopening()
+        self._reopening = asyncio.get_running_loop().call_later(seconds, self._reopen)
+
+    def _stop_reopening(self) -> None:
         if self._reopening is not None:
             self._reopening.cancel()
-        self._reopening = asyncio.get_running_loop().call_later(seconds, self._reopen)
+            self._reopening = None
 
     def _reopen(self) -> None:
         """Listen again; retries while remains of a connection occupy the port."""
@@ -187,42 +180,3 @@ class Listener:
             raise
         sock.setblocking(False)  # noqa: FBT003
         return sock
-
-    # -- in a separate thread --------------------------------------------------------------------
-
-    def start_thread(self) -> None:
-        """Serve from a background thread with its own event loop; returns once listening."""
-        ready: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(ready)), name="LoopbackLLM", daemon=True
-        )
-        self._thread.start()
-        ready.result()
-
-    def stop_thread(self) -> None:
-        """Stop the background thread and release the port."""
-        if self._thread is not None and self._thread_loop is not None:
-            self._thread_loop.call_soon_threadsafe(self._halt.set)
-            self._thread.join()
-            self._thread = None
-
-    async def _serve(self, ready: Future[None]) -> None:
-        self._thread_loop = asyncio.get_running_loop()
-        self._halt = asyncio.Event()
-        try:
-            await self.start()
-        except OSError as exc:
-            self._thread_loop = None
-            ready.set_exception(exc)
-            return
-        ready.set_result(None)
-        await self._halt.wait()
-        await self.close()
-        self._thread_loop = None
-
-    async def _in_thread(self, step: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Run `step` on the loop of the thread, if it is not the running loop."""
-        if self._thread_loop is None or self._thread_loop is asyncio.get_running_loop():
-            return False
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(step(), self._thread_loop))
-        return True

@@ -29,12 +29,8 @@ class Violation:
 class RateLimitWindow:
     """Counts the requests and tokens of the last minute and checks them against the limit.
 
-    Parameters
-    ----------
-    limit : object or mapping
-        ``requests_per_minute`` and ``tokens_per_minute``, each a number or None.
-    clock : callable
-        Returns monotonic seconds.
+    The limit is an object or mapping with ``requests_per_minute`` and ``tokens_per_minute``, each a
+    number or None.
     """
 
     def __init__(self, limit: object, *, clock: Callable[[], float] = time.monotonic) -> None:

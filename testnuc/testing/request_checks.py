@@ -48,19 +48,7 @@ def model_in(path: str) -> str | None:
 
 
 class ErrorResponse(Exception):  # noqa: N818 - a response, not an error of this program
-    """An error response to a request.
-
-    Parameters
-    ----------
-    status : int
-        HTTP status.
-    message : str
-        The error message in the body.
-    code, param : str, optional
-        OpenAI's error code, and the invalid parameter.
-    headers : bytes
-        Header lines, each terminated by CRLF.
-    """
+    """An error response to a request, in OpenAI's terms; header lines end with CRLF."""
 
     def __init__(
         self,
@@ -97,17 +85,7 @@ _FILTERED = (
 
 
 class RequestChecks:
-    """Parses requests and rejects invalid ones, as a provider does.
-
-    Parameters
-    ----------
-    api_key, model : str, optional
-        The only accepted key and model; None accepts any.
-    structured : bool or "ignore"
-        False rejects requests for structured output.
-    rejects : collection of str
-        Parameters to reject.
-    """
+    """Parses requests and rejects invalid ones, as a provider does; see `LoopbackLLM`."""
 
     def __init__(
         self,
@@ -176,17 +154,7 @@ class RequestChecks:
 
 
 def error_of_fault(kind: str, wire: WireFormat, retry_after: float) -> ErrorResponse | None:
-    """Return the error response for a fault, or None if the fault is not an error response.
-
-    Parameters
-    ----------
-    kind : str
-        See `Faults`.
-    wire : WireFormat
-        The provider's format.
-    retry_after : float
-        Delay for the ``Retry-After`` header, in seconds.
-    """
+    """Return the error response for a fault, or None if the fault is not an error response."""
     if kind == "quota":
         return _QUOTA[wire is ANTHROPIC]()
     if kind == "content-filter":

@@ -139,12 +139,7 @@ def serve_in_process(
 def serve(config: Mapping[str, Any], *, until_eof: bool) -> None:
     """Serve until standard input is closed or the process is interrupted; runs in the child.
 
-    Parameters
-    ----------
-    config : mapping
-        ``answers``, ``path`` or ``labels``, and options of `LoopbackLLM`.
-    until_eof : bool
-        Whether to exit when standard input is closed.
+    `config` has ``answers``, ``path`` or ``labels``, and options of `LoopbackLLM`.
     """
     options = dict(config)
     answers = options.pop("answers", None)

@@ -36,19 +36,7 @@ _BUSY = frozenset({429, 503, 529})
 
 
 class CallAccounting:
-    """Acquires permits and budget for attempts, and settles them by outcome.
-
-    Parameters
-    ----------
-    admission : AdmissionControl
-    account : BudgetControl, optional
-    meter : Meter
-        Counts usage.
-    price : Price, optional
-    telemetry : Telemetry, optional
-    wall : callable
-        Seconds since 1970.
-    """
+    """Acquires permits and budget for attempts, and settles them by outcome."""
 
     def __init__(
         self,
@@ -180,15 +168,7 @@ class CallAccounting:
     ) -> BaseException:
         """Settle an attempt without a response, and return the error to raise.
 
-        Parameters
-        ----------
-        call : Call
-        permit : Permit
-            Of the attempt.
-        raised : BaseException
-            What ended it.
-        timeout : CallTimeoutError or None
-            Set if the attempt's own timer ended it.
+        `timeout` is set if the attempt's own timer ended it.
         """
         if isinstance(raised, ReplyError):  # from a custom provider
             self._book(call, permit, getattr(raised, "usage", None))

@@ -99,20 +99,13 @@ _NO_ENDPOINT = re.compile(
 _UNAVAILABLE = {503, 504, 529}
 
 
-def parse_error(body: bytes) -> tuple[str, frozenset[str]]:
+def parse_error(body: bytes, *, nested: bool = True) -> tuple[str, frozenset[str]]:
     """Parse the message, and the type, code and param, of an error response.
 
-    Parameters
-    ----------
-    body : bytes
-        In any of the shapes in use: ``{"error": {..}}``, ``{"error": ".."}``, ``{"message": ..}``,
-        ``{"detail": ..}``, a list of one of them, or not JSON. OpenRouter has the error of the
-        provider behind it in ``metadata.raw``, often as JSON in a string.
+    In any of the shapes in use: ``{"error": {..}}``, ``{"error": ".."}``, ``{"message": ..}``,
+    ``{"detail": ..}``, a list of one of them, or not JSON. OpenRouter has the error of the provider
+    behind it in ``metadata.raw``, often as JSON in a string; `nested`: read such errors, too.
     """
-    return _parse(body, nested=True)
-
-
-def _parse(body: bytes, *, nested: bool) -> tuple[str, frozenset[str]]:
     try:
         value: Any = orjson.loads(body)
     except ValueError:
@@ -157,7 +150,7 @@ def _first(message: Any) -> Any:
 def _quoted(response: Any) -> tuple[str, frozenset[str]]:
     """Parse an error that another one quotes."""
     text = response if isinstance(response, str) else orjson.dumps(response).decode()
-    return _parse(text.encode("utf-8", "replace"), nested=False)
+    return parse_error(text.encode("utf-8", "replace"), nested=False)
 
 
 def _is_code(value: Any) -> bool:
@@ -173,22 +166,10 @@ def as_error(
     key: str | None = None,
     hint: str = "",
 ) -> ProviderError:
-    """Return the exception for an error response.
+    """Return the exception for an error response; status 200: the error is in a normal response.
 
-    Parameters
-    ----------
-    status : int
-        HTTP status; 200 if the error is in a normal response.
-    headers : Mapping[str, str]
-        Headers of the response, in upper or lower case.
-    body : bytes
-        Its body.
-    where : str
-        Model and host, for the message.
-    key : str, optional
-        The API key, which is removed from the message.
-    hint : str
-        How to set the key, for the message about an invalid one.
+    Its message begins with `where`, model and host. The `key` is removed from it; `hint` says how
+    to set another one.
     """
     text, codes = parse_error(body)
     message = redacted(text, key)
@@ -216,13 +197,15 @@ def as_error(
     error = kind(
         f"{problem.removesuffix('.')}. {remedy}" if remedy else problem,
         status_code=status,
-        request_id=request_id(headers) or _named_in(body),
+        # Anthropic has it in the body, also behind gateways
+        request_id=request_id(headers) or _string(body, "request_id") or None,
         retry_after=_delay(body) if status in {429, 503} else None,
     )
     if alone:
         error.fatal = False
     if isinstance(error, UnreadableReplyError):
-        error.content = _failed_generation(body)
+        # what the model said
+        error.content = _string(body, "error", "failed_generation")
     return error
 
 
@@ -268,22 +251,15 @@ def _missing(text: str) -> tuple[type[ProviderError], str, bool]:
     return BadRequestError, remedy, False
 
 
-def _failed_generation(body: bytes) -> str:
-    """Return what the model said, from a refusal of its answer by the server."""
+def _string(body: bytes, *path: str) -> str:
+    """Return the string at a path of a body in JSON; "" if there is none."""
     try:
-        said = orjson.loads(body)["error"]["failed_generation"]
+        found = orjson.loads(body)
+        for name in path:
+            found = found[name]
     except (ValueError, TypeError, KeyError):
         return ""
-    return said if isinstance(said, str) else ""
-
-
-def _named_in(body: bytes) -> str | None:
-    """Return the request id in the body of an error: Anthropic's, also behind gateways."""
-    try:
-        found = orjson.loads(body)["request_id"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    return found if isinstance(found, str) and found else None
+    return found if isinstance(found, str) else ""
 
 
 def _delay(body: bytes) -> float | None:

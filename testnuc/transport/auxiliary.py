@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception
@@ -18,7 +19,7 @@ from testnuc.transport.failures import host, is_retryable, safe_cause, translate
 from testnuc.transport.retries import backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from random import Random
 
     from tenacity import RetryCallState
@@ -37,15 +38,7 @@ _SECONDS_PER_BYTE = 1 / 50_000
 
 
 class AuxiliaryRequests:
-    """Sends HTTP requests other than calls.
-
-    Parameters
-    ----------
-    connections : Connections
-    retry : RetryPolicy
-    rng, clock, wall, sleep
-        As for the transport.
-    """
+    """Sends HTTP requests other than calls."""
 
     def __init__(
         self,
@@ -74,48 +67,23 @@ class AuxiliaryRequests:
         content_type: str = "application/json",
         again: bool = True,
     ) -> HTTPAnswer:
-        """Send a request, with retries.
+        """Send a request, with retries; the response has status 200.
 
-        Parameters
-        ----------
-        provider : WireProvider
-            Provides the headers, and decodes errors.
-        method, url : str
-        body : bytes
-        content_type : str
-        again : bool
-            Whether to retry; False for requests that must not be executed twice, as a failure does
-            not show whether the request was executed.
-
-        Returns
-        -------
-        HTTPAnswer
-            With status 200.
-
-        Raises
-        ------
-        ProviderError
-            The last failure.
+        `again=False` is for requests that must not be executed twice, as a failure does not show
+        whether the request was executed.
         """
 
         async def attempt() -> HTTPAnswer:
             seconds = self._retry.timeout + len(body) * _SECONDS_PER_BYTE
-            try:
-                async with asyncio.timeout(seconds):
-                    answer = await self._connections.request(
-                        provider,
-                        method,
-                        url,
-                        # a large body that is not a file would block the event loop
-                        data=io.BytesIO(body) if body else None,
-                        content_type=content_type,
-                    )
-            except TimeoutError:
-                raise self._timeout(provider, seconds) from None
-            except ProviderError:
-                raise
-            except Exception as raised:  # noqa: BLE001 - translated
-                raise translate(raised, provider) from safe_cause(raised)
+            async with _within(seconds, provider):
+                answer = await self._connections.request(
+                    provider,
+                    method,
+                    url,
+                    # a large body that is not a file would block the event loop
+                    data=io.BytesIO(body) if body else None,
+                    content_type=content_type,
+                )
             self._check(provider, answer.status, answer.headers, answer.data)
             return answer
 
@@ -126,48 +94,31 @@ class AuxiliaryRequests:
     async def read_lines(
         self, provider: WireProvider, url: str, take: Callable[[bytes], None]
     ) -> None:
-        """Pass on the lines of a download as they arrive.
+        """Pass the lines of a download, without their ends, to `take` as they arrive.
 
-        Parameters
-        ----------
-        provider : WireProvider
-        url : str
-        take : callable
-            Called with each line, without its end. If the connection breaks, the download starts
-            again, and `take` receives its lines a second time.
-
-        Raises
-        ------
-        ProviderError
-            The last failure.
+        If the connection breaks, the download starts again, and `take` receives its lines a second
+        time.
         """
 
         async def attempt() -> None:
             rest = b""
             patience = self._retry.timeout
             loop = asyncio.get_running_loop()
-            try:
-                async with (
-                    asyncio.timeout(patience) as timer,
-                    self._connections.stream(provider, url) as response,
-                ):
-                    if response.status != _OK:
-                        data = await response.read()
-                        self._check(provider, response.status, response.headers, data)
-                    while piece := await response.content.readany():
-                        # the whole download may take long, but it must not stall
-                        timer.reschedule(loop.time() + patience)
-                        *lines, rest = (rest + piece).split(b"\n")
-                        for line in lines:
-                            take(line)
-                        # a fast connection must not starve other tasks
-                        await asyncio.sleep(0)
-            except TimeoutError:
-                raise self._timeout(provider, self._retry.timeout) from None
-            except ProviderError:
-                raise
-            except Exception as raised:  # noqa: BLE001 - translated
-                raise translate(raised, provider) from safe_cause(raised)
+            async with (
+                _within(patience, provider) as timer,
+                self._connections.stream(provider, url) as response,
+            ):
+                if response.status != _OK:
+                    data = await response.read()
+                    self._check(provider, response.status, response.headers, data)
+                while piece := await response.content.readany():
+                    # the whole download may take long, but it must not stall
+                    timer.reschedule(loop.time() + patience)
+                    *lines, rest = (rest + piece).split(b"\n")
+                    for line in lines:
+                        take(line)
+                    # a fast connection must not starve other tasks
+                    await asyncio.sleep(0)
             if rest:
                 take(rest)
 
@@ -218,8 +169,19 @@ class AuxiliaryRequests:
             error.retry_after = retry_after(headers, self._wall())
         raise error
 
-    def _timeout(self, provider: WireProvider, seconds: float) -> CallTimeoutError:
-        return CallTimeoutError(
+
+@asynccontextmanager
+async def _within(seconds: float, provider: WireProvider) -> AsyncIterator[asyncio.Timeout]:
+    """Bound the time of a request, and translate its failures."""
+    try:
+        async with asyncio.timeout(seconds) as timer:
+            yield timer
+    except TimeoutError:
+        raise CallTimeoutError(
             f"no complete response from {host(provider)} within {seconds:g} s; raise "
             "RetryPolicy(timeout=..) if the connection is slow"
-        )
+        ) from None
+    except ProviderError:
+        raise
+    except Exception as raised:  # noqa: BLE001 - translated
+        raise translate(raised, provider) from safe_cause(raised)

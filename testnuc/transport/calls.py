@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from testnuc.errors import ConfigurationError
@@ -21,12 +22,7 @@ _CHARACTERS_PER_TOKEN = 3
 def estimate_tokens(provider: Provider, request: Request, *, needed: bool) -> tuple[int, int]:
     """Estimate input and output tokens of a call to a provider without a wire format.
 
-    Parameters
-    ----------
-    provider : Provider
-    request : Request
-    needed : bool
-        Whether any limit counts tokens.
+    `needed`: whether any limit counts tokens.
     """
     reserve = getattr(provider, "reserve", None)
     if reserve is not None:
@@ -38,61 +34,41 @@ def estimate_tokens(provider: Provider, request: Request, *, needed: bool) -> tu
     return characters // _CHARACTERS_PER_TOKEN + 1, 0
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """A call in flight: its state across attempts."""
 
-    __slots__ = (
-        "adaptations",
-        "again",
-        "body",
-        "error",
-        "key",
-        "other",
-        "refusals",
-        "renewed",
-        "request",
-        "reservation",
-        "sends",
-        "size",
-        "started",
-        "unreadable",
-        "unsent",
-        "wire",
-    )
+    request: Request
+    #: Estimated input tokens, and maximum output tokens.
+    size: tuple[int, int]
+    wire: WireProvider | None
+    other: Provider | None
+    body: bytes = b""
+    #: The reserved part of the budget; None: nothing, or settled.
+    reservation: Reservation | None = None
+    sends: int = 0
+    #: Attempts that found no connection, so that nothing was sent.
+    refusals: int = 0
+    #: Whether the last attempt was one of these.
+    unsent: bool = False
+    adaptations: int = 0
+    #: The key that was sent, if it can expire, and whether another one was asked for.
+    key: str | None = None
+    renewed: bool = False
+    #: Replies from which no label could be read, those of a larger packed call included; they are
+    #: billed.
+    unreadable: int = 0
+    #: Whether the next request is a retry.
+    again: bool = False
+    #: When it was first sent; the deadline counts from there.
+    started: float = 0.0
+    #: The last failure that a new encoding could not cure.
+    error: ProviderError | None = None
 
-    def __init__(
-        self,
-        request: Request,
-        size: tuple[int, int],
-        wire: WireProvider | None,
-        other: Provider | None,
-    ) -> None:
-        self.request = request
-        #: Estimated input tokens, and maximum output tokens.
-        self.size = size
-        self.wire = wire
-        self.other = other
-        self.body = b"" if wire is None else wire.encode(request)
-        #: The reserved part of the budget; None: nothing, or settled.
-        self.reservation: Reservation | None = None
-        self.sends = 0
-        #: Attempts that found no connection, so that nothing was sent.
-        self.refusals = 0
-        #: Whether the last attempt was one of these.
-        self.unsent = False
-        self.adaptations = 0
-        #: The key that was sent, if it can expire, and whether another one was asked for.
-        self.key: str | None = None
-        self.renewed = False
-        #: Replies from which no label could be read, those of a larger packed call included; they
-        #: are billed.
-        self.unreadable = request.step
-        #: Whether the next request is a retry.
-        self.again = False
-        #: When it was first sent; the deadline counts from there.
-        self.started = 0.0
-        #: The last failure that a new encoding could not cure.
-        self.error: ProviderError | None = None
+    def __post_init__(self) -> None:
+        self.unreadable = self.request.step
+        if self.wire is not None:
+            self.body = self.wire.encode(self.request)
 
 
 class Timer:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import WireProvider
 
-__all__ = ["Connections", "HTTPAnswer"]
+__all__ = ["Connections", "HTTPAnswer", "key_headers"]
 
 #: Timeouts are the caller's.
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
@@ -31,13 +31,13 @@ class HTTPAnswer(NamedTuple):
     data: bytes
 
 
-async def _own(provider: WireProvider) -> Mapping[str, str] | None:
-    """Return the headers of one request: a key that is asked for; None if it does not change."""
+async def key_headers(provider: WireProvider) -> tuple[str | None, Mapping[str, str] | None]:
+    """Return a key that can expire, and the headers that carry it; None if it is fixed."""
     keys = getattr(provider, "keys", None)
     if keys is None:
-        return None
-    headers: Mapping[str, str] = provider.key_headers(await keys.current())  # type: ignore[attr-defined]
-    return headers
+        return None, None
+    key = await keys.current()
+    return key, provider.key_headers(key)  # type: ignore[attr-defined]
 
 
 class _Session(NamedTuple):
@@ -49,14 +49,8 @@ class _Session(NamedTuple):
 class Connections:
     """One aiohttp session per provider, opened with the first call.
 
-    Its headers hold the API key, so a session must not be used for another provider.
-
-    Parameters
-    ----------
-    limit : int
-        Most connections to a provider; 1,000 calls cost 60 % more CPU with an unlimited pool.
-    trust_env : bool
-        Whether to use the environment's proxies.
+    Its headers hold the API key, so a session must not be used for another provider. `limit` is the
+    most connections to a provider: 1,000 calls cost 60 % more CPU with an unlimited pool.
     """
 
     def __init__(self, limit: int, *, trust_env: bool) -> None:
@@ -74,23 +68,10 @@ class Connections:
         reached: bool = True,
         headers: Mapping[str, str] | None = None,
     ) -> HTTPAnswer:
-        """Send a call, and read the complete response.
+        """Send a call, and read the complete response, of any status.
 
-        Parameters
-        ----------
-        provider : WireProvider
-            Provides URL and headers.
-        body : bytes
-            The request body.
-        reached : bool
-            Whether the server has ever responded; if not, connecting has a timeout.
-        headers : mapping, optional
-            Of this request alone.
-
-        Returns
-        -------
-        HTTPAnswer
-            With any status.
+        Connecting has a timeout unless the server was `reached` before. `headers` are of this
+        request alone.
         """
         session = self._session(provider)
         # a redirect would send the key to another host; it is treated as an error instead
@@ -114,27 +95,13 @@ class Connections:
         data: IO[bytes] | None,
         content_type: str,
     ) -> HTTPAnswer:
-        """Send an auxiliary request to the same provider, and read the complete response.
-
-        Parameters
-        ----------
-        provider : WireProvider
-            Provides the headers.
-        method, url : str
-        data : file, optional
-            The request body.
-        content_type : str
-
-        Returns
-        -------
-        HTTPAnswer
-            With any status.
-        """
+        """Send an auxiliary request to the same provider, and read the complete response."""
+        _, own = await key_headers(provider)
         response = await self._session(provider).http.request(
             method,
             url,
             data=data,
-            headers={"Content-Type": content_type, **(await _own(provider) or {})},
+            headers={"Content-Type": content_type, **(own or {})},
             allow_redirects=False,
         )
         return HTTPAnswer(response.status, response.headers, await response.read())
@@ -143,16 +110,9 @@ class Connections:
     async def stream(
         self, provider: WireProvider, url: str
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """GET a large response, to be read in chunks.
-
-        Parameters
-        ----------
-        provider : WireProvider
-            Provides the headers.
-        url : str
-        """
+        """GET a large response, to be read in chunks."""
         http = self._session(provider).http
-        own = await _own(provider)
+        _, own = await key_headers(provider)
         async with http.get(url, headers=own, allow_redirects=False) as response:
             yield response
 

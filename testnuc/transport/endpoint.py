@@ -42,15 +42,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, base_url: str, *, source: str = "base_url") -> Endpoint:
-        """Parse a base URL; rejects other schemes than http(s), and secrets.
-
-        Parameters
-        ----------
-        base_url : str
-            The user's input.
-        source : str
-            Its name in messages.
-        """
+        """Parse a base URL, named `source` in errors; rejects secrets, and schemes but http(s)."""
         if not isinstance(base_url, str) or not base_url.strip():
             raise InvalidInputError(f"{source} is empty; give a URL, or omit it.")
         try:
@@ -88,17 +80,7 @@ class Endpoint:
 def checked_key(given: str | None, variables: tuple[str, ...]) -> str | None:
     """Return the given key, else that of the first environment variable that is set, else None.
 
-    Parameters
-    ----------
-    given : str, optional
-        The user's ``api_key``.
-    variables : tuple[str, ...]
-        Environment variables, in order of precedence.
-
-    Raises
-    ------
-    ConfigurationError
-        The key cannot be sent in a header. The message does not contain it.
+    Refuses a key that cannot be sent in a header; the message does not contain it.
     """
     source, key = "api_key", given
     if key is None:
@@ -119,13 +101,7 @@ def checked_key(given: str | None, variables: tuple[str, ...]) -> str | None:
 
 
 def checked_headers(headers: Any) -> dict[str, str]:
-    """Return the user's own headers; refuses what could not be sent.
-
-    Raises
-    ------
-    InvalidInputError
-        It is no mapping of strings, or one holds a line break. The message shows no value.
-    """
+    """Return the user's own headers; refuses what could not be sent, and shows no value."""
     if not isinstance(headers, Mapping):
         raise InvalidInputError("headers is not a mapping; give {'X-Team': 'support'}")
     for name, value in headers.items():
@@ -139,14 +115,7 @@ def checked_headers(headers: Any) -> dict[str, str]:
 
 
 def missing_key(host: str, variable: str) -> ConfigurationError:
-    """Return the error for a host without a key.
-
-    Parameters
-    ----------
-    host : str
-    variable : str
-        The environment variable for it.
-    """
+    """Return the error for a host without a key, which the environment variable can hold."""
     error = ConfigurationError(f"no key for {host}: set {variable} in the environment.")
     # a note: tracebacks show it, but not the command line, which has no such option
     error.add_note('Or give the key as api_key="..".')

@@ -24,15 +24,7 @@ _MARGIN = 60.0
 
 
 class KeySource:
-    """Asks for a key, and for another one when it expires.
-
-    Parameters
-    ----------
-    ask : callable
-        Returns the key, or an awaitable of it. A function is called in a thread.
-    wall : callable
-        Seconds since 1970.
-    """
+    """Asks for a key, and for another one when it expires; a function is called in a thread."""
 
     def __init__(
         self,

@@ -33,12 +33,12 @@ from testnuc.limits import (
 from testnuc.transport.accounting import CallAccounting
 from testnuc.transport.auxiliary import AuxiliaryRequests
 from testnuc.transport.calls import Call, Timer, estimate_tokens
-from testnuc.transport.connections import Connections
+from testnuc.transport.connections import Connections, key_headers
 from testnuc.transport.failures import host, safe_cause
 from testnuc.transport.retries import Outage, adapts, gives_up, may_help, wait
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from tenacity import RetryCallState
 
@@ -148,14 +148,7 @@ class Transport:
     ) -> None:
         """Use limits and a budget that are shared with others; call before the first call.
 
-        Parameters
-        ----------
-        admission : AdmissionControl
-            The shared rate and concurrency limits.
-        account : BudgetControl, optional
-            The shared budget.
-        by_tokens : bool
-            Whether the shared rate limit counts tokens.
+        `by_tokens`: whether the shared rate limit counts tokens.
         """
         self._accounting.admission = admission
         self._accounting.account = account
@@ -164,17 +157,8 @@ class Transport:
     def call(self, provider: WireProvider, request: Request) -> Awaitable[Reply]:
         """Make a call over HTTP.
 
-        Parameters
-        ----------
-        provider : WireProvider
-            Encodes the request and decodes the response.
-        request : Request
-
-        Returns
-        -------
-        Reply
-            Of the first attempt that succeeded. If it holds several texts, some of its answers may
-            be errors; the caller asks for those again.
+        Returns the reply of the first attempt that succeeded. If it holds several texts, some of
+        its answers may be errors; the caller asks for those again.
 
         Raises
         ------
@@ -190,28 +174,11 @@ class Transport:
         return self._run(call) if self._telemetry is None else self._traced(call)
 
     async def answer(self, provider: Provider, request: Request) -> Reply:
-        """Make a call to a provider that does not use our HTTP connections.
+        """Make a call to a provider that answers by other means; returns and raises as `call`.
 
         Budget, concurrency, retries and usage apply, and so does the user's rate limit. If the
-        provider has a method ``reserve``, it estimates the tokens.
-
-        Parameters
-        ----------
-        provider : Provider
-            Answers the request.
-        request : Request
-
-        Returns
-        -------
-        Reply
-            As the provider returned it.
-
-        Raises
-        ------
-        ProviderError
-            As for `call`. Other exceptions of the provider propagate without a retry.
-        BudgetExceededError
-            As for `call`.
+        provider has a method ``reserve``, it estimates the tokens. Exceptions other than
+        `ProviderError` propagate without a retry.
         """
         account = self._accounting.account
         bounded = self._limits_tokens or (account is not None and account.bounds_tokens)
@@ -330,7 +297,7 @@ class Transport:
         timer = Timer(max(0.0, min(self._retry.timeout, left)))
         try:
             if call.wire is not None:
-                own = await _key_headers(call)
+                call.key, own = await key_headers(call.wire)
                 answer = await self._connections.post(
                     call.wire, call.body, reached=accounting.reached, headers=own
                 )
@@ -386,16 +353,6 @@ class Transport:
             f"({self._retry.deadline:g} s in total); raise RetryPolicy(timeout=.., deadline=..) if "
             f"the model is slow"
         )
-
-
-async def _key_headers(call: Call) -> Mapping[str, str] | None:
-    """Return the headers of a key that can expire; None if it is fixed."""
-    keys = getattr(call.wire, "keys", None)
-    if keys is None:
-        return None
-    call.key = await keys.current()
-    headers: Mapping[str, str] = call.wire.key_headers(call.key)  # type: ignore[union-attr]
-    return headers
 
 
 async def _renewed(call: Call, error: ProviderError) -> bool:

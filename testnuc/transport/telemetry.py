@@ -23,23 +23,8 @@ __all__ = ["Telemetry", "attach", "context", "operation"]
 
 _SCOPE = "testnuc"
 #: Bucket boundaries of the conventions.
-_TOKENS = [
-    1,
-    4,
-    16,
-    64,
-    256,
-    1024,
-    4096,
-    16384,
-    65536,
-    262144,
-    1048576,
-    4194304,
-    16777216,
-    67108864,
-]
-_SECONDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
+_TOKENS = [4**i for i in range(14)]
+_SECONDS = [0.01 * 2**i for i in range(14)]
 #: Servers with OpenAI's protocol -> their names in the conventions.
 _SERVERS = {
     "openai.azure.com": "azure.ai.openai",
@@ -73,16 +58,9 @@ _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext(_Silen
 def operation(
     telemetry: Telemetry | None, name: str, **facts: Any
 ) -> contextlib.AbstractContextManager[Any]:
-    """Return a context manager for an operation of the client; its ``set`` adds attributes.
+    """Return a context manager for an operation of the client, such as ``"classify_many"``.
 
-    Parameters
-    ----------
-    telemetry : Telemetry or None
-        None: no telemetry.
-    name : str
-        ``"classify_many"``, ..
-    **facts
-        Attributes, each named ``testnuc.<fact>``.
+    Its ``set`` adds attributes, each named ``testnuc.<fact>``.
     """
     return _NOTHING if telemetry is None else telemetry.operation(name, facts)
 
@@ -106,15 +84,7 @@ def _is_set_up(provider: Any) -> bool:
 
 
 class Telemetry:
-    """Traces and metrics of one client.
-
-    Parameters
-    ----------
-    provider, model : str
-        The model.
-    url : str, optional
-        Of the server; None: in this process.
-    """
+    """Traces and metrics of one client; without `url`, its model is in this process."""
 
     def __init__(self, provider: str, model: str, url: str | None) -> None:
         from opentelemetry import metrics, trace

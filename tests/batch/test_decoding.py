@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testnuc.batch.anthropic import _line as anthropic_line
+from testnuc.batch.anthropic import AnthropicBatches
 from testnuc.batch.base import BatchResultLine, NoneChosenError
 from testnuc.batch.decoding import BatchOutcomes, ResponseReader, custom_id
 from testnuc.batch.manifest import RequestedPrediction, pack, unpack
-from testnuc.batch.openai import _line as openai_line
+from testnuc.batch.openai import OpenAIBatches
 from testnuc.errors import ContentRefusedError, NotAnsweredError, ServerError, StoreError
 from testnuc.labels import LabelSet
 from testnuc.prompts import system_prompt
@@ -21,7 +21,9 @@ from testnuc.types import Prediction
 
 LABELS = LabelSet(["refund", "delivery", "login"])
 TASK = Task(system_prompt(LABELS), LABELS.names)
-READER = ResponseReader(OpenAI("m", base_url="http://localhost/v1"), TASK, LABELS)
+PROVIDER = OpenAI("m", base_url="http://localhost/v1")
+READER = ResponseReader(PROVIDER, TASK, LABELS)
+APIS = [api(PROVIDER, None) for api in (OpenAIBatches, AnthropicBatches)]
 NAME = "ab" * 16
 
 #: What becomes of each request: a label, an error, or that it was never executed.
@@ -146,8 +148,7 @@ def test_items_that_are_cut_are_noticed(wanted, data):
 
 @given(st.binary())
 def test_what_is_no_line_is_none(content):
-    assert openai_line(content) is None
-    assert anthropic_line(content) is None
+    assert [api.result(content) for api in APIS] == [None, None]
 
 
 JSON = st.recursive(
@@ -168,6 +169,6 @@ JSON = st.recursive(
 @pytest.mark.slow
 @given(JSON)
 def test_strange_lines_are_lines_or_none(value):
-    for read in (openai_line, anthropic_line):
-        found = read(orjson.dumps(value))
+    for api in APIS:
+        found = api.result(orjson.dumps(value))
         assert found is None or isinstance(found.custom_id, str)
