@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from testnuc._engine.applying import apply_taught
-from testnuc._engine.assembly import Assembler, in_thread_if_large
+from testnuc._engine.assembly import SEARCH, in_thread_if_large
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.first_calls import STOPS, FirstCalls
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.neighborhoods import Snapshot
 from testnuc._engine.pool_predictions import PoolPredictions
-from testnuc._engine.retrieval import SEARCH, Retriever, no_matches, spread
+from testnuc._engine.retrieval import Retriever, no_matches, spread
 from testnuc._engine.sampling import Sampler
 from testnuc._engine.sparing import ask_unsure, asked_first
 from testnuc.errors import EmbeddingError, with_count
@@ -85,9 +85,8 @@ class Pipeline:
         if method.context:
             self.examples = ExampleFinder(method, predictor, self.embedding, pool, store)
         self.retriever = Retriever(method, self.neighbors, predictor, pool, store, self.examples)
-        self.assembler = Assembler(self.labels, self.neighbors, pool, self.retriever)
         self.pool_predictions = PoolPredictions(
-            self.assembler,
+            self.retriever,
             self.embedding,
             store,
             predictor.scope,
@@ -214,7 +213,7 @@ class Pipeline:
             await self.pool.add(searched, found)
         if rejected:
             matches = spread(matches, rows, len(texts))
-        neighborhoods = await self.assembler.build(texts, matches, settings, snapshot, rejected)
+        neighborhoods = await self.retriever.build(texts, matches, settings, snapshot, rejected)
         if self.shortlist is not None:
             await self.shortlist.attach(neighborhoods, vectors, self.retriever.stored)
         neighborhoods.notes.append(advice)
@@ -237,7 +236,7 @@ class Pipeline:
         # the pool may be what failed
         with suppress(Exception):
             texts = await self._with_known_labels(texts)
-        return self.assembler.alone(texts, settings)
+        return self.retriever.alone(texts, settings)
 
     async def salvage(self, neighborhoods: Neighborhoods, error: Exception) -> bool:
         """Complete the neighborhoods of a run that an error has ended.
@@ -251,7 +250,7 @@ class Pipeline:
         if not self.lanes["live"].closed:
             # the store may be what failed
             with suppress(Exception):
-                await self.assembler.fill(neighborhoods, range(len(neighborhoods.entries)))
+                await self.retriever.fill(neighborhoods, range(len(neighborhoods.entries)))
         answered = neighborhoods.any_answered
         for place in range(n_own):
             if not neighborhoods.answered(place) and not neighborhoods.is_spared(place):
@@ -289,7 +288,7 @@ class Pipeline:
         own, rows = range(neighborhoods.n_own), np.arange(neighborhoods.n_own)
         if settings.needs_no_neighbors:
             yield own
-            await self.assembler.fill(neighborhoods, range(len(own), len(neighborhoods.entries)))
+            await self.retriever.fill(neighborhoods, range(len(own), len(neighborhoods.entries)))
         elif settings.policy is None:
             yield own
             decision = await self._decide(neighborhoods)
@@ -342,7 +341,7 @@ class Pipeline:
                 async for places in rounds:
                     yield places
         yield rejected
-        await self.assembler.fill(neighborhoods, range(len(neighborhoods.entries)))
+        await self.retriever.fill(neighborhoods, range(len(neighborhoods.entries)))
         settings = neighborhoods.settings
         if settings.policy is None and not settings.head_decides:
             await self._decide(neighborhoods)
@@ -393,7 +392,7 @@ class Pipeline:
         async with aclosing(self._predict(neighborhoods, range(n_own), "live")) as answered:
             async for _ in answered:
                 pass
-        await self.assembler.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
+        await self.retriever.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
 
     async def predict_pool(self, lane: str = "live") -> AsyncGenerator[int, None]:
         """Predict every text of the pool that has no prediction.
@@ -411,12 +410,12 @@ class Pipeline:
                 # one stage for all texts: a batch can take a day
                 more, start = await self.pool.scan(start, SEARCH)
                 texts += more
-            neighborhoods = await self.assembler.build(
+            neighborhoods = await self.retriever.build(
                 texts, no_matches(len(texts)), self.settings, snapshot
             )
             places = range(len(texts))
             if snapshot is not None and self.neighbors == "stored":
-                await self.assembler.fill(neighborhoods, places)
+                await self.retriever.fill(neighborhoods, places)
             yield sum(map(neighborhoods.answered, places))
             try:
                 async with aclosing(self._predict(neighborhoods, places, lane)) as finished:
@@ -432,7 +431,7 @@ class Pipeline:
         if decision is None:
             n_own = neighborhoods.n_own
             if self.neighbors == "predict":
-                await self.assembler.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
+                await self.retriever.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
             predicted = sum(p is not None for p in neighborhoods.predictions[:n_own])
             if predicted >= min(_BATCH_DECIDES, max(len(self.pool) // 2, MIN_PREDICTIONS)):
                 diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
