@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from testnuc._engine.multilabel_learning import MultilabelLearning
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.protocols import Provider, WireProvider
-    from testnuc.trust import MultilabelLearned, Review
+    from testnuc.trust import Review
     from testnuc.types import Usage
 
 __all__ = ["Escalation"]
@@ -171,7 +171,7 @@ class Escalation:
             return True
         return size >= _GROWTH * known.texts
 
-    async def _learn_once(self) -> Learned | MultilabelLearned | None:
+    async def _learn_once(self) -> None:
         """Learn from a hundred disagreements that the client's referee judges.
 
         They are judged again when the pool has grown by half. Where a text can have several labels,
@@ -180,15 +180,16 @@ class Escalation:
         assert self.referee is not None
         async with self._lock:
             if not self._is_due(len(self._parts.pool)):
-                return None
+                return
             try:
                 goal = "certify" if self._parts.labels.multilabel else "decide"
                 review = await self._learning.review(_REFEREED, goal, 0)
             except InvalidInputError:
                 # too few texts have a prediction
-                return None
+                return
             await self.ask(review, self.referee)
-            return await self._learning.learn_from(review) if review.judged else None
+            if review.judged:
+                await self._learning.learn_from(review)
 
     async def _escalate(self, neighborhoods: Neighborhoods) -> str:
         """Let the referee label the least trusted part of a run; returns what was done."""
