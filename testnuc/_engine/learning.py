@@ -19,7 +19,7 @@ from testnuc._engine.judgment_arrays import (
 )
 from testnuc._engine.learning_base import MOST_TEXTS, LearningBase, Offer, PoolFit
 from testnuc.trust.applied import parts_by_level
-from testnuc.trust.calibration import fit_trust
+from testnuc.trust.calibration import chances, fit_trust
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
 from testnuc.trust.certificates import wants_decisions
 from testnuc.trust.learned import Learned, chosen_parts, rounded
@@ -128,7 +128,7 @@ class Learning(LearningBase[Learned, _Candidates]):
             taught, found, label, rows, right[draws.drawn], proving.probability
         )
         learned = replace(learned, coefficients=coefficients, right=right)
-        trust = learned.trusts(taught, found, label)
+        trust = chances(taught, found, label, learned.coefficients)
         learned = replace(learned, trust=trust.astype(np.float32))
         levels = parts_by_level(found, label, learned.tree)
         return learned.with_levels(trust, levels, label[where], gold)

@@ -136,7 +136,13 @@ class Learned(FromJudgments):
         label = self.label(texts, kept, found, grounds[1:])
         shown = shown_shares(found, label) if self.decides == "head" else None
         parts = parts_by_level(found, label, self.tree)
-        return Applied(label, self.trusts(texts, found, label), shown, *second(found, label), parts)
+        return Applied(
+            label,
+            chances(texts, found, label, self.coefficients),
+            shown,
+            *second(found, label),
+            parts,
+        )
 
     def label(
         self,
@@ -161,12 +167,6 @@ class Learned(FromJudgments):
             changed = np.any([labels != own for labels in others], axis=0)
             label = np.where(changed | (own < 0), label, own).astype(np.int32)
         return label
-
-    def trusts(
-        self, texts: Texts, found: NDArray[np.float32], label: NDArray[np.int32]
-    ) -> NDArray[np.float64]:
-        """Return the chance that each label is right, float64[b]; NaN for texts without one."""
-        return chances(texts, found, label, self.coefficients)
 
     def with_levels(
         self,

@@ -97,25 +97,15 @@ def vote_multilabel(
     neighbor_ids : int64[B, K]
         Positions in the pool, most similar first, without the text itself; -1 is padding.
     similarities : float32[B, K]
-        Cosines.
     own_ids : int64[B]
         Positions of the texts themselves.
     pool : PoolLabels
-        The predictions.
-    n_classes : int
-        Number of labels.
-    policy : str or VotePolicy
+    n_classes, policy, threads
         As for `testnuc.vote`. With confidences, a label counts as much as the text's confidence in
         it, out of the full weight of the text.
     threshold : float, optional
         A label is given if its share is larger; or equal, and the text itself gave it. Default:
         that of the policy, else 0.5.
-    threads : int, optional
-        As for `testnuc.vote`; the result is bit-identical.
-
-    Returns
-    -------
-    VotedLabels
 
     Examples
     --------
