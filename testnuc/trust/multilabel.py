@@ -9,7 +9,7 @@ whether the LLM gave it; that all labels of a text are right, by the product of 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -279,57 +279,49 @@ def learn_sets(
         values = np.where(known, after - before, 0.0)[drawn]
         gains[kind] = gain_of(values, proving, _ALPHA * tried[kind] / total)
     chosen = max(kinds, key=lambda kind: gains[kind].low)
-    learned = MultilabelLearned(
+    kept = limits[chosen]
+    exact = truth.exact(_given(truth.pairs, chosen, kept)) & known
+    of_label, of_text = _calibrated(taught, exact[known & drawn], chosen, kept)
+    labeled, chances = _given(pairs, chosen, kept), _chances(pairs, chosen, of_label)
+    given, of_pair = np.flatnonzero(labeled), pairs.rows
+    right = dict(zip(rows.tolist(), judged.right, strict=True))
+    said = zip(of_pair[given].tolist(), pairs.labels[given].tolist(), strict=True)
+    return MultilabelLearned(
         labels=tuple(labels),
         name=_CANDIDATES[chosen][1],
         decides=chosen,  # type: ignore[arg-type]
         gain=gains[chosen],
         judged=tuple(judgments),
         texts=len(pairs),
-        limits=limits[chosen],
+        limits=kept,
         heads=tuple(heads) if chosen == "head" else (),
-        of_label=np.tile([0.0, 1.0, 0.0], (FOLDS, 1)),
-        of_text=np.tile(_TEXT_PRIOR.mean, (FOLDS, 1)),
-        trust=np.empty(0, dtype=np.float32),
+        of_label=of_label,
+        of_text=of_text,
+        trust=_trust(pairs, labeled, chances, of_text).astype(np.float32),
         rows=rows,
-        right=truth.exact(_given(truth.pairs, chosen, limits[chosen])) & known,
+        right=exact,
         person=judged.person,
         draws=judged.draws,
-        given_rows=np.empty(0, dtype=np.int32),
-        given_labels=np.empty(0, dtype=np.int32),
-        given_chances=np.empty(0, dtype=np.float32),
-        given_right=np.empty(0, dtype=np.bool_),
-    )
-    learned = _calibrated(learned, taught, learned.right[known & drawn])
-    applied = learned.apply(pairs)
-    given, of_pair = np.flatnonzero(applied.given), pairs.rows
-    right = dict(zip(rows.tolist(), judged.right, strict=True))
-    said = zip(of_pair[given].tolist(), pairs.labels[given].tolist(), strict=True)
-    return replace(
-        learned,
-        trust=applied.trust.astype(np.float32),
         given_rows=of_pair[given].astype(np.int32),
         given_labels=pairs.labels[given],
-        given_chances=applied.chances[given].astype(np.float32),
+        given_chances=chances[given].astype(np.float32),
         given_right=np.array([c in (right.get(row) or ()) for row, c in said], dtype=np.bool_),
     )
 
 
 def _calibrated(
-    learned: MultilabelLearned, truth: Truth, exact: NDArray[np.bool_]
-) -> MultilabelLearned:
-    """Fit trust for each fold on the judged texts of the others."""
+    truth: Truth, exact: NDArray[np.bool_], kind: str, limits: NDArray[np.float32]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Fit trust of labels and of texts for each fold on the judged texts of the others."""
     if not len(exact):
-        return learned
+        return np.tile([0.0, 1.0, 0.0], (FOLDS, 1)), np.tile(_TEXT_PRIOR.mean, (FOLDS, 1))
     pairs = truth.pairs
-    folds, counts = pairs.folds, _counts(pairs, learned.decides)
-    z, of_pair = _features(pairs, learned.decides)[counts], folds[pairs.rows][counts]
+    folds, counts = pairs.folds, _counts(pairs, kind)
+    z, of_pair = _features(pairs, kind)[counts], folds[pairs.rows][counts]
     of_label = by_fold(z, truth.right[counts], np.ones(len(z)), of_pair, LABEL_PRIOR)
-    given = _given(pairs, learned.decides, learned.limits)
-    odds = _text_odds(pairs, given, _chances(pairs, learned.decides, of_label))
+    odds = _text_odds(pairs, _given(pairs, kind, limits), _chances(pairs, kind, of_label))
     x = np.column_stack([np.ones(len(odds)), odds])
-    of_text = by_fold(x, exact, np.ones(len(x)), folds, _TEXT_PRIOR)
-    return replace(learned, of_label=of_label, of_text=of_text)
+    return of_label, by_fold(x, exact, np.ones(len(x)), folds, _TEXT_PRIOR)
 
 
 def _given(pairs: LabelPairs, kind: str, limits: NDArray[np.float32]) -> NDArray[np.bool_]:
