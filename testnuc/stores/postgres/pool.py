@@ -251,7 +251,8 @@ class PostgresPool:
         if not self._indexed:
             if self._building is None or self._building.done():
                 self._building = asyncio.create_task(self._build(now), name="testnuc-graph")
-                self._building.add_done_callback(_retrieve_exception)
+                # its exception counts as read, also where no search waits for it
+                self._building.add_done_callback(lambda task: task.cancelled() or task.exception())
             if wait:
                 await asyncio.shield(self._building)
         return self._indexed
@@ -377,8 +378,3 @@ def _parts(values: Sequence[Any]) -> list[tuple[list[Any]]]:
     """Return the values in parts, each the one parameter of a statement."""
     starts = range(0, len(values), _FETCH_CHUNK)
     return [(list(values[start : start + _FETCH_CHUNK]),) for start in starts]
-
-
-def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()
