@@ -65,24 +65,9 @@ class _Timer(Protocol):
 class Admission:
     """Admits calls by requests and tokens per minute, concurrency, pauses and server quota.
 
-    Belongs to one event loop; not thread-safe.
-
-    Parameters
-    ----------
-    rate_limit : RateLimit, optional
-        The user's own limit.
-    max_concurrency : int
-        Most calls in flight.
-    retry : RetryPolicy, optional
-        Its waits bound the pauses; calls fail at once if a pause exceeds its deadline.
-    clock : callable
-        Monotonic seconds.
-    wall : callable
-        Seconds since 1970, for dates in headers.
-    call_later : callable, optional
-        Default: the running loop's.
-    rng : random.Random, optional
-        Source of jitter.
+    Belongs to one event loop; not thread-safe. The waits of `retry` bound the pauses; calls fail at
+    once if a pause exceeds its deadline. `clock` returns monotonic seconds, `wall` seconds since
+    1970, for dates in headers.
     """
 
     def __init__(
