@@ -18,7 +18,7 @@ from bench._report import Report
 from bench._timing import machine
 from testnuc._base.checks import hash_text
 from testnuc._engine.neighborhoods import Neighborhoods
-from testnuc._engine.stored_voters import StoredVoters
+from testnuc._engine.retrieval import StoredVoters
 from testnuc.protocols import Answer, PoolText, Reply, Request, StoredPrediction
 from testnuc.types import Prediction
 
@@ -185,7 +185,7 @@ async def _classify(
     parts: Any = nuc.engine.parts
     pipeline = parts.pipeline
     steps.watch(parts.pool, "search", "search")
-    steps.watch(pipeline.assembler, "build", "texts")
+    steps.watch(pipeline.retriever, "build", "texts")
     steps.watch_results(pipeline, "predict", "ask")
     steps.watch(parts.embedding, "vectors", "vectors")
     steps.watch(parts.pool, "labels", "labels")

@@ -121,9 +121,8 @@ class TestNUC:
         asked about all (`Unsure` sets the part). `Results.notes` says how many were not asked
         about; their `source` is "head". Neighbors without a stored prediction are not asked about.
     head : str, path or Head, optional
-        A head from `distill`: it labels the texts that it is sure of, and the LLM the others.
-    head_trust : float, optional
-        Trust from which the head labels; 0: all texts. Default: that of its certificate, else 0.9.
+        A head from `distill`: it labels the texts that it trusts enough (`Head.least_trust`), and
+        the LLM the others.
 
     Attributes
     ----------
@@ -182,7 +181,6 @@ class TestNUC:
         escalate: float = 0.0,
         ask: str | Unsure = "all",
         head: str | os.PathLike[str] | Head | None = None,
-        head_trust: float | None = None,
     ) -> None:
         parts = Components(
             labels,
@@ -210,7 +208,6 @@ class TestNUC:
             escalate=escalate,
             ask=ask,
             head=head,
-            head_trust=head_trust,
         )
         #: For the command line and benchmarks; no part of the public interface.
         self.engine = Engine(parts)

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from testnuc import embedders
-from testnuc._base.checks import hash_text, valid_text
+from testnuc._base.checks import checked_number, hash_text, valid_text
 from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import Background, at_exit
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
@@ -119,6 +119,12 @@ class Head:
     sets : SetRule, optional
         How a text gets several labels; None: each text has one, by `curve`.
 
+    Attributes
+    ----------
+    least_trust : float
+        The trust from which a head in front of an LLM labels a text; 0: all texts. By default that
+        of the certificate, else 0.9.
+
     Examples
     --------
     ::
@@ -149,6 +155,8 @@ class Head:
         self.drift = drift
         self.certificate = certificate
         self.sets = sets
+        proved = certificate is not None and bool(np.isfinite(certificate.trust))
+        self.least_trust = certificate.trust if certificate is not None and proved else _SURE
         self._embedder = None if isinstance(embedder, str) else embedder
         #: Whether the embedder was created here, and is closed here.
         self._own_embedder = False
@@ -181,12 +189,6 @@ class Head:
         """Dimensions of the embeddings."""
         return len(self.weights) - 1
 
-    @property
-    def default_trust(self) -> float:
-        """The trust from which a client lets the head label: the certificate's, else 0.9."""
-        made = self.certificate
-        return made.trust if made is not None and np.isfinite(made.trust) else _SURE
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file: arrays and JSON, without pickle."""
         header = {
@@ -215,7 +217,13 @@ class Head:
         write_whole(path, [buffer.getvalue()])
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], embedder: str | Embedder | None = None) -> Self:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        embedder: str | Embedder | None = None,
+        *,
+        least_trust: float | None = None,
+    ) -> Self:
         """Read a file that `TestNUC.distill` or `save` wrote.
 
         Parameters
@@ -223,12 +231,17 @@ class Head:
         path : str or path
         embedder : str or Embedder, optional
             Needed where the head was trained with an embedder object of your own.
+        least_trust : float, optional
+            The trust from which it labels in front of an LLM, 0 to 1; see `Head`.
 
         Raises
         ------
         InvalidInputError
-            The file cannot be read, is damaged, or belongs to another embedder.
+            The file cannot be read, is damaged, or belongs to another embedder; or `least_trust` is
+            not between 0 and 1.
         """
+        if least_trust is not None:
+            checked_number("least_trust", least_trust, 0, 1)
         try:
             with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
                 header: dict[str, Any] = orjson.loads(file["header"].tobytes())
@@ -262,6 +275,8 @@ class Head:
                 f"{path} is damaged, or is not a head from `distill`: {exc}"
             ) from exc
         made.loadable = bool(header["loadable"])
+        if least_trust is not None:
+            made.least_trust = least_trust
         if embedder is not None:
             made._embedder = made.checked_embedder(embedders.resolve(embedder))
             made._own_embedder = isinstance(embedder, str)

@@ -64,15 +64,7 @@ def start_progress(
 
 
 class Progress:
-    """A tqdm progress bar for the terminal or a notebook.
-
-    Parameters
-    ----------
-    shown : bool
-        False disables the bar.
-    total : int, optional
-        Number of texts.
-    """
+    """A tqdm progress bar for the terminal or a notebook."""
 
     def __init__(self, *, shown: bool, total: int | None = None) -> None:
         self._bar: Any = None
@@ -124,12 +116,7 @@ class Progress:
 
 
 class Counter:
-    """Advances an observer by one text at a time, and counts them.
-
-    Parameters
-    ----------
-    observer : Observer
-    """
+    """Advances an observer by one text at a time, and counts them."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -142,15 +129,7 @@ class Counter:
 
 
 class LineProgress:
-    """Prints a line to stderr every ten seconds, also while nothing is answered.
-
-    Parameters
-    ----------
-    usage : callable
-        Returns the usage so far.
-    clock : callable
-        Monotonic seconds.
-    """
+    """Prints a line to stderr every ten seconds, also while nothing is answered."""
 
     #: Seconds between updates.
     every = _LINE

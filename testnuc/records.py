@@ -54,10 +54,7 @@ def usage_of(spent: Mapping[str, Any] | None) -> Usage | None:
 def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classification:
     """Return the result in a record that `file_row` made; numbers may be strings.
 
-    Raises
-    ------
-    ValueError, TypeError, KeyError, AttributeError
-        A value is malformed.
+    Raises ValueError, TypeError, KeyError or AttributeError if a value is malformed.
     """
     own = text_of(record.get("nuc_own_label"))
     said = text_of(record.get("nuc_own_said"))

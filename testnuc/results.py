@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 from testnuc._base.checks import checked_whole
@@ -22,6 +23,7 @@ from testnuc.types import (
     TreeClassification,
     Usage,
     error_text,
+    is_outside,
     row,
 )
 
@@ -59,17 +61,6 @@ def run_record(results: Results) -> dict[str, Any]:
             ),
         }
     }
-
-
-def write_jsonl(results: Results, path: str | os.PathLike[str]) -> None:
-    """Write a line for each text, then one for the run; atomically."""
-
-    def lines() -> Iterator[bytes]:
-        for result in results:
-            yield line_of({"text": result.text, **file_row(result, full=True)})
-        yield line_of(run_record(results))
-
-    write_whole(path, lines())
 
 
 def read_results(
@@ -168,7 +159,7 @@ def summary(results: Results) -> str:
         sentences.append(
             f"{_count(len(outside), 'answer')} {_is(len(outside))} outside the labels{example}."
         )
-    sentences.extend(_never_listed(results))
+    sentences.extend(_never_listed(results.coverage))
     changed = _count(results.changed, "label")
     if results.learned is None and results.referee_usage is None:
         sentences.append(f"The vote changed {changed}.")
@@ -190,15 +181,13 @@ def summary(results: Results) -> str:
     return " ".join(sentences)
 
 
-def _never_listed(results: Results) -> list[str]:
-    never = [label for label, texts in results.coverage.items() if not texts]
-    if not never:
-        return []
-    sentence = (
-        f"{_count(len(never), 'label')} of {len(results.coverage):,} {_is(len(never))} in the "
-        f"shortlist of no text, such as {never[0][:60]!r}."
-    )
-    return [sentence]
+def _never_listed(coverage: Mapping[str, int]) -> Iterator[str]:
+    never = [label for label, texts in coverage.items() if not texts]
+    if never:
+        yield (
+            f"{_count(len(never), 'label')} of {len(coverage):,} {_is(len(never))} in the "
+            f"shortlist of no text, such as {never[0][:60]!r}."
+        )
 
 
 def _price(usage: Usage) -> str:
@@ -211,25 +200,6 @@ def _count(number: int, what: str) -> str:
 
 def _is(number: int) -> str:
     return "is" if number == 1 else "are"
-
-
-def pandas_frame(results: Results) -> pd.DataFrame:
-    """Return a row for each text, without neighbors and votes."""
-    made: pd.DataFrame = _library("pandas").DataFrame(_columns(results))
-    return made
-
-
-def polars_frame(results: Results) -> pl.DataFrame:
-    """Return a row for each text, without neighbors and votes."""
-    library = _library("polars")
-    # explicit types: a column may hold only None
-    texts = ("label", "own_label", "own_said", "error", "reason", "source", "alternative")
-    typed = {
-        **dict.fromkeys(texts, library.String),
-        **dict.fromkeys(("trust", "own_confidence", "trust_of_alternative"), library.Float64),
-    }
-    made: pl.DataFrame = library.DataFrame(_columns(results), schema_overrides=typed)
-    return made
 
 
 def _columns(results: Results) -> dict[str, list[Any]]:
@@ -255,6 +225,8 @@ class _Columns(Protocol):
 
     def labels(self) -> list[str | None]: ...
 
+    def label_lists(self) -> list[list[str] | None]: ...
+
     def failed(self) -> list[int]: ...
 
     def outside(self) -> list[int]: ...
@@ -262,13 +234,6 @@ class _Columns(Protocol):
     def changed(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Classification: ...
-
-
-@runtime_checkable
-class _Lists(Protocol):
-    """Rows of texts with several labels, which return them without every `Classification`."""
-
-    def label_lists(self) -> list[list[str] | None]: ...
 
 
 def _labels_of(row: Classification) -> list[str] | None:
@@ -346,7 +311,7 @@ class Results(Sequence[Classification]):
     @property
     def label_lists(self) -> list[list[str] | None]:
         """The labels of each text of a run with ``multilabel=True``; None: they are unknown."""
-        if isinstance(self._rows, _Lists):
+        if isinstance(self._rows, _Columns):
             return self._rows.label_lists()
         return [_labels_of(row) for row in self._rows]
 
@@ -365,16 +330,7 @@ class Results(Sequence[Classification]):
         """
         if isinstance(self._rows, _Columns):
             return [self._rows[at] for at in self._rows.outside()]
-        return [
-            row
-            for row in self._rows
-            if row.prediction is not None
-            and (
-                bool(row.prediction.outside)
-                if isinstance(row.prediction, MultilabelPrediction)
-                else row.own_label is None
-            )
-        ]
+        return [row for row in self._rows if (own := row.prediction) and is_outside(own)]
 
     @property
     def changed(self) -> int:
@@ -416,7 +372,8 @@ class Results(Sequence[Classification]):
         MissingDependencyError
             pandas is not installed.
         """
-        return pandas_frame(self)
+        made: pd.DataFrame = _library("pandas").DataFrame(_columns(self))
+        return made
 
     def to_review(self, n: int | None = None) -> pd.DataFrame:
         """Return a pandas data frame, the least trusted texts first, unknown trust on top.
@@ -433,7 +390,7 @@ class Results(Sequence[Classification]):
         MissingDependencyError
             pandas is not installed.
         """
-        frame = pandas_frame(self).sort_values("trust", na_position="first", kind="stable")
+        frame = self.to_pandas().sort_values("trust", na_position="first", kind="stable")
         return frame if n is None else frame.head(checked_whole("n", n, least=0))
 
     def to_polars(self) -> pl.DataFrame:
@@ -444,14 +401,24 @@ class Results(Sequence[Classification]):
         MissingDependencyError
             polars is not installed.
         """
-        return polars_frame(self)
+        library = _library("polars")
+        # explicit types: a column may hold only None
+        texts = ("label", "own_label", "own_said", "error", "reason", "source", "alternative")
+        typed = {
+            **dict.fromkeys(texts, library.String),
+            **dict.fromkeys(("trust", "own_confidence", "trust_of_alternative"), library.Float64),
+        }
+        made: pl.DataFrame = library.DataFrame(_columns(self), schema_overrides=typed)
+        return made
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> None:
         """Write everything as JSON Lines: a line for each text, the last one for the run.
 
         ``testnuc report`` renders such a file as a page, and `from_jsonl` reads it back.
         """
-        write_jsonl(self, path)
+        texts = (line_of({"text": one.text, **file_row(one, full=True)}) for one in self)
+        # the last line is that of the run
+        write_whole(path, chain(texts, [line_of(run_record(self))]))
 
     @classmethod
     def from_jsonl(cls, path: str | os.PathLike[str], *, text_column: str = "text") -> Results:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,7 +26,10 @@ __all__ = [
     "checked_gold",
     "compare",
     "evaluated",
+    "gain_of",
+    "matched",
     "paired_difference",
+    "points",
     "wilson",
 ]
 
@@ -77,7 +80,7 @@ class Evaluation:
         lines = [
             f"{self.texts:,} texts, {self.unlabeled:,} without a label; 95 % intervals",
             f"accuracy   {self.accuracy}",
-            f"  the LLM alone {self.own_accuracy}, difference {_points(gain)}",
+            f"  the LLM alone {self.own_accuracy}, difference {points(gain)}",
             f"macro F1   {self.macro_f1}",
             f"  the LLM alone {self.own_macro_f1}",
             *(
@@ -115,24 +118,19 @@ class Comparison:
         if self.accuracies is not None and self.gain is not None:
             first, second = self.accuracies
             lines.append(f"accuracy {first}, then {second}")
-            lines.append(f"difference {_points(self.gain)}")
+            lines.append(f"difference {points(self.gain)}")
         for one, other, texts in self.pairs[:_PAIRS]:
             lines.append(f"{texts:>7,}  {one or 'no label'} -> {other or 'no label'}")
         return "\n".join(lines)
 
 
-def _points(of: Measured) -> str:
+def points(of: Measured) -> str:
     """Format a difference in percentage points."""
     return f"{100 * of.value:+.1f} points ({100 * of.low:+.1f} to {100 * of.high:+.1f}, 95 %)"
 
 
 def wilson(right: int, texts: int) -> Measured:
-    """Return a proportion with its Wilson score interval.
-
-    Parameters
-    ----------
-    right, texts : int
-    """
+    """Return a proportion with its Wilson score interval."""
     if not texts:
         return Measured(math.nan, 0.0, 1.0)
     part, square = right / texts, _Z * _Z
@@ -148,14 +146,9 @@ def wilson(right: int, texts: int) -> Measured:
 def paired_difference(wins: int, losses: int, texts: int) -> Measured:
     """Return the difference of two paired accuracies.
 
-    The interval is the adjusted Wald interval of Bonett and Price 2012, "Adjusted Wald confidence
-    interval for a difference of binomial proportions based on paired data" (JEBS).
-
-    Parameters
-    ----------
-    wins, losses : int
-        Texts on which only the second, and only the first, is right.
-    texts : int
+    On `wins` texts only the second is right, on `losses` only the first. The interval is the
+    adjusted Wald interval of Bonett and Price 2012, "Adjusted Wald confidence interval for a
+    difference of binomial proportions based on paired data" (JEBS).
     """
     up, down = (wins + 1) / (texts + 2), (losses + 1) / (texts + 2)
     error = _Z * math.sqrt((up + down - (up - down) ** 2) / (texts + 2))
@@ -163,17 +156,24 @@ def paired_difference(wins: int, losses: int, texts: int) -> Measured:
     return Measured((wins - losses) / texts, low, high)
 
 
+def gain_of(right: Sequence[tuple[bool, bool]]) -> Measured:
+    """Return the second accuracy minus the first, of whether each is right about a text."""
+    wins, losses = sum(b and not a for a, b in right), sum(a and not b for a, b in right)
+    return paired_difference(wins, losses, len(right))
+
+
+def matched(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the positions of each text that is in both; repeated texts match in order."""
+    waiting: dict[str, deque[int]] = defaultdict(deque)
+    for at, text in enumerate(second):
+        waiting[text].append(at)
+    return [(at, waiting[text].popleft()) for at, text in enumerate(first) if waiting[text]]
+
+
 def checked_gold(
     texts: Sequence[object], labels: Sequence[str], known: Sequence[str] = ()
 ) -> list[str]:
-    """Return known labels of texts.
-
-    Parameters
-    ----------
-    texts : sequence
-    labels : sequence of str
-    known : sequence of str
-        The label set; empty: any label.
+    """Return known labels of texts; with the label set `known`, they must be in it.
 
     Raises
     ------
@@ -196,13 +196,7 @@ def checked_gold(
 
 
 def evaluated(results: Results, labels: Sequence[str]) -> Evaluation:
-    """Return the accuracy of results.
-
-    Parameters
-    ----------
-    results : Results
-    labels : sequence of str
-        The known label of each text, in order.
+    """Return the accuracy of results, from the known label of each text, in order.
 
     Raises
     ------
@@ -217,15 +211,12 @@ def evaluated(results: Results, labels: Sequence[str]) -> Evaluation:
     for row, hit in zip(results, right, strict=True):
         if row.label is not None:
             counts[row.source or "llm"].append(hit)
-    pairs = list(zip(alone, right, strict=True))
     return Evaluation(
         texts=len(gold),
         unlabeled=given.count(None),
         accuracy=wilson(sum(right), len(gold)),
         own_accuracy=wilson(sum(alone), len(gold)),
-        gain=paired_difference(
-            sum(b and not a for a, b in pairs), sum(a and not b for a, b in pairs), len(gold)
-        ),
+        gain=gain_of(list(zip(alone, right, strict=True))),
         macro_f1=_macro_f1(gold, given),
         own_macro_f1=_macro_f1(gold, own),
         by_source={s: (len(hits), wilson(sum(hits), len(hits))) for s, hits in counts.items()},
@@ -292,14 +283,8 @@ def compare(
         They have no text in common, or there is not one label for each text.
     """
     gold = None if labels is None else checked_gold(first, labels)
-    waiting: dict[str, list[Classification]] = defaultdict(list)
-    for row in reversed(second):
-        waiting[row.text].append(row)
-    pairs, expected = [], []
-    for at, row in enumerate(first):
-        if waiting[row.text]:
-            pairs.append((row, waiting[row.text].pop()))
-            expected.append(None if gold is None else gold[at])
+    places = matched([row.text for row in first], [row.text for row in second])
+    pairs = [(first[a], second[b]) for a, b in places]
     if not pairs:
         raise InvalidInputError("the two runs have no text in common; give runs on the same texts")
     differing = [pair for pair in pairs if pair[0].label != pair[1].label]
@@ -307,13 +292,12 @@ def compare(
     ordered = [(one, other, texts) for (one, other), texts in counts.most_common()]
     accuracies = gain = None
     if gold is not None:
-        right = [(a.label == of, b.label == of) for (a, b), of in zip(pairs, expected, strict=True)]
+        right = [(first[a].label == gold[a], second[b].label == gold[a]) for a, b in places]
         accuracies = (
             wilson(sum(a for a, _ in right), len(right)),
             wilson(sum(b for _, b in right), len(right)),
         )
-        wins, losses = sum(b and not a for a, b in right), sum(a and not b for a, b in right)
-        gain = paired_difference(wins, losses, len(right))
+        gain = gain_of(right)
     return Comparison(
         texts=len(pairs),
         only_first=len(first) - len(pairs),

@@ -26,6 +26,7 @@ __all__ = [
     "TreeClassification",
     "Usage",
     "error_text",
+    "is_outside",
     "row",
     "split_labels",
 ]
@@ -177,10 +178,7 @@ class Classification:
             by = "neighbors and a model of your texts" if self.source == "head" else "votes"
             lines.append(f"{by}: {votes}")
         if self.changed and not judged:
-            lines.append("it is overruled; its neighbors:")
-            lines.extend(
-                f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in self.neighbors[:5]
-            )
+            lines += _overruled(self)
         words = self.trust_in_words()
         if words is not None:
             lines.append(words)
@@ -268,10 +266,7 @@ class MultilabelClassification(Classification):
             shares = _listed(tuple(self.shares), tuple(self.shares.values()))
             lines.append(f"shares of {self.voters} voters: {shares}")
         if self.changed:
-            lines.append("it is overruled; its neighbors:")
-            lines.extend(
-                f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in self.neighbors[:5]
-            )
+            lines += _overruled(self)
         if self.error is not None:
             lines.append(f"error: {self.error}")
         return "\n".join(lines)
@@ -473,6 +468,11 @@ CELLS = (
 )
 
 
+def _overruled(result: Classification) -> list[str]:
+    near = (f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in result.neighbors[:5])
+    return ["it is overruled; its neighbors:", *near]
+
+
 def _listed(labels: Sequence[str], numbers: Sequence[float | None] = ()) -> str:
     """Return labels in words, each with its number if it has one."""
     padded = (*numbers, *[None] * (len(labels) - len(numbers)))
@@ -493,6 +493,13 @@ def own_labels(prediction: Prediction | None) -> tuple[str, ...]:
     return prediction.labels if isinstance(prediction, MultilabelPrediction) else ()
 
 
+def is_outside(prediction: Prediction) -> bool:
+    """Whether an answer is, or holds, a label outside the set."""
+    if isinstance(prediction, MultilabelPrediction):
+        return bool(prediction.outside)
+    return prediction.label is None
+
+
 def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
     """Return the fields of a result by name; all outputs (files, frames, HTTP, Ray) use them.
 
@@ -503,22 +510,10 @@ def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
         Whether to include votes and neighbors.
     """
     own = result.prediction
-    fields: dict[str, Any] = {
-        "label": result.label,
-        "trust": result.trust,
-        "share": result.share,
-        "margin": result.margin,
-        "voters": result.voters,
-        "complete": result.complete,
-        "own_label": None if own is None else own.label,
-        "own_confidence": None if own is None else own.confidence,
-        "own_said": None if own is None else own.said,
-        "error": error_text(result.error),
-        "reason": result.reason,
-        "source": result.source,
-        "alternative": result.alternative,
-        "trust_of_alternative": result.trust_of_alternative,
-    }
+    fields: dict[str, Any] = {name: getattr(result, name, None) for name in CELLS}
+    fields["error"] = error_text(result.error)
+    if own is not None:
+        fields["own_confidence"], fields["own_said"] = own.confidence, own.said
     if isinstance(result, MultilabelClassification):
         fields["labels"] = list(result.labels)
         fields["shares"] = dict(result.shares)

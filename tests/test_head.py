@@ -102,7 +102,7 @@ async def test_judged_texts_calibrate_trust_and_certify(tmp_path):
     assert read.trained_on.judged == 200
     assert read.certificate == made.certificate
     assert read.certificate.part > 0.5
-    assert read.default_trust == read.certificate.trust
+    assert read.least_trust == read.certificate.trust
     results = read.predict(texts_of(600, 9_000))
     assert np.mean([r.trust for r in results]) == pytest.approx(accuracy(results), abs=0.06)
 
@@ -177,8 +177,8 @@ def test_another_embedder_or_label_set_is_refused(tmp_path):
     labels = [f"l{c}" for c in range(CLASSES)]
     with pytest.raises(InvalidInputError, match="'other'"):
         TestNUC(labels, model=Says(), embedder=Other(), head=path)
-    with pytest.raises(InvalidInputError, match="head_trust"):
-        TestNUC(labels, model=Says(), embedder=Clustered(), head_trust=0.5)
+    with pytest.raises(InvalidInputError, match="least_trust"):
+        Head.load(path, least_trust=1.5)
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ async def test_only_texts_below_a_trust_go_to_the_llm(tmp_path):
     for labels in (LABELS, LABELS[::-1]):
         model = Says(gold)
         async with TestNUC(
-            labels, model=model, embedder=Clustered(), head=path, head_trust=least
+            labels, model=model, embedder=Clustered(), head=Head.load(path, least_trust=least)
         ) as nuc:
             estimate = await nuc.estimate(new)
             assert (estimate.least_calls, estimate.calls) == (0, 400)
@@ -215,10 +215,10 @@ async def test_only_texts_below_a_trust_go_to_the_llm(tmp_path):
 async def test_without_any_llm(tmp_path):
     path = tmp_path / "topics.head"
     made = await distilled(path)
-    head = Head.load(path, Clustered())
+    head = Head.load(path, Clustered(), least_trust=0)
     new = texts_of(50, 7_000)
     async with TestNUC(
-        LABELS, model=head, embedder=Clustered(), head=head, head_trust=0, k=0, join_pool=False
+        LABELS, model=head, embedder=Clustered(), head=head, k=0, join_pool=False
     ) as nuc:
         results = await nuc.classify_many(new)
         assert results.labels == made.predict(new).labels

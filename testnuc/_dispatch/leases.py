@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from testnuc.errors import StoreError
@@ -47,41 +48,25 @@ class LeaseStore(Protocol):
         """Return the stored prediction of each key."""
 
 
+@dataclass
 class Leases:
-    """The leases of one scheduler, and the keys that other processes have leased.
+    """The leases of one scheduler, and the keys that other processes have leased."""
 
-    Parameters
-    ----------
-    store : LeaseStore
-    granted : callable
-        Called with awaited keys that are leased now; it must pass those that are no longer needed
-        to `done`.
-    answered : callable
-        Called with an awaited key and its stored prediction.
-    failed : callable
-        Called with all awaited keys and the store's error.
-    seconds : float
-        How long a lease lasts; it is renewed after a third of this.
-    sleep : callable
-        Waits between polls; for tests.
-    """
+    store: LeaseStore
+    _: KW_ONLY
+    #: Called with awaited keys that are leased now; it must pass those that are no longer needed
+    #: to `done`.
+    granted: Callable[[list[bytes]], None]
+    #: Called with an awaited key and its stored prediction.
+    answered: Callable[[bytes, Prediction], None]
+    #: Called with all awaited keys and the store's error.
+    failed: Callable[[list[bytes], Exception], None]
+    #: How long a lease lasts; it is renewed after a third of this.
+    seconds: float = LEASE_SECONDS
+    #: Waits between polls; for tests.
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
-    def __init__(
-        self,
-        store: LeaseStore,
-        *,
-        granted: Callable[[list[bytes]], None],
-        answered: Callable[[bytes, Prediction], None],
-        failed: Callable[[list[bytes], Exception], None],
-        seconds: float = LEASE_SECONDS,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._store = store
-        self._granted = granted
-        self._answered = answered
-        self._failed = failed
-        self._seconds = seconds
-        self._sleep = sleep
+    def __post_init__(self) -> None:
         self._held: set[bytes] = set()
         #: Keys leased by other processes, in insertion order.
         self._awaited: dict[bytes, None] = {}
@@ -91,7 +76,7 @@ class Leases:
 
     async def claim(self, keys: Sequence[bytes]) -> set[bytes]:
         """Try to lease keys; returns those that were leased. The others are awaited."""
-        got = await self._store.lease(keys, self._seconds)
+        got = await self.store.lease(keys, self.seconds)
         mine = {key for key, leased in zip(keys, got, strict=True) if leased}
         self._hold(mine)
         # a key that this process already holds, for another run, is not awaited
@@ -107,11 +92,7 @@ class Leases:
     def done(self, keys: Iterable[bytes], *, stored: bool) -> None:
         """Release keys that have an outcome or are no longer needed.
 
-        Parameters
-        ----------
-        keys : iterable of bytes
-        stored : bool
-            Whether their answers were stored, which ends their leases in the store.
+        `stored`: their answers were stored, which ends their leases in the store.
         """
         gone = []
         for key in keys:
@@ -144,11 +125,11 @@ class Leases:
         """Renew leases while any are held: calls and queueing can outlast a lease."""
         try:
             while self._held:
-                await self._sleep(self._seconds / 3)
+                await self.sleep(self.seconds / 3)
                 if self._held:
                     # a lost lease costs a duplicate call at worst, so it does not fail the run
                     try:
-                        await self._store.renew(list(self._held), self._seconds)
+                        await self.store.renew(list(self._held), self.seconds)
                     except StoreError as exc:
                         _log.warning("leases could not be renewed: %s", exc)
         finally:
@@ -159,13 +140,13 @@ class Leases:
         pause = _FIRST
         try:
             while self._awaited:
-                await self._sleep(pause)
+                await self.sleep(pause)
                 try:
                     found = await self._poll()
                 except Exception as exc:  # noqa: BLE001 - fails the waiting runs
                     keys = list(self._awaited)
                     self._awaited.clear()
-                    self._failed(keys, exc)
+                    self.failed(keys, exc)
                     return
                 pause = _FIRST if found else min(pause * _GROWTH, _LONGEST)
         finally:
@@ -177,25 +158,25 @@ class Leases:
         keys = list(self._awaited)
         for start in range(0, len(keys), _CHUNK):
             part = keys[start : start + _CHUNK]
-            predictions = await self._store.get_predictions(part)
+            predictions = await self.store.get_predictions(part)
             for key, prediction in zip(part, predictions, strict=True):
                 # the key may have been abandoned during the look-up
                 if prediction is not None and key in self._awaited:
                     found = True
                     del self._awaited[key]
-                    self._answered(key, prediction)
+                    self.answered(key, prediction)
             left = [key for key in part if key in self._awaited]
             if not left:
                 continue
-            got = await self._store.lease(left, self._seconds)
+            got = await self.store.lease(left, self.seconds)
             mine = [key for key, leased in zip(left, got, strict=True) if leased]
             if mine:
                 found = True
                 self._hold(set(mine))
-                self._granted(mine)
+                self.granted(mine)
         return found
 
     async def _release(self, keys: Sequence[bytes]) -> None:
         # unreleased leases expire
         with contextlib.suppress(StoreError):
-            await self._store.release(keys)
+            await self.store.release(keys)

@@ -51,22 +51,12 @@ WHOLE_LIST = 1 << 20
 
 
 class Predictor:
-    """Asks one provider for the labels of one label set.
+    """Asks one provider for the labels of one label set; options as in `Sampling`.
 
     Parameters
     ----------
-    provider : WireProvider or Provider
-    transport : Transport
-    labels : LabelSet
-    instructions : str, optional
-        The user's guidelines, added to the prompt.
-    temperature, top_p : float, optional
-    confidence : {"verbalized", "logprobs"}
-    options : mapping
-        Passed to the provider unchanged.
     texts_per_call : int
         Part of every key, because packing can change an answer.
-    reasoning_effort : str, optional
     score_labels : bool
         Then the prompt asks for no confidence.
     shortlist : (int, str) or ("levels",), optional
@@ -228,11 +218,7 @@ class Predictor:
     def request(self, asks: Sequence[Ask], part: LabelSet | None = None) -> Request:
         """Return the call for distinct texts; a text with examples needs a call of its own.
 
-        Parameters
-        ----------
-        asks : sequence of Ask
-        part : LabelSet, optional
-            The labels that the prompt shows; None: all.
+        `part`: the labels that the prompt shows; None: all.
         """
         texts = tuple(ask.text for ask in asks)
         task = self.task if part is None else self._part_task(part)

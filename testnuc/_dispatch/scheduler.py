@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, cast
 
 from testnuc._dispatch.inflight import Ask, InFlight, InFlightRequest, ScheduledRun
 from testnuc._dispatch.leases import LEASE_SECONDS, Leases, LeaseStore
-from testnuc._dispatch.queue import FairQueue
-from testnuc._dispatch.workers import WorkerPool
+from testnuc._dispatch.queue import FairQueue, WorkerPool
 from testnuc.errors import BadRequestError, ProviderError, ReplyError, StoreError, TestNUCError
 from testnuc.protocols import StoredPrediction
 from testnuc.stores.memory import MemoryStore
@@ -56,7 +55,6 @@ class Scheduler:
     ----------
     answer : callable
         Coroutine function: a tuple of asks -> a `Prediction` or an exception for each.
-    store : Store
     scope : bytes
         Stored with each prediction.
     meter : Meter

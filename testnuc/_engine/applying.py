@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._engine.first_calls import STOPS
 from testnuc._engine.judgment_arrays import class_of
-from testnuc.trust import Applied
+from testnuc._engine.multilabel import LearnedSets, MultilabelNeighborhoods
+from testnuc.trust import Applied, MultilabelLearned
 from testnuc.trust.head import folds_of
+from testnuc.trust.label_pairs import pairs_of
 from testnuc.trust.model import NEIGHBORS, Texts
+from testnuc.types import split_labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,26 +26,34 @@ if TYPE_CHECKING:
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.trust import Learned
 
-__all__ = ["apply_judged", "apply_learned", "judge", "said_of", "texts_among"]
+__all__ = ["apply_taught", "judge", "said_of", "texts_among"]
 
 
-async def apply_learned(neighborhoods: Neighborhoods, embedding: EmbeddingCache) -> None:
-    """Replace labels and trust of the own texts; the vectors are those that were searched with."""
-    learned = neighborhoods.settings.learned
-    assert learned is not None
+async def apply_taught(
+    neighborhoods: Neighborhoods, embedding: EmbeddingCache, *, stopped: bool = False
+) -> None:
+    """Replace labels and trust of the own texts, if anything was learned.
+
+    `stopped`: an error ended the run. If vectors are missing, a head of several labels counts as
+    the vote does; of one label, judged texts alone change, and trust of the others is unknown.
+    """
+    learned, vectors = neighborhoods.settings.taught, None
+    if learned is None:
+        return
     entries = neighborhoods.entries
-    vectors, _ = await embedding.each([e.text for e in entries], [e.hash for e in entries])
-    await asyncio.to_thread(_apply, neighborhoods, learned, vectors)
-
-
-def apply_judged(neighborhoods: Neighborhoods) -> None:
-    """Replace the labels of judged texts; trust of the others is unknown."""
-    n_own, learned = neighborhoods.n_own, neighborhoods.settings.learned
-    assert learned is not None
-    neighborhoods.applied = Applied(
-        neighborhoods.plain_vote(slice(0, n_own)).label.copy(), np.full(n_own, np.nan)
-    )
-    judge(neighborhoods, said_of(neighborhoods, range(n_own), learned))
+    if isinstance(learned, MultilabelLearned):
+        entries = entries[: neighborhoods.n_own if learned.heads else 0]
+    try:
+        if entries:
+            # those that were searched with
+            vectors, _ = await embedding.each([e.text for e in entries], [e.hash for e in entries])
+    except STOPS:
+        if not stopped:
+            raise
+    if isinstance(learned, MultilabelLearned):
+        await asyncio.to_thread(_apply_sets, neighborhoods, learned, vectors)
+    else:
+        await asyncio.to_thread(_apply, neighborhoods, learned, vectors)
 
 
 def said_of(
@@ -54,8 +66,15 @@ def said_of(
     return {p: (class_of(label, source, labels), source) for p, (label, source) in found.items()}
 
 
-def _apply(neighborhoods: Neighborhoods, learned: Learned, vectors: NDArray[np.float16]) -> None:
+def _apply(
+    neighborhoods: Neighborhoods, learned: Learned, vectors: NDArray[np.float16] | None
+) -> None:
     n_own = neighborhoods.n_own
+    kept = neighborhoods.plain_vote(slice(0, n_own)).label.copy()
+    if vectors is None:
+        neighborhoods.applied = Applied(kept, np.full(n_own, np.nan))
+        judge(neighborhoods, said_of(neighborhoods, range(n_own), learned))
+        return
     judged = np.full(len(vectors), -1, dtype=np.int32)
     said = said_of(neighborhoods, range(len(vectors)), learned)
     for place, (label, _) in said.items():
@@ -69,7 +88,6 @@ def _apply(neighborhoods: Neighborhoods, learned: Learned, vectors: NDArray[np.f
         len(neighborhoods.labels.names),
         judged if (judged >= 0).any() else None,
     )
-    kept = neighborhoods.plain_vote(slice(0, n_own)).label.copy()
     if neighborhoods.refitted is not None:
         learned = replace(learned, model=neighborhoods.refitted)
     neighborhoods.applied = applied = learned.apply(texts, kept)
@@ -87,14 +105,8 @@ def texts_among(
 ) -> Texts:
     """Return some own texts, with neighbors among them alone.
 
-    Parameters
-    ----------
-    neighborhoods : Neighborhoods
-    rows : int64[n]
-        Their places.
-    vectors : float16[n, dim]
-    own : int32[n]
-        The LLM's labels; -1 = none.
+    `rows`: int64[n], their places; `vectors`: float16[n, dim]; `own`: int32[n], the LLM's labels,
+    -1 = none.
     """
     place = np.full(len(neighborhoods.entries) + 1, -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
@@ -114,12 +126,7 @@ def texts_among(
 def judge(neighborhoods: Neighborhoods, said: Mapping[int, tuple[int, str]]) -> None:
     """Let judgments of own texts win.
 
-    Parameters
-    ----------
-    neighborhoods : Neighborhoods
-        With applied labels, which are this run's own.
-    said : mapping
-        Place -> class, -1 = none, and "person" or "referee".
+    `said`: place -> class, -1 = none, and "person" or "referee".
     """
     applied = neighborhoods.applied
     assert applied is not None
@@ -129,3 +136,47 @@ def judge(neighborhoods: Neighborhoods, said: Mapping[int, tuple[int, str]]) -> 
         # how often a referee is right is not known
         applied.trust[place] = 1.0 if label >= 0 and source == "person" else np.nan
         applied.judged[place] = True
+
+
+def _apply_sets(
+    neighborhoods: Neighborhoods, learned: MultilabelLearned, vectors: NDArray[np.float16] | None
+) -> None:
+    assert isinstance(neighborhoods, MultilabelNeighborhoods)
+    n, labels = neighborhoods.n_own, neighborhoods.labels
+    entries = neighborhoods.entries[:n]
+    pairs = pairs_of(
+        neighborhoods.plain_labels(slice(0, n)),
+        neighborhoods.pool_labels,
+        folds_of([entry.hash for entry in entries]),
+        len(labels.names),
+        learned.heads if vectors is not None else (),
+        vectors,
+    )
+    applied, answers = learned.apply(pairs), learned.answers
+    trust = applied.trust.copy()
+    # without neighbors and a vector
+    trust[[*neighborhoods.rejected]] = np.nan
+    said = {place: answers[e.hash] for place, e in enumerate(entries) if e.hash in answers}
+    judged = np.zeros(n, dtype=np.bool_)
+    more: list[tuple[int, int]] = []
+    sure: list[float] = []
+    for place, (joined, source) in said.items():
+        judged[place], trust[place] = True, 1.0 if source == "person" else np.nan
+        neighborhoods.judges[place] = source
+        names = split_labels(joined)
+        more += [(place, labels.names.index(name)) for name in names]
+        sure += [float(trust[place])] * len(names)
+    left = ~judged[pairs.rows]
+    added = np.array(more, dtype=np.int64).reshape(-1, 2)
+    ones = np.ones(len(more))
+    row = np.concatenate([pairs.rows[left], added[:, 0]])
+    shares = np.concatenate([applied.scores[left], ones.astype(np.float32)])
+    neighborhoods.sets = LearnedSets.of(
+        n,
+        row,
+        np.concatenate([pairs.labels[left], added[:, 1]]),
+        shares,
+        np.concatenate([applied.given[left], ones > 0]),
+        np.concatenate([applied.chances[left], sure]),
+        trust,
+    )

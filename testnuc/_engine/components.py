@@ -85,7 +85,6 @@ class Components:
         escalate: float = 0.0,
         ask: str | Unsure = "all",
         head: str | os.PathLike[str] | Head | None = None,
-        head_trust: float | None = None,
     ) -> None:
         self.sampling = _checked_sampling(sampling)
         check_options(
@@ -160,7 +159,7 @@ class Components:
         self.predictor.keep = self.scheduler.keep
         self.max_concurrency = max_concurrency
         self._batches = batches or BatchPolicy()
-        self.ask, self.head = Unsure.of(ask), self._head_rule(head, head_trust)
+        self.ask, self.head = Unsure.of(ask), self._head_rule(head)
         #: Created when the batch lane is first used.
         self.batch_lane: BatchLane | None = None
         self.pipeline = Pipeline(
@@ -334,12 +333,8 @@ class Components:
         if self.on_open is not None:
             await self.on_open()
 
-    def _head_rule(
-        self, head: str | os.PathLike[str] | Head | None, trust: float | None
-    ) -> HeadRule | None:
+    def _head_rule(self, head: str | os.PathLike[str] | Head | None) -> HeadRule | None:
         if head is None:
-            if trust is not None:
-                raise InvalidInputError("head_trust needs a head; name its file, as head='x.head'")
             return None
         found = head if isinstance(head, Head) else Head.load(head)
         found.checked_embedder(self.embedder)
@@ -349,10 +344,7 @@ class Components:
                 f"head gives {several} for a text, but multilabel is {self.labels.multilabel}; "
                 f"set multilabel={found.sets is not None}, or distill another head"
             )
-        order = found.for_labels(self.labels.names)
-        if trust is None:
-            trust = found.default_trust
-        return HeadRule(found, checked_number("head_trust", trust, 0, 1) or 0.0, order)
+        return HeadRule(found, found.least_trust, found.for_labels(self.labels.names))
 
     def referee_provider(self, model: str | Provider | WireProvider) -> Provider | WireProvider:
         """Return the provider of a referee; one of the client's kind has its address and key."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc._engine.applying import apply_learned
-from testnuc._engine.judgment_arrays import class_of, draws_of
+from testnuc._engine.applying import apply_taught
+from testnuc._engine.judgment_arrays import Judged, class_of
 from testnuc._engine.multilabel import MultilabelNeighborhoods
-from testnuc._engine.multilabel_applying import apply_sets
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head, TrainedOn, TrustDrift
 from testnuc.trust.calibration import chance_of, fit_line, log_odds
@@ -37,9 +35,6 @@ if TYPE_CHECKING:
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
-    from testnuc.trust import Learned, MultilabelLearned
-    from testnuc.trust.evidence import Draws
-    from testnuc.trust.judgment import Judgment
     from testnuc.trust.set_rule import SetRule
 
 __all__ = ["distill"]
@@ -65,11 +60,9 @@ async def distill(parts: Components) -> Head:
         )
     await asyncio.to_thread(found.decide_by_settings)
     await asyncio.to_thread(found.balance)
+    await apply_taught(found, parts.embedding)
     if isinstance(found, MultilabelNeighborhoods):
-        await apply_sets(found, parts.embedding)
         return await asyncio.to_thread(_fitted_sets, parts, found, vectors)
-    if found.settings.learned is not None:
-        await apply_learned(found, parts.embedding)
     return await asyncio.to_thread(_fitted, parts, found, vectors)
 
 
@@ -79,13 +72,12 @@ def _fitted(parts: Components, found: Neighborhoods, vectors: NDArray[np.float16
     targets = one_hot(label, len(names))
     if found.applied is not None and found.applied.shares is not None:
         targets = np.where((label >= 0)[:, None], found.applied.shares, 0).astype(np.float32)
-    weights = np.ones(n, dtype=np.float32)
     hashes = [entry.hash for entry in found.entries[:n]]
     folds = folds_of(hashes)
-    out = predict_folds(fit_folds(vectors, targets, weights, folds), vectors, folds)
+    out = predict_folds(fit_folds(vectors, targets, folds), vectors, folds)
     made = out.argmax(axis=1)
     odds = log_odds(out[np.arange(n), made])
-    judged = _Judged.of(found.settings.learned, hashes)
+    judged = _judged_of(found, hashes)
     gold = [class_of(j.label, j.source, parts.labels) for j in judged.known]
     right = made[judged.rows] == np.array(gold, dtype=np.int64)
     used = judged.used
@@ -97,7 +89,7 @@ def _fitted(parts: Components, found: Neighborhoods, vectors: NDArray[np.float16
     )
     return judged.head(
         parts,
-        fit_head(vectors, targets, weights).weights,
+        fit_head(vectors, targets).weights,
         curve,
         trust=chance_of(odds, curve),
         right=right,
@@ -119,7 +111,7 @@ def _fitted_sets(
     taught, vectors, folds = taught[rows], vectors[rows], folds_of(hashes)
     targets = taught.astype(np.float32)
     out = predict_folds(fit_one_vs_rest(vectors, targets, folds), vectors, folds)
-    judged = _Judged.of(found.settings.several, hashes)
+    judged = _judged_of(found, hashes)
     gold = np.zeros((len(judged.known), n_classes), dtype=np.bool_)
     for row, judgment in enumerate(judged.known):
         gold[row, list(map(parts.labels.names.index, split_labels(judgment.label)))] = True
@@ -139,27 +131,8 @@ def _fitted_sets(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Judged:
+class _Judged(Judged):
     """The judged texts among those that a head is fitted on."""
-
-    texts: int
-    #: In the order they were drawn, with those that were skipped, and their positions.
-    known: list[Judgment]
-    rows: NDArray[np.int64]
-    draws: Draws
-
-    @classmethod
-    def of(cls, learned: Learned | MultilabelLearned | None, hashes: Sequence[bytes]) -> _Judged:
-        place = {key: row for row, key in enumerate(hashes)}
-        known = [] if learned is None else [j for j in learned.judged if j.hash in place]
-        rows = np.array([place[j.hash] for j in known], dtype=np.int64)
-        return cls(len(hashes), known, rows, draws_of(known, len(hashes)))
-
-    @cached_property
-    def answered(self) -> NDArray[np.bool_]:
-        """Which of them have an answer."""
-        return np.array([j.source is not None for j in self.known], dtype=np.bool_)
 
     @cached_property
     def used(self) -> NDArray[np.bool_]:
@@ -184,15 +157,14 @@ class _Judged:
         sets: SetRule | None = None,
     ) -> Head:
         """Return the head, with a certificate by what a person judged."""
-        person = np.array([j.source != "referee" for j in self.known], dtype=np.bool_)
         certificate = None
-        if (person & self.used).any():
+        if (self.person & self.used).any():
             certificate = certify(
                 trust,
                 self.rows,
                 right & self.answered,
                 self.draws.uniform,
-                person,
+                self.person,
                 accuracy=0.9,
                 confidence=0.9,
             )
@@ -202,7 +174,7 @@ class _Judged:
             curve,
             embedder=parts.embedder,
             trained_on=TrainedOn(
-                texts=self.texts,
+                texts=len(trust),
                 judged=int(self.answered.sum()),
                 model=parts.model,
                 date=datetime.now(UTC).date().isoformat(),
@@ -210,10 +182,16 @@ class _Judged:
                 agreement=agreement,
                 calibrated_on="judged texts" if self.calibrate else "agreement with the labels",
             ),
-            drift=TrustDrift(float(trust.mean()), float(trust.std()), self.texts),
+            drift=TrustDrift(float(trust.mean()), float(trust.std()), len(trust)),
             certificate=certificate,
             sets=sets,
         )
+
+
+def _judged_of(found: Neighborhoods, hashes: Sequence[bytes]) -> _Judged:
+    learned = found.settings.taught
+    place = {key: row for row, key in enumerate(hashes)}
+    return _Judged.of(() if learned is None else learned.judged, place)
 
 
 def _source(found: Neighborhoods) -> str:

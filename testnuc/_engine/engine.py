@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 import warnings
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -19,12 +19,11 @@ from testnuc._engine.escalation import Escalation
 from testnuc._engine.inputs import checked_texts, distinct, labeled
 from testnuc._engine.multilabel import MultilabelNeighborhoods
 from testnuc._engine.multilabel_learning import learning_of
-from testnuc._engine.multilabel_rows import rows_of
 from testnuc._engine.pipeline import STOPS
-from testnuc._engine.rows import classification
+from testnuc._engine.retrieval import known_labels
+from testnuc._engine.rows import classification, rows_of
 from testnuc._engine.shortlist import coverage_of
 from testnuc._engine.small_pool import few_neighbors, few_predictions
-from testnuc._engine.stored_voters import known_labels
 from testnuc._engine.streaming import stream_windows
 from testnuc._engine.whole_list import compare_with_whole_list
 from testnuc.errors import InvalidInputError, with_note
@@ -37,11 +36,19 @@ from testnuc.types import PoolStats
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterable,
+        Callable,
+        Iterable,
+        Iterator,
+        Sequence,
+    )
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.head import Head
+    from testnuc.limits import Mark
     from testnuc.progress import Observer
     from testnuc.protocols import Provider, WireProvider
     from testnuc.trust import Diagnosis, Learned, MultilabelLearned, VoteSettings
@@ -58,12 +65,7 @@ _CALLER = 4
 
 
 class Engine:
-    """Labels texts, and manages the pool and the stored predictions; see `TestNUC`.
-
-    Parameters
-    ----------
-    parts : Components
-    """
+    """Labels texts, and manages the pool and the stored predictions; see `TestNUC`."""
 
     def __init__(self, parts: Components) -> None:
         self.parts = parts
@@ -82,17 +84,21 @@ class Engine:
             except Exception:  # noqa: BLE001 - any observer
                 _log.warning("the progress observer failed", exc_info=True)
 
-    def _observe(self, bar: Observer) -> None:
-        """Pass failed attempts on to an observer, if it wants them."""
+    @contextmanager
+    def _progress(
+        self, total: int, before: Mark, *, progress: bool | Observer
+    ) -> Iterator[Observer]:
+        """Show progress; failed attempts are passed on to an observer that wants them."""
+        bar = start_progress(progress, total, lambda: self.parts.meter.since(before))
         note = getattr(bar, "note", None)
-        if note is not None:
-            self._notes.append(note)
-
-    def _end(self, bar: Observer) -> None:
-        note = getattr(bar, "note", None)
-        if note in self._notes:
-            self._notes.remove(note)
-        bar.close()
+        try:
+            if note is not None:
+                self._notes.append(note)
+            yield bar
+        finally:
+            if note in self._notes:
+                self._notes.remove(note)
+            bar.close()
 
     def __len__(self) -> int:
         """Return the number of texts in the pool."""
@@ -180,16 +186,11 @@ class Engine:
     ) -> None:
         """Predict every text of the pool that has no prediction."""
         await self.parts.ready(lane)
-        before = self.parts.meter.mark()
-        bar = start_progress(progress, len(self), lambda: self.parts.meter.since(before))
-        try:
-            self._observe(bar)
+        with self._progress(len(self), self.parts.meter.mark(), progress=progress) as bar:
             bar.stage("asking" if lane == "live" else "waiting for batches")
             async with aclosing(self.parts.pipeline.predict_pool(lane)) as answered:
                 async for texts in answered:
                     bar.advance(texts)
-        finally:
-            self._end(bar)
 
     async def estimate(self, texts: Iterable[str]) -> Estimate:
         """Estimate the usage of `classify_many`."""
@@ -248,49 +249,46 @@ class Engine:
         entries, places = await distinct(given)
         facts = {"model": parts.model, "lane": lane, "texts": len(given), "distinct": len(entries)}
         with operation(telemetry, "classify_many", **facts) as span:
-            bar = start_progress(progress, len(entries), lambda: parts.meter.since(before))
             neighborhoods: Neighborhoods | None = None
             stopped: Exception | None = None
-            try:
-                self._observe(bar)
-                bar.stage("embedding")
-                counter = Counter(bar)
-                with operation(telemetry, "prepare"):
-                    neighborhoods = await pipeline.prepare(
-                        entries,
-                        together=True,
-                        ask_first=lane == "live",
-                        partial=True,
-                        # optional, so that observers written for 0.1.0 still count texts once
-                        embedded=getattr(bar, "embedded", int),
-                        answered=counter.add,
+            with self._progress(len(entries), before, progress=progress) as bar:
+                try:
+                    bar.stage("embedding")
+                    counter = Counter(bar)
+                    with operation(telemetry, "prepare"):
+                        neighborhoods = await pipeline.prepare(
+                            entries,
+                            together=True,
+                            ask_first=lane == "live",
+                            partial=True,
+                            # optional, so that observers written for 0.1.0 still count texts once
+                            embedded=getattr(bar, "embedded", int),
+                            answered=counter.add,
+                        )
+                    bar.stage("asking" if lane == "live" else "waiting for batches")
+                    self._warn_of_few_neighbors(neighborhoods)
+                    n_own = neighborhoods.n_own
+                    known = sum(map(neighborhoods.answered, range(n_own)))
+                    if known > counter.done:
+                        bar.advance(known - counter.done)
+                    predict = pipeline.predict(
+                        neighborhoods,
+                        # a wave in the batch lane can take a day
+                        waves=not pipeline.join_pool and lane == "live",
+                        lane=lane,
                     )
-                bar.stage("asking" if lane == "live" else "waiting for batches")
-                self._warn_of_few_neighbors(neighborhoods)
-                n_own = neighborhoods.n_own
-                known = sum(map(neighborhoods.answered, range(n_own)))
-                if known > counter.done:
-                    bar.advance(known - counter.done)
-                predict = pipeline.predict(
-                    neighborhoods,
-                    # a wave in the batch lane can take a day
-                    waves=not pipeline.join_pool and lane == "live",
-                    lane=lane,
-                )
-                with operation(telemetry, "predict"):
-                    async with aclosing(predict) as answered:
-                        async for place in answered:
-                            if place < n_own:
-                                bar.advance()
-                bar.advance(neighborhoods.n_spared)
-                await self._compare(neighborhoods, lane)
-            except STOPS as error:
-                if neighborhoods is None or not await pipeline.salvage(neighborhoods, error):
-                    raise
-                stopped = error
-                _log.warning("the run stopped early: %s: %s", type(error).__name__, error)
-            finally:
-                self._end(bar)
+                    with operation(telemetry, "predict"):
+                        async with aclosing(predict) as answered:
+                            async for place in answered:
+                                if place < n_own:
+                                    bar.advance()
+                    bar.advance(neighborhoods.n_spared)
+                    await self._compare(neighborhoods, lane)
+                except STOPS as error:
+                    if neighborhoods is None or not await pipeline.salvage(neighborhoods, error):
+                        raise
+                    stopped = error
+                    _log.warning("the run stopped early: %s: %s", type(error).__name__, error)
             if stopped is None:
                 self._warn_of_few_predictions(neighborhoods)
             neighborhoods, escalated = await self.escalation.settle(
@@ -312,7 +310,7 @@ class Engine:
             diagnosis=neighborhoods.diagnosis,
             learned=await _summary_of(neighborhoods.settings.taught),
             escalated=escalated,
-            notes=neighborhoods.notes,
+            notes=list(filter(None, neighborhoods.notes)),
             coverage=self._coverage(neighborhoods),
             referee_usage=None if referee is None else referee.meter.since(refereed),
         )
@@ -323,8 +321,7 @@ class Engine:
         """Note what a vote would change, and how prompts that show some labels compare."""
         parts = self.parts
         if isinstance(neighborhoods, MultilabelNeighborhoods) and parts.referee is None:
-            note = await asyncio.to_thread(neighborhoods.note_of_kept)
-            neighborhoods.notes.extend([note] if note else [])
+            neighborhoods.notes.append(await asyncio.to_thread(neighborhoods.note_of_kept))
         if parts.shortlist is not None and lane == "live":
             live = parts.pipeline.lanes["live"]
             await compare_with_whole_list(neighborhoods, parts.predictor, live)
@@ -335,7 +332,7 @@ class Engine:
         if lists is None:
             return {}
         found, note = coverage_of(lists, labels.names, labels.none_label)
-        neighborhoods.notes.extend([note] if note else [])
+        neighborhoods.notes.append(note)
         return found
 
     async def stream(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from testnuc._engine.multilabel_learning import MultilabelLearning
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.protocols import Provider, WireProvider
-    from testnuc.trust import MultilabelLearned, Review
+    from testnuc.trust import Review
     from testnuc.types import Usage
 
 __all__ = ["Escalation"]
@@ -43,13 +43,7 @@ _CHUNK = 2_048
 
 
 class Escalation:
-    """The referees of a client.
-
-    Parameters
-    ----------
-    parts : Components
-    learning : Learning or MultilabelLearning
-    """
+    """The referees of a client."""
 
     def __init__(self, parts: Components, learning: Learning | MultilabelLearning) -> None:
         self._parts = parts
@@ -131,19 +125,8 @@ class Escalation:
     ) -> tuple[Neighborhoods, str | None]:
         """Complete a run: apply what was learned, and ask the referee, if there is one.
 
-        Parameters
-        ----------
-        neighborhoods : Neighborhoods
-            With all predictions.
-        stopped : bool
-            Whether an error ended the run: then the referee is not asked.
-
-        Returns
-        -------
-        Neighborhoods
-            Others, if something was learned meanwhile.
-        str or None
-            What the referee labeled, or why it labeled nothing.
+        If an error ended the run (`stopped`), the referee is not asked. Returns the neighborhoods,
+        others if something was learned meanwhile, and what the referee labeled, or why nothing.
         """
         pipeline = self._parts.pipeline
         if self.referee is None or stopped:
@@ -188,7 +171,7 @@ class Escalation:
             return True
         return size >= _GROWTH * known.texts
 
-    async def _learn_once(self) -> Learned | MultilabelLearned | None:
+    async def _learn_once(self) -> None:
         """Learn from a hundred disagreements that the client's referee judges.
 
         They are judged again when the pool has grown by half. Where a text can have several labels,
@@ -197,15 +180,16 @@ class Escalation:
         assert self.referee is not None
         async with self._lock:
             if not self._is_due(len(self._parts.pool)):
-                return None
+                return
             try:
                 goal = "certify" if self._parts.labels.multilabel else "decide"
                 review = await self._learning.review(_REFEREED, goal, 0)
             except InvalidInputError:
                 # too few texts have a prediction
-                return None
+                return
             await self.ask(review, self.referee)
-            return await self._learning.learn_from(review) if review.judged else None
+            if review.judged:
+                await self._learning.learn_from(review)
 
     async def _escalate(self, neighborhoods: Neighborhoods) -> str:
         """Let the referee label the least trusted part of a run; returns what was done."""

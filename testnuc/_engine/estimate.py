@@ -10,7 +10,7 @@ import orjson
 
 from testnuc import prompts
 from testnuc._dispatch.predictor import WHOLE_LIST
-from testnuc._engine.inputs import without_foreign_labels
+from testnuc._engine.inputs import scanned, without_foreign_labels
 from testnuc._engine.whole_list import compared_part
 from testnuc.limits import PICO, RateLimit
 from testnuc.prompts import Demonstration
@@ -41,43 +41,27 @@ _SEVERAL = 2
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """Counts the calls that texts need, and their tokens.
-
-    Parameters
-    ----------
-    predictor, store, pool, method
-        Components of the client; nothing is sent, embedded or added.
-    neighbors : bool
-        Whether neighbors without a prediction are predicted, too.
-    texts_per_call : int
-    price : Price, optional
-    batch_price : Price, optional
-    batches : bool
-        Whether the provider has a batch lane.
-    rate_limit : RateLimit, optional
-    ask : Unsure, optional
-    head : bool
-        Whether a head labels the texts that it is sure of.
-    whole_scope : bytes, optional
-        Where prompts show some labels, and a part of the texts is asked about with all of them
-        besides: the scope of predictions by prompts with all labels.
-    note : str
-        On the labels that prompts show.
-    """
+    """Counts the calls that texts need, and their tokens; nothing is sent, embedded or added."""
 
     predictor: Predictor
     store: Store
     pool: Index
     method: Method
+    #: Whether neighbors without a prediction are predicted, too.
     neighbors: bool
     texts_per_call: int
     price: Price | None
     batch_price: Price | None = None
+    #: Whether the provider has a batch lane.
     batches: bool = False
     rate_limit: RateLimit | None = None
     ask: Unsure | None = None
+    #: Whether a head labels the texts that it is sure of.
     head: bool = False
+    #: Where prompts show some labels, and a part of the texts is asked about with all of them
+    #: besides: the scope of predictions by prompts with all labels.
     whole_scope: bytes | None = None
+    #: On the labels that prompts show.
     note: str = ""
 
     async def usage(self, entries: Sequence[PoolText], settings: VoteSettings) -> Estimate:
@@ -210,9 +194,7 @@ class Estimator:
     async def _pool_texts(self, entries: Sequence[PoolText]) -> AsyncIterator[PoolText]:
         """Yield the unlabeled texts of the pool, except `entries`."""
         own = {entry.hash for entry in entries}
-        start: int | None = 0
-        while start is not None:
-            texts, start = await self.pool.scan(start, _CHUNK)
+        async for texts in scanned(self.pool, _CHUNK):
             for text in without_foreign_labels(texts, self.predictor.labels):
                 if text.label is None and text.hash not in own:
                     yield text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +32,7 @@ __all__ = ["ExampleFinder"]
 _STORED_MODULE = "testnuc.methods.topk_icl"
 
 
+@dataclass
 class ExampleFinder:
     """Finds few-shot examples, and caches predictions made with few-shot examples.
 
@@ -37,39 +40,24 @@ class ExampleFinder:
     text gets other examples, and thus another key. With ``neighbors="stored"`` (TestNUC-S) a
     neighbor votes with the prediction from when it was classified, so the first prediction is also
     stored under a key without examples.
-
-    Parameters
-    ----------
-    method : Method
-        With ``context`` above 0.
-    predictor, embedding, pool, store
-        Components of the client.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        *,
-        predictor: Predictor,
-        embedding: EmbeddingCache,
-        pool: Index,
-        store: Store,
-    ) -> None:
-        self._method = method
-        self._predictor = predictor
-        self._embedding = embedding
-        self._pool = pool
-        self._store = store
+    method: Method
+    predictor: Predictor
+    embedding: EmbeddingCache
+    pool: Index
+    store: Store
+
+    @cached_property
+    def _kind(self) -> str:
+        method, kind = self.method, type(self.method)
         # not repr(method): the repr of a custom method may contain an address
-        kind = type(method)
         module = _STORED_MODULE if kind in {TopKICL, TopKICLP} else kind.__module__
-        self._kind = (
-            f"{module}.{kind.__qualname__}/{method.context}/{method.labeled}/{method.samples}"
-        )
+        return f"{module}.{kind.__qualname__}/{method.context}/{method.labeled}/{method.samples}"
 
     async def snapshot(self) -> int:
         """Return the current snapshot of the pool."""
-        return await self._pool.add([], np.empty((0, 0), dtype=np.float16))
+        return await self.pool.add([], np.empty((0, 0), dtype=np.float16))
 
     async def examples(
         self, entries: Sequence[PoolText], snapshot: Snapshot, scheduler: Scheduler
@@ -81,15 +69,15 @@ class ExampleFinder:
         """
         hashes = [entry.hash for entry in entries]
         vectors = await self._vectors(entries, snapshot)
-        matches = await self._pool.search(
-            vectors, self._method.context, exclude=hashes, upto=snapshot.upto
+        matches = await self.pool.search(
+            vectors, self.method.context, exclude=hashes, upto=snapshot.upto
         )
         ids = np.unique(matches.ids)
         ids = ids[ids >= 0]
-        found = without_foreign_labels(await self._pool.fetch(ids), self._predictor.labels)
+        found = without_foreign_labels(await self.pool.fetch(ids), self.predictor.labels)
         shown = dict(zip(ids.tolist(), found, strict=True))
         labels: dict[bytes, str | None] = {}
-        if self._method.labeled:
+        if self.method.labeled:
             await self._label(list(shown.values()), snapshot, scheduler)
             labels = snapshot.labels
         return [
@@ -107,7 +95,7 @@ class ExampleFinder:
     ) -> NDArray[np.float16]:
         kept = snapshot.vectors
         others = [e for e in entries if e.hash not in kept]
-        found = await self._embedding.vectors([e.text for e in others], [e.hash for e in others])
+        found = await self.embedding.vectors([e.text for e in others], [e.hash for e in others])
         rest = iter(found)
         return np.stack([kept[e.hash] if e.hash in kept else next(rest) for e in entries])
 
@@ -128,15 +116,15 @@ class ExampleFinder:
         allowed = snapshot.askable
         if allowed is not None:
             others = [entry for entry in unknown if entry.hash not in allowed]
-            plain = await self._store.get_predictions(
-                [self._predictor.key(entry.text) for entry in others]
+            plain = await self.store.get_predictions(
+                [self.predictor.key(entry.text) for entry in others]
             )
             own = await self.stored(others)
             for entry, first, second in zip(others, plain, own, strict=True):
                 known = first or second
                 labels[entry.hash] = None if known is None else known.label
         asks = [
-            self._predictor.ask(entry.text, entry.hash, place)
+            self.predictor.ask(entry.text, entry.hash, place)
             for place, entry in enumerate(unknown)
             if allowed is None or entry.hash in allowed
         ]
@@ -146,19 +134,19 @@ class ExampleFinder:
                 labels[ask.text_hash] = label
 
     def _key(self, entry: PoolText) -> bytes:
-        return self._predictor.key_of(self._kind, entry.hash)
+        return self.predictor.key_of(self._kind, entry.hash)
 
     async def stored(self, entries: Sequence[PoolText]) -> list[Prediction | None]:
         """Return the first prediction of each text, with whatever examples."""
-        return await self._store.get_predictions([self._key(entry) for entry in entries])
+        return await self.store.get_predictions([self._key(entry) for entry in entries])
 
     async def remember(self, seen: Sequence[tuple[PoolText, Prediction]]) -> None:
         """Store the prediction of each text for `stored`; existing ones are kept."""
         if seen:
-            await self._store.put_predictions(
+            await self.store.put_predictions(
                 [
                     StoredPrediction(
-                        self._key(entry), self._predictor.scope, entry.hash, 0, prediction
+                        self._key(entry), self.predictor.scope, entry.hash, 0, prediction
                     )
                     for entry, prediction in seen
                 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from testnuc.errors import EmbeddingError, ProviderError, StoreError
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
     from testnuc._dispatch.predictor import Predictor
     from testnuc._dispatch.scheduler import Ask, Scheduler
-    from testnuc.labels import LabelSet
     from testnuc.protocols import Index, PoolText, Store
     from testnuc.types import Prediction
 
@@ -30,68 +30,46 @@ _LOOK_UP = 256
 _PATIENCE = 5.0
 
 
+@dataclass
 class FirstCalls:
-    """Makes calls for own labels, which need no embeddings.
+    """Makes calls for own labels, which need no embeddings; `samples` of each text."""
 
-    Parameters
-    ----------
-    labels : LabelSet
-    predictor, scheduler, pool, store
-        Components of the client.
-    samples : int
-        Of each text.
-    per_call : int
-        Texts in one call.
-    """
-
-    def __init__(
-        self,
-        labels: LabelSet,
-        *,
-        predictor: Predictor,
-        scheduler: Scheduler,
-        pool: Index,
-        store: Store,
-        samples: int,
-        per_call: int,
-    ) -> None:
-        self._labels = labels
-        self._predictor = predictor
-        self._scheduler = scheduler
-        self._pool = pool
-        self._store = store
-        self._samples = samples
-        self._per_call = per_call
+    predictor: Predictor
+    scheduler: Scheduler
+    pool: Index
+    store: Store
+    samples: int
+    per_call: int
 
     async def ask(
         self, texts: Sequence[PoolText], places: Sequence[int]
     ) -> list[tuple[Ask, Prediction | Exception]]:
         """Make the first call of a client, for texts at some places; returns its outcomes."""
-        if self._scheduler.answered:
+        if self.scheduler.answered:
             return []
         asks: list[Ask] = []
         for part in _parts(places[:_FIRST_OF]):
             asks += [ask for ask, stored in await self._looked_up(texts, part) if not stored]
-            if len(asks) >= self._per_call:
+            if len(asks) >= self.per_call:
                 break
         outcomes: list[tuple[Ask, Prediction | Exception]] = []
         try:
             async with (
                 # a slow call continues, and the run joins it
                 asyncio.timeout(_PATIENCE),
-                aclosing(self._scheduler.run(asks[: self._per_call])) as found,
+                aclosing(self.scheduler.run(asks[: self.per_call])) as found,
             ):
                 async for answer in found:
                     # not a comprehension: it would lose them when the time is over
                     outcomes.append(answer)  # noqa: PERF401
         except TimeoutError:
-            if self._scheduler.closed:
+            if self.scheduler.closed:
                 # pool and embedder are closed as well
                 raise ProviderError("the client was closed") from None
         except STOPS:
             # else the run hands over what is answered or stored
             if all(isinstance(outcome, Exception) for _, outcome in outcomes):
-                if self._scheduler.closed or not await self._any_stored(texts, places):
+                if self.scheduler.closed or not await self._any_stored(texts, places):
                     raise
                 return []
         return outcomes
@@ -113,12 +91,12 @@ class FirstCalls:
             for part in _parts(places):
                 yield [
                     ask
-                    for ask in await self._unlabeled(texts, part, self._samples)
+                    for ask in await self._unlabeled(texts, part, self.samples)
                     if (ask.place, ask.sample) not in known
                 ]
 
         try:
-            async with aclosing(self._scheduler.run(asks())) as found:
+            async with aclosing(self.scheduler.run(asks())) as found:
                 async for ask, outcome in found:
                     outcomes.append((ask, outcome))
                     if ask.sample == 0:
@@ -138,7 +116,7 @@ class FirstCalls:
     ) -> list[tuple[Ask, bool]]:
         """Return the asks of some texts without a known label, and whether each is stored."""
         asks = await self._unlabeled(texts, places, 1)
-        stored = await self._store.get_predictions([ask.key for ask in asks])
+        stored = await self.store.get_predictions([ask.key for ask in asks])
         return [(ask, hit is not None) for ask, hit in zip(asks, stored, strict=True)]
 
     async def _unlabeled(
@@ -146,9 +124,9 @@ class FirstCalls:
     ) -> list[Ask]:
         """Return the asks of some texts without a known label."""
         part = [texts[place] for place in places]
-        known = await self._pool.labels([entry.hash for entry in part])
+        known = await self.pool.labels([entry.hash for entry in part])
         return [
-            self._predictor.ask(entry.text, entry.hash, place, sample)
+            self.predictor.ask(entry.text, entry.hash, place, sample)
             for place, entry, label in zip(places, part, known, strict=True)
             if not any(map(self._is_known, (label, entry.label)))
             for sample in range(samples)
@@ -156,7 +134,7 @@ class FirstCalls:
 
     def _is_known(self, label: str | None) -> bool:
         """Whether a known label is one of this client's; pools can be shared."""
-        return label is not None and self._labels.knows(label)
+        return label is not None and self.predictor.labels.knows(label)
 
 
 def _parts(places: Sequence[int]) -> Iterator[Sequence[int]]:

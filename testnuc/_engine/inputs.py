@@ -15,14 +15,19 @@ from testnuc.errors import InvalidInputError
 from testnuc.protocols import PoolText
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from numpy.typing import NDArray
 
     from testnuc.labels import LabelSet
+    from testnuc.protocols import Index
 
 __all__ = [
     "checked_texts",
     "distinct",
+    "known_label",
     "labeled",
+    "scanned",
     "values",
     "without_foreign_labels",
 ]
@@ -109,6 +114,14 @@ def without_foreign_labels(entries: Sequence[PoolText], allowed: LabelSet) -> li
     ]
 
 
+async def scanned(pool: Index, size: int) -> AsyncGenerator[list[PoolText], None]:
+    """Yield the texts of a pool, `size` at a time."""
+    start: int | None = 0
+    while start is not None:
+        texts, start = await pool.scan(start, size)
+        yield texts
+
+
 async def distinct(texts: Sequence[str]) -> tuple[list[PoolText], NDArray[np.int64]]:
     """Return the distinct texts, and the place of each text among them, int64[len(texts)]."""
     entries: list[PoolText] = []
@@ -146,22 +159,33 @@ def labeled(
     known: dict[int, str] = {}
     given = values(labels, "labels")
     for position, (place, said) in enumerate(zip(places.tolist(), given, strict=True)):
-        label = said
-        if allowed.multilabel:
-            label = allowed.joined(said)
-            if label is None:
-                raise InvalidInputError(
-                    f"the labels {position} are {said!r}; with multilabel=True give a list of "
-                    "distinct labels of the label set, [] for none"
-                )
-        elif not isinstance(label, str) or allowed.index(label) is None:
-            raise InvalidInputError(
-                f"label {position} is {label!r}, which is not in the label set; "
-                "correct it, or leave the text out"
-            )
+        label = known_label(allowed, said, position, "; correct it, or leave the text out")
         if known.setdefault(place, label) != label:
             raise InvalidInputError(
                 f"text {position} is given the label {label!r} and, in another place, "
                 f"{known[place]!r}; one text has one label"
             )
     return [PoolText(e.text, e.hash, known[place]) for place, e in enumerate(entries)]
+
+
+def known_label(allowed: LabelSet, said: Any, position: int, hint: str) -> str:
+    """Return the label of a text, or all of its labels in one string, as a pool holds it.
+
+    Raises
+    ------
+    InvalidInputError
+        It is not in the set; `hint` ends the message of a single label.
+    """
+    if allowed.multilabel:
+        joined = allowed.joined(said)
+        if joined is None:
+            raise InvalidInputError(
+                f"the labels {position} are {said!r}; with multilabel=True give a list of "
+                "distinct labels of the label set, [] for none"
+            )
+        return joined
+    if not isinstance(said, str) or said not in allowed:
+        raise InvalidInputError(
+            f"label {position} is {said!r}, which is not in the label set{hint}"
+        )
+    return said

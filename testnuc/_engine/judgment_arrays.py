@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
@@ -22,7 +24,42 @@ if TYPE_CHECKING:
     from testnuc.trust.judgment import Judgment
     from testnuc.trust.model import Texts
 
-__all__ = ["class_of", "context_of", "default_model", "dissent_of", "draws_of", "parts_of"]
+__all__ = [
+    "Judged",
+    "class_of",
+    "context_of",
+    "default_model",
+    "dissent_of",
+    "draws_of",
+    "parts_of",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """The judged texts among n, in the order they were drawn, with those that were skipped."""
+
+    known: list[Judgment]
+    #: int64[m], their positions.
+    rows: NDArray[np.int64]
+    draws: Draws
+
+    @classmethod
+    def of(cls, judged: Sequence[Judgment], place: Mapping[bytes, int]) -> Self:
+        """Return those among the texts whose hashes have a place."""
+        known = [j for j in judged if j.hash in place]
+        rows = np.array([place[j.hash] for j in known], dtype=np.int64)
+        return cls(known, rows, draws_of(known, len(place)))
+
+    @cached_property
+    def answered(self) -> NDArray[np.bool_]:
+        """Which of them have an answer."""
+        return np.array([j.source is not None for j in self.known], dtype=np.bool_)
+
+    @property
+    def person(self) -> NDArray[np.bool_]:
+        """Which of them a person judged, or skipped."""
+        return np.array([j.source != "referee" for j in self.known], dtype=np.bool_)
 
 
 def class_of(label: str | None, source: str | None, labels: LabelSet) -> int:
@@ -36,12 +73,7 @@ def class_of(label: str | None, source: str | None, labels: LabelSet) -> int:
 def draws_of(judged: Sequence[Judgment], texts: int) -> Draws:
     """Return the draws of judged texts; those that came to the pool later are taken to be alike.
 
-    Parameters
-    ----------
-    judged : sequence of Judgment
-        All of them, in their order.
-    texts : int
-        Size of the pool.
+    `judged` are all of them, in their order, of a pool of `texts` texts.
     """
     share = np.array([j.texts / texts for j in judged], dtype=np.float64)
     # None becomes NaN
@@ -73,20 +105,13 @@ def context_of(
     candidates: Sequence[LabelCandidate],
     judged: Sequence[Judgment],
     rows: Mapping[bytes, int],
+    open_: NDArray[np.bool_],
     labels: LabelSet,
     instructions: str | None,
 ) -> ReviewContext:
-    """Return what the page of a review shows.
+    """Return what the page of a review shows, with the judgments before this review.
 
-    Parameters
-    ----------
-    candidates : sequence of LabelCandidate
-    judged : sequence of Judgment
-        Before this review.
-    rows : mapping
-        Position of each text of the pool, by hash.
-    labels : LabelSet
-    instructions : str, optional
+    `rows` is the position of each text of the pool, by hash; `open_`: bool[n], not judged.
     """
     drawn = [j for j in judged if j.hash in rows and j.probability is not None]
     draws = draws_of(drawn, len(rows))
@@ -100,8 +125,6 @@ def context_of(
                 float(draws.probability[place]), float(draws.floor[place]), label >= 0, right
             )
         )
-    open_ = np.ones(len(rows), dtype=np.bool_)
-    open_[[rows[j.hash] for j in judged if j.hash in rows]] = False
     return ReviewContext(
         candidates=tuple((c.name, c.share, c.teachable) for c in candidates),
         earlier=tuple(earlier),

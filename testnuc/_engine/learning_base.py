@@ -1,32 +1,36 @@
-"""What all learning from judgments has in common: judgments are merged, kept and forgotten."""
+"""What all learning from judgments has in common: texts are drawn, judgments merged and kept."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import isnan
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from testnuc._engine.inputs import checked_texts, distinct, values
+import numpy as np
+
+from testnuc._base.checks import checked_whole
+from testnuc._engine.inputs import checked_texts, distinct, known_label, values
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.judgment import Judgment
 from testnuc.trust.learned import Learned
 from testnuc.trust.multilabel import MultilabelLearned
-from testnuc.trust.review import ReviewItem
+from testnuc.trust.review import Review, ReviewItem, closest_label, draw
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
-    from testnuc.trust import Review
-    from testnuc.trust.review import Drawn
+    from testnuc.trust.review_context import ReviewContext
 
-__all__ = ["LEAST_TEXTS", "MOST_TEXTS", "LearningBase", "check_enough"]
+__all__ = ["LEAST_TEXTS", "MOST_TEXTS", "LearningBase", "Offer", "PoolFit"]
 
 _log = logging.getLogger("testnuc.client")
 
@@ -38,15 +42,38 @@ LEAST_TEXTS = 10
 _SHOWN = 5
 
 L = TypeVar("L", Learned, MultilabelLearned)
+F = TypeVar("F")
 
 
-class LearningBase(ABC, Generic[L]):
-    """What a client learns from judgments.
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolFit(Generic[F]):
+    """The texts of the pool, and what was fitted on them."""
 
-    Parameters
-    ----------
-    parts : Components
-    """
+    digest: bytes
+    neighborhoods: Neighborhoods
+    #: Position of each text, by hash.
+    rows: dict[bytes, int]
+    fit: F
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """What a review draws from, and shows."""
+
+    #: float64[n], of the labels that are kept now.
+    trust: NDArray[np.float64]
+    #: bool[n], the texts on which candidates differ.
+    support: NDArray[np.bool_]
+    #: Row -> the candidates for a text: labels, and what gives each.
+    candidates: Callable[[int], Iterable[tuple[str | None, Sequence[str]]]]
+    context: ReviewContext
+
+
+class LearningBase(ABC, Generic[L, F]):
+    """What a client learns from judgments."""
+
+    _kind: type[L]
+    _goals: tuple[str, ...]
 
     def __init__(self, parts: Components) -> None:
         self._parts = parts
@@ -55,28 +82,108 @@ class LearningBase(ABC, Generic[L]):
         self.shared = True
         #: What the store was last known to hold.
         self._data: bytes | None = None
+        self._last: PoolFit[F] | None = None
         parts.on_open = self.load
 
     @property
-    @abstractmethod
     def learned(self) -> L | None:
         """What was learned so far."""
+        return cast("L | None", self._parts.pipeline.settings.taught)
 
     @abstractmethod
-    async def review(self, n: int, goal: str | None, seed: int) -> Review:
-        """Draw texts of the pool to be judged."""
+    def _fit(
+        self, found: Neighborhoods, vectors: NDArray[np.float16], hashes: Sequence[bytes]
+    ) -> F:
+        """Fit on the texts of the pool that have a prediction."""
+
+    @abstractmethod
+    def _wanted(self) -> tuple[int, int]:
+        """Return the most texts to fit on, and the neighbors of each."""
+
+    @abstractmethod
+    def _goal(self, goal: str | None) -> str | None:
+        """Return the goal of a review, in place of None where there is a better one."""
+
+    @abstractmethod
+    def _offer(
+        self, fitted: PoolFit[F], judged: Sequence[Judgment], open_: NDArray[np.bool_]
+    ) -> Offer:
+        """Return what a review draws from; `open_`: bool[n], texts that are not judged."""
 
     @abstractmethod
     async def _from(self, judged: tuple[Judgment, ...]) -> L:
         """Learn from all judgments."""
 
-    @abstractmethod
-    def _read(self, data: bytes) -> L:
-        """Return what was learned from its bytes."""
+    async def review(self, n: int, goal: str | None, seed: int) -> Review:
+        """Draw texts of the pool to be judged."""
+        checked_whole("n", n, least=1)
+        if goal is not None and goal not in self._goals:
+            several = "with multilabel=True " if self._parts.labels.multilabel else ""
+            raise InvalidInputError(
+                f"goal is {goal!r}; {several}choose from {', '.join(self._goals)}, or None"
+            )
+        await self._parts.ready()
+        await self.load()
+        fitted = await self._fitted()
+        return await asyncio.to_thread(self._drawn, fitted, n, goal, seed)
 
-    @abstractmethod
-    def _checked(self, labels: Sequence[Any]) -> list[str | None]:
-        """Return the right label of each text, as a judgment holds it."""
+    def _drawn(self, fitted: PoolFit[F], n: int, goal: str | None, seed: int) -> Review:
+        before, parts, found = self.learned, self._parts, fitted.neighborhoods
+        judged = () if before is None else before.judged
+        seen = {j.hash for j in judged}
+        open_ = np.array([key not in seen for key in fitted.rows], dtype=np.bool_)
+        offer = self._offer(fitted, judged, open_)
+        rng = np.random.default_rng([seed, len(seen)])
+        items: list[ReviewItem] = []
+        for drawn in draw(n, self._goal(goal), offer.support, open_, offer.trust, rng):
+            row, trust = drawn.row, float(offer.trust[drawn.row])
+            entry, own = found.entries[row], found.predictions[row]
+            items.append(
+                ReviewItem(
+                    index=len(items),
+                    text=entry.text,
+                    hash=entry.hash,
+                    own_label=None if own is None else own.label,
+                    candidates=tuple((label, tuple(by)) for label, by in offer.candidates(row)),
+                    trust=None if isnan(trust) else trust,
+                    neighbors=found.near(row, _SHOWN),
+                    goal=drawn.goal,
+                    probability=drawn.probability,
+                    floor=drawn.floor,
+                )
+            )
+        labels = parts.labels
+        return Review(
+            items,
+            labels.names,
+            len(fitted.rows),
+            parts.model,
+            offer.context,
+            multilabel=labels.multilabel,
+        )
+
+    async def _fitted(self) -> PoolFit[F]:
+        """Return what is fitted on the pool as it is."""
+        parts = self._parts
+        await parts.ready()
+        most, k = self._wanted()
+        found, vectors = await parts.pipeline.pool_predictions.labeled(
+            parts.pipeline.settings, most, k
+        )
+        n = found.n_own
+        if n < LEAST_TEXTS:
+            raise InvalidInputError(
+                f"the pool has {n} texts with a prediction; label at least {LEAST_TEXTS} first, by "
+                "`classify_many` or `predict_pool`"
+            )
+        hashes = [entry.hash for entry in found.entries[:n]]
+        said = ["" if p is None else f"{p.label}" for p in found.predictions[:n]]
+        digest = blake2b(b"".join(hashes) + "\n".join(said).encode()).digest()
+        if self._last is None or self._last.digest != digest:
+            made = await asyncio.to_thread(self._fit, found, vectors, hashes)
+            rows = {key: row for row, key in enumerate(hashes)}
+            self._last = PoolFit(digest, found, rows, made)
+        return self._last
 
     async def learn_from(self, review: Review) -> L:
         """Learn from the answers of a review, and from all earlier ones."""
@@ -111,7 +218,7 @@ class LearningBase(ABC, Generic[L]):
         said = list(values(labels, "labels"))
         if not said:
             raise InvalidInputError("there is no labeled text to learn from")
-        said = self._checked(said)
+        said = [self._known(label, position) for position, label in enumerate(said)]
         entries, places = await distinct(given)
         of_place: dict[int, str | None] = {}
         for place, label in zip(places.tolist(), said, strict=True):
@@ -148,6 +255,15 @@ class LearningBase(ABC, Generic[L]):
             ]
         )
 
+    def _known(self, said: Any, position: int) -> str | None:
+        """Return the right label of a text, as a judgment holds it."""
+        labels = self._parts.labels
+        if said is None and not labels.multilabel:
+            return None
+        wrong = isinstance(said, str) and said not in labels
+        close = closest_label(said, labels.names) if wrong else ""
+        return known_label(labels, said, position, close)
+
     async def unlearn(self) -> bool:
         """Forget what was learned; returns whether there was anything."""
         parts = self._parts
@@ -174,35 +290,11 @@ class LearningBase(ABC, Generic[L]):
             parts.pipeline.settings = parts.settings
             return
         try:
-            learned = await asyncio.to_thread(self._read, data)
+            learned: L = await asyncio.to_thread(self._kind.from_bytes, data)
         except StoreError as error:
             _log.warning("%s; labels are those of the LLM and its neighbors", error)
             return
         parts.pipeline.settings = parts.settings.with_taught(learned)
-
-    @staticmethod
-    def _item_of(
-        found: Neighborhoods,
-        index: int,
-        drawn: Drawn,
-        trust: float,
-        candidates: Iterable[tuple[str | None, Sequence[str]]],
-    ) -> ReviewItem:
-        """Return a drawn text as an item of a review."""
-        row = drawn.row
-        own = found.predictions[row]
-        return ReviewItem(
-            index=index,
-            text=found.entries[row].text,
-            hash=found.entries[row].hash,
-            own_label=None if own is None else own.label,
-            candidates=tuple((label, tuple(by)) for label, by in candidates),
-            trust=None if isnan(trust) else trust,
-            neighbors=found.near(row, _SHOWN),
-            goal=drawn.goal,
-            probability=drawn.probability,
-            floor=drawn.floor,
-        )
 
     async def _learn(self, new: Sequence[Judgment]) -> L:
         async with self._lock:
@@ -228,15 +320,6 @@ class LearningBase(ABC, Generic[L]):
             # once, on success: a concurrent run uses the former settings
             parts.pipeline.settings = parts.settings.with_taught(learned)
         return learned
-
-
-def check_enough(texts: int) -> None:
-    """Raise an `InvalidInputError` if too few texts have a prediction."""
-    if texts < LEAST_TEXTS:
-        raise InvalidInputError(
-            f"the pool has {texts} texts with a prediction; label at least {LEAST_TEXTS} first, by "
-            "`classify_many` or `predict_pool`"
-        )
 
 
 def _key(parts: Components) -> bytes:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from testnuc._engine.neighborhoods import LEAST_VOTERS, Neighborhoods
+from testnuc._engine.neighborhoods import Neighborhoods
 from testnuc.errors import InvalidInputError
 from testnuc.methods import StandardPrompting
-from testnuc.types import MultilabelClassification, MultilabelPrediction, Reason
+from testnuc.types import MultilabelPrediction, Reason
 from testnuc.voting import (
     THRESHOLD,
     PoolLabels,
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.protocols import Method
-    from testnuc.types import Neighbor, Prediction
+    from testnuc.types import Prediction
 
 __all__ = [
     "MultilabelNeighborhoods",
     "check_options",
-    "multilabel_classification",
     "neighborhoods_class",
 ]
 
@@ -48,12 +47,7 @@ def check_options(
 ) -> None:
     """Raise an `InvalidInputError` if an option is not supported with or without several labels.
 
-    Parameters
-    ----------
-    multilabel, policy, model, method, confidence
-        Of the client.
-    **others
-        Option -> (value given, the only value that several labels allow).
+    `others`: option -> (value given, the only value that several labels allow).
     """
     if not isinstance(multilabel, bool):
         raise InvalidInputError(f"multilabel is {multilabel!r}; give True or False")
@@ -151,13 +145,7 @@ class LearnedSets:
     ) -> VotedLabels:
         """Return votes on some of the texts with these labels.
 
-        Parameters
-        ----------
-        voted : VotedLabels
-        rows : int64[B]
-            The texts voted on.
-        only : bool[B], optional
-            Which of these texts get these labels; default: all.
+        `rows`: int64[B], the texts voted on; `only`: bool[B], those that get these labels, or all.
         """
         if only is None:
             only = np.ones(len(rows), dtype=np.bool_)
@@ -241,16 +229,16 @@ class MultilabelNeighborhoods(Neighborhoods):
         )
         return keep_own(voted, own, pool) if self.settings.careful else voted
 
-    def note_of_kept(self) -> str | None:
+    def note_of_kept(self) -> str:
         """Return how many texts a vote would change, where all keep the LLM's own labels."""
         if not self.settings.keeps_own or self.settings.several is not None:
-            return None
+            return ""
         found = self.plain_labels(slice(0, self.n_own))
         other = (found.shares > THRESHOLD) != found.given
         # at the threshold, the text itself decides
         changed = len(np.unique(found.rows[other & (found.shares != THRESHOLD)]))
         if not changed:
-            return None
+            return ""
         return (
             f"the LLM's own labels are kept; a vote of neighbors would change those of {changed:,} "
             f"of {self.n_own:,} texts, and fifty judgments show whether it should"
@@ -325,50 +313,3 @@ class MultilabelNeighborhoods(Neighborhoods):
 def neighborhoods_class(*, multilabel: bool) -> type[Neighborhoods]:
     """Return the class of a run's neighborhoods."""
     return MultilabelNeighborhoods if multilabel else Neighborhoods
-
-
-def multilabel_classification(
-    neighborhoods: MultilabelNeighborhoods,
-    place: int,
-    index: int,
-    text: str,
-    neighbors: tuple[Neighbor, ...],
-) -> MultilabelClassification:
-    """Return the classification of the own text at `place`."""
-    row = np.array([place])
-    names = neighborhoods.labels.names
-    voted = neighborhoods.voted(row)
-    result = neighborhoods.result(voted, row)
-    share, voters = float(result.share[0]), int(result.voters[0])
-    known, weight = result.label[0] >= 0, float(voted.weight[0])
-    shares = dict(zip((names[c] for c in voted.labels), voted.shares.tolist(), strict=True))
-    given = [name for name, passed in zip(shares, voted.given.tolist(), strict=True) if passed]
-    trust = share if voters >= LEAST_VOTERS else None
-    trusts = {name: shares[name] if voters >= LEAST_VOTERS else None for name in given}
-    sets = neighborhoods.sets_of(place)
-    if sets is not None:
-        at, _ = sets.pairs(row)
-        chances = dict(zip(shares, sets.chances[at].tolist(), strict=True))
-        # a referee's labels have none
-        trusts = {name: None if np.isnan(chances[name]) else chances[name] for name in given}
-        chance = float(sets.trust[place])
-        trust = None if np.isnan(chance) else chance
-    return MultilabelClassification(
-        index=index,
-        text=text,
-        label=neighborhoods.labels.joined(given) if known else None,
-        share=share,
-        margin=float(result.margin[0]),
-        voters=voters,
-        complete=True,
-        prediction=neighborhoods.predictions[place],
-        neighbors=neighbors,
-        votes={name: part * weight for name, part in shares.items()},
-        error=neighborhoods.error(place),
-        trust=trust if known else None,
-        reason=neighborhoods.reason(place),
-        source=neighborhoods.source(place, voters) if known else None,
-        labels=tuple(given),
-        shares=shares,
-        trusts=trusts,
-    )

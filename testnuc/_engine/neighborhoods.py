@@ -58,38 +58,25 @@ class Snapshot:
     labels: dict[bytes, str | None] = field(default_factory=dict)
 
 
+@dataclass(eq=False, repr=False)
 class Neighborhoods:
-    """The distinct texts of one snapshot, by place: own texts first, then their neighbors.
+    """The distinct texts of one snapshot, by place: own texts first, then their neighbors."""
 
-    Parameters
-    ----------
-    labels : LabelSet
-    settings : VoteSettings
-    entries : list of PoolText
-        The text at each place; the first `n_own` are the texts to classify.
-    n_own : int
-    neighbors : int64[n_own, K]
-        Places of the neighbors of each own text, most similar first; padded with -1.
-    similarities : float32[n_own, K]
-    snapshot : Snapshot, optional
-        Of a method with few-shot examples.
-    rejected : mapping
-        Errors of own texts that the embedder rejected: they have no neighbors.
-    """
+    labels: LabelSet
+    settings: VoteSettings
+    #: The text at each place; the first `n_own` are the texts to classify.
+    entries: list[PoolText]
+    n_own: int
+    #: int64[n_own, K], places of the neighbors of each, most similar first; padded with -1.
+    neighbors: NDArray[np.int64]
+    #: float32[n_own, K].
+    similarities: NDArray[np.float32]
+    #: Of a method with few-shot examples.
+    snapshot: Snapshot | None = None
+    #: Errors of own texts that the embedder rejected: they have no neighbors.
+    rejected: Mapping[int, Exception] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        labels: LabelSet,
-        settings: VoteSettings,
-        entries: list[PoolText],
-        n_own: int,
-        neighbors: NDArray[np.int64],
-        similarities: NDArray[np.float32],
-        snapshot: Snapshot | None = None,
-        rejected: Mapping[int, Exception] | None = None,
-    ) -> None:
-        self.labels = labels
-        self.settings = settings
+    def __post_init__(self) -> None:
         #: The decision of the auto policy, or of `learn`; else None.
         self.decision: Decision | None = None
         #: The diagnosis behind the decision, if one was made.
@@ -104,28 +91,22 @@ class Neighborhoods:
         self.spared_trust: NDArray[np.float64] | None = None
         #: The learned model, fitted again on this run.
         self.refitted: HeadModel | None = None
-        #: For `Results.notes`.
+        #: For `Results.notes`; empty ones are left out.
         self.notes: list[str] = []
-        self.entries = entries
-        self.n_own = n_own
-        self.neighbors = neighbors
-        self.similarities = similarities
-        self.snapshot = snapshot
         #: The labels that the prompt of each own text shows, int32[n_own, length]; None: all.
         self.shortlists: NDArray[np.int32] | None = None
         #: Number of neighbors that count; reduced by early exit.
-        self.counted = (neighbors >= 0).sum(axis=1)
-        self.complete = np.ones(n_own, dtype=np.bool_)
-        self.predictions: list[Prediction | None] = [None] * len(entries)
+        self.counted = (self.neighbors >= 0).sum(axis=1)
+        self.complete = np.ones(self.n_own, dtype=np.bool_)
+        self.predictions: list[Prediction | None] = [None] * len(self.entries)
         self.errors: dict[int, Exception] = {}
-        self.rejected = rejected or {}
         #: The error that ended the run while the neighbors were retrieved.
         self.failure: Exception | None = None
         #: Place -> sample -> outcome, of texts that lack some samples.
         self.partial: dict[int, dict[int, Prediction | Exception]] = {}
-        self._winners = np.full(len(entries), -1, dtype=np.int32)
-        self._confidences = np.full(len(entries), np.nan, dtype=np.float32)
-        for place, entry in enumerate(entries):
+        self._winners = np.full(len(self.entries), -1, dtype=np.int32)
+        self._confidences = np.full(len(self.entries), np.nan, dtype=np.float32)
+        for place, entry in enumerate(self.entries):
             if entry.label is not None:
                 self.put(place, Prediction(entry.label, 1.0))
 
@@ -148,6 +129,12 @@ class Neighborhoods:
     def answered(self, place: int) -> bool:
         """Whether the text at a place has an outcome."""
         return self.predictions[place] is not None or place in self.errors
+
+    @property
+    def any_answered(self) -> bool:
+        """Whether the LLM answered, now or before, about any of the own texts."""
+        own = zip(self.predictions[: self.n_own], self.entries, strict=False)
+        return any(said is not None and entry.label is None for said, entry in own)
 
     def near(self, place: int, most: int) -> tuple[Neighbor, ...]:
         """Return the nearest neighbors of the own text at a place, most similar first."""
@@ -338,13 +325,7 @@ class Neighborhoods:
     ) -> float | None:
         """Return how far a label can be trusted: its share of the votes in `basis`.
 
-        Parameters
-        ----------
-        place, winner : int
-        share : float
-            Of the votes that decide.
-        basis
-            From `basis`.
+        `share` is that of the votes that decide.
         """
         if self.applied is not None:
             chance = float(self.applied.trust[place])

@@ -45,13 +45,7 @@ _WRITTEN = {
 
 
 def client_arguments(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `TestNUC` for flat parameters.
-
-    Parameters
-    ----------
-    flat : mapping
-        Flat names of `GROUPS`, and arguments of `TestNUC`, which are returned unchanged.
-    """
+    """Return the arguments of `TestNUC` for flat names of `GROUPS`; others stay as they are."""
     given = {name: value for name, value in flat.items() if name not in GROUPS}
     groups: dict[str, dict[str, Any]] = {}
     for name, value in flat.items():

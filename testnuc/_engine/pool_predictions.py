@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from testnuc._engine.inputs import without_foreign_labels
-from testnuc._engine.retrieval import SEARCH
+from testnuc._engine.assembly import SEARCH
+from testnuc._engine.inputs import scanned, without_foreign_labels
 from testnuc.errors import ProviderError
 from testnuc.trust import MIN_PREDICTIONS
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from testnuc._engine.assembly import Assembler
     from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc._engine.retrieval import Retriever
     from testnuc.embedders.cache import EmbeddingCache
-    from testnuc.protocols import PoolText, Store
+    from testnuc.protocols import Index, PoolText, Store
     from testnuc.trust import Diagnosis, VoteSettings
 
 __all__ = ["PoolPredictions"]
@@ -52,40 +52,27 @@ class _PoolDiagnosis:
         return size < 1.25 * self.size and 4 * (outcomes - self.outcomes) < self.predicted
 
 
+@dataclass
 class PoolPredictions:
-    """Reads the stored predictions of the texts in the pool.
+    """Reads the stored predictions of the texts in the pool."""
 
-    Parameters
-    ----------
-    assembler : Assembler
-    embedding : EmbeddingCache
-    store : Store
-    scope : bytes
-        Of the predictions.
-    closed : callable
-        Whether the client was closed.
-    """
+    retriever: Retriever
+    embedding: EmbeddingCache
+    store: Store
+    scope: bytes
+    #: Whether the client was closed.
+    closed: Callable[[], bool]
+    #: Texts with an outcome so far: an upper bound on new predictions.
+    outcomes: int = 0
+    #: The last diagnosis.
+    last: _PoolDiagnosis | None = None
+    _diagnosing: asyncio.Task[Diagnosis] | None = None
+    #: Increased by `forget_diagnosis`.
+    _resets: int = 0
 
-    def __init__(
-        self,
-        assembler: Assembler,
-        *,
-        embedding: EmbeddingCache,
-        store: Store,
-        scope: bytes,
-        closed: Callable[[], bool],
-    ) -> None:
-        self._assembler = assembler
-        self._pool, self._retriever = assembler.pool, assembler.retriever
-        self._embedding, self._store = embedding, store
-        self._scope, self._closed = scope, closed
-        #: Texts with an outcome so far: an upper bound on new predictions.
-        self.outcomes = 0
-        #: The last diagnosis.
-        self.last: _PoolDiagnosis | None = None
-        self._diagnosing: asyncio.Task[Diagnosis] | None = None
-        #: Increased by `forget_diagnosis`.
-        self._resets = 0
+    @property
+    def _pool(self) -> Index:
+        return self.retriever.pool
 
     async def recent_diagnosis(self, settings: VoteSettings) -> Diagnosis:
         """Return a recent diagnosis of the pool; concurrent callers share one computation."""
@@ -102,7 +89,7 @@ class PoolPredictions:
         """Diagnose the pool, unless the outcomes since the last time were no new predictions."""
         last, outcomes = self.last, self.outcomes
         if last is not None:
-            predicted = await self._store.count(self._scope)
+            predicted = await self.store.count(self.scope)
             # as if only new predictions had been counted so far
             counted = replace(last, outcomes=outcomes - max(predicted - last.predicted, 0))
             if counted.is_current(len(self._pool), outcomes):
@@ -126,24 +113,24 @@ class PoolPredictions:
     async def diagnose(self, settings: VoteSettings) -> Diagnosis:
         """Diagnose the predictions of the pool."""
         size, outcomes, resets = len(self._pool), self.outcomes, self._resets
-        predicted = await self._store.count(self._scope)
+        predicted = await self.store.count(self.scope)
         chunks = range(0, size, SEARCH)
         if len(chunks) > _CHUNKS:
             # spread over the pool, so that old and new texts are sampled
             chunks = range(0, size, size // _CHUNKS)
         texts: list[PoolText] = []
         for start in chunks:
-            scanned, _ = await self._pool.scan(start, SEARCH)
-            part = without_foreign_labels(scanned, self._assembler.labels)
-            stored = await self._retriever.stored(part)
+            found, _ = await self._pool.scan(start, SEARCH)
+            part = without_foreign_labels(found, self.retriever.predictor.labels)
+            stored = await self.retriever.stored(part)
             texts += [
                 e for e, p in zip(part, stored, strict=True) if p is not None or e.label is not None
             ]
-        if self._closed():
+        if self.closed():
             raise ProviderError("the client was closed")
         if len(texts) < MIN_PREDICTIONS:
-            neighborhoods = self._assembler.alone(texts, settings)
-            await self._assembler.fill(neighborhoods, range(len(texts)))
+            neighborhoods = self.retriever.alone(texts, settings)
+            await self.retriever.fill(neighborhoods, range(len(texts)))
         else:
             neighborhoods, _ = await self._with_neighbors(texts, settings, settings.k)
         diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
@@ -154,33 +141,25 @@ class PoolPredictions:
     async def labeled(
         self, settings: VoteSettings, most: int, k: int
     ) -> tuple[Neighborhoods, NDArray[np.float16]]:
-        """Return the texts of the pool that have a prediction, their neighbors and vectors.
+        """Return the texts of the pool that have a prediction, k neighbors of each, and vectors.
 
-        Parameters
-        ----------
-        settings : VoteSettings
-        most : int
-            Of a larger pool, texts that are spread over it evenly.
-        k : int
-            Neighbors of each text.
+        Of a pool with more than `most` texts, they are spread over it evenly.
         """
         every = max(1, -(-len(self._pool) // most))
         texts: list[PoolText] = []
-        start: int | None = 0
-        while start is not None:
-            scanned, start = await self._pool.scan(start, SEARCH)
-            part = without_foreign_labels(scanned, self._assembler.labels)
+        async for found in scanned(self._pool, SEARCH):
+            part = without_foreign_labels(found, self.retriever.predictor.labels)
             part = [e for e in part if e.label is None]
             part = [e for e in part if int.from_bytes(e.hash[1:5]) % every == 0]
-            stored = await self._retriever.stored(part)
+            stored = await self.retriever.stored(part)
             texts += [e for e, p in zip(part, stored, strict=True) if p is not None]
         return await self._with_neighbors(texts, settings, k)
 
     async def _with_neighbors(
         self, texts: Sequence[PoolText], settings: VoteSettings, k: int
     ) -> tuple[Neighborhoods, NDArray[np.float16]]:
-        vectors = await self._embedding.vectors([e.text for e in texts], [e.hash for e in texts])
-        matches = await self._retriever.search(texts, vectors, k)
-        neighborhoods = await self._assembler.build(texts, matches, settings)
-        await self._assembler.fill(neighborhoods, range(len(neighborhoods.entries)))
+        vectors = await self.embedding.vectors([e.text for e in texts], [e.hash for e in texts])
+        matches = await self.retriever.search(texts, vectors, k)
+        neighborhoods = await self.retriever.build(texts, matches, settings)
+        await self.retriever.fill(neighborhoods, range(len(neighborhoods.entries)))
         return neighborhoods, vectors

@@ -28,14 +28,7 @@ __all__ = ["Referee"]
 
 
 class Referee:
-    """Labels texts by another model.
-
-    Parameters
-    ----------
-    parts : Components
-        Of the client.
-    model : str or Provider
-    """
+    """Labels texts by another model."""
 
     def __init__(self, parts: Components, model: str | Provider | WireProvider) -> None:
         self._parts = parts
@@ -78,11 +71,7 @@ class Referee:
     ) -> list[Prediction | Exception]:
         """Return the answer for each of some distinct texts, or its error.
 
-        Parameters
-        ----------
-        texts : sequence of PoolText
-        shown : sequence, optional
-            The labels to choose from, of each text; fewer than two: all.
+        `shown`: the labels to choose from, of each text; fewer than two: all.
         """
         if not self._described:
             self._described = True

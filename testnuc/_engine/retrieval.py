@@ -1,70 +1,63 @@
-"""Retrieve the neighbors of texts from the pool, and stored predictions from the store."""
+"""Retrieve the neighbors of texts from the pool, and stored predictions from the store.
+
+With `neighbors="stored"`, `StoredVoters` knows which texts vote without looking them up one by one.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from testnuc._engine.stored_voters import FilteredIndex, StoredVoters
-from testnuc.protocols import Matches
+from testnuc._engine.assembly import (
+    SEARCH,
+    build_neighborhoods,
+    distinct_ids,
+    in_thread_if_large,
+)
+from testnuc._engine.inputs import scanned, without_foreign_labels
+from testnuc.protocols import Index, Matches
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
     from testnuc._dispatch.predictor import Predictor
     from testnuc._engine.examples import ExampleFinder
-    from testnuc.protocols import Index, Method, PoolText, Store
+    from testnuc._engine.neighborhoods import Neighborhoods, Snapshot
+    from testnuc.labels import LabelSet
+    from testnuc.protocols import Method, PoolText, Store
+    from testnuc.trust import VoteSettings
     from testnuc.types import Prediction
 
-__all__ = ["SEARCH", "Retriever", "no_matches", "spread"]
+__all__ = ["Retriever", "StoredVoters", "known_labels", "no_matches", "spread"]
 
-#: Queries searched at a time, so that other searches wait milliseconds.
-SEARCH = 1_024
 #: Texts looked up in the store before control returns to the event loop.
 _BLOCK = 256
 #: Factor by which the search widens if too few neighbors have a prediction.
 _WIDEN = 4
 #: How far it widens, as a multiple of k; then the texts with a prediction are searched alone.
 _WIDEST = 16
+#: What is known of a row.
+_UNKNOWN, _VOTES, _SILENT = 0, 1, 2
 
 
+@dataclass
 class Retriever:
-    """Searches the pool and the stored predictions of one client.
+    """Searches the pool and the stored predictions of one client for neighborhoods."""
 
-    Parameters
-    ----------
-    method : Method
-        Its predictions are looked up.
-    neighbors : {"predict", "stored"}
-        Whether all texts may be neighbors, or only those with a prediction.
-    predictor : Predictor
-        Computes the keys.
-    pool : Index
-    store : Store
-    examples : ExampleFinder, optional
-        Of a method with few-shot examples.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        neighbors: Literal["predict", "stored"],
-        *,
-        predictor: Predictor,
-        pool: Index,
-        store: Store,
-        examples: ExampleFinder | None,
-    ) -> None:
-        self._method = method
-        self._neighbors = neighbors
-        self._predictor = predictor
-        self._pool = pool
-        self._store = store
-        self._examples = examples
+    method: Method
+    #: Whether all texts may be neighbors, or only those with a prediction.
+    neighbors: Literal["predict", "stored"]
+    predictor: Predictor
+    pool: Index
+    store: Store
+    #: Of a method with few-shot examples.
+    examples: ExampleFinder | None
 
     async def search(
         self,
@@ -77,21 +70,14 @@ class Retriever:
     ) -> Matches:
         """Find the k nearest texts of each text, block by block.
 
-        Parameters
-        ----------
-        texts : sequence of PoolText
-        vectors : float16[len(texts), dim]
-        k : int
-        upto : int, optional
-            The snapshot of the pool; default: the current one.
-        together : bool
-            Whether the texts of this batch, which will get predictions, can be neighbors.
+        `upto` is the snapshot of the pool, the current one by default; `together`: the texts of
+        this batch, which will get predictions, can be neighbors.
         """
         voters = StoredVoters(
-            self._pool,
-            self._store,
-            self._predictor.scope,
-            self._predictor.labels,
+            self.pool,
+            self.store,
+            self.predictor.scope,
+            self.predictor.labels,
             self.stored,
             {entry.hash for entry in texts} if together else set(),
         )
@@ -99,10 +85,10 @@ class Retriever:
         for start in range(0, len(texts), SEARCH):
             part = slice(start, start + SEARCH)
             hashes = [entry.hash for entry in texts[part]]
-            if self._neighbors == "stored":
+            if self.neighbors == "stored":
                 found = await self._search_stored(vectors[part], hashes, k, upto, voters)
             else:
-                found = await self._pool.search(vectors[part], k, exclude=hashes, upto=upto)
+                found = await self.pool.search(vectors[part], k, exclude=hashes, upto=upto)
             if len(found.ids) == len(texts):
                 return found
             if matches is None:
@@ -140,10 +126,10 @@ class Retriever:
             return [hashes[i] for i in rows.tolist()]
 
         rows, want = np.arange(len(vectors)), k
-        filtered = self._pool if isinstance(self._pool, FilteredIndex) else None
+        filtered = self.pool if isinstance(self.pool, FilteredIndex) else None
         # where many texts have a prediction, the k nearest of them are among few of the nearest
         while len(rows) and want and (filtered is None or want <= _WIDEST * k):
-            found = await self._pool.search(vectors[rows], want, exclude=excluded(rows), upto=upto)
+            found = await self.pool.search(vectors[rows], want, exclude=excluded(rows), upto=upto)
             full, _ = await keep(rows, found)
             rows = rows[~full & (found.ids[:, -1] >= 0)]
             want *= _WIDEN
@@ -167,13 +153,58 @@ class Retriever:
         return found
 
     async def _stored_block(self, entries: Sequence[PoolText]) -> list[Prediction | None]:
-        if self._examples is not None:
-            return await self._examples.stored(entries)
-        n = self._method.samples
-        keys = [self._predictor.key(entry.text, sample) for entry in entries for sample in range(n)]
-        found = await self._store.get_predictions(keys)
+        if self.examples is not None:
+            return await self.examples.stored(entries)
+        n = self.method.samples
+        keys = [self.predictor.key(entry.text, sample) for entry in entries for sample in range(n)]
+        found = await self.store.get_predictions(keys)
         samples = [[p for p in found[i : i + n] if p is not None] for i in range(0, len(found), n)]
-        return [self._method.reduce(of) if len(of) == n else None for of in samples]
+        return [self.method.reduce(of) if len(of) == n else None for of in samples]
+
+    async def build(
+        self,
+        texts: Sequence[PoolText],
+        matches: Matches,
+        settings: VoteSettings,
+        snapshot: Snapshot | None = None,
+        rejected: Mapping[int, Exception] | None = None,
+    ) -> Neighborhoods:
+        """Fetch the neighbors' texts and build the neighborhoods."""
+        ids = await in_thread_if_large(len(texts), distinct_ids, matches)
+        texts = without_foreign_labels(texts, self.predictor.labels)
+        others = without_foreign_labels(await self.pool.fetch(ids), self.predictor.labels)
+        neighborhoods: Neighborhoods = await in_thread_if_large(
+            len(texts),
+            build_neighborhoods,
+            self.predictor.labels,
+            settings,
+            texts,
+            ids,
+            others,
+            matches,
+            snapshot,
+            rejected,
+        )
+        if self.neighbors == "stored":
+            await self.fill(neighborhoods, range(len(texts), len(neighborhoods.entries)))
+        return neighborhoods
+
+    def alone(self, texts: Sequence[PoolText], settings: VoteSettings) -> Neighborhoods:
+        """Return neighborhoods without neighbors."""
+        texts, matches = (
+            without_foreign_labels(texts, self.predictor.labels),
+            no_matches(len(texts)),
+        )
+        ids = distinct_ids(matches)
+        return build_neighborhoods(self.predictor.labels, settings, texts, ids, [], matches)
+
+    async def fill(self, neighborhoods: Neighborhoods, places: Iterable[int]) -> None:
+        """Set the stored predictions at the given places."""
+        unknown = [place for place in places if not neighborhoods.answered(place)]
+        stored = await self.stored([neighborhoods.entries[i] for i in unknown])
+        for place, prediction in zip(unknown, stored, strict=True):
+            if prediction is not None:
+                neighborhoods.put(place, prediction)
 
 
 def no_matches(n: int) -> Matches:
@@ -187,3 +218,99 @@ def spread(matches: Matches, rows: Sequence[int], n: int) -> Matches:
     found = Matches(np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.float32))
     found.ids[rows], found.similarities[rows] = matches.ids, matches.similarities
     return found
+
+
+@runtime_checkable
+class FilteredIndex(Index, Protocol):
+    """An index that can search some of its texts; the pools of testnuc's stores can."""
+
+    async def rows(self, hashes: Sequence[bytes]) -> NDArray[np.int64]:
+        """Return the row numbers of those texts that are in the pool, ascending."""
+
+    async def labeled(self) -> dict[bytes, str]:
+        """Return the known label of each text that has one, by hash."""
+
+    async def search(
+        self,
+        vectors: NDArray[np.float16],
+        k: int,
+        *,
+        exclude: Sequence[bytes] | None = None,
+        upto: int | None = None,
+        among: NDArray[np.int64] | None = None,
+    ) -> Matches:
+        """Return the k nearest texts, among the rows of `among` if given; see `Index.search`."""
+
+
+async def known_labels(pool: Index) -> dict[bytes, str]:
+    """Return the known label of each text of a pool that has one, by hash."""
+    if isinstance(pool, FilteredIndex):
+        return await pool.labeled()
+    parts = scanned(pool, SEARCH)
+    return {e.hash: e.label async for part in parts for e in part if e.label is not None}
+
+
+@dataclass
+class StoredVoters:
+    """The texts of the pool that can vote in one run.
+
+    A text votes if it has a known label or a stored prediction, or if it gets one in this run.
+    """
+
+    pool: Index
+    #: Read once for the texts of the scope, if it has a method `predicted`; else all texts of the
+    #: pool are checked, once.
+    store: Store
+    scope: bytes
+    #: Other known labels do not count.
+    labels: LabelSet
+    #: Returns the stored prediction of each text.
+    stored: Callable[[Sequence[PoolText]], Awaitable[list[Prediction | None]]]
+    #: Hashes of the texts that get a prediction in this run.
+    batch: AbstractSet[bytes]
+    #: What is known of each row.
+    _state: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
+    _rows: NDArray[np.int64] | None = None
+
+    async def votes(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which rows vote; -1 does not."""
+        highest = int(ids.max(initial=-1))
+        if highest >= len(self._state):
+            more = np.zeros(max(highest + 1, 2 * len(self._state)), dtype=np.int8)
+            more[: len(self._state)] = self._state
+            self._state = more
+        new = np.unique(ids[ids >= 0])
+        new = new[self._state[new] == _UNKNOWN]
+        for start in range(0, len(new), SEARCH):
+            await self._check(new[start : start + SEARCH])
+        voting: NDArray[np.bool_] = ids >= 0
+        voting[voting] = self._state[ids[voting]] == _VOTES
+        return voting
+
+    async def _check(self, rows: NDArray[np.int64]) -> None:
+        entries = without_foreign_labels(await self.pool.fetch(rows), self.labels)
+        asked = [i for i, e in enumerate(entries) if e.label is None and e.hash not in self.batch]
+        found = await self.stored([entries[i] for i in asked])
+        state = np.full(len(rows), _VOTES, dtype=np.int8)
+        state[[i for i, p in zip(asked, found, strict=True) if p is None]] = _SILENT
+        self._state[rows] = state
+
+    async def rows(self) -> NDArray[np.int64]:
+        """Return all rows that can vote, ascending; some of them may turn out not to."""
+        if self._rows is None:
+            assert isinstance(self.pool, FilteredIndex)
+            labels = await self.pool.labeled()
+            hashes = {h for h, label in labels.items() if self.labels.knows(label)}
+            predicted = getattr(self.store, "predicted", None)
+            if predicted is None:
+                hashes.update([e.hash async for part in scanned(self.pool, SEARCH) for e in part])
+            else:
+                hashes.update(await predicted(self.scope))
+            hashes |= self.batch
+            self._rows = await self.pool.rows(list(hashes))
+        return self._rows
+
+    async def verify(self) -> None:
+        """Check all rows that can vote, so that `rows` holds only those that do."""
+        rows = await self.rows()
+        self._rows = rows[await self.votes(rows)]

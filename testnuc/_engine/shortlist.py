@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -73,14 +74,8 @@ def checked_shortlist(
 ) -> tuple[int | Literal["levels"] | None, str]:
     """Return the length of shortlists, and a note; None: every prompt shows all labels.
 
-    Parameters
-    ----------
-    size, labels, method
-        Of the client.
-    predictor_of : callable
-        Returns the predictor of a length of shortlists, or of "levels".
-    over_http : bool
-        Whether labels in a prompt cost tokens.
+    `predictor_of` returns the predictor of a length of shortlists, or of "levels"; `over_http`:
+    labels in a prompt cost tokens.
 
     Raises
     ------
@@ -164,14 +159,9 @@ def nearest_labels(
 ) -> NDArray[np.int32]:
     """Return the labels in the list of each text, int32[len(vectors), size], in label order.
 
-    Parameters
-    ----------
-    labels : float32[n_labels, dim]
-        Unit vectors; a row of zeros is never in a list that the others fill.
-    vectors : float16[n, dim]
-    size : int
-    first : sequence of sequence of int, optional
-        Labels of each text that are in its list wherever they rank; at most `size`.
+    `labels`: float32[n_labels, dim], unit vectors; a row of zeros is never in a list that the
+    others fill. `vectors`: float16[n, dim]. `first`: labels of each text that are in its list
+    wherever they rank, at most `size`.
     """
     found = np.empty((len(vectors), size), dtype=np.int32)
     absent = np.logical_not(labels.any(axis=1))
@@ -197,16 +187,10 @@ def nearest_labels(
 def neighbors_labels(
     known: Sequence[int], neighbors: NDArray[np.int64], size: int
 ) -> list[list[int]]:
-    """Return the labels that most neighbors of each text have, up to half of a list.
+    """Return the labels that most neighbors of each text have, up to half of a list of `size`.
 
-    Parameters
-    ----------
-    known : sequence of int
-        The label at each place; -1: it is not known.
-    neighbors : int64[n, K]
-        Places, most similar first; padded with -1.
-    size : int
-        Labels in a list.
+    `known`: the label at each place, -1 = unknown; `neighbors`: int64[n, K], places, most similar
+    first, padded with -1.
     """
     found = []
     for row in neighbors.tolist():
@@ -227,17 +211,7 @@ def with_head(
 ) -> None:
     """Add the labels that a learned model finds most likely, up to three quarters of each list.
 
-    Parameters
-    ----------
-    first : list of list of int
-        The labels of each list so far.
-    model : HeadModel
-    vectors : float16[n, dim]
-    hashes : sequence of bytes
-    size : int
-        Labels in a list.
-    none : int, optional
-        The label that no list holds.
+    `first`: the labels of each list of `size` so far; `none`: the label that no list holds.
     """
     folds, most = folds_of(hashes), 3 * size // 4
     for start in range(0, len(vectors), _BLOCK):
@@ -255,13 +229,7 @@ def coverage_of(
 ) -> tuple[dict[str, int], str]:
     """Return the number of lists that hold each label, and a note on those that none holds.
 
-    Parameters
-    ----------
-    lists : int32[n, size]
-    names : sequence of str
-        All labels.
-    none : str, optional
-        The label that every prompt shows.
+    `lists`: int32[n, size]; `none`: the label that every prompt shows.
     """
     counts = np.bincount(lists.reshape(-1), minlength=len(names)).tolist()
     held = {name: n for name, n in zip(names, counts, strict=True) if name != none}
@@ -276,38 +244,26 @@ def coverage_of(
 
 
 def similar_together(lists: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return an order of texts in which those that share labels follow each other.
-
-    Parameters
-    ----------
-    lists : int32[n, size]
-        The labels to show for each text.
-    """
+    """Return an order of texts, with int32[n, size] labels each, in which like follows like."""
     # by the commonest labels first, as in an FP-tree
     rank = np.argsort(np.argsort(-np.bincount(lists.ravel()), kind="stable"))
     return np.lexsort(np.sort(rank[lists], axis=1).T[::-1])
 
 
+@dataclass
 class Shortlist:
     """Chooses the labels that the prompt of each text shows.
 
     Up to half of a list are labels of the neighbors, as given by the user or stored before the run,
     up to another quarter those that a model learned from judgments finds likely; the rest are those
     whose name and description are nearest to the text.
-
-    Parameters
-    ----------
-    labels : LabelSet
-    size : int
-        Labels in a list, besides the one that means "none of these".
-    embedding : EmbeddingCache
     """
 
-    def __init__(self, labels: LabelSet, size: int, embedding: EmbeddingCache) -> None:
-        self._labels = labels
-        self._size = size
-        self._embedding = embedding
-        self._vectors: NDArray[np.float32] | None = None
+    labels: LabelSet
+    #: Labels in a list, besides the one that means "none of these".
+    size: int
+    embedding: EmbeddingCache
+    _vectors: NDArray[np.float32] | None = None
 
     async def attach(
         self,
@@ -326,21 +282,21 @@ class Shortlist:
             self._place(entry.label or (None if stored is None else stored.label))
             for entry, stored in zip(entries, predictions, strict=True)
         ]
-        first = neighbors_labels(known, neighborhoods.neighbors, self._size)
+        first = neighbors_labels(known, neighborhoods.neighbors, self.size)
         learned = neighborhoods.settings.learned
         if learned is not None:
             hashes = [entry.hash for entry in entries[: len(first)]]
-            none = self._labels.none_label
-            place = None if none is None else self._labels.index(none)
+            none = self.labels.none_label
+            place = None if none is None else self.labels.index(none)
             await asyncio.to_thread(
-                with_head, first, learned.model, vectors, hashes, self._size, place
+                with_head, first, learned.model, vectors, hashes, self.size, place
             )
         neighborhoods.shortlists = await self._nearest(vectors, first)
 
     async def lists(self, neighborhoods: Neighborhoods, places: Sequence[int]) -> NDArray[np.int32]:
         """Return the labels to show for the texts at some places, in label order."""
         own = neighborhoods.shortlists
-        found = np.empty((len(places), self._size), dtype=np.int32)
+        found = np.empty((len(places), self.size), dtype=np.int32)
         others = []
         for row, place in enumerate(places):
             if own is None or place >= neighborhoods.n_own:
@@ -350,7 +306,7 @@ class Shortlist:
         for start in range(0, len(others), _BLOCK):
             rows = others[start : start + _BLOCK]
             entries = [neighborhoods.entries[places[row]] for row in rows]
-            vectors = await self._embedding.vectors(
+            vectors = await self.embedding.vectors(
                 [e.text for e in entries], [e.hash for e in entries]
             )
             found[rows] = await self._nearest(vectors)
@@ -358,34 +314,34 @@ class Shortlist:
 
     def _place(self, label: str | None) -> int:
         """Return the position of a label that a list may hold; -1: it may not."""
-        if label is None or label == self._labels.none_label:
+        if label is None or label == self.labels.none_label:
             return -1
-        place = self._labels.index(label)
+        place = self.labels.index(label)
         return -1 if place is None else place
 
     async def _nearest(
         self, vectors: NDArray[np.float16], first: Sequence[Sequence[int]] | None = None
     ) -> NDArray[np.int32]:
         labels = await self._label_vectors()
-        found = np.empty((len(vectors), self._size), dtype=np.int32)
+        found = np.empty((len(vectors), self.size), dtype=np.int32)
         for start in range(0, len(vectors), _BLOCK):
             part = slice(start, start + _BLOCK)
             found[part] = await asyncio.to_thread(
                 nearest_labels,
                 labels,
                 vectors[part],
-                self._size,
+                self.size,
                 None if first is None else first[part],
             )
         return found
 
     async def _label_vectors(self) -> NDArray[np.float32]:
         if self._vectors is None:
-            texts = described(self._labels)
-            found = await self._embedding.vectors(texts, [hash_text(text) for text in texts])
+            texts = described(self.labels)
+            found = await self.embedding.vectors(texts, [hash_text(text) for text in texts])
             vectors = found.astype(np.float32)
-            if self._labels.none_label is not None:
+            if self.labels.none_label is not None:
                 # in every prompt anyway
-                vectors[self._labels.names.index(self._labels.none_label)] = 0
+                vectors[self.labels.names.index(self.labels.none_label)] = 0
             self._vectors = vectors
         return self._vectors

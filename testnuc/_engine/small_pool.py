@@ -11,12 +11,7 @@ __all__ = ["few_neighbors", "few_predictions"]
 def few_predictions(found: int, more: str = "label more texts at once") -> SmallPoolWarning | None:
     """Return a warning if there are too few predictions for the auto policy.
 
-    Parameters
-    ----------
-    found : int
-        Number of predictions.
-    more : str
-        How to get more of them, for the message.
+    `more` says how to get more of them, for the message.
     """
     if found >= MIN_PREDICTIONS:
         return None
@@ -36,20 +31,9 @@ def few_neighbors(
     stored: bool,
     more: str = "add unlabeled texts with `await nuc.add(texts)`",
 ) -> SmallPoolWarning | None:
-    """Return a warning if fewer than k neighbors can vote.
+    """Return a warning if fewer than k neighbors can vote: `found` at most of `texts` in the pool.
 
-    Parameters
-    ----------
-    k : int
-        Requested number of neighbors.
-    texts : int
-        Size of the pool.
-    found : int
-        The largest number of neighbors of any text.
-    stored : bool
-        Whether only texts with a stored prediction vote.
-    more : str
-        How to get more texts, for the message.
+    `stored`: only texts with a stored prediction vote; `more` says how to get more texts.
     """
     if found >= k:
         return None

@@ -38,18 +38,11 @@ _BLOCK = 4_096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadRule:
-    """A head labels the texts of at least a trust.
-
-    Parameters
-    ----------
-    head : Head
-    least : float
-    order : int32[C]
-        Position of each of the head's labels among the client's.
-    """
+    """A head labels the texts of at least a trust."""
 
     head: Head
     least: float
+    #: int32[C], the position of each of the head's labels among the client's.
     order: NDArray[np.int32]
 
     def spare(

@@ -32,13 +32,7 @@ _HARM = 0.02
 
 
 def compared_part(entries: Sequence[PoolText]) -> list[int]:
-    """Return the positions of the texts that are compared.
-
-    Parameters
-    ----------
-    entries : sequence of PoolText
-        Distinct texts without a known label.
-    """
+    """Return the positions of those that are compared, of distinct texts without a known label."""
     if len(entries) < _FROM:
         return []
     order = sorted(range(len(entries)), key=lambda at: _rank(entries[at].hash))
@@ -84,14 +78,7 @@ async def compare_with_whole_list(
 
 
 def _summary(neighborhoods: Neighborhoods, pairs: Sequence[tuple[int, str, str]]) -> list[str]:
-    """Return what the comparison shows.
-
-    Parameters
-    ----------
-    neighborhoods : Neighborhoods
-    pairs : sequence of (int, str, str)
-        Place of a text, its label, and its label by the whole list.
-    """
+    """Return what the comparison shows: place of a text, its label, its label by the whole list."""
     other = [(place, short, whole) for place, short, whole in pairs if short != whole]
     agree = wilson(len(pairs) - len(other), len(pairs))
     summary = (

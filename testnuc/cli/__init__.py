@@ -11,7 +11,6 @@ import typer
 
 from testnuc._version import __version__
 from testnuc.cli.batch_commands import LANE, REST, batch
-from testnuc.cli.interrupting import interruptible
 from testnuc.cli.judging_commands import add_judging
 from testnuc.cli.options import (
     BASE_URL,
@@ -29,8 +28,7 @@ from testnuc.cli.options import (
     OVERWRITE,
     TEXT_COLUMN,
     options_of,
-    share_of,
-    with_client,
+    runs,
 )
 from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, TestNUCError
 
@@ -89,16 +87,13 @@ def settings(
 
 
 @app.command()
+@runs("demo:run")
 def demo() -> None:
     """Label the messages of a web shop on this machine, without a key or a network."""
-    with interruptible():
-        from testnuc.cli.demo import run
-
-        run()
 
 
 @app.command()
-@with_client(labels=LABELS_OF_HEAD)
+@runs("classify:run", labels=LABELS_OF_HEAD)
 def classify(
     client: dict[str, Any],
     file: str = typer.Argument(
@@ -134,28 +129,10 @@ def classify(
     overwrite: bool = OVERWRITE,  # noqa: FBT001
 ) -> None:
     """Label the texts of a file; they vote on each other."""
-    with interruptible():
-        from testnuc.cli.classify import run
-
-        part = share_of(escalate, referee, multilabel=client["multilabel"])
-        if referee is not None:
-            client = {**client, "referee": referee, "escalate": part}
-        run(
-            file,
-            text_column=text_column,
-            output=output,
-            full=full,
-            dry_run=dry_run,
-            reading={"encoding": encoding, "delimiter": delimiter, "limit": limit},
-            overwrite=overwrite,
-            client=client,
-            lane=lane,
-            rest=rest,
-        )
 
 
 @app.command()
-@with_client(labels=LABELS_OF_FILE)
+@runs("evaluate:run", labels=LABELS_OF_FILE)
 def evaluate(
     client: dict[str, Any],
     file: str = typer.Argument(
@@ -173,23 +150,10 @@ def evaluate(
     overwrite: bool = OVERWRITE,  # noqa: FBT001
 ) -> None:
     """Measure accuracy with and without the vote, on texts with known labels."""
-    with interruptible():
-        from testnuc.cli.evaluate import run
-
-        run(
-            file,
-            text_column=text_column,
-            label_column=label_column,
-            output=output,
-            dry_run=dry_run,
-            reading={"encoding": encoding, "delimiter": delimiter, "limit": limit},
-            overwrite=overwrite,
-            client=client,
-        )
 
 
 @app.command()
-@with_client(*OF_ASKING, *OF_SEVERAL, "policy", "min_trust", labels=LABELS_OF_FILE)
+@runs("diagnose:run", *OF_ASKING, *OF_SEVERAL, "policy", "min_trust", labels=LABELS_OF_FILE)
 def diagnose(
     client: dict[str, Any],
     source: str = typer.Argument(
@@ -201,17 +165,13 @@ def diagnose(
     plot: str | None = typer.Option(None, help="A .png, .svg or .pdf file for the figure."),
 ) -> None:
     """Estimate from stored predictions whether a vote would help; makes no call."""
-    with interruptible():
-        from testnuc.cli.diagnose import run
-
-        run(source, text_column=text_column, plot=plot, client=client)
 
 
 add_judging(app)
 
 
 @app.command()
-@with_client(labels=LABELS_OF_HEAD)
+@runs("serve:run", labels=LABELS_OF_HEAD)
 def serve(
     client: dict[str, Any],
     host: str = typer.Option("127.0.0.1", help="Non-loopback addresses require a token."),
@@ -255,35 +215,12 @@ def serve(
     ),
 ) -> None:
     """Serve labels over HTTP: POST /v1/classify."""
-    with interruptible():
-        from testnuc.cli.serve import run
-
-        run(
-            pool=pool,
-            text_column=text_column,
-            token_file=token_file,
-            client=client,
-            settings={
-                "host": host,
-                "cors_origins": tuple(
-                    origin for part in (cors_origin or "").split(",") if (origin := part.strip())
-                ),
-                "access_log": access_log,
-                "port": port,
-                "max_texts": max_texts,
-                "max_text_chars": max_text_chars,
-                "max_body": max_body,
-                "max_pending": max_pending,
-                "request_timeout": request_timeout,
-                "grace": grace,
-                "drain_timeout": drain_timeout,
-            },
-        )
 
 
 @app.command()
+@runs("study:run")
 def study(
-    name: str = typer.Argument(
+    study: str = typer.Argument(
         help="purity, gold-votes, k, policies, pool-size or choice.",
         metavar="STUDY",
         show_default=False,
@@ -307,22 +244,10 @@ def study(
     yes: bool = typer.Option(False, "--yes", help="Accept the estimated cost without a prompt."),  # noqa: FBT001, FBT003
 ) -> None:
     """Study the vote on labeled texts; prints a table and plots a figure."""
-    with interruptible():
-        from testnuc.cli.study import run
-
-        run(
-            name,
-            data,
-            data_dir=data_dir,
-            limit=limit,
-            output=output,
-            yes=yes,
-            client={"model": model, "base_url": base_url, "embedder": embedder, "store": store},
-        )
 
 
 @app.command()
-@with_client(*OF_ASKING, "store", labels=LABELS_OF_RUN)
+@runs("report:run", *OF_ASKING, "store", labels=LABELS_OF_RUN)
 def report(
     client: dict[str, Any],
     file: str = typer.Argument(
@@ -339,34 +264,24 @@ def report(
     ),
 ) -> None:
     """Write an HTML page for judging and browsing results."""
-    with interruptible():
-        from testnuc.cli.report import run
-
-        run(file, output=output, text_column=text_column, title=title, most=most, client=client)
 
 
 @store.command("export")
+@runs("store:export")
 def export(place: str = _STORE, file: str = _FILE) -> None:
     """Write everything in a store to a file: predictions, texts, labels, embeddings."""
-    from testnuc.cli.store import export
-
-    export(place, file)
 
 
 @store.command("import")
+@runs("store:import_")
 def import_(file: str = _FILE, place: str = _STORE) -> None:
     """Import a file into a store. Existing entries stay, so importing twice is harmless."""
-    from testnuc.cli.store import import_
-
-    import_(file, place)
 
 
 @store.command("stats")
+@runs("store:stats")
 def stats(place: str = _STORE) -> None:
     """Count the predictions of each model, and the texts, in a store."""
-    from testnuc.cli.store import stats
-
-    stats(place)
 
 
 def main() -> None:

@@ -86,16 +86,7 @@ class AnswerStore:
     def note(
         self, output: str, text_column: str, client: Mapping[str, Any], run: Mapping[str, Any]
     ) -> None:
-        """Note the column of texts in the output, its content, and its run.
-
-        Parameters
-        ----------
-        output, text_column : str
-        client : mapping
-            The options that were given.
-        run : mapping
-            Those that later commands need.
-        """
+        """Note the output's column of texts and content, the options given, and its run's."""
         if self.folder is not None:
             facts = {
                 "text_column": text_column,

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from testnuc._base.checks import hash_text, valid_text
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.client_factory import client_of
-from testnuc.cli.files import Table, check_output, read_table, require_store, to_stderr, usable
-from testnuc.cli.options_of_run import held_scopes, with_options_of_run
-from testnuc.cli.reading import holds_rows
-from testnuc.cli.stored import stored_texts
+from testnuc.cli.files import check_output, require_store
+from testnuc.cli.options_of_run import held_scopes
+from testnuc.cli.reading import Table, holds_rows, read_table, to_stderr, usable
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import StoredPrediction
 from testnuc.results import read_results
@@ -26,7 +25,16 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.types import Classification
 
-__all__ = ["LabeledTable", "labeled", "opened", "texts_for", "with_known_options"]
+__all__ = [
+    "LabeledTable",
+    "labeled",
+    "opened",
+    "stored_results",
+    "texts_for",
+]
+
+#: Texts that are read from a pool at a time.
+_CHUNK = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +82,38 @@ async def opened(
 
 async def texts_for(nuc: TestNUC, given: Table | None, source: str, output: str | None) -> Table:
     """Return the texts of a file or a store, once it is known that the output can be written."""
-    table = await stored_texts(nuc, source) if given is None else given
+    table = await _stored_texts(nuc, source) if given is None else given
     check_output(output, source, table)
     return table
+
+
+async def _stored_texts(nuc: TestNUC, store: str) -> Table:
+    """Return the texts of the pool that have a stored answer of this client."""
+    parts = nuc.engine.parts
+    rows: list[dict[str, Any]] = []
+    start: int | None = 0
+    while start is not None:
+        found, start = await parts.pool.scan(start, _CHUNK)
+        known = await parts.store.get_predictions([parts.predictor.key(e.text) for e in found])
+        rows += [
+            {"text": entry.text}
+            for entry, prediction in zip(found, known, strict=True)
+            if prediction is not None
+        ]
+    if not rows:
+        raise InvalidInputError(
+            f"{await held_scopes(store)}; it holds no text embedded by {parts.embedding.name} that "
+            "this model answered with these labels and settings: give the options of the run that "
+            "filled it"
+        )
+    return Table(rows, ["text"], "text")
+
+
+async def stored_results(store: str, client: dict[str, Any]) -> Results:
+    """Return the results of the texts in a store; it makes no call."""
+    async with opened(store, {**client, "neighbors": "stored"}, "text") as (nuc, _):
+        table = await _stored_texts(nuc, store)
+        return await nuc.classify_many(table.texts)
 
 
 async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
@@ -132,8 +169,3 @@ async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
             f"embedding {len(texts):,} texts; with --store, embeddings are stored for later runs"
         )
     await nuc.add(texts)
-
-
-def with_known_options(client: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return the options, with those of the run behind a source where none is given."""
-    return with_options_of_run(client, source, AnswerStore.beside(source))

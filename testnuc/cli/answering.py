@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from testnuc.cli.files import to_stderr
+from testnuc.cli.reading import to_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,15 +27,9 @@ _NEIGHBORS = 3
 
 
 def answer(review: Review, path: str, *, read: Callable[[str], str] | None = None) -> None:
-    """Ask for the label of each open item, in order; saves after each answer.
+    """Ask for the label of each open item, in order; saves to `path` after each answer.
 
-    Parameters
-    ----------
-    review : Review
-    path : str
-        The file to save it in.
-    read : callable, optional
-        Returns a line for a prompt; raises `EOFError` at the end. Default: `input`.
+    `read` returns a line for a prompt, as `input` does, and raises `EOFError` at the end.
     """
     ask = input if read is None else read
     # the numbers of candidates would be ambiguous among labels such as "1"

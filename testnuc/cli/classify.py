@@ -14,19 +14,12 @@ from testnuc._base.checks import checked_choice
 from testnuc.cli.answer_store import AnswerStore, is_as_written
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import (
-    STANDARD,
-    check_output,
-    held_by,
-    read_table,
-    to_stderr,
-    usable,
-    write_results,
-)
+from testnuc.cli.files import check_output, held_by, write_results
 from testnuc.cli.long_texts import about_embedder, about_model
 from testnuc.cli.next_steps import next_step
 from testnuc.cli.options_of_run import remembered, run_of, with_embedder
 from testnuc.cli.progress import RunProgress
+from testnuc.cli.reading import STANDARD, read_table, to_stderr, usable
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.limits import BatchPolicy
@@ -39,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["cost", "end", "label_all", "notes", "run", "show_estimate"]
 
+#: Part of the texts that a referee labels.
+_ESCALATED = 0.1
+
 
 def run(
     file: str,
@@ -47,13 +43,18 @@ def run(
     output: str | None,
     full: bool,
     dry_run: bool,
-    reading: dict[str, Any],
     overwrite: bool,
     client: dict[str, Any],
-    lane: Any = "live",
-    rest: Any = "batch",
+    lane: Any,
+    rest: Any,
+    referee: str | None,
+    escalate: str | None,
+    **reading: Any,
 ) -> None:
     """Read, label, write; progress and summary go to stderr, so that stdout can be piped."""
+    part = _share_of(escalate, referee, multilabel=client["multilabel"])
+    if referee is not None:
+        client = {**client, "referee": referee, "escalate": part}
     if lane == "batch" and not client["store"]:
         raise InvalidInputError(
             "--lane batch needs --store PATH: batches take hours, and the store is where a later "
@@ -102,6 +103,23 @@ def run(
         client=client,
         text_column=table.text_column,
     )
+
+
+def _share_of(escalate: str | None, referee: str | None, *, multilabel: bool) -> float:
+    """Return the part of the texts to escalate: of "10%" or "0.1"."""
+    if escalate is None:
+        # several labels are not escalated: the referee judges texts drawn at random
+        return 0.0 if multilabel else _ESCALATED
+    if referee is None:
+        raise InvalidInputError("--escalate needs --referee MODEL, the model that labels that part")
+    given = escalate.strip()
+    try:
+        part = float(given.removesuffix("%")) / (100 if given.endswith("%") else 1)
+    except ValueError:
+        part = -1.0
+    if not 0 <= part <= 1:
+        raise InvalidInputError(f"--escalate is {escalate!r}; give a part such as 10% or 0.1")
+    return part
 
 
 def _record(results: Results, client: dict[str, Any], *, full: bool) -> dict[str, Any] | None:

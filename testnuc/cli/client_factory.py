@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from testnuc._engine.parameters import client_arguments
-from testnuc.cli.files import read_labels
+from testnuc.cli.label_files import read_labels
 from testnuc.cli.options_of_run import EMBEDDER
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
@@ -18,25 +18,20 @@ __all__ = ["client_of", "embedder_of"]
 
 
 def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
-    """Return a client.
-
-    Parameters
-    ----------
-    options : mapping
-        Of the options in `testnuc.cli.options`.
-    **instead
-        Arguments of `TestNUC` that win.
-    """
+    """Return a client of command-line options; arguments in `instead` win."""
     given = client_arguments({**options, **instead})
     if "shortlist" in given:
         given["shortlist"] = _shortlist(given["shortlist"])
     labels = given.pop("labels")
+    least = given.pop("head_trust", None)
     if given.get("head") is not None:
-        head = _head_of(given)
+        head = _head_of(given, least)
         labels = head.labels if labels is None else labels
+    elif least is not None:
+        raise InvalidInputError("--head-trust needs --head, a file from `testnuc distill`")
     if labels is None:
         raise InvalidInputError("there are no labels; give --labels, a file or a,b,c")
-    return TestNUC(read_labels(labels) if isinstance(labels, str) else labels, **given)
+    return TestNUC(read_labels(labels), **given)
 
 
 def _shortlist(given: str | int | None) -> str | int | None:
@@ -53,12 +48,12 @@ def embedder_of(options: Mapping[str, Any]) -> str:
     return head.embedder if head.loadable else name
 
 
-def _head_of(given: dict[str, Any]) -> Head:
+def _head_of(given: dict[str, Any], least: float | None) -> Head:
     """Return the head of a client, and complete the client's arguments by it."""
     given["embedder"] = embedder_of(given)
-    given["head"] = head = Head.load(given["head"], given["embedder"])
+    given["head"] = head = Head.load(given["head"], given["embedder"], least_trust=least or 0.0)
     given["multilabel"] = given.get("multilabel") or head.sets is not None
-    if given.get("head_trust") is None:
+    if least is None:
         # nothing is left to an LLM, so neither a key nor neighbors are needed
-        given.update(model=head, head_trust=0.0, k=0, join_pool=False, base_url=None)
+        given.update(model=head, k=0, join_pool=False, base_url=None)
     return head

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from testnuc.cli.files import read_table, require_column, to_stderr
+from testnuc.cli.reading import read_table, require_column, to_stderr
 from testnuc.errors import InvalidInputError
-from testnuc.scoring import paired_difference
+from testnuc.scoring import gain_of, matched, points
 
 if TYPE_CHECKING:
-    from testnuc.cli.files import Table
+    from testnuc.cli.reading import Table
 
 __all__ = ["run"]
 
@@ -38,10 +38,12 @@ def run(
             "name the column of labels with --label-column",
             option="--label-column",
         )
-    pairs = _matched(*tables)
-    if not pairs:
+    first_texts, second_texts = (list(map(str, table.texts)) for table in tables)
+    both = matched(first_texts, second_texts)
+    if not both:
         raise InvalidInputError(f"{first} and {second} have no text in common")
-    labels = [(_label(a, label_column), _label(b, label_column)) for _, a, b in pairs]
+    pairs = [(tables[0].rows[a], tables[1].rows[b]) for a, b in both]
+    labels = [(_label(a, label_column), _label(b, label_column)) for a, b in pairs]
     differing = [at for at, (one, other) in enumerate(labels) if one != other]
     part = len(differing) / len(pairs)
     rows = [
@@ -59,30 +61,16 @@ def run(
     if ordered:
         rows.append("")
     for (one, other), places in ordered[:_PAIRS]:
-        rows.append(f"{len(places):>7,}  {_named(one)} -> {_named(other)}")
-        rows += [f"         {_cut(pairs[at][0])}" for at in places[:examples]]
+        rows.append(f"{len(places):>7,}  {one or 'no label'} -> {other or 'no label'}")
+        rows += [f"         {_cut(first_texts[both[at][0]])}" for at in places[:examples]]
     if len(ordered) > _PAIRS:
         rows.append(f"         and {len(ordered) - _PAIRS} more pairs of labels")
     for row in rows:
         print(row)  # noqa: T201 - the command's output
 
 
-def _matched(first: Table, second: Table) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Return text and both rows of each text in both tables; repeated texts match in order."""
-    waiting: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for text, row in zip(second.texts, second.rows, strict=True):
-        waiting[str(text)].append(row)
-    taken: Counter[str] = Counter()
-    found = []
-    for text, row in zip(map(str, first.texts), first.rows, strict=True):
-        if taken[text] < len(waiting[text]):
-            found.append((text, row, waiting[text][taken[text]]))
-            taken[text] += 1
-    return found
-
-
 def _accuracies(
-    pairs: list[tuple[str, dict[str, Any], dict[str, Any]]],
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]],
     labels: list[tuple[str | None, str | None]],
     gold: str,
     files: tuple[str, str],
@@ -97,32 +85,22 @@ def _accuracies(
     right = [
         (one == true, other == true)
         for (one, other), pair in zip(labels, pairs, strict=True)
-        if (true := _label((pair[1], pair[2])[where], gold)) is not None
+        if (true := _label(pair[where], gold)) is not None
     ]
     if not right:
         raise InvalidInputError(f"{files[where]} has no label in column {gold!r}")
-    wins = sum(b and not a for a, b in right)
-    losses = sum(a and not b for a, b in right)
-    gain = paired_difference(wins, losses, len(right))
     rows = [
         f"accuracy {sum(pair[at] for pair in right) / len(right):.3f}  {file}"
         for at, file in enumerate(files)
     ]
-    rows.append(
-        f"difference {100 * gain.value:+.1f} points ({100 * gain.low:+.1f} to "
-        f"{100 * gain.high:+.1f}, 95 %), over "
-        f"{len(right):,} texts with a correct label"
-    )
+    gain = points(gain_of(right))
+    rows.append(f"difference {gain}, over {len(right):,} texts with a correct label")
     return rows
 
 
 def _label(row: dict[str, Any], column: str) -> str | None:
     value = row.get(column)
     return None if value is None or str(value).strip() == "" else str(value).strip()
-
-
-def _named(label: str | None) -> str:
-    return "no label" if label is None else label
 
 
 def _cut(text: str) -> str:

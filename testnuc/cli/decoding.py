@@ -43,18 +43,7 @@ _SAMPLE, _ROWS = 65_536, 50
 def decoded(raw: bytes, name: str, encoding: str | None = None) -> tuple[str, str]:
     """Return the content of a text file, and its encoding.
 
-    Parameters
-    ----------
-    raw : bytes
-    name : str
-        The file, for messages.
-    encoding : str, optional
-        Default: recognized by a mark, zeros, or what UTF-8 allows; cp1252 otherwise.
-
-    Raises
-    ------
-    InvalidInputError
-        The content is not text in this encoding.
+    By default it is recognized by a mark, zeros, or what UTF-8 allows; cp1252 otherwise.
     """
     if encoding is None:
         encoding = _recognized(raw, name)
@@ -122,13 +111,7 @@ def _mostly_utf8(raw: bytes) -> bool:
 
 
 def checked_delimiter(delimiter: str | None) -> str | None:
-    """Return a delimiter that the user named.
-
-    Raises
-    ------
-    InvalidInputError
-        It is not a single character.
-    """
+    """Return a delimiter that the user named: a single character."""
     if delimiter is None:
         return None
     found = {"tab": "\t", "\\t": "\t"}.get(delimiter.lower(), delimiter)
@@ -140,18 +123,9 @@ def checked_delimiter(delimiter: str | None) -> str | None:
 
 
 def delimiter_of(content: str, wanted: Sequence[str]) -> str:
-    """Return the delimiter of CSV content.
+    """Return the delimiter of CSV content; a comma if no other fits better.
 
-    Parameters
-    ----------
-    content : str
-    wanted : sequence of str
-        Columns that the file should have: a delimiter that finds them wins.
-
-    Returns
-    -------
-    str
-        A comma if no other fits better.
+    One that finds the `wanted` columns wins.
     """
     best, score = DELIMITERS[0], (-1, -1.0, -1)
     for delimiter in DELIMITERS:

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import valid_text
 from testnuc.cli.answer_store import AnswerStore, noted_run
+from testnuc.cli.answered_texts import opened
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import read_table, require_folder, to_stderr, usable
+from testnuc.cli.files import require_folder
 from testnuc.cli.next_steps import command
 from testnuc.cli.options_of_run import (
     EMBEDDER,
-    held_scopes,
     with_embedder,
     with_options_of_file,
-    with_options_of_store,
+    with_options_of_run,
 )
-from testnuc.cli.reading import holds_rows
+from testnuc.cli.reading import holds_rows, read_table, to_stderr, usable
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.results import read_results
@@ -58,8 +58,7 @@ def run(source: str, *, text_column: str, plot: str | None, client: dict[str, An
     else:
         if "://" not in source and not Path(source).is_file():
             raise InvalidInputError(f"there is no file or store {source}; check the path")
-        client = with_options_of_store(client, source)
-        found = run_to_end(_of_store(source, client))
+        found = run_to_end(_of_store(source, with_options_of_run(client, source)))
     then = command("review", source, asked, "-n", "50", text_column=text_column)
     print(found.describe(then))  # noqa: T201 - the command's output
     if plot is not None:
@@ -107,11 +106,5 @@ async def _of_file(file: str, text_column: str, client: dict[str, Any]) -> Diagn
 
 
 async def _of_store(store: str, client: dict[str, Any]) -> Diagnosis:
-    nuc = client_of({**client, "store": store}, api_key="not-needed")
-    async with nuc:
-        if not (await nuc.stats()).predicted:
-            raise InvalidInputError(
-                f"{store} holds no prediction of {nuc.model} with these labels and settings: "
-                f"{await held_scopes(store)}; give the options of the run that filled it"
-            )
+    async with opened(store, client, "text") as (nuc, _):
         return await nuc.diagnose()

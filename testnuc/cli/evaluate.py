@@ -14,18 +14,12 @@ from rich.table import Table as Grid
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.classify import end, label_all, notes, show_estimate
-from testnuc.cli.files import (
-    read_labels,
-    read_table,
-    require_column,
-    require_folder,
-    require_new,
-    usable,
-)
+from testnuc.cli.files import require_folder, require_new
+from testnuc.cli.label_files import read_labels
 from testnuc.cli.options_of_run import with_embedder
+from testnuc.cli.reading import read_table, require_column, usable
 from testnuc.errors import InvalidInputError
-from testnuc.evaluation.multilabel_scores import score_multilabel
-from testnuc.evaluation.scores import ClassScore, Scores, score
+from testnuc.evaluation.scores import MultilabelScores, Scores, score, score_multilabel
 from testnuc.labels import split_labels
 from testnuc.results import read_results
 from testnuc.types import SEPARATOR, MultilabelClassification
@@ -40,12 +34,23 @@ __all__ = ["run"]
 
 #: Most rows of the table.
 _CLASSES = 40
-_SEVERAL = (
-    ("micro-F1", "micro_f1"),
-    ("macro-F1", "macro_f1"),
-    ("Jaccard index", "jaccard"),
-    ("exact match", "exact_match"),
-)
+#: Name of a row -> field of the scores.
+_ONE = {
+    "accuracy": "accuracy",
+    "macro-F1": "macro_f1",
+    "calibration error": "calibration_error",
+    "  over texts": "with_confidence",
+    "texts": "texts",
+    "  without a label": "unlabeled",
+}
+_SEVERAL = {
+    "micro-F1": "micro_f1",
+    "macro-F1": "macro_f1",
+    "Jaccard index": "jaccard",
+    "exact match": "exact_match",
+    "texts": "texts",
+    "  labels unknown": "unlabeled",
+}
 
 
 def run(
@@ -55,9 +60,9 @@ def run(
     label_column: str,
     output: str | None,
     dry_run: bool,
-    reading: dict[str, Any],
     overwrite: bool,
     client: dict[str, Any],
+    **reading: Any,
 ) -> None:
     """Score the results in a file; if it holds none, label its texts first."""
     table = read_table(file, text_column, **reading)
@@ -83,7 +88,7 @@ def run(
     labeled: Results | None = None
     if "nuc_label" in table.columns:
         where = sorted(gold)
-        results = read_results([table.rows[at] for at in where], file, text_column)
+        results = read_results([table.rows[at] for at in where], file, table.text_column)
         err.print(f"{file} holds results: no call was made", markup=False)
     else:
         _, valid = usable(table, file)
@@ -98,15 +103,17 @@ def run(
         labeled = results
         notes(err, caught)
     right = [gold[at] for at in where]
+    alone: Scores | MultilabelScores
+    voted: Scores | MultilabelScores
     if several:
-        _evaluate_several([split_labels(label) for label in right], results, output)
-        if labeled is not None:
-            end(err, labeled, kept)
-        return
-    sure = [None if r.prediction is None else r.prediction.confidence for r in results]
-    alone = score(right, [r.own_label for r in results], sure)
-    voted = score(right, [r.label for r in results], [r.trust for r in results])
-    _show(Console(highlight=False), alone, voted)
+        sets = list(map(split_labels, right))
+        alone = score_multilabel(sets, [_own_labels_of(result) for result in results])
+        voted = score_multilabel(sets, [_labels_of(result) for result in results])
+    else:
+        sure = [None if r.prediction is None else r.prediction.confidence for r in results]
+        alone = score(right, [r.own_label for r in results], sure)
+        voted = score(right, [r.label for r in results], [r.trust for r in results])
+    _show(Console(highlight=False), alone, voted, _SEVERAL if several else _ONE)
     if output is not None:
         content = {"alone": asdict(alone), "voted": asdict(voted)}
         write_whole(output, [(json.dumps(content, indent=2) + "\n").encode()])
@@ -155,27 +162,6 @@ def _own_labels_of(result: Classification) -> list[str] | None:
     return None if own.label is None else split_labels(own.label)
 
 
-def _evaluate_several(
-    gold: Sequence[Sequence[str]], results: Sequence[Classification], output: str | None
-) -> None:
-    """Show the scores of texts with several labels."""
-    alone = score_multilabel(gold, [_own_labels_of(result) for result in results])
-    voted = score_multilabel(gold, [_labels_of(result) for result in results])
-    console = Console(highlight=False)
-    grid = Grid(box=None, padding=(0, 2, 0, 0))
-    for heading in ("", "alone", "voted"):
-        grid.add_column(heading, justify="right" if heading else "left")
-    for name, field in _SEVERAL:
-        grid.add_row(name, _part(getattr(alone, field)), _part(getattr(voted, field)))
-    grid.add_row("texts", f"{alone.texts:,}", f"{voted.texts:,}")
-    grid.add_row("  labels unknown", f"{alone.unlabeled:,}", f"{voted.unlabeled:,}")
-    console.print(grid)
-    _show_classes(console, alone.per_class, voted.per_class)
-    if output is not None:
-        content = {"alone": asdict(alone), "voted": asdict(voted)}
-        write_whole(output, [(json.dumps(content, indent=2) + "\n").encode()])
-
-
 def _check_output(output: str | None, *, overwrite: bool) -> None:
     if output is None:
         return
@@ -202,40 +188,37 @@ def _take_labels(
             )
 
 
-def _show(console: Console, alone: Scores, voted: Scores) -> None:
-    grid = Grid(box=None, padding=(0, 2, 0, 0))
-    for heading in ("", "alone", "voted"):
-        grid.add_column(heading, justify="right" if heading else "left")
-    grid.add_row("accuracy", _part(alone.accuracy), _part(voted.accuracy))
-    grid.add_row("macro-F1", _part(alone.macro_f1), _part(voted.macro_f1))
-    grid.add_row(
-        "calibration error", _part(alone.calibration_error), _part(voted.calibration_error)
-    )
-    grid.add_row("  over texts", f"{alone.with_confidence:,}", f"{voted.with_confidence:,}")
-    grid.add_row("texts", f"{alone.texts:,}", f"{voted.texts:,}")
-    grid.add_row("  without a label", f"{alone.unlabeled:,}", f"{voted.unlabeled:,}")
-    console.print(grid)
-    _show_classes(console, alone.per_class, voted.per_class)
-
-
-def _show_classes(
-    console: Console, alone: Sequence[ClassScore], voted: Sequence[ClassScore]
+def _show(
+    console: Console,
+    alone: Scores | MultilabelScores,
+    voted: Scores | MultilabelScores,
+    rows: Mapping[str, str],
 ) -> None:
+    grid = _grid("", "alone", "voted")
+    for name, field in rows.items():
+        grid.add_row(name, _figure(getattr(alone, field)), _figure(getattr(voted, field)))
+    console.print(grid)
     console.print("\nthe labels, voted, those with the lowest F1 first")
-    grid = Grid(box=None, padding=(0, 2, 0, 0))
-    for heading in ("label", "precision", "recall", "F1", "texts", "F1 alone"):
-        grid.add_column(heading, justify="left" if heading == "label" else "right")
-    before = {of.label: of.f1 for of in alone}
-    ordered = sorted(voted, key=lambda of: of.f1)
+    grid = _grid("label", "precision", "recall", "F1", "texts", "F1 alone")
+    before = {of.label: of.f1 for of in alone.per_class}
+    ordered = sorted(voted.per_class, key=lambda of: of.f1)
     for of in ordered[:_CLASSES]:
-        grid.add_row(
-            escape(of.label), _part(of.precision), _part(of.recall), _part(of.f1),
-            f"{of.support:,}", _part(before.get(of.label)),
-        )  # fmt: skip
+        figures = (of.precision, of.recall, of.f1, of.support, before.get(of.label))
+        grid.add_row(escape(of.label), *map(_figure, figures))
     console.print(grid)
     if len(ordered) > _CLASSES:
         console.print(f".. and {len(ordered) - _CLASSES} more: -o scores.json holds all")
 
 
-def _part(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3f}"
+def _grid(first: str, *others: str) -> Grid:
+    grid = Grid(box=None, padding=(0, 2, 0, 0))
+    grid.add_column(first)
+    for heading in others:
+        grid.add_column(heading, justify="right")
+    return grid
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"

@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from testnuc._base.jsonl import write_whole
-from testnuc.cli.label_files import read_labels
 from testnuc.cli.reading import (
     STANDARD,
     Table,
-    existing,
     kind_of,
     read_table,
-    require_column,
     to_stderr,
-    usable,
 )
 from testnuc.errors import InvalidInputError
 from testnuc.records import PREFIX, cell_of, file_row
@@ -33,20 +29,12 @@ if TYPE_CHECKING:
     from testnuc.types import Classification
 
 __all__ = [
-    "STANDARD",
-    "Table",
     "check_output",
-    "existing",
     "free_name",
     "held_by",
-    "read_labels",
-    "read_table",
-    "require_column",
     "require_folder",
     "require_new",
     "require_store",
-    "to_stderr",
-    "usable",
     "write_results",
 ]
 
@@ -89,13 +77,7 @@ def require_store(place: str) -> None:
 
 
 def require_new(output: str, *, overwrite: bool) -> None:
-    """Check that no file is overwritten by mistake.
-
-    Raises
-    ------
-    InvalidInputError
-        The output exists.
-    """
+    """Check that no file is overwritten by mistake."""
     if not overwrite and Path(output).exists():
         raise InvalidInputError(
             f"{output} exists; add --overwrite to replace it, or name another -o"
@@ -228,13 +210,7 @@ def _json_line(row: Mapping[str, Any]) -> str:
 
 
 def _write_out(text: str) -> None:
-    """Write to stdout.
-
-    Raises
-    ------
-    InvalidInputError
-        It is a file on a full disk.
-    """
+    """Write to stdout, which may be a file on a full disk."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # JSON is UTF-8, whatever the locale of the shell cannot encode
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")

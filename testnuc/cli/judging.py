@@ -11,27 +11,14 @@ import orjson
 import typer
 
 from testnuc._base.checks import hash_text
-from testnuc.cli.answered_texts import (
-    LabeledTable,
-    labeled,
-    opened,
-    texts_for,
-    with_known_options,
-)
+from testnuc.cli.answered_texts import LabeledTable, labeled, opened, texts_for
 from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import (
-    Table,
-    existing,
-    free_name,
-    require_folder,
-    require_new,
-    to_stderr,
-    write_results,
-)
+from testnuc.cli.files import free_name, require_folder, require_new, write_results
 from testnuc.cli.judging_page import judge_on_page, write_page
 from testnuc.cli.next_steps import command
-from testnuc.cli.reading import holds_rows
+from testnuc.cli.options_of_run import with_options_of_run
+from testnuc.cli.reading import Table, existing, holds_rows, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.report.marks import read_marks
 from testnuc.results import read_results, run_record
@@ -88,7 +75,7 @@ def review(
     output = _new_review(output)
     # without what the source itself knows
     run = shlex.split(command("learn", source, client, text_column=text_column))[2:]
-    client = with_known_options(client, source)
+    client = with_options_of_run(client, source)
 
     async def draw() -> tuple[Review, Table | None]:
         async with opened(source, client, text_column) as (nuc, table):
@@ -147,7 +134,7 @@ def _judge(
 
 def learn(
     source: str,
-    files: Sequence[str],
+    judged: Sequence[str],
     *,
     at_random: bool,
     output: str | None,
@@ -158,8 +145,8 @@ def learn(
     """Learn from reviews, or from marks of the page, and print what was learned."""
     if output is not None:
         require_new(output, overwrite=overwrite)
-    asked, client = client, with_known_options(client, source)
-    take = _lesson(files, at_random=at_random)
+    asked, client = client, with_options_of_run(client, source)
+    take = _lesson(judged, at_random=at_random)
 
     async def run() -> tuple[Learned | MultilabelLearned, LabeledTable | None]:
         async with opened(source, client, text_column) as (nuc, given):
@@ -203,14 +190,7 @@ def _after(
 ) -> str:
     """Return what comes after a certificate: the command that writes it, or gets more evidence.
 
-    Parameters
-    ----------
-    learned : Learned or MultilabelLearned
-    certificate : Certificate
-    source : str
-    client : dict
-        Options that were given, without what the source itself knows.
-    text_column : str
+    `client` has the options that were given, without what the source itself knows.
     """
     if certificate.part:
         asked = _options_of(certificate, certificate.accuracy)
@@ -288,7 +268,7 @@ def certify(
     """Print the certificate; write the texts that it covers."""
     if output is not None:
         require_new(output, overwrite=overwrite)
-    asked, client = client, with_known_options(client, source)
+    asked, client = client, with_options_of_run(client, source)
 
     async def find() -> tuple[Any, Any, LabeledTable]:
         async with opened(source, client, text_column) as (nuc, given):
@@ -355,7 +335,7 @@ def distill(source: str, *, output: str, text_column: str, client: dict[str, Any
         # it is replaced without --overwrite, so it must not be a file of texts
         raise InvalidInputError(f"the output is {output!r}; name a .head file")
     require_folder(output)
-    client = with_known_options(client, source)
+    client = with_options_of_run(client, source)
 
     async def make() -> Head:
         async with opened(source, client, text_column) as (nuc, _):
@@ -367,7 +347,7 @@ def distill(source: str, *, output: str, text_column: str, client: dict[str, Any
 
 def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:
     """Drop what was learned; answers and judged files stay."""
-    client = with_known_options(client, source)
+    client = with_options_of_run(client, source)
 
     async def drop() -> bool:
         async with opened(source, client, text_column) as (nuc, _):

@@ -6,13 +6,12 @@ from typing import Any
 
 import typer
 
-from testnuc.cli.interrupting import interruptible
 from testnuc.cli.options import (
     LABELS_OF_RUN,
     OF_ASKING,
     OVERWRITE,
     TEXT_COLUMN,
-    with_client,
+    runs,
 )
 
 __all__ = ["add_judging"]
@@ -34,10 +33,10 @@ _JUDGED = typer.Argument(
 )
 
 
-@with_client(*OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+@runs("judging:review", *OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
 def review(
     client: dict[str, Any],
-    source: list[str] = _SOURCES,
+    sources: list[str] = _SOURCES,
     n: int = typer.Option(50, "-n", help="Number of texts to draw.", min=1),
     goal: str | None = typer.Option(
         None,
@@ -51,7 +50,7 @@ def review(
         help="A .json file.",
         show_default="review.json, or review-2.json, ..",
     ),
-    answer: bool = typer.Option(False, "--answer", help="Judge the texts in the terminal."),  # noqa: FBT001, FBT003
+    by_hand: bool = typer.Option(False, "--answer", help="Judge the texts in the terminal."),  # noqa: FBT001, FBT003
     open_page: bool | None = typer.Option(  # noqa: FBT001
         None,
         "--open/--no-open",
@@ -61,22 +60,9 @@ def review(
     text_column: str = TEXT_COLUMN,
 ) -> None:
     """Draw texts, let a person judge them on a page, and learn from that; makes no call."""
-    with interruptible():
-        from testnuc.cli.judging import review
-
-        review(
-            source,
-            n,
-            goal=goal,
-            output=output,
-            by_hand=answer,
-            open_page=open_page,
-            text_column=text_column,
-            client=client,
-        )
 
 
-@with_client(*OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+@runs("judging:learn", *OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
 def learn(
     client: dict[str, Any],
     source: str = _RESULTS_OR_STORE,
@@ -93,21 +79,9 @@ def learn(
     text_column: str = TEXT_COLUMN,
 ) -> None:
     """Learn from judged texts how to label, and what trust means; later runs use it."""
-    with interruptible():
-        from testnuc.cli.judging import learn
-
-        learn(
-            source,
-            judged,
-            at_random=at_random,
-            output=output,
-            overwrite=overwrite,
-            text_column=text_column,
-            client=client,
-        )
 
 
-@with_client(*OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+@runs("judging:certify", *OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
 def certify(
     client: dict[str, Any],
     source: str = _RESULTS_OR_STORE,
@@ -126,23 +100,9 @@ def certify(
     text_column: str = TEXT_COLUMN,
 ) -> None:
     """Find the trust above which labels are right, as proved by the judged texts."""
-    with interruptible():
-        from testnuc.cli.judging import certify
-
-        certify(
-            source,
-            accuracy=accuracy,
-            confidence=confidence,
-            level=level,
-            label=label,
-            output=output,
-            overwrite=overwrite,
-            text_column=text_column,
-            client=client,
-        )
 
 
-@with_client(*OF_ASKING, "min_trust", labels=LABELS_OF_RUN)
+@runs("judging:distill", *OF_ASKING, "min_trust", labels=LABELS_OF_RUN)
 def distill(
     client: dict[str, Any],
     source: str = _RESULTS_OR_STORE,
@@ -150,23 +110,16 @@ def distill(
     text_column: str = TEXT_COLUMN,
 ) -> None:
     """Train a classifier of embeddings on the labels: a file that needs no LLM; makes no call."""
-    with interruptible():
-        from testnuc.cli.judging import distill
-
-        distill(source, output=output, text_column=text_column, client=client)
 
 
-@with_client(*OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+@runs("judging:unlearn", *OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
 def unlearn(
     client: dict[str, Any], source: str = _RESULTS_OR_STORE, text_column: str = TEXT_COLUMN
 ) -> None:
     """Undo `learn`: drop what was learned from judged texts."""
-    with interruptible():
-        from testnuc.cli.judging import unlearn
-
-        unlearn(source, text_column=text_column, client=client)
 
 
+@runs("compare:run")
 def compare(
     first: str = typer.Argument(help="A file of results.", metavar="A", show_default=False),
     second: str = typer.Argument(help="Another one.", metavar="B", show_default=False),
@@ -176,17 +129,6 @@ def compare(
     examples: int = typer.Option(2, help="Texts to show of each pair of labels.", min=0),
 ) -> None:
     """Show where two files of results differ, and which is more accurate."""
-    with interruptible():
-        from testnuc.cli.compare import run
-
-        run(
-            first,
-            second,
-            text_column=text_column,
-            label_column=label_column,
-            gold=gold,
-            examples=examples,
-        )
 
 
 def add_judging(app: typer.Typer) -> None:

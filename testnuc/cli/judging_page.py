@@ -16,7 +16,7 @@ import orjson
 from aiohttp import web
 
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import to_stderr
+from testnuc.cli.reading import to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.report import render, write
 from testnuc.types import split_labels
@@ -41,20 +41,9 @@ _CLOSING = 2.0
 
 
 def judge_on_page(review: Review, path: str, *, open_page: bool | None) -> bool:
-    """Let a person judge a review in the browser, until Done or Ctrl-C.
+    """Let a person judge a review in the browser, until Done or Ctrl-C; saves each judgment.
 
-    Parameters
-    ----------
-    review : Review
-    path : str
-        The file to save it in, after each judgment.
-    open_page : bool, optional
-        Whether to open a browser; None: if this terminal can.
-
-    Returns
-    -------
-    bool
-        Whether a browser opened.
+    Returns whether a browser opened; with `open_page` None, one is opened if this terminal can.
     """
     if not (_can_open() if open_page is None else open_page):
         return False

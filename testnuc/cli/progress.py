@@ -22,14 +22,7 @@ _BAR = 0.1
 class RunProgress(LineProgress):
     """Shows texts, rate, cost, retries, remaining time and the last error; an `Observer`.
 
-    Parameters
-    ----------
-    usage : callable
-        Returns the usage so far.
-    live : bool, optional
-        Whether to draw a bar; default: if stderr is a terminal.
-    clock : callable
-        Monotonic seconds.
+    By default it draws a bar (`live`) if stderr is a terminal.
     """
 
     def __init__(

@@ -97,28 +97,11 @@ def read_table(
     option: str | None = "--text-column",
     guess: bool = True,
 ) -> Table:
-    """Read a file of texts.
+    """Read a file of texts, or `STANDARD`: stdin.
 
-    Parameters
-    ----------
-    file : str
-        `STANDARD`: stdin.
-    text_column : str
-    encoding, delimiter : str, optional
-        Of a text file; default: recognized, and noted on stderr if unusual.
-    limit : int, optional
-        Number of rows; default: all.
-    quiet : bool
-        Whether to print no notes.
-    option : str, optional
-        The option that names the column.
-    guess : bool
-        Whether to guess the column of texts in a file of results that lacks `text_column`.
-
-    Raises
-    ------
-    InvalidInputError
-        It is missing, empty, of an unknown format, lacks the column, or repeats one.
+    Encoding and delimiter are recognized by default, and noted on stderr if unusual (not if
+    `quiet`). `limit` is a number of rows, `option` the command's option that names the column of
+    texts. In a file of results that lacks `text_column` that column is guessed, with `guess`.
     """
     if limit is not None and limit < 1:
         raise InvalidInputError(f"--limit is {limit}; give a number of at least 1")
@@ -180,10 +163,7 @@ def column_of_results(
 ) -> str:
     """Return the column of texts; in a file of results it need not be named again.
 
-    Raises
-    ------
-    InvalidInputError
-        Another column was noted when the file was written.
+    Raises if another column was noted when the file was written.
     """
     if "nuc_label" not in columns:
         return name
@@ -217,13 +197,7 @@ def _about_encoding(file: str, content: str, encoding: str) -> str:
 
 
 def kind_of(file: str) -> str:
-    """Return the suffix of a file of texts.
-
-    Raises
-    ------
-    InvalidInputError
-        It is unknown.
-    """
+    """Return the suffix of a file of texts."""
     kind = Path(file).suffix.lower()
     if kind not in KINDS:
         more = "; save it as .xlsx or .csv" if kind in {".xls", ".ods", ".numbers"} else ""
@@ -257,13 +231,7 @@ def holds_rows(file: str) -> bool:
 
 
 def content_of(file: str, encoding: str | None = None) -> tuple[str, str]:
-    """Return the content of a text file or of stdin, and its encoding.
-
-    Raises
-    ------
-    InvalidInputError
-        It is missing, empty, or not text.
-    """
+    """Return the content of a text file or of stdin, and its encoding."""
     if file == STANDARD:
         if sys.stdin.isatty():
             to_stderr("reading texts from the terminal; end with Ctrl-D")
@@ -284,13 +252,7 @@ def content_of(file: str, encoding: str | None = None) -> tuple[str, str]:
 
 
 def existing(file: str) -> Path:
-    """Return the path of a file that exists.
-
-    Raises
-    ------
-    InvalidInputError
-        It does not, or is a folder.
-    """
+    """Return the path of a file that exists."""
     path = Path(file)
     if not path.exists():
         raise InvalidInputError(f"there is no file {file}; check the path")
@@ -302,13 +264,7 @@ def existing(file: str) -> Path:
 def require_column(
     file: str, columns: Sequence[str], name: str, remedy: str, *, option: str | None = None
 ) -> None:
-    """Check that a file has a column.
-
-    Raises
-    ------
-    InvalidInputError
-        It does not; the message lists its columns, and names the closest.
-    """
+    """Check that a file has a column; else list its columns, and name the closest."""
     if name in columns:
         return
     near = _closest(name, columns)
@@ -377,13 +333,7 @@ def _longest(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str |
 
 
 def usable(table: Table, file: str) -> tuple[dict[int, str], list[int]]:
-    """Return the problem of each invalid text, and the rows with a valid text.
-
-    Raises
-    ------
-    InvalidInputError
-        No text is valid.
-    """
+    """Return the problem of each invalid text, and the rows with a valid text, at least one."""
     problems = {at: p for at, text in enumerate(table.texts) if (p := _problem(text))}
     valid = [at for at in range(len(table.rows)) if at not in problems]
     if not valid:

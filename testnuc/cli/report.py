@@ -7,10 +7,20 @@ from typing import Any
 
 from testnuc._base.jsonl import table
 from testnuc.cli.answer_store import noted_run
-from testnuc.cli.files import existing, read_labels, read_table, require_folder, to_stderr
+from testnuc.cli.answered_texts import stored_results
+from testnuc.cli.event_loop import run_to_end
+from testnuc.cli.files import require_folder
+from testnuc.cli.label_files import read_labels
 from testnuc.cli.next_steps import command
-from testnuc.cli.reading import KINDS, column_of_results, holds_rows
-from testnuc.cli.stored import stored_results
+from testnuc.cli.options_of_run import with_options_of_run
+from testnuc.cli.reading import (
+    KINDS,
+    column_of_results,
+    existing,
+    holds_rows,
+    read_table,
+    to_stderr,
+)
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
 from testnuc.results import read_results
@@ -40,7 +50,7 @@ def run(
     if not holds_rows(file) and (kind not in KINDS or "://" in file):
         if "://" not in file:
             existing(file)
-        results = stored_results(file, client)
+        results = run_to_end(stored_results(file, with_options_of_run(client, file)))
     elif kind == ".jsonl":
         # streamed, and with the record of the run, which `read_table` drops
         first = next(table(existing(file)), {})

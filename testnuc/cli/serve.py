@@ -12,8 +12,8 @@ from testnuc import embedders
 from testnuc._base.checks import valid_text
 from testnuc.cli.client_factory import client_of, embedder_of
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import read_table
 from testnuc.cli.options_of_run import with_embedder
+from testnuc.cli.reading import read_table
 from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.server import ServerSettings, Service, page_of, serve
 
@@ -30,11 +30,13 @@ def run(
     pool: str | None,
     text_column: str,
     token_file: str | None,
-    settings: dict[str, Any],
+    cors_origin: str | None,
     client: dict[str, Any],
+    **settings: Any,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; exit code 1 if requests were cut off."""
-    limits = ServerSettings(token=_token(token_file), **settings)
+    origins = tuple(one for part in (cors_origin or "").split(",") if (one := part.strip()))
+    limits = ServerSettings(token=_token(token_file), cors_origins=origins, **settings)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     texts = [] if pool is None else _texts(pool, text_column)
     client = with_embedder(client, client["store"])

@@ -36,7 +36,7 @@ _Options = Mapping[str, Mapping[str, Any]]
 def defaults(
     options: _Options, config: str | None, environment: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return default values of options; the command line overrides them.
+    """Return default values of options, which the command line overrides, and notes.
 
     Parameters
     ----------
@@ -52,11 +52,6 @@ def defaults(
         Command -> option -> value.
     notes : list of str
         About variables that look like a setting but are not.
-
-    Raises
-    ------
-    ConfigurationError
-        The file is missing or not TOML, or a setting is unknown, of a wrong type, or a secret.
     """
     values: dict[str, dict[str, Any]] = {command: {} for command in options}
     path = Path(config) if config is not None else Path(FILE)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING
 
 import orjson
 
 from testnuc._base.jsonl import part_of, table
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import existing, require_folder, require_store, to_stderr
+from testnuc.cli.files import require_folder, require_store
 from testnuc.cli.options_of_run import opened_store
+from testnuc.cli.reading import existing, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.stores import export as moving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from testnuc.stores.export import Movable, Record
+    from testnuc.stores.export import Record
 
 __all__ = ["export", "import_", "stats"]
 
@@ -26,29 +28,29 @@ __all__ = ["export", "import_", "stats"]
 _COUNTED = {"prediction": "predictions", "text": "texts", "vector": "other vectors"}
 
 
-class _Writer(Protocol):
-    def write(self, records: list[Record]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def export(store: str, file: str) -> None:
+def export(place: str, file: str) -> None:
     """Write everything in a store to a file; counts go to stderr."""
     path = Path(file)
     kind = _kind(file)
-    require_store(store)
+    require_store(place)
     require_folder(file)
     if path.exists() and not (path.is_file() and _is_export(kind, path)):
         raise InvalidInputError(f"{file} exists and is not an export of a store; name another file")
     # a temporary file first: an interruption must not leave a partial one
     part = part_of(path)
 
-    async def write() -> Counter[str]:
-        async with opened_store(store) as opened:
-            return await _write(opened, _writer(kind, part))
+    counts: Counter[str] = Counter()
+
+    async def dump() -> None:
+        async with opened_store(place) as opened:
+            with _writing(kind, part) as write:
+                async for batch in moving.dump(opened):
+                    counts.update(record["kind"] for record in batch)
+                    write(batch)
+                write([{"kind": "end", "counts": dict(counts)}])
 
     try:
-        counts = run_to_end(write())
+        run_to_end(dump())
         part.replace(path)
     except OSError as exc:
         raise InvalidInputError(f"{file} cannot be written: {exc.strerror or exc}") from exc
@@ -57,7 +59,7 @@ def export(store: str, file: str) -> None:
     to_stderr(f"exported {_counted(counts)} to {file}")
 
 
-def import_(file: str, store: str) -> None:
+def import_(file: str, place: str) -> None:
     """Import everything in a file into a store; counts go to stderr."""
     path = Path(file)
     kind = _kind(file)
@@ -65,7 +67,7 @@ def import_(file: str, store: str) -> None:
     seen: Counter[str] = Counter()
 
     async def read() -> None:
-        async with opened_store(store) as opened:
+        async with opened_store(place) as opened:
             await moving.load(opened, _checked(_read(kind, path), seen, file))
 
     try:
@@ -75,12 +77,12 @@ def import_(file: str, store: str) -> None:
     to_stderr(f"imported {_counted(seen)} from {file}; existing entries were kept")
 
 
-def stats(store: str) -> None:
+def stats(place: str) -> None:
     """Print a line for each model and label set, and for each embedder."""
-    require_store(store)
+    require_store(place)
 
     async def look() -> list[str]:
-        async with opened_store(store) as opened:
+        async with opened_store(place) as opened:
             predictions, texts = await moving.contents(opened)
             lines = []
             for scope, facts in await opened.scopes():
@@ -93,18 +95,6 @@ def stats(store: str) -> None:
 
     for line in run_to_end(look()) or ["the store is empty"]:
         print(line)  # noqa: T201 - this is the command's output
-
-
-async def _write(store: Movable, writer: _Writer) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    try:
-        async for batch in moving.dump(store):
-            counts.update(record["kind"] for record in batch)
-            writer.write(batch)
-        writer.write([{"kind": "end", "counts": dict(counts)}])
-    finally:
-        writer.close()
-    return counts
 
 
 def _checked(records: Iterable[Record], seen: Counter[str], file: str) -> Iterator[Record]:
@@ -123,26 +113,19 @@ def _checked(records: Iterable[Record], seen: Counter[str], file: str) -> Iterat
         )
 
 
-class _JsonWriter:
-    """Writes records as JSON Lines."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("wb")
-
-    def write(self, records: list[Record]) -> None:
-        options = orjson.OPT_APPEND_NEWLINE
-        self._file.writelines(orjson.dumps(record, option=options) for record in records)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _writer(kind: str, path: Path) -> _Writer:
+def _writing(kind: str, path: Path) -> AbstractContextManager[Callable[[list[Record]], None]]:
     if kind == ".jsonl":
-        return _JsonWriter(path)
-    from testnuc.cli.parquet import ParquetWriter
+        return _writing_lines(path)
+    from testnuc.cli.parquet import writing
 
-    return ParquetWriter(path)
+    return writing(path)
+
+
+@contextmanager
+def _writing_lines(path: Path) -> Iterator[Callable[[list[Record]], None]]:
+    options = orjson.OPT_APPEND_NEWLINE
+    with path.open("wb") as file:
+        yield lambda records: file.writelines(orjson.dumps(r, option=options) for r in records)
 
 
 def _read(kind: str, path: Path) -> Iterator[Record]:

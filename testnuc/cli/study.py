@@ -38,7 +38,7 @@ def run(
     limit: int | None,
     output: str | None,
     yes: bool,
-    client: dict[str, Any],
+    **client: Any,
 ) -> None:
     """Run a study; print its table, and write the table and its figure to `output`."""
     if study not in STUDIES:

@@ -25,11 +25,7 @@ _PYTHON_ALONE = (
 def in_shell_words(message: str, options: Iterable[str]) -> str:
     """Return a message of the library as the command line says it, in one line.
 
-    Parameters
-    ----------
-    message : str
-    options : iterable of str
-        Names of options, as parameters: `max_concurrency` is ``--max-concurrency``.
+    `options` are named as parameters: `max_concurrency` is ``--max-concurrency``.
     """
     known = {name: name for name in options} | _RENAMED
     # "usd is -1": a word of the language is a parameter only where a message begins with it

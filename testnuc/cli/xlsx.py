@@ -22,13 +22,7 @@ CELL, _ROWS = 32_767, 1_048_576
 
 
 def require() -> None:
-    """Check that workbooks can be written, before any call.
-
-    Raises
-    ------
-    MissingDependencyError
-        openpyxl is not installed.
-    """
+    """Check that workbooks can be written, before any call."""
     _openpyxl()
 
 
@@ -41,13 +35,6 @@ def read_rows(path: Path, text_column: str) -> tuple[list[str], list[dict[str, A
     """Return the columns and rows of the first sheet that has the column, else of the first.
 
     Numbers in the column of texts become text; dates become text in all columns.
-
-    Raises
-    ------
-    InvalidInputError
-        It is not an Excel workbook.
-    MissingDependencyError
-        openpyxl is not installed.
     """
     openpyxl = _openpyxl()
     try:
@@ -77,15 +64,7 @@ def _value(value: Any) -> Any:
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a workbook of one sheet atomically.
-
-    Raises
-    ------
-    InvalidInputError
-        There are more rows than Excel has, or the file cannot be written.
-    MissingDependencyError
-        openpyxl is not installed.
-    """
+    """Write a workbook of one sheet atomically."""
     openpyxl = _openpyxl()
     from openpyxl.cell import WriteOnlyCell
     from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE

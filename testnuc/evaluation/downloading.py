@@ -35,15 +35,7 @@ BLOBS = {
 
 
 def download(name: str, split: str, base_url: str | None = None) -> Path:
-    """Return the path of a dataset in the user's cache; downloads it if missing.
-
-    Raises
-    ------
-    MissingDependencyError
-        pooch is not installed.
-    InvalidInputError
-        The download failed, or the checksum does not match.
-    """
+    """Return the path of a dataset in the user's cache; downloads it if missing."""
     try:
         import pooch
     except ImportError as exc:

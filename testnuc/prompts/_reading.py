@@ -36,27 +36,14 @@ def parse_reply(
     texts are matched by id, never by order. A missing id, or a duplicate id with different answers,
     fails for that text only; an unknown id is ignored. An id 0 or n + 1 fails for all texts: the
     model may have counted differently, and every answer may belong to the text before or after.
-
-    Parameters
-    ----------
-    content : str
-        The reply of the LLM.
-    n : int
-        Number of texts in the request.
-    multilabel : bool
-        Whether an answer has several labels: `Answer.labels`.
-
-    Returns
-    -------
-    tuple[Answer or ReplyError, ...]
-        One per text, in order. Errors are returned, never raised.
+    Errors are returned, never raised.
     """
     if n == 1 and not multilabel and (answer := _plain_answer(content)):
         return (answer,)
-    items_of, answer_of = (_several_items, _several) if multilabel else (_items, _answer)
+    answer_of = _several if multilabel else _answer
     items: list[dict[str, Any]] = []
     for value in _values(content):
-        read = items_of(value)
+        read = _items(value, multilabel=multilabel)
         if read is None:
             continue
         if n > 1 and isinstance(value, dict) and "id" in read[0] and len(read) == 1:
@@ -165,11 +152,12 @@ def _values(content: str) -> Iterator[Any]:
             yield value
 
 
-def _items(value: Any) -> list[dict[str, Any]] | None:
+def _items(value: Any, *, multilabel: bool) -> list[dict[str, Any]] | None:
     """Return the answers in a JSON value, or None if it has none."""
+    field = "labels" if multilabel else "label"
     if isinstance(value, dict):
         value = _lowered(value)
-        if "label" in value:
+        if field in value or "label" in value:
             return [value]
         lists = [inner for inner in value.values() if isinstance(inner, list)]
         if len(lists) != 1:
@@ -178,31 +166,18 @@ def _items(value: Any) -> list[dict[str, Any]] | None:
     if not isinstance(value, list):
         return None
     items = [_lowered(item) for item in value if isinstance(item, dict)]
-    return items if items and all("label" in item or "id" in item for item in items) else None
+    whole = len(items) == len(value) or not multilabel
+    if items and whole and all(field in item or "id" in item for item in items):
+        return items
+    if not multilabel or not value:
+        return None
+    # the labels alone, without the field
+    alone = all(isinstance(one, str) or (isinstance(one, dict) and "label" in one) for one in value)
+    return [{"labels": value}] if alone else None
 
 
 def _lowered(item: dict[Any, Any]) -> dict[str, Any]:
     return {str(key).strip().lower(): inner for key, inner in item.items()}
-
-
-def _several_items(value: Any) -> list[dict[str, Any]] | None:
-    """Return the answers in a JSON value, each with several labels; None if it has none."""
-    if isinstance(value, dict):
-        value = _lowered(value)
-        if "labels" in value or "label" in value:
-            return [value]
-        lists = [inner for inner in value.values() if isinstance(inner, list)]
-        if len(lists) != 1:
-            return None
-        value = lists[0]
-    if not isinstance(value, list):
-        return None
-    items = [_lowered(item) for item in value if isinstance(item, dict)]
-    if items and len(items) == len(value) and all("labels" in i or "id" in i for i in items):
-        return items
-    # the labels alone, without the field
-    alone = all(isinstance(one, str) or (isinstance(one, dict) and "label" in one) for one in value)
-    return [{"labels": value}] if value and alone else None
 
 
 def _id_of(value: Any) -> int | None:
@@ -285,20 +260,9 @@ _FIELDS = re.compile(
 
 
 def label_spans(content: str, n: int) -> dict[int, tuple[int, int]]:
-    """Return the character span of each text's label in a reply, for token log-probabilities.
+    """Return the start and end of each text's label in a reply, for token log-probabilities.
 
-    Parameters
-    ----------
-    content : str
-        A reply that `parse_reply` can parse.
-    n : int
-        Number of texts in the request.
-
-    Returns
-    -------
-    dict[int, tuple[int, int]]
-        Position of the text -> start and end of its label. Texts whose label is missing or occurs
-        twice are left out.
+    By the position of the text; texts whose label is missing or occurs twice are left out.
     """
     found: dict[int, tuple[int, int]] = {}
     ambiguous: set[int] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import warnings
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from testnuc.errors import (
     MissingDependencyError,
 )
 from testnuc.ray.limits_actor import SharedLimits
+from testnuc.ray.shards import Shard, Shards
 from testnuc.ray.stages import BuildIndex, Embed, Predict, Vote, columns_of, hash_texts
 from testnuc.ray.workers import Settings, Voting, learned_of, stored_learned
 
@@ -46,10 +48,10 @@ _REFUSED = {
     "shortlist": "a job shows all labels in every prompt",
     "ask": "all texts of the dataset are asked about",
     "head": "use testnuc.ray.LabelByHead, a stage without an LLM",
-    "head_trust": "use testnuc.ray.LabelByHead, a stage without an LLM",
 }
 #: CPUs reserved by an actor, if there are enough: waiting for a provider needs little.
 _CPUS = {"embed": 1.0, "predict": 0.25, "index": 0.1}
+_SHARD = {"num_cpus": 0, "max_concurrency": 1_000, "scheduling_strategy": "SPREAD"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ def classify_dataset(
             settings.get("budget"),
         )
     )
-    pool = [_shard(ray) for _ in range(shards)]
+    pool = [ray.remote(Shard).options(**_SHARD).remote() for _ in range(shards)]
 
     cpus = max(1.0, ray.cluster_resources().get("CPU", 1.0))
     shares = _shares(stages, cpus)
@@ -297,13 +299,6 @@ def _shares(actors: Mapping[str, int], cpus: float) -> dict[str, float]:
     return {**shares, "vote": math.floor(1_000 * vote) / 1_000}
 
 
-def _shard(ray: Any) -> Any:
-    from testnuc.ray.shards import Shard
-
-    options = {"num_cpus": 0, "max_concurrency": 1_000, "scheduling_strategy": "SPREAD"}
-    return ray.remote(Shard).options(**options).remote()
-
-
 def _decide(ray: Any, job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis | None:
     """Diagnose the predictions in the shards, with policy "auto"."""
     if job.client["policy"] != "auto" or job.client.get("k") == 0:
@@ -323,18 +318,10 @@ def _learned(ray: Any, job: Settings) -> bytes | None:
 
 
 def _read_learned(job: Settings) -> bytes | None:
-    import asyncio
-
-    from testnuc.ray.shards import Vectors
-
-    return asyncio.run(stored_learned(job, Vectors()))
+    return asyncio.run(stored_learned(job))
 
 
 def _diagnosed(job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis | None:
-    import asyncio
-
-    from testnuc.ray.shards import Shards
-
     async def decide() -> Diagnosis | None:
         return await Voting(job, Shards(pool), dim).decide()
 

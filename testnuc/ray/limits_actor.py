@@ -52,19 +52,7 @@ class _Worker:
 
 
 class SharedLimits:
-    """Limits that all workers of a job share.
-
-    Parameters
-    ----------
-    rate_limit : RateLimit, optional
-    max_concurrency : int
-        Most calls in flight, of all workers together.
-    retry : RetryPolicy, optional
-        Its waits bound the pauses.
-    budget : Budget, optional
-    clock : callable
-        Monotonic seconds.
-    """
+    """Limits that all workers of a job share; the waits of `retry` bound the pauses."""
 
     def __init__(
         self,

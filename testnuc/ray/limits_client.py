@@ -57,12 +57,8 @@ class LimitsClient:
     limits : SharedLimits or actor handle
     counts : callable
         Returns the counters of the worker's meter.
-    budget : Budget, optional
-        Of the job.
     actor : str
         The id of the Ray actor that it lives in; the same after a restart.
-    clock : callable
-        Monotonic seconds.
     """
 
     def __init__(

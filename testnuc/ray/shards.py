@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from testnuc.index import empty_matches
 from testnuc.index.memory_pool import Pool
 from testnuc.protocols import Matches, PoolText
 from testnuc.types import Prediction
@@ -94,70 +93,29 @@ class Shard:
         return texts
 
 
-class Vectors:
-    """The vectors of the current texts; an `Index` without search."""
+class Vectors(Pool):
+    """The vectors of the current texts; an empty `Index` otherwise."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.of: dict[bytes, NDArray[np.float16]] = {}
 
     def __len__(self) -> int:
         return len(self.of)
-
-    async def open(self) -> None:
-        """Do nothing."""
-
-    async def close(self) -> None:
-        """Do nothing."""
 
     async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
         """Add nothing: the texts of a job are put into its shards."""
         del texts, vectors
         return 0
 
-    async def remove(self, hashes: Sequence[bytes]) -> int:
-        """Remove nothing."""
-        del hashes
-        return 0
-
-    async def search(
-        self,
-        vectors: NDArray[np.float16],
-        k: int,
-        *,
-        exclude: Sequence[bytes] | None = None,
-        upto: int | None = None,
-    ) -> Matches:
-        """Find nothing."""
-        del exclude, upto
-        return empty_matches(len(vectors), k)
-
-    async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
-        """Return no text."""
-        del start, count
-        return [], None
-
-    async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
-        """Return None for each text: a job has no human labels."""
-        return [None] * len(hashes)
-
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
         """Return the vector of each text."""
         return [self.of.get(h) for h in hashes]
-
-    async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
-        """Return no text."""
-        del ids
-        return []
 
 
 class Shards(Vectors):
     """All shards, as the `Index` of one client; text ``n`` of shard ``s`` has the number
     ``n * shards + s``.
-
-    Parameters
-    ----------
-    shards : sequence of actor
-        Of `Shard`.
     """  # noqa: D205 - the numbering belongs to the summary
 
     def __init__(self, shards: Sequence[Any]) -> None:
@@ -188,18 +146,15 @@ class Shards(Vectors):
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
         """Return the vector of each text."""
-        found: list[NDArray[np.float16] | None] = await self._each("vectors", hashes)
-        return found
+        return await self._each("vectors", hashes)
 
     async def outcomes(self, hashes: Sequence[bytes]) -> list[Outcome]:
         """Return the outcome of each text."""
-        found: list[Outcome] = await self._each("outcomes", hashes)
-        return found
+        return await self._each("outcomes", hashes)
 
     async def rejected(self, hashes: Sequence[bytes]) -> list[str | None]:
         """Return why the embedder rejected each text; None: it did not."""
-        found: list[str | None] = await self._each("rejected", hashes)
-        return found
+        return await self._each("rejected", hashes)
 
     async def search(
         self,
@@ -208,9 +163,10 @@ class Shards(Vectors):
         *,
         exclude: Sequence[bytes] | None = None,
         upto: int | None = None,
+        among: NDArray[np.int64] | None = None,
     ) -> Matches:
         """Find the k nearest texts of each vector in all shards."""
-        del upto  # the pool is complete
+        del upto, among  # the pool is complete, and all of it is searched
         parts: list[_Found] = await _all(
             shard.search.remote(vectors, k, exclude) for shard in self._shards
         )

@@ -1,7 +1,7 @@
 """The stages of a job, as Ray Data runs them: embed, predict, index, vote.
 
 Each is a class whose instances live in actors, with Arrow tables as input and output. Vectors are
-sent as fixed-size binary, float16.
+sent as fixed-size binary, float16. `LabelByHead` labels without an LLM.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from testnuc._base.checks import hash_text, valid_text
 from testnuc._base.loop_thread import Background
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import InvalidInputError
+from testnuc.head import Head
 from testnuc.protocols import PoolText
 from testnuc.ray.shards import Shards, Vectors
 from testnuc.ray.workers import Asking, Voting
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.labels import LabelSet
+    from testnuc.protocols import Embedder
     from testnuc.ray.shards import Outcome
     from testnuc.ray.workers import Settings
     from testnuc.trust import Decision
 
-__all__ = ["BuildIndex", "Embed", "Predict", "Vote", "columns_of", "hash_texts"]
+__all__ = ["BuildIndex", "Embed", "LabelByHead", "Predict", "Vote", "columns_of", "hash_texts"]
 
 #: Columns added by a job, and their Arrow types.
 _COLUMNS = {
@@ -224,6 +226,53 @@ class Vote:
             lists = [_listed(fields.get(name)) for fields in rows]
             values = pa.array(lists, pa.list_(pa.type_for_alias(kind)))
             table = table.append_column(self._prefix + name, values)
+        return table
+
+
+class LabelByHead:
+    """Adds label and trust to the rows of a dataset.
+
+    ``dataset.map_batches(LabelByHead, fn_constructor_args=("x.head",), batch_format="pyarrow",
+    concurrency=4)``.
+
+    Parameters
+    ----------
+    path : str
+        A file from `TestNUC.distill`, which every machine can read.
+    column : str
+        With the texts.
+    prefix : str
+        Of the added columns ``label``, ``trust`` and ``error``, and ``labels`` if texts can have
+        several; a text that the embedder rejects has an error alone.
+    embedder : str or Embedder, optional
+        As for `Head.load`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        column: str = "text",
+        prefix: str = "nuc_",
+        embedder: str | Embedder | None = None,
+    ) -> None:
+        self._head = Head.load(path, embedder)
+        self._column, self._prefix = column, prefix
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Label a batch."""
+        import pyarrow as pa
+
+        results = self._head.predict(table[self._column].to_pylist())
+        errors = [error_text(result.error) for result in results]
+        for name, values, kind in (
+            ("label", results.labels, pa.string()),
+            ("trust", [result.trust for result in results], pa.float64()),
+            ("error", errors, pa.string()),
+        ):
+            table = table.append_column(self._prefix + name, pa.array(values, kind))
+        if self._head.sets is not None:
+            lists = pa.array(results.label_lists, pa.list_(pa.string()))
+            table = table.append_column(self._prefix + "labels", lists)
         return table
 
 

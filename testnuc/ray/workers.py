@@ -14,10 +14,11 @@ from testnuc._base.checks import hash_text
 from testnuc._engine.components import Components
 from testnuc._engine.inputs import distinct
 from testnuc._engine.multilabel_learning import learning_of
-from testnuc._engine.multilabel_rows import rows_of
+from testnuc._engine.rows import rows_of
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.protocols import PoolText
 from testnuc.ray.limits_client import LimitsClient
+from testnuc.ray.shards import Vectors
 from testnuc.trust import Learned, MultilabelLearned
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from testnuc._engine.rows import Rows
     from testnuc.limits import Budget, RateLimit
     from testnuc.protocols import Reply, Request
-    from testnuc.ray.shards import Shards, Vectors
+    from testnuc.ray.shards import Shards
     from testnuc.trust import Decision, Diagnosis
     from testnuc.types import Prediction
 
@@ -41,17 +42,10 @@ _OF_VOTES = frozenset({"labels", "k", "policy", "none_label", "multilabel"})
 
 
 class Settings:
-    """The arguments of a job, as every actor gets them.
+    """The arguments of a job, as every actor gets them, and the name of its `SharedLimits`.
 
     Pickled as a whole: Ray would share the arrays of the user's embedder between actors, which
     makes them read-only.
-
-    Parameters
-    ----------
-    client : mapping
-        Arguments of `TestNUC`.
-    limits, namespace : str
-        The actor of `SharedLimits`.
     """
 
     def __init__(self, client: Mapping[str, Any], limits: str, namespace: str) -> None:
@@ -100,23 +94,13 @@ class Settings:
 
 
 class Asking:
-    """Predicts the texts that it is given, within the limits of the job.
+    """Predicts the texts that it is given, within the limits that all workers share.
 
-    Parameters
-    ----------
-    settings : Settings
-    limits : SharedLimits or actor handle
-        What all workers share.
-    vectors : Vectors
-        Of the current texts, for a provider that uses them.
-    actor : str
-        The actor that it lives in.
+    `vectors`: of the current texts, for a provider that uses them; `actor`: that it lives in.
     """
 
     def __init__(self, settings: Settings, limits: Any, vectors: Vectors, actor: str = "") -> None:
-        given = {name: v for name, v in settings.client.items() if name not in _SHARED}
-        # votes are counted elsewhere, so that kernels are not needed
-        self._parts = Components(**given, pool=vectors, kernels=False)
+        self._parts = _without_votes(settings, vectors)
         rate: RateLimit | None = settings.client.get("rate_limit")
         budget: Budget | None = settings.client.get("budget")
         self._shared_limits = LimitsClient(
@@ -143,7 +127,7 @@ class Asking:
             self._shared_limits.open()
         await self._parts.ready()
         pipeline = self._parts.pipeline
-        neighborhoods = pipeline.assembler.alone(entries, pipeline.settings)
+        neighborhoods = pipeline.retriever.alone(entries, pipeline.settings)
         try:
             await pipeline.predict_own(neighborhoods)
         finally:
@@ -158,17 +142,15 @@ class Asking:
         return outcomes
 
 
-async def stored_learned(settings: Settings, vectors: Vectors) -> bytes | None:
-    """Return what was learned from judged texts, from the store of a job; None: nothing.
-
-    Parameters
-    ----------
-    settings : Settings
-    vectors : Vectors
-        None are needed.
-    """
+def _without_votes(settings: Settings, vectors: Vectors) -> Components:
+    """Return the parts of a client; votes are counted elsewhere, so that it needs no kernels."""
     given = {name: v for name, v in settings.client.items() if name not in _SHARED}
-    parts = Components(**given, pool=vectors, kernels=False)
+    return Components(**given, pool=vectors, kernels=False)
+
+
+async def stored_learned(settings: Settings) -> bytes | None:
+    """Return what was learned from judged texts, from the store of a job; None: nothing."""
+    parts = _without_votes(settings, Vectors())
     learning = learning_of(parts)
     try:
         await parts.ready()
@@ -219,16 +201,8 @@ class _NoEmbedder:
 class Voting:
     """Votes on texts whose predictions, and those of their neighbors, are in the shards.
 
-    Parameters
-    ----------
-    settings : Settings
-    shards : Shards
-    dim : int
-        Length of a vector.
-    decision : Decision, optional
-        Made from the predictions of the job, where the policy is "auto".
-    learned : bytes, optional
-        What `stored_learned` returned.
+    `decision` was made from the predictions of the job, where the policy is "auto"; `learned` is
+    what `stored_learned` returned.
     """
 
     def __init__(

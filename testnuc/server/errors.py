@@ -36,17 +36,7 @@ _RESPONSES: dict[type[Exception], tuple[int, str]] = {
 class RequestError(Exception):
     """A request that gets an error response.
 
-    Parameters
-    ----------
-    status : int
-        HTTP status.
-    kind : str
-        Machine-readable type.
-    message : str
-        With the value and the remedy.
-    headers : mapping, optional
-    close : bool
-        Whether to close the connection, because its remaining bytes are undefined.
+    `kind` is machine-readable; `close` closes the connection, whose remaining bytes are undefined.
     """
 
     def __init__(

@@ -20,15 +20,7 @@ _LONGEST = 60
 
 
 class Queue:
-    """Counts pending texts, and rejects requests over a limit.
-
-    Parameters
-    ----------
-    limit : int
-        Most pending texts.
-    clock : callable
-        Monotonic seconds.
-    """
+    """Counts pending texts, and rejects requests over a limit; `clock` gives monotonic seconds."""
 
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
         self.limit = limit
@@ -42,13 +34,7 @@ class Queue:
 
     @contextmanager
     def admit(self, texts: int) -> Iterator[Place]:
-        """Count texts as pending until the context ends.
-
-        Raises
-        ------
-        RequestError
-            429: over the limit.
-        """
+        """Count texts as pending until the context ends; over the limit, respond with 429."""
         if self.pending + texts > self.limit:
             after = self.retry_after(texts)
             raise RequestError(

@@ -68,13 +68,7 @@ class ClassifyRequest:
 
 
 def read(body: bytes, settings: ServerSettings) -> ClassifyRequest:
-    """Parse and validate a body.
-
-    Raises
-    ------
-    RequestError
-        400: not JSON; 422: invalid fields, or over a limit.
-    """
+    """Parse and validate a body; respond with 400 if it is not JSON, else with 422."""
     given = _object(body)
     flags = {name: given.get(name, False) for name in ("stream", "explain")}
     for name, value in flags.items():

@@ -258,8 +258,8 @@ async def test_a_distilled_head_gives_several_labels(tmp_path):
         assert np.mean([row.trust for row in found]) == pytest.approx(exact, abs=0.08)
         assert {row.source for row in found} == {"head"}
         assert all(list(row.trusts) == list(row.labels) for row in found)
-        least = float(np.median([row.trust for row in found]))
-        async with client(llm, head=head, head_trust=least, k=3) as nuc:
+        head.least_trust = least = float(np.median([row.trust for row in found]))
+        async with client(llm, head=head, k=3) as nuc:
             mixed = await nuc.classify_many(new)
             sure = [row.trust >= least for row in found]
             assert nuc.usage.calls == 400 - sum(sure) < 250

@@ -138,7 +138,7 @@ def test_the_rows_are_the_votes_counted_by_hand(data):
     for place, label in enumerate(said):
         made.put(place, Prediction(label, 0.5))
     order = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=8)))
-    rows = Rows(made, [f"text {i}" for i in order.tolist()], order, start=10)
+    rows = Rows(made, [f"text {i}" for i in order.tolist()], order)
     for at, place in enumerate(order.tolist()):
         votes = dict.fromkeys(NAMES, 0.0)
         cast = [(said[place], 1.0)]
@@ -149,7 +149,7 @@ def test_the_rows_are_the_votes_counted_by_hand(data):
             if label is not None:
                 votes[label] += one
         row = rows[at]
-        assert (row.index, row.text) == (10 + at, f"text {place}")
+        assert (row.index, row.text) == (at, f"text {place}")
         assert dict(row.votes) == pytest.approx({n: v for n, v in votes.items() if v})
         assert row.voters == sum(label is not None for label, _ in cast)
         if row.label is None:

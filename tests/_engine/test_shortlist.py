@@ -13,7 +13,7 @@ from testnuc._base.checks import hash_text
 from testnuc._engine.shortlist import coverage_of, nearest_labels, similar_together, with_head
 from testnuc._engine.whole_list import compared_part
 from testnuc.cli.options import client_options
-from testnuc.cli.options_of_run import with_options_of_store
+from testnuc.cli.options_of_run import with_options_of_run
 from testnuc.prompts import samples_in
 from testnuc.protocols import PoolText
 from testnuc.testing import HashEmbedder, LoopbackLLM
@@ -290,7 +290,7 @@ def test_the_command_line_has_it_and_later_commands_know_it(tmp_path: Path) -> N
         code, _, err = run_here("classify", source, *asked, "--shortlist", "3")
         assert code == 0, err
         assert {len(shown(body)) for body in llm.bodies} == {3}
-    facts = with_options_of_store({**client_options(), "labels": None}, str(store))
+    facts = with_options_of_run({**client_options(), "labels": None}, str(store))
     assert facts["shortlist"] == 3
 
 

@@ -58,6 +58,17 @@ def test_results_with_a_column_of_right_labels_are_scored_without_a_call(tmp_pat
     assert "1.000" in out
 
 
+def test_results_are_scored_by_the_column_of_texts_that_their_run_read(tmp_path):
+    source, results = tmp_path / "in.csv", tmp_path / "results.csv"
+    source.write_text(labeled(tmp_path / "text.csv").read_text().replace("text,", "message,", 1))
+    with LoopbackLLM(confident) as llm:
+        given = [*options(llm), "--labels", ",".join(LABELS), "--text-column", "message"]
+        run_here("classify", source, *given, "-o", results)
+        code, out, err = run_here("evaluate", results, *options(llm))
+    assert code == 0, err
+    assert "1.000" in out
+
+
 def test_errors_are_raised_before_any_call(tmp_path):
     source = labeled(tmp_path / "in.csv", wrong=(3,))
     empty = tmp_path / "empty.csv"
@@ -109,7 +120,7 @@ def test_diagnose_results_and_stores(tmp_path):
         assert "vote: " in of_file
         for arguments, says in (
             ((store, "--labels", "a,b"), f"240 of openai/test at {llm.base_url}, --embedder"),
-            ((store, *given, "--labels", "a,b"), "no prediction of openai/test with these labels"),
+            ((store, *given, "--labels", "a,b"), "no answer of openai/test with these labels"),
             ((tmp_path / "nowhere.db",), "check the path"),
             ((source,), "no field 'nuc_label'"),
             ((results, "--plot", "x.doc"), "name a .png"),

@@ -6,14 +6,20 @@ import asyncio
 import contextlib
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from testnuc.errors import TestNUCError
+from testnuc.errors import EmbeddingError, StoreError, TestNUCError
 from testnuc.stores.postgres.errors import driver, is_transient, store_error
-from testnuc.stores.postgres.schema import migrate
+from testnuc.stores.postgres.schema import MAX_DIM, EmbedderRow, create_texts, migrate
+from testnuc.stores.postgres.values import from_text, to_text
+from testnuc.stores.sql_store import check_vectors
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from testnuc.stores.postgres.address import Address
 
@@ -38,13 +44,8 @@ _CLOSE_TIMEOUT = 10.0
 class PostgresDatabase:
     """Runs functions on pooled connections; opened on first use, also after `close`.
 
-    Parameters
-    ----------
-    address : Address
-    connections : int
-        Maximum number of open connections.
-    patience : float
-        Seconds to retry while the server is unavailable, before `StoreError` is raised.
+    While the server is unavailable, it retries for `patience` seconds before it raises
+    `StoreError`.
     """
 
     def __init__(self, address: Address, *, connections: int, patience: float) -> None:
@@ -55,15 +56,11 @@ class PostgresDatabase:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
         self._was_open = False
+        self._running: set[asyncio.Task[Any]] = set()
+        self._embedders: dict[str, EmbedderRow] = {}
 
     async def open(self) -> None:
-        """Connect, and apply pending migrations.
-
-        Raises
-        ------
-        StoreError
-            The database cannot be used.
-        """
+        """Connect, and apply pending migrations."""
         await self.run(_no_op)
 
     async def run(self, work: Callable[[Any], Awaitable[_T]]) -> _T:
@@ -102,8 +99,68 @@ class PostgresDatabase:
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
+    async def fetch(self, query: str, *values: Any) -> list[Any]:
+        """Return the rows of one statement."""
+        given = [_stored(value) for value in values]
+        rows = await self.run(lambda c: c.fetch(query, *given))
+        return [tuple(from_text(v) if type(v) is str else v for v in row) for row in rows]
+
+    async def execute(self, query: str, *values: Any) -> int:
+        """Run one statement; returns the number of rows that it changed."""
+        given = [_stored(value) for value in values]
+        done = await self.run(lambda c: c.execute(query, *given))
+        return int(done.split()[-1])
+
+    async def finish(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a write to completion, even if the caller is cancelled."""
+        task = asyncio.create_task(work, name="testnuc-store")
+        self._running.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def now(self, name: str) -> EmbedderRow | None:
+        """Return the current row of an embedder; None if it has no vectors."""
+        rows = await self.fetch(
+            "SELECT id, name, dim, size, removals FROM embedders WHERE name = $1", name
+        )
+        return EmbedderRow(*rows[0]) if rows else None
+
+    async def embedder(self, name: str) -> EmbedderRow | None:
+        """Return the row of an embedder; its counts may be stale."""
+        known = self._embedders.get(name) or await self.now(name)
+        if known is not None:
+            self._embedders[name] = known
+        return known
+
+    async def require_embedder(self, name: str, vectors: NDArray[np.float16]) -> EmbedderRow:
+        """Return the row of an embedder for such vectors; creates its tables if it is new."""
+        known, dim = await self.embedder(name), vectors.shape[1]
+        if known is None:
+            if not 1 <= dim <= MAX_DIM:
+                raise EmbeddingError(
+                    f"the embedder {name!r} returns vectors of dimension {dim}; pgvector supports "
+                    f"1 to {MAX_DIM}"
+                )
+            await self.run(partial(create_texts, name=name, dim=dim))
+            known = await self.embedder(name)
+        if known is None:
+            raise StoreError(
+                f"the row of embedder {name!r} disappeared from {self.address.public}; is another "
+                "process deleting it?"
+            )
+        check_vectors(name, known.dim, vectors)
+        return known
+
     async def close(self) -> None:
-        """Wait for running statements, then close all connections."""
+        """Complete pending work, then close all connections."""
+        mine = [t for t in self._running if t.get_loop() is asyncio.get_running_loop()]
+        if mine:
+            await asyncio.wait(mine)
         pool, self._pool = self._pool, None
         if pool is None:
             return
@@ -177,6 +234,13 @@ class PostgresDatabase:
                 "jit": "off",
             },
         )
+
+
+def _stored(value: Any) -> Any:
+    """Return a parameter as the driver takes it."""
+    if isinstance(value, list):
+        return [_stored(item) for item in value]
+    return to_text(value) if isinstance(value, str) else value
 
 
 def _terminate(pool: Any) -> None:

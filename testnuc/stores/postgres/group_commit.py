@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING
 
 from testnuc.errors import StoreError
-from testnuc.stores.postgres import queries as sql
+from testnuc.types import Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from testnuc.protocols import StoredPrediction
     from testnuc.stores.postgres.database import PostgresDatabase
-    from testnuc.types import Prediction
 
 __all__ = ["Writer"]
 
@@ -30,10 +28,6 @@ class Writer:
 
     Rows that arrive during a statement share the next one: hundreds of concurrent callers cost one
     connection and a few commits.
-
-    Parameters
-    ----------
-    database : PostgresDatabase
     """
 
     def __init__(self, database: PostgresDatabase) -> None:
@@ -92,16 +86,58 @@ class Writer:
                 return stored
             unknown = {row.scope for row in left} - self._scopes
             if unknown:
-                await self._database.run(partial(sql.insert_scopes, scopes=sorted(unknown)))
+                await self._database.execute(
+                    "INSERT INTO scopes (scope, facts) SELECT u.scope, '{}' "
+                    "FROM unnest($1::bytea[]) u (scope) ORDER BY 1 ON CONFLICT DO NOTHING",
+                    sorted(unknown),
+                )
                 self._scopes |= unknown
-            new = await self._database.run(partial(sql.insert_predictions, rows=left))
+            new = await self._insert(left)
             stored.update((key, first[key].prediction) for key in new)
             others = [row.key for row in left if row.key not in new]
             if others:
                 # a separate statement sees what was committed during the first one
-                stored.update(
-                    await self._database.run(partial(sql.select_predictions, keys=others))
-                )
+                stored.update(await self.get(others))
                 # a row that is neither new nor stored lacks its scope, which was deleted
                 self._scopes.clear()
         raise StoreError("rows disappeared after commit; is another process deleting them?")
+
+    async def get(self, keys: Sequence[bytes]) -> dict[bytes, Prediction]:
+        """Return the stored predictions by key."""
+        rows = await self._database.fetch(
+            "SELECT key, label, confidence, said FROM predictions WHERE key = ANY($1)", keys
+        )
+        return {key: Prediction(*said) for key, *said in rows}
+
+    async def _insert(self, rows: Sequence[StoredPrediction]) -> set[bytes]:
+        """Insert predictions of distinct keys and release their leases; returns the new keys.
+
+        All queries lock rows in the order of their keys, which prevents deadlocks. A lease that is
+        locked by another transaction is left to expire: its prediction is stored.
+        """
+        rows = sorted(rows, key=lambda row: row.key)
+        stored = await self._database.fetch(
+            """
+            WITH ended AS (
+                DELETE FROM leases WHERE key IN (
+                    SELECT key FROM leases WHERE key = ANY($1) ORDER BY key FOR UPDATE SKIP LOCKED
+                )
+            )
+            INSERT INTO predictions (key, scope, text, sample, label, confidence, said)
+            SELECT u.key, s.id, u.text, u.sample, u.label, u.confidence, u.said
+            FROM unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::int[], $5::text[], $6::float8[],
+                        $7::text[]) u (key, scope, text, sample, label, confidence, said)
+            JOIN scopes s ON s.scope = u.scope
+            ORDER BY u.key
+            ON CONFLICT DO NOTHING
+            RETURNING key
+            """,
+            [row.key for row in rows],
+            [row.scope for row in rows],
+            [row.text_hash for row in rows],
+            [row.sample for row in rows],
+            [row.prediction.label for row in rows],
+            [row.prediction.confidence for row in rows],
+            [row.prediction.said for row in rows],
+        )
+        return {key for (key,) in stored}

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc.errors import StoreError
 from testnuc.index import NearestVectors, check_dim, empty_matches, ranks_of
+from testnuc.protocols import PoolText
 from testnuc.stores.postgres import pool_queries as sql
-from testnuc.stores.postgres.queries import (
-    from_vectors,
-    select_embedder,
-    select_vectors,
-    to_vectors,
-)
 from testnuc.stores.postgres.schema import index_texts
+from testnuc.stores.postgres.values import from_vectors, to_vectors
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
     from numpy.typing import NDArray
 
-    from testnuc.protocols import Matches, PoolText
+    from testnuc.protocols import Matches
     from testnuc.stores.postgres.database import PostgresDatabase
-    from testnuc.stores.postgres.queries import EmbedderRow
+    from testnuc.stores.postgres.schema import EmbedderRow
 
-__all__ = ["Owner", "PostgresPool"]
+__all__ = ["PostgresPool"]
 
 #: Texts added per transaction; bounds how long other writers wait.
 _ADD_CHUNK = 500
 #: Texts fetched per statement.
 _FETCH_CHUNK = 2_000
+#: Ends with a condition.
+_LABELED = "SELECT hash, label FROM {texts} WHERE number IS NOT NULL AND label IS NOT NULL"
 #: Queries per statement, and concurrent statements.
 _QUERY_CHUNK = 32
 _CONCURRENCY = 4
@@ -48,38 +48,14 @@ _EXTRA = 8
 _SCORE_SLACK = 1e-4
 
 
-class Owner(Protocol):
-    """The methods of the store that its pools call."""
-
-    async def embedder(self, name: str) -> EmbedderRow | None:
-        """Return the row of an embedder; its counts may be stale."""
-
-    async def require_embedder(self, name: str, dim: int) -> EmbedderRow:
-        """Return the row of an embedder; creates its tables if it is new."""
-
-    async def finish(self, work: Coroutine[Any, Any, int]) -> int:
-        """Run a write to completion, even if the caller is cancelled."""
-
-
 class PostgresPool:
     """The pool of one embedder; an `Index` shared by many processes.
 
-    Row numbers are equal in all processes, so a snapshot is valid in all of them.
-
-    Parameters
-    ----------
-    store : Owner
-    database : PostgresDatabase
-    embedder : str
-        Name of the embedder.
-    exact_below : int
-        Number of texts below which the search is exact.
+    Row numbers are equal in all processes, so a snapshot is valid in all of them. With fewer texts
+    than `exact_below` the search is exact.
     """
 
-    def __init__(
-        self, store: Owner, database: PostgresDatabase, embedder: str, *, exact_below: int
-    ) -> None:
-        self._store = store
+    def __init__(self, database: PostgresDatabase, embedder: str, *, exact_below: int) -> None:
         self._database = database
         self._name = embedder
         self._exact_below = exact_below
@@ -93,13 +69,7 @@ class PostgresPool:
         return self._count
 
     async def open(self) -> None:
-        """Read the size of the pool.
-
-        Raises
-        ------
-        StoreError
-            The store cannot be used.
-        """
+        """Read the size of the pool."""
         await self._now()
 
     async def close(self) -> None:
@@ -116,17 +86,17 @@ class PostgresPool:
         if not len(texts):
             now = await self._now()
             return 0 if now is None else now.size
-        embedder = await self._store.require_embedder(self._name, vectors.shape[1])
-        size = await self._store.finish(self._add(embedder, texts, vectors))
+        embedder = await self._database.require_embedder(self._name, vectors)
+        size = await self._database.finish(self._add(embedder, texts, vectors))
         await self._now()
         return size
 
     async def remove(self, hashes: Sequence[bytes]) -> int:
         """Remove texts from the pool; returns how many were in it."""
-        embedder = await self._store.embedder(self._name)
+        embedder = await self._database.embedder(self._name)
         if embedder is None:
             return 0
-        count = await self._store.finish(
+        count = await self._database.finish(
             self._database.run(
                 partial(sql.remove_texts, embedder=embedder, hashes=sorted(set(hashes)))
             )
@@ -154,24 +124,21 @@ class PostgresPool:
         check_dim(vectors, now.dim)
         limit = now.size if upto is None else min(upto, now.size)
         own = list(exclude) if exclude is not None else [b""] * len(vectors)
-        if among is not None:
-            numbers = among[among < limit].tolist()
-            parts = [
-                partial(sql.rows_of, numbers=numbers[start : start + _FETCH_CHUNK])
-                for start in range(0, len(numbers), _FETCH_CHUNK)
-            ]
-            await self._search_in_process(matches, now, vectors, own, parts)
+        few = len(vectors) <= _FEW_QUERIES
+        if among is not None or (limit < self._exact_below and not few):
+            columns = "SELECT hash, number, vector FROM {texts} WHERE number "
+            if among is None:
+                ends = [*range(0, limit, _FETCH_CHUNK), limit]
+                rows = await self.read(
+                    columns + ">= $1 AND number < $2 ORDER BY number", pairwise(ends)
+                )
+            else:
+                rows = await self.read(
+                    columns + "= ANY($1) ORDER BY number", _parts(among[among < limit].tolist())
+                )
+            await self._search_in_process(matches, now, vectors, own, rows)
             return matches
-        if limit < self._exact_below and len(vectors) > _FEW_QUERIES:
-            parts = [
-                partial(sql.rows_between, start=start, end=min(start + _FETCH_CHUNK, limit))
-                for start in range(0, limit, _FETCH_CHUNK)
-            ]
-            await self._search_in_process(matches, now, vectors, own, parts)
-            return matches
-        graph = limit >= self._exact_below and await self._graph(
-            now, wait=len(vectors) > _FEW_QUERIES
-        )
+        graph = limit >= self._exact_below and await self._graph(now, wait=not few)
         step = _QUERY_CHUNK if graph else 1
         tasks = [
             asyncio.create_task(
@@ -191,76 +158,74 @@ class PostgresPool:
 
     async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
         """Return the texts with these row numbers."""
-        embedder = await self._store.embedder(self._name)
-        texts: list[PoolText] = []
         numbers = ids.tolist()
-        for start in range(0, len(numbers) if embedder is not None else 0, _FETCH_CHUNK):
-            assert embedder is not None
-            part = numbers[start : start + _FETCH_CHUNK]
-            texts += await self._database.run(
-                partial(sql.texts_of, embedder=embedder, numbers=part)
-            )
-        return texts
+        rows = await self.read(
+            "SELECT number, text, hash, label FROM {texts} WHERE number = ANY($1) UNION ALL "
+            "SELECT r.number, t.text, r.hash, NULL FROM {removed} r "
+            "JOIN {texts} t USING (hash) WHERE r.number = ANY($1)",
+            _parts(numbers),
+        )
+        found = {number: PoolText(*text) for number, *text in rows}
+        try:
+            return [found[number] for number in numbers]
+        except KeyError as exc:
+            raise StoreError(f"the pool of {self._name!r} has no text {exc}") from exc
 
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
         """Return the texts of rows `start` to `start + count`, and the next start or None."""
-        now = await self._now()
-        if now is None:
-            return [], None
-        end = start + count
-        texts = await self._database.run(
-            partial(sql.texts_between, embedder=now, start=start, end=end)
+        now, end = await self._now(), start + count
+        rows = await self.read(
+            "SELECT text, hash, label FROM {texts} WHERE number >= $1 AND number < $2 "
+            "ORDER BY number",
+            [(start, end)],
         )
-        return texts, end if end < now.size else None
+        return [PoolText(*row) for row in rows], end if now and end < now.size else None
 
     async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
         """Return the known label of each text; None if it has none or is not in the pool."""
-        embedder = await self._store.embedder(self._name)
-        if embedder is None:
-            return [None] * len(hashes)
-        found: list[str | None] = []
-        for start in range(0, len(hashes), _FETCH_CHUNK):
-            part = hashes[start : start + _FETCH_CHUNK]
-            found += await self._database.run(
-                partial(sql.labels_of, embedder=embedder, hashes=part)
-            )
-        return found
+        rows = await self.read(f"{_LABELED} AND hash = ANY($1)", _parts(hashes))
+        found: dict[bytes, str] = dict(rows)
+        return [found.get(h) for h in hashes]
 
     async def rows(self, hashes: Sequence[bytes]) -> NDArray[np.int64]:
         """Return the row numbers of those texts that are in the pool, ascending."""
-        embedder = await self._store.embedder(self._name)
-        found: list[int] = []
-        for start in range(0, len(hashes) if embedder is not None else 0, _FETCH_CHUNK):
-            assert embedder is not None
-            part = hashes[start : start + _FETCH_CHUNK]
-            found += await self._database.run(
-                partial(sql.numbers_of, embedder=embedder, hashes=part)
-            )
-        return np.unique(np.array(found, dtype=np.int64))
+        rows = await self.read(
+            "SELECT number FROM {texts} WHERE hash = ANY($1) AND number IS NOT NULL", _parts(hashes)
+        )
+        return np.unique(np.array([number for (number,) in rows], dtype=np.int64))
 
     async def labeled(self) -> dict[bytes, str]:
         """Return the known label of each text that has one, by hash."""
-        embedder = await self._store.embedder(self._name)
-        if embedder is None:
-            return {}
-        return await self._database.run(partial(sql.labeled, embedder=embedder))
+        return dict(await self.read(_LABELED, [()]))
 
-    async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
-        """Return the vector of each text, float16[dim]; None if it is not in the pool."""
-        embedder = await self._store.embedder(self._name)
-        if embedder is None:
-            return [None] * len(hashes)
-        found: list[NDArray[np.float16] | None] = []
-        for start in range(0, len(hashes), _FETCH_CHUNK):
-            part = hashes[start : start + _FETCH_CHUNK]
-            found += await self._database.run(
-                partial(select_vectors, embedder=embedder, hashes=part, pooled=True)
-            )
-        return found
+    async def stored_vectors(
+        self, hashes: Sequence[bytes], *, pooled: bool = True
+    ) -> list[NDArray[np.float16] | None]:
+        """Return the vector of each text, float16[dim]; None if it is not in the pool.
+
+        Unless `pooled`, texts outside the pool have a vector, too.
+        """
+        query = "SELECT hash, vector FROM {texts} WHERE hash = ANY($1)"
+        query += " AND number IS NOT NULL" if pooled else ""
+        rows = await self.read(query, _parts(hashes))
+        vectors = from_vectors([vector for _, vector in rows])
+        found = {h: vector for (h, _), vector in zip(rows, vectors, strict=True)}
+        return [found.get(h) for h in hashes]
+
+    async def read(self, query: str, parts: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """Read rows of the embedder's tables, once for each of `parts`; none without tables."""
+        known = await self._database.embedder(self._name)
+        rows: list[Any] = []
+        if known is not None:
+            for values in parts:
+                rows += await self._database.fetch(
+                    query.format(texts=known.texts, removed=known.removed), *values
+                )
+        return rows
 
     async def _now(self) -> EmbedderRow | None:
         """Return the current row of the embedder, or None."""
-        now = await self._database.run(partial(select_embedder, name=self._name))
+        now = await self._database.now(self._name)
         self._count = 0 if now is None else now.size - now.removals
         return now
 
@@ -303,15 +268,14 @@ class PostgresPool:
         now: EmbedderRow,
         vectors: NDArray[np.float16],
         own: Sequence[bytes],
-        queries: Sequence[Any],
+        rows: Sequence[tuple[bytes, int, bytes]],
     ) -> None:
-        """Fetch the vectors that `queries` select, and search them exactly."""
-        parts = [await self._database.run(partial(query, embedder=now)) for query in queries]
-        if not parts:
+        """Search all rows exactly."""
+        if not rows:
             return
-        hashes = [h for part, _, _ in parts for h in part]
-        numbers = np.concatenate([part for _, part, _ in parts])
-        pool = np.concatenate([part for _, _, part in parts])
+        hashes = [h for h, _, _ in rows]
+        numbers = np.array([number for _, number, _ in rows], dtype=np.int64)
+        pool = from_vectors([vector for _, _, vector in rows])
         places = {h: place for place, h in enumerate(hashes)}
         exclude = np.array([places.get(h, -1) for h in own], dtype=np.int64)
 
@@ -320,10 +284,9 @@ class PostgresPool:
             nearest.add(pool, ranks_of(hashes))
             return nearest.search(vectors, matches.ids.shape[1], exclude=exclude)
 
-        if len(pool):
-            ids, similarities = await asyncio.to_thread(compare)
-            matches.ids[:] = np.where(ids >= 0, numbers[ids], -1)
-            matches.similarities[:] = similarities
+        ids, similarities = await asyncio.to_thread(compare)
+        matches.ids[:] = np.where(ids >= 0, numbers[ids], -1)
+        matches.similarities[:] = similarities
 
     async def _search_on_server(
         self,
@@ -344,7 +307,7 @@ class PostgresPool:
             hashes = sorted({h for row in candidates for h, _, _ in row})
             if not hashes:
                 return
-            stored = await self._database.run(partial(sql.vectors_of, embedder=now, hashes=hashes))
+            half = await self.stored_vectors(hashes, pooled=False)
         place = {h: i for i, h in enumerate(hashes)}
         numbers = np.zeros(len(hashes), dtype=np.int64)
         found = np.full((len(queries), max(map(len, candidates))), -1, dtype=np.int64)
@@ -356,8 +319,8 @@ class PostgresPool:
         def rank() -> None:
             from testnuc._kernels.rescore import rank_rows, rescore
 
-            half = from_vectors((stored[h] for h in hashes), now.dim)
-            scores = rescore(vectors[part].astype(np.float32), half.view(np.uint16), found)
+            bits = np.stack([row for row in half if row is not None]).view(np.uint16)
+            scores = rescore(vectors[part].astype(np.float32), bits, found)
             best, values = rank_rows(found, np.minimum(scores, np.float32(1)), ranks_of(hashes), k)
             matches.ids[part] = np.where(best >= 0, numbers[best], -1)
             matches.similarities[part] = np.where(best >= 0, values, np.float32(0))
@@ -405,6 +368,12 @@ class PostgresPool:
             partial(query, embedder=now, queries=vectors, count=count, limit=limit)
         )
         return found
+
+
+def _parts(values: Sequence[Any]) -> list[tuple[list[Any]]]:
+    """Return the values in parts, each the one parameter of a statement."""
+    starts = range(0, len(values), _FETCH_CHUNK)
+    return [(list(values[start : start + _FETCH_CHUNK]),) for start in starts]
 
 
 def _retrieve_exception(task: asyncio.Task[None]) -> None:

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from testnuc.errors import StoreError
-from testnuc.protocols import PoolText
-from testnuc.stores.postgres.queries import from_text, from_vectors, insert_vectors, to_text
 from testnuc.stores.postgres.schema import uses_bits
+from testnuc.stores.postgres.values import from_text, to_text, to_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
-    from testnuc.stores.postgres.queries import EmbedderRow
+    from testnuc.protocols import PoolText
+    from testnuc.stores.postgres.schema import EmbedderRow
 
 __all__ = [
     "Nearest",
     "insert_texts",
-    "labeled",
-    "labels_of",
+    "insert_vectors",
     "nearest_by_graph",
     "nearest_by_scan",
-    "numbers_of",
     "remove_texts",
-    "rows_between",
-    "rows_of",
-    "texts_between",
-    "texts_of",
-    "vectors_of",
 ]
 
 #: Per query: hash, number and inner product of candidates, best first.
@@ -45,6 +36,20 @@ _MAX_SCAN_TUPLES = 20_000
 _BIT_FACTOR = 20
 
 
+async def insert_vectors(
+    connection: Any, known: EmbedderRow, hashes: Sequence[bytes], vectors: NDArray[np.float16]
+) -> None:
+    """Insert vectors; existing ones are not changed."""
+    order = sorted(range(len(hashes)), key=lambda i: hashes[i])
+    await connection.execute(
+        f"INSERT INTO {known.texts} (hash, vector) "
+        "SELECT u.hash, u.vector FROM unnest($1::bytea[], $2::halfvec[]) "
+        "WITH ORDINALITY u (hash, vector, place) ORDER BY u.hash, u.place ON CONFLICT DO NOTHING",
+        [hashes[i] for i in order],
+        to_vectors(vectors[order]),
+    )
+
+
 async def insert_texts(
     connection: Any,
     embedder: EmbedderRow,
@@ -53,17 +58,15 @@ async def insert_texts(
 ) -> int:
     """Add the texts that are not in the pool; returns its size. Existing vectors stay."""
     hashes = [entry.hash for entry in texts]
-    table = f"texts_{embedder.id}"
+    table = embedder.texts
     rows = await connection.fetch(
-        f"SELECT hash, number, label FROM {table} WHERE hash = ANY($1)",  # noqa: S608 - a number
+        f"SELECT hash, number, label FROM {table} WHERE hash = ANY($1)",
         hashes,
     )
     known = {row["hash"]: (row["number"], from_text(row["label"])) for row in rows}
     missing = [i for i, h in enumerate(hashes) if h not in known]
     if missing:
-        await insert_vectors(
-            connection, embedder.id, [hashes[i] for i in missing], vectors[missing]
-        )
+        await insert_vectors(connection, embedder, [hashes[i] for i in missing], vectors[missing])
     if not missing and all(
         known[entry.hash][0] is not None and entry.label in (None, known[entry.hash][1])
         for entry in texts
@@ -75,8 +78,7 @@ async def insert_texts(
         numbered = {
             row["hash"]
             for row in await connection.fetch(
-                f"SELECT hash FROM {table} "  # noqa: S608 - a number
-                "WHERE hash = ANY($1) AND number IS NOT NULL",
+                f"SELECT hash FROM {table} WHERE hash = ANY($1) AND number IS NOT NULL",
                 hashes,
             )
         }
@@ -88,7 +90,7 @@ async def insert_texts(
             elif entry.label is not None:
                 labels[entry.hash] = to_text(entry.label)
         await connection.execute(
-            f"UPDATE {table} t SET number = u.number, text = u.text, label = u.label "  # noqa: S608
+            f"UPDATE {table} t SET number = u.number, text = u.text, label = u.label "
             "FROM unnest($1::bytea[], $2::bigint[], $3::text[], $4::text[]) "
             "u (hash, number, text, label) WHERE t.hash = u.hash",
             list(new),
@@ -98,7 +100,7 @@ async def insert_texts(
         )
         if labels:
             await connection.execute(
-                f"UPDATE {table} t SET label = u.label "  # noqa: S608 - a number
+                f"UPDATE {table} t SET label = u.label "
                 "FROM unnest($1::bytea[], $2::text[]) u (hash, label) WHERE t.hash = u.hash",
                 list(labels),
                 list(labels.values()),
@@ -110,7 +112,7 @@ async def insert_texts(
 
 
 async def _size(connection: Any, embedder: int, lock: str = "") -> int:
-    query = f"SELECT size FROM embedders WHERE id = $1 {lock}"  # noqa: S608 - two constants
+    query = f"SELECT size FROM embedders WHERE id = $1 {lock}"
     return int(await connection.fetchval(query, embedder))
 
 
@@ -122,13 +124,13 @@ async def remove_texts(connection: Any, embedder: EmbedderRow, hashes: Sequence[
     async with connection.transaction():
         await _size(connection, embedder.id, "FOR UPDATE")
         done = await connection.execute(
-            f"INSERT INTO removed_{embedder.id} (number, hash) SELECT number, hash "  # noqa: S608
-            f"FROM texts_{embedder.id} WHERE hash = ANY($1) AND number IS NOT NULL",
+            f"INSERT INTO {embedder.removed} (number, hash) SELECT number, hash "
+            f"FROM {embedder.texts} WHERE hash = ANY($1) AND number IS NOT NULL",
             hashes,
         )
         count = int(done.split()[-1])
         await connection.execute(
-            f"UPDATE texts_{embedder.id} SET number = NULL, label = NULL "  # noqa: S608 - a number
+            f"UPDATE {embedder.texts} SET number = NULL, label = NULL "
             "WHERE hash = ANY($1) AND number IS NOT NULL",
             hashes,
         )
@@ -136,119 +138,6 @@ async def remove_texts(connection: Any, embedder: EmbedderRow, hashes: Sequence[
             "UPDATE embedders SET removals = removals + $2 WHERE id = $1", embedder.id, count
         )
     return count
-
-
-async def labels_of(
-    connection: Any, embedder: EmbedderRow, hashes: Sequence[bytes]
-) -> list[str | None]:
-    """Return the known label of each text."""
-    rows = await connection.fetch(
-        f"SELECT hash, label FROM texts_{embedder.id} "  # noqa: S608 - a number
-        "WHERE hash = ANY($1) AND number IS NOT NULL AND label IS NOT NULL",
-        hashes,
-    )
-    found = {row["hash"]: from_text(row["label"]) for row in rows}
-    return [found.get(h) for h in hashes]
-
-
-async def labeled(connection: Any, embedder: EmbedderRow) -> dict[bytes, str]:
-    """Return the known label of each text that has one, by hash."""
-    rows = await connection.fetch(
-        f"SELECT hash, label FROM texts_{embedder.id} "  # noqa: S608 - a number
-        "WHERE number IS NOT NULL AND label IS NOT NULL"
-    )
-    return {row["hash"]: from_text(row["label"]) or "" for row in rows}
-
-
-async def numbers_of(connection: Any, embedder: EmbedderRow, hashes: Sequence[bytes]) -> list[int]:
-    """Return the numbers of those texts that are in the pool."""
-    rows = await connection.fetch(
-        f"SELECT number FROM texts_{embedder.id} "  # noqa: S608 - a number
-        "WHERE hash = ANY($1) AND number IS NOT NULL",
-        hashes,
-    )
-    return [row["number"] for row in rows]
-
-
-async def texts_of(
-    connection: Any, embedder: EmbedderRow, numbers: Sequence[int]
-) -> list[PoolText]:
-    """Return the texts with these numbers, including removed ones."""
-    table = f"texts_{embedder.id}"
-    rows = await connection.fetch(
-        f"SELECT number, text, hash, label FROM {table} WHERE number = ANY($1) "  # noqa: S608
-        "UNION ALL "
-        f"SELECT r.number, t.text, r.hash, NULL FROM removed_{embedder.id} r "
-        f"JOIN {table} t USING (hash) WHERE r.number = ANY($1)",
-        numbers,
-    )
-    found = {
-        number: PoolText(from_text(text) or "", text_hash, from_text(label))
-        for number, text, text_hash, label in rows
-    }
-    try:
-        return [found[number] for number in numbers]
-    except KeyError as exc:
-        raise StoreError(f"the pool of {embedder.name!r} has no text {exc}") from exc
-
-
-async def texts_between(
-    connection: Any, embedder: EmbedderRow, start: int, end: int
-) -> list[PoolText]:
-    """Return the texts in the pool with numbers from `start` to `end`, exclusive."""
-    rows = await connection.fetch(
-        f"SELECT text, hash, label FROM texts_{embedder.id} "  # noqa: S608 - a number
-        "WHERE number >= $1 AND number < $2 ORDER BY number",
-        start,
-        end,
-    )
-    return [PoolText(from_text(text) or "", h, from_text(label)) for text, h, label in rows]
-
-
-async def rows_between(
-    connection: Any, embedder: EmbedderRow, start: int, end: int
-) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.float16]]:
-    """Return hashes, numbers and vectors of the texts numbered `start` to `end`, exclusive."""
-    rows = await connection.fetch(
-        f"SELECT hash, number, vector FROM texts_{embedder.id} "  # noqa: S608 - a number
-        "WHERE number >= $1 AND number < $2 ORDER BY number",
-        start,
-        end,
-    )
-    return _vectors_of_rows(rows, embedder)
-
-
-async def rows_of(
-    connection: Any, embedder: EmbedderRow, numbers: Sequence[int]
-) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.float16]]:
-    """Return hashes, numbers and vectors of the texts with these numbers, ascending."""
-    rows = await connection.fetch(
-        f"SELECT hash, number, vector FROM texts_{embedder.id} "  # noqa: S608 - a number
-        "WHERE number = ANY($1) ORDER BY number",
-        numbers,
-    )
-    return _vectors_of_rows(rows, embedder)
-
-
-def _vectors_of_rows(
-    rows: Sequence[Any], embedder: EmbedderRow
-) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.float16]]:
-    return (
-        [row["hash"] for row in rows],
-        np.array([row["number"] for row in rows], dtype=np.int64),
-        from_vectors((row["vector"] for row in rows), embedder.dim),
-    )
-
-
-async def vectors_of(
-    connection: Any, embedder: EmbedderRow, hashes: Sequence[bytes]
-) -> dict[bytes, bytes]:
-    """Return the vectors of texts by hash, in the server's binary form."""
-    rows = await connection.fetch(
-        f"SELECT hash, vector FROM texts_{embedder.id} WHERE hash = ANY($1)",  # noqa: S608
-        hashes,
-    )
-    return {row["hash"]: row["vector"] for row in rows}
 
 
 async def nearest_by_scan(
@@ -260,8 +149,8 @@ async def nearest_by_scan(
         # without index scans, all rows are read and sorted
         "SET LOCAL enable_indexscan = off",
         # the comment separates its cached plan, keyed by the statement, from the graph's
-        "SELECT /* scan */ hash, number, vector <#> q.vector AS distance "  # noqa: S608
-        f"FROM texts_{embedder.id} WHERE number IS NOT NULL AND number < $2 "
+        "SELECT /* scan */ hash, number, vector <#> q.vector AS distance "
+        f"FROM {embedder.texts} WHERE number IS NOT NULL AND number < $2 "
         "ORDER BY vector <#> q.vector LIMIT $3",
         queries,
         limit,
@@ -290,16 +179,16 @@ async def nearest_by_graph(
     if uses_bits(embedder.dim):
         signs = f"binary_quantize(%s)::bit({embedder.dim})"
         select = (
-            f"SELECT hash, number, {distance} AS distance FROM ("  # noqa: S608 - numbers
-            f"SELECT hash, number, vector FROM texts_{embedder.id} "
+            f"SELECT hash, number, {distance} AS distance FROM ("
+            f"SELECT hash, number, vector FROM {embedder.texts} "
             "WHERE number IS NOT NULL AND number < $2 "
             f"ORDER BY {signs % 'vector'} <~> {signs % 'q.vector'} LIMIT {wanted}"
             f") c ORDER BY {distance} LIMIT $3"
         )
     else:
         select = (
-            f"SELECT hash, number, {distance} AS distance "  # noqa: S608 - numbers
-            f"FROM texts_{embedder.id} WHERE number IS NOT NULL AND number < $2 "
+            f"SELECT hash, number, {distance} AS distance "
+            f"FROM {embedder.texts} WHERE number IS NOT NULL AND number < $2 "
             f"ORDER BY {distance} LIMIT $3"
         )
     return await _nearest(connection, settings, select, queries, limit, count)
@@ -314,7 +203,7 @@ async def _nearest(
     await connection.execute(f"BEGIN READ ONLY; {settings}")
     try:
         rows = await connection.fetch(
-            "SELECT q.place, c.hash, c.number, c.distance "  # noqa: S608 - from above
+            "SELECT q.place, c.hash, c.number, c.distance "
             "FROM unnest($1::halfvec[]) WITH ORDINALITY q (vector, place) "
             f"CROSS JOIN LATERAL ({select}) c",
             queries,

@@ -11,6 +11,7 @@ assigns numbers before the rows are visible.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import StoreError
@@ -19,7 +20,7 @@ from testnuc.stores.postgres.errors import driver
 if TYPE_CHECKING:
     from testnuc.stores.postgres.address import Address
 
-__all__ = ["MAX_DIM", "create_texts", "index_texts", "migrate", "uses_bits"]
+__all__ = ["MAX_DIM", "EmbedderRow", "create_texts", "index_texts", "migrate", "uses_bits"]
 
 #: Key of the advisory lock for schema changes: "tNUC".
 _LOCK = 0x744E5543
@@ -92,18 +93,33 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class EmbedderRow:
+    """A row of the embedders table; its counts may be stale."""
+
+    id: int
+    name: str
+    dim: int
+    #: Numbers assigned in its pool.
+    size: int
+    #: Texts removed from its pool.
+    removals: int
+
+    @property
+    def texts(self) -> str:
+        """Its table of vectors, and of the texts in its pool."""
+        return f"texts_{self.id}"
+
+    @property
+    def removed(self) -> str:
+        """Its table of numbers that were removed from the pool."""
+        return f"removed_{self.id}"
+
+
 async def migrate(connection: Any, address: Address) -> str:
     """Apply pending migrations; concurrent processes wait for the first one.
 
-    Returns
-    -------
-    str
-        The schema of pgvector.
-
-    Raises
-    ------
-    StoreError
-        pgvector is missing or too old, or a newer version of testnuc made the schema.
+    Returns the schema of pgvector.
     """
     schema = address.schema
     async with connection.transaction():

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from testnuc._base.checks import checked_whole
-from testnuc.errors import EmbeddingError, InvalidInputError, StoreError
-from testnuc.stores.postgres import batch_queries as batches
-from testnuc.stores.postgres import export_queries as paging
-from testnuc.stores.postgres import lease_queries as leasing
-from testnuc.stores.postgres import queries as sql
+from testnuc.errors import InvalidInputError
 from testnuc.stores.postgres.address import Address
 from testnuc.stores.postgres.database import PostgresDatabase
 from testnuc.stores.postgres.group_commit import Writer
 from testnuc.stores.postgres.pool import PostgresPool
-from testnuc.stores.postgres.schema import MAX_DIM, create_texts
+from testnuc.stores.postgres.pool_queries import insert_vectors
+from testnuc.stores.postgres.values import from_vectors
+from testnuc.stores.sql_store import SqlStore
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
-    from typing import Any, TypeVar
+    from collections.abc import Sequence
+    from typing import Any
 
+    import numpy as np
     from numpy.typing import NDArray
 
-    from testnuc.protocols import Index, StoredBatch, StoredPrediction
-    from testnuc.types import Prediction, Usage
-
-    T = TypeVar("T")
+    from testnuc.protocols import StoredPrediction
+    from testnuc.types import Prediction
 
 __all__ = ["PostgresStore"]
 
@@ -39,9 +33,11 @@ __all__ = ["PostgresStore"]
 EXACT_BELOW = 20_000
 #: Vectors or keys per statement.
 _CHUNK = 2_000
+#: Own leases on the keys $1, locked in their order.
+_MINE = "key IN (SELECT key FROM leases WHERE key = ANY($1) AND owner = $2 ORDER BY key FOR UPDATE)"
 
 
-class PostgresStore:
+class PostgresStore(SqlStore):
     """Stores predictions, embeddings and pools in a PostgreSQL database with pgvector.
 
     Many processes can use it at the same time. Nearest neighbors are searched in the database.
@@ -73,7 +69,8 @@ class PostgresStore:
     share one object.
     """
 
-    durable = True
+    _now = "clock_timestamp()"
+    _second = "interval '1 second'"
 
     def __init__(
         self,
@@ -92,11 +89,9 @@ class PostgresStore:
         self.database = PostgresDatabase(self.address, connections=connections, patience=patience)
         self._writer = Writer(self.database)
         self._exact_below = exact_below
-        self._embedders: dict[str, sql.EmbedderRow] = {}
         # leases belong to this object, not to the process
         self._owner = secrets.token_bytes(16)
         self._calls = count()
-        self._running: set[asyncio.Task[Any]] = set()
 
     def __repr__(self) -> str:
         return f"PostgresStore({self.address.public!r})"
@@ -113,42 +108,36 @@ class PostgresStore:
             asyncpg is not installed.
         """
         await self.database.open()
-        await self.database.run(leasing.drop_stale)
+        # of processes that ended long ago
+        await self.database.execute(
+            """
+            DELETE FROM leases WHERE key IN (
+                SELECT key FROM leases WHERE until < clock_timestamp() - interval '1 hour'
+                ORDER BY key FOR UPDATE SKIP LOCKED
+            )
+            """
+        )
 
     async def close(self) -> None:
         """Complete pending work and close all connections."""
         await self._writer.drain()
-        mine = [t for t in self._running if t.get_loop() is asyncio.get_running_loop()]
-        if mine:
-            await asyncio.wait(mine)
         await self.database.close()
 
-    def pool(self, embedder: str) -> Index:
+    def pool(self, embedder: str) -> PostgresPool:
         """Return the pool of an embedder."""
-        return PostgresPool(self, self.database, embedder, exact_below=self._exact_below)
+        return PostgresPool(self.database, embedder, exact_below=self._exact_below)
 
-    async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
-        """Store the metadata of a scope."""
-        await self.database.run(partial(sql.describe, scope=scope, facts=facts))
+    async def _rows(self, statement: str, *values: Any) -> list[Any]:
+        return await self.database.fetch(statement, *values)
 
-    async def count(self, scope: bytes) -> int:
-        """Return the number of texts with a prediction in this scope."""
-        return await self.database.run(partial(sql.count, scope=scope))
-
-    async def predicted(self, scope: bytes) -> list[bytes]:
-        """Return the hashes of the texts with a prediction in this scope."""
-        return await self.database.run(partial(sql.predicted, scope=scope))
-
-    async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
-        """Delete the predictions of a model, or of a scope; returns their number."""
-        return await self.database.run(partial(sql.forget, model=model, scope=scope))
+    async def _change(self, statement: str, *values: Any) -> int:
+        return await self.database.finish(self.database.execute(statement, *values))
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
         """Return the stored prediction for each key; None if missing."""
         found: dict[bytes, Prediction] = {}
         for start in range(0, len(keys), _CHUNK):
-            part = keys[start : start + _CHUNK]
-            found |= await self.database.run(partial(sql.select_predictions, keys=part))
+            found |= await self._writer.get(keys[start : start + _CHUNK])
         return [found.get(key) for key in keys]
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
@@ -159,16 +148,7 @@ class PostgresStore:
         self, embedder: str, hashes: Sequence[bytes]
     ) -> list[NDArray[np.float16] | None]:
         """Return the stored embedding of each text, float16[dim]; None if missing."""
-        known = await self.embedder(embedder)
-        found: list[NDArray[np.float16] | None] = []
-        if known is None:
-            return [None] * len(hashes)
-        for start in range(0, len(hashes), _CHUNK):
-            part = hashes[start : start + _CHUNK]
-            found += await self.database.run(
-                partial(sql.select_vectors, embedder=known, hashes=part)
-            )
-        return found
+        return await self.pool(embedder).stored_vectors(hashes, pooled=False)
 
     async def put_vectors(
         self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
@@ -176,88 +156,22 @@ class PostgresStore:
         """Store embeddings, float16[len(hashes), dim]; existing ones are not changed."""
         if not len(hashes):
             return
-        known = await self.require_embedder(embedder, vectors.shape[1])
+        known = await self.database.require_embedder(embedder, vectors)
         for start in range(0, len(hashes), _CHUNK):
             part = slice(start, start + _CHUNK)
-            await self.finish(
-                self.database.run(
-                    partial(
-                        sql.insert_vectors,
-                        embedder=known.id,
-                        hashes=hashes[part],
-                        vectors=vectors[part],
-                    )
-                )
-            )
-
-    async def put_learned(self, scope: bytes, data: bytes) -> None:
-        """Store what was learned, in place of what was there."""
-        await self.finish(self.database.run(partial(sql.put_learned, scope=scope, data=data)))
-
-    async def get_learned(self, scope: bytes) -> bytes | None:
-        """Return what was learned; None if nothing was."""
-        return await self.database.run(partial(sql.get_learned, scope=scope))
-
-    async def drop_learned(self, scope: bytes) -> None:
-        """Delete what was learned."""
-        await self.finish(self.database.run(partial(sql.put_learned, scope=scope, data=None)))
-
-    async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
-        """Store a batch that is about to be submitted, leased by `owner`."""
-        work = partial(batches.insert, batch=batch, owner=owner, seconds=seconds)
-        await self.finish(self.database.run(work))
-
-    async def claim_batch(self, batch: bytes, owner: bytes, seconds: float) -> bool:
-        """Take or extend the lease of an open batch; False if it is leased or has ended."""
-        work = partial(batches.claim, batch=batch, owner=owner, seconds=seconds)
-        return await self.database.run(work)
-
-    async def note_batch(self, batch: bytes, remote_id: str) -> None:
-        """Store the provider's id of a batch."""
-        work = partial(batches.note, batch=batch, remote_id=remote_id)
-        await self.finish(self.database.run(work))
-
-    async def end_batch(self, batch: bytes, outcome: str, usage: Usage) -> bool:
-        """Mark a batch as ended; False if it had ended already (nothing is changed then)."""
-        # unique per call: distinguishes a retry after a lost connection from a second call
-        once = secrets.token_bytes(16)
-        work = partial(batches.end, batch=batch, outcome=outcome, usage=usage, owner=once)
-        return await self.finish(self.database.run(work))
-
-    async def batches(
-        self, scope: bytes | None = None, *, ended: bool = False
-    ) -> list[StoredBatch]:
-        """Return the open batches (of a scope), oldest first; `ended` includes ended ones."""
-        return await self.database.run(partial(batches.select, scope=scope, ended=ended))
-
-    async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
-        """Return all scopes and their metadata."""
-        return await self.database.run(paging.all_scopes)
-
-    async def embedders(self) -> list[tuple[str, int]]:
-        """Return the name and dimension of each embedder in the store."""
-        return await self.database.run(paging.all_embedders)
-
-    async def learned(self) -> list[tuple[bytes, bytes]]:
-        """Return all that was learned, with its key."""
-        return await self.database.run(paging.all_learned)
-
-    async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
-        """Return up to `count` predictions after a key, ordered by key; empty at the end."""
-        return await self.database.run(
-            partial(paging.page_of_predictions, after=after, count=count)
-        )
+            work = partial(insert_vectors, known=known, hashes=hashes[part], vectors=vectors[part])
+            await self.database.finish(self.database.run(work))
 
     async def vectors(
         self, embedder: str, after: bytes = b"", count: int = 1_000
     ) -> list[tuple[bytes, NDArray[np.float16]]]:
         """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
-        known = await self.embedder(embedder)
-        if known is None:
-            return []
-        return await self.database.run(
-            partial(paging.page_of_vectors, embedder=known, after=after, count=count)
+        rows = await self.pool(embedder).read(
+            "SELECT hash, vector FROM {texts} WHERE hash > $1 ORDER BY hash LIMIT $2",
+            [(after, count)],
         )
+        vectors = from_vectors([vector for _, vector in rows])
+        return [(text_hash, vector) for (text_hash, _), vector in zip(rows, vectors, strict=True)]
 
     async def lease(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
         """Acquire leases, so that no other worker requests these predictions.
@@ -268,72 +182,43 @@ class PostgresStore:
             True: the lease was granted for `seconds`. False: another worker holds the lease, or
             the prediction has been stored; read it again.
         """
-        mine = await self.database.run(
-            partial(
-                leasing.lease,
-                keys=keys,
-                owner=self._owner,
-                call=next(self._calls),
-                seconds=seconds,
-            )
+        # a retry after a lost connection has the same owner and call, and gets the same leases
+        rows = await self.database.fetch(
+            """
+            INSERT INTO leases (key, owner, call, until)
+            SELECT u.key, $2, $3, clock_timestamp() + make_interval(secs => $4)
+            FROM unnest($1::bytea[]) u (key) ORDER BY u.key
+            ON CONFLICT (key) DO UPDATE
+            SET owner = excluded.owner, call = excluded.call, until = excluded.until
+            WHERE leases.until <= clock_timestamp()
+               OR (leases.owner = excluded.owner AND leases.call = excluded.call)
+            RETURNING key
+            """,
+            sorted(set(keys)),
+            self._owner,
+            next(self._calls),
+            seconds,
         )
-        return [key in mine for key in keys]
+        mine = {key for (key,) in rows}
+        # A lease ends in the transaction that stores its prediction, so it may be free because the
+        # prediction was stored after the caller's lookup. A new statement sees that commit.
+        stored = await self._writer.get(list(mine)) if mine else {}
+        if stored:
+            await self.release(list(stored))
+        return [key in mine and key not in stored for key in keys]
 
     async def renew(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
         """Extend leases to `seconds` from now; False if a lease has expired and was taken."""
-        mine = await self.database.run(
-            partial(leasing.renew, keys=keys, owner=self._owner, seconds=seconds)
+        rows = await self.database.fetch(
+            "UPDATE leases SET until = clock_timestamp() + make_interval(secs => $3) "
+            f"WHERE {_MINE} RETURNING key",
+            keys,
+            self._owner,
+            seconds,
         )
+        mine = {key for (key,) in rows}
         return [key in mine for key in keys]
 
     async def release(self, keys: Sequence[bytes]) -> None:
         """Release leases without a prediction; `put_predictions` releases all others."""
-        await self.database.run(partial(leasing.release, keys=keys, owner=self._owner))
-
-    async def embedder(self, name: str) -> sql.EmbedderRow | None:
-        """Return the row of an embedder; its counts may be stale."""
-        known = self._embedders.get(name)
-        if known is None:
-            known = await self.database.run(partial(sql.select_embedder, name=name))
-            if known is not None:
-                self._embedders[name] = known
-        return known
-
-    async def require_embedder(self, name: str, dim: int) -> sql.EmbedderRow:
-        """Return the row of an embedder; creates its tables if it is new.
-
-        Raises
-        ------
-        StoreError
-            The store contains vectors of another dimension under this name.
-        EmbeddingError
-            pgvector cannot store vectors of this dimension.
-        """
-        known = await self.embedder(name)
-        if known is None:
-            if not 1 <= dim <= MAX_DIM:
-                raise EmbeddingError(
-                    f"the embedder {name!r} returns vectors of dimension {dim}; pgvector supports "
-                    f"1 to {MAX_DIM}"
-                )
-            await self.database.run(partial(create_texts, name=name, dim=dim))
-            known = await self.embedder(name)
-        if known is None:
-            raise StoreError(
-                f"the row of embedder {name!r} disappeared from {self.address.public}; is another "
-                "process deleting it?"
-            )
-        known.require(dim)
-        return known
-
-    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a write to completion, even if the caller is cancelled."""
-        task = asyncio.create_task(work, name="testnuc-store")
-        self._running.add(task)
-        task.add_done_callback(self._finished)
-        return await asyncio.shield(task)
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()
+        await self.database.execute(f"DELETE FROM leases WHERE {_MINE}", keys, self._owner)

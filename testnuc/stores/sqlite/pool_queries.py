@@ -11,7 +11,7 @@ import orjson
 from testnuc.errors import StoreError
 from testnuc.index import DamagedIndexError, SavedIndex, ranks_of
 from testnuc.protocols import PoolText
-from testnuc.stores.sqlite.queries import VECTOR, chunks, insert_vectors, placeholders
+from testnuc.stores.sqlite.queries import OF_EMBEDDER, VECTOR, insert_vectors, select_in
 from testnuc.stores.sqlite.schema import first_id
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ __all__ = [
     "texts_between",
     "texts_of",
 ]
+
+_POOLED = "vectors JOIN pool ON pool.vector = vectors.id AND removed IS NULL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +82,15 @@ def insert_texts(
     size = int(
         connection.execute("SELECT size FROM embedders WHERE id = ?", (number,)).fetchone()[0]
     )
-    known: dict[bytes, tuple[int, int | None]] = {}
-    for part in chunks([t.hash for t in texts]):
-        rows = connection.execute(
-            "SELECT hash, vectors.id, pool.id FROM vectors "  # noqa: S608 - placeholders
-            "LEFT JOIN pool ON pool.vector = vectors.id AND removed IS NULL "
-            f"WHERE embedder = ? AND hash IN ({placeholders(part)})",
-            (number, *part),
-        )
-        for text_hash, vector, row in rows:
-            known[text_hash] = (vector, row)
+    rows = select_in(
+        connection,
+        "SELECT hash, vectors.id, pool.id FROM vectors "
+        "LEFT JOIN pool ON pool.vector = vectors.id AND removed IS NULL "
+        "WHERE embedder = ? AND hash IN",
+        [t.hash for t in texts],
+        number,
+    )
+    known: dict[bytes, tuple[int, int | None]] = {h: (vector, row) for h, vector, row in rows}
     new: list[tuple[int, int, str, str | None]] = []
     labels: list[tuple[str, int]] = []
     for entry in texts:
@@ -138,39 +139,23 @@ def numbers_of(
     now = state(connection, embedder)
     if now is None:
         return np.empty(0, dtype=np.int64)
-    found = numbers(connection, now.embedder, hashes)
-    return found[found >= 0]
+    rows = [row for _, row in _rows(connection, now.embedder, hashes)]
+    return np.array(rows, dtype=np.int64) - first_id(now.embedder)
 
 
 def _rows(
     connection: sqlite3.Connection, embedder: int, hashes: Sequence[bytes]
 ) -> Iterator[tuple[bytes, int]]:
-    for part in chunks(hashes):
-        yield from connection.execute(
-            "SELECT hash, pool.id FROM vectors "  # noqa: S608 - placeholders
-            "JOIN pool ON pool.vector = vectors.id AND removed IS NULL "
-            f"WHERE embedder = ? AND hash IN ({placeholders(part)})",
-            (embedder, *part),
-        ).fetchall()
+    statement = f"SELECT hash, pool.id FROM {_POOLED} WHERE embedder = ? AND hash IN"
+    return select_in(connection, statement, hashes, embedder)
 
 
 def labels_of(
     connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes]
 ) -> list[str | None]:
     """Return the known label of each text."""
-    now = state(connection, embedder)
-    if now is None:
-        return [None] * len(hashes)
-    found: dict[bytes, str] = {}
-    for part in chunks(hashes):
-        found.update(
-            connection.execute(
-                "SELECT hash, label FROM vectors "  # noqa: S608 - placeholders
-                "JOIN pool ON pool.vector = vectors.id AND removed IS NULL "
-                f"WHERE embedder = ? AND hash IN ({placeholders(part)}) AND label IS NOT NULL",
-                (now.embedder, *part),
-            )
-        )
+    statement = f"SELECT hash, label FROM {_POOLED} WHERE {OF_EMBEDDER} AND hash IN"
+    found = dict(select_in(connection, statement, hashes, embedder))
     return [found.get(h) for h in hashes]
 
 
@@ -200,13 +185,9 @@ def numbers_removed(connection: sqlite3.Connection, embedder: int, after: int) -
 def rows_from(
     connection: sqlite3.Connection, now: PoolState, start: int, count: int
 ) -> tuple[NDArray[np.float16], NDArray[np.uint64]]:
-    """Return vectors and ranks of the numbers from `start`, including removed ones.
+    """Return vectors, float16[n, dim], and ranks, uint64[n], of the numbers from `start`.
 
-    Returns
-    -------
-    vectors : float16[n, dim]
-    ranks : uint64[n]
-        The first 8 bytes of each text's hash.
+    Removed ones are included. A rank is the first 8 bytes of a text's hash.
     """
     end = min(start + count, now.size)
     rows = connection.execute(
@@ -228,17 +209,14 @@ def texts_of(
     connection: sqlite3.Connection, embedder: int, ids: Sequence[int]
 ) -> dict[int, PoolText]:
     """Return the texts with these numbers, including removed ones."""
-    found = {}
-    for part in chunks(ids):
-        rows = connection.execute(
-            "SELECT pool.id, text, hash, label FROM pool "  # noqa: S608 - placeholders
-            "JOIN vectors ON vectors.id = pool.vector "
-            f"WHERE pool.id IN ({placeholders(part)})",
-            [first_id(embedder) + i for i in part],
-        )
-        for row, text, text_hash, label in rows:
-            found[row - first_id(embedder)] = PoolText(text, text_hash, label)
-    return found
+    first = first_id(embedder)
+    rows = select_in(
+        connection,
+        "SELECT pool.id, text, hash, label FROM pool JOIN vectors ON vectors.id = pool.vector "
+        "WHERE pool.id IN",
+        [first + i for i in ids],
+    )
+    return {row - first: PoolText(*text) for row, *text in rows}
 
 
 def texts_between(

@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Literal
 
 from testnuc._base.checks import checked_choice
 from testnuc.errors import InvalidInputError
-from testnuc.stores.sqlite import batch_queries as batches
-from testnuc.stores.sqlite import export_queries as paging
+from testnuc.stores.sql_store import SqlStore
 from testnuc.stores.sqlite import queries as sql
 from testnuc.stores.sqlite.database import SqliteDatabase
 from testnuc.stores.sqlite.pool import SqlitePool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from testnuc.protocols import Index, StoredBatch, StoredPrediction
-    from testnuc.types import Prediction, Usage
+    from testnuc.protocols import Index, StoredPrediction
+    from testnuc.types import Prediction
 
 __all__ = ["SqliteStore"]
 
@@ -32,7 +31,7 @@ __all__ = ["SqliteStore"]
 _CHUNK = 2_000
 
 
-class SqliteStore:
+class SqliteStore(SqlStore):
     """Stores predictions, embeddings and pools in one SQLite file.
 
     Several processes on one host can use the file at the same time. Writes are committed when a
@@ -57,7 +56,8 @@ class SqliteStore:
     one object.
     """
 
-    durable = True
+    _now = "((julianday('now') - 2440587.5) * 86400.0)"
+    _second = "1.0"
 
     def __init__(
         self,
@@ -99,28 +99,14 @@ class SqliteStore:
         digest = blake2b(embedder.encode(), digest_size=8).hexdigest()
         return SqlitePool(self.database, embedder, Path(f"{self.path}.index") / digest)
 
-    async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
-        """Store the metadata of a scope."""
-        await self.database.write(lambda c: sql.describe(c, scope, facts))
+    async def _rows(self, statement: str, *values: Any) -> list[Any]:
+        # SQLite numbers its parameters ?1, ?2, ..
+        numbered = statement.replace("$", "?")
+        return await self.database.read(lambda c: c.execute(numbered, values).fetchall())
 
-    async def count(self, scope: bytes) -> int:
-        """Return the number of texts with a prediction in this scope."""
-        found: int = await self.database.read(
-            lambda c: c.execute(
-                "SELECT count(DISTINCT text) FROM predictions "
-                "WHERE scope = (SELECT id FROM scopes WHERE scope = ?)",
-                (scope,),
-            ).fetchone()[0]
-        )
-        return found
-
-    async def predicted(self, scope: bytes) -> list[bytes]:
-        """Return the hashes of the texts with a prediction in this scope."""
-        return await self.database.read(lambda c: sql.predicted(c, scope))
-
-    async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
-        """Delete the predictions of a model, or of a scope; returns their number."""
-        return await self.database.write(lambda c: sql.forget(c, model, scope))
+    async def _change(self, statement: str, *values: Any) -> int:
+        numbered = statement.replace("$", "?")
+        return await self.database.write(lambda c: c.execute(numbered, values).rowcount)
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
         """Return the stored prediction for each key; None if missing."""
@@ -151,58 +137,8 @@ class SqliteStore:
                 )
             )
 
-    async def put_learned(self, scope: bytes, data: bytes) -> None:
-        """Store what was learned, in place of what was there."""
-        await self.database.write(lambda c: sql.put_learned(c, scope, data))
-
-    async def get_learned(self, scope: bytes) -> bytes | None:
-        """Return what was learned; None if nothing was."""
-        return await self.database.read(lambda c: sql.get_learned(c, scope))
-
-    async def drop_learned(self, scope: bytes) -> None:
-        """Delete what was learned."""
-        await self.database.write(lambda c: sql.put_learned(c, scope, None))
-
-    async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
-        """Store a batch that is about to be submitted, leased by `owner`."""
-        await self.database.write(lambda c: batches.insert(c, batch, owner, seconds))
-
-    async def claim_batch(self, batch: bytes, owner: bytes, seconds: float) -> bool:
-        """Take or extend the lease of an open batch; False if it is leased or has ended."""
-        return await self.database.write(lambda c: batches.claim(c, batch, owner, seconds))
-
-    async def note_batch(self, batch: bytes, remote_id: str) -> None:
-        """Store the provider's id of a batch."""
-        await self.database.write(lambda c: batches.note(c, batch, remote_id))
-
-    async def end_batch(self, batch: bytes, outcome: str, usage: Usage) -> bool:
-        """Mark a batch as ended; False if it had ended already (nothing is changed then)."""
-        return await self.database.write(lambda c: batches.end(c, batch, outcome, usage))
-
-    async def batches(
-        self, scope: bytes | None = None, *, ended: bool = False
-    ) -> list[StoredBatch]:
-        """Return the open batches (of a scope), oldest first; `ended` includes ended ones."""
-        return await self.database.read(lambda c: batches.select(c, scope, ended=ended))
-
-    async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
-        """Return all scopes and their metadata."""
-        return await self.database.read(paging.all_scopes)
-
-    async def embedders(self) -> list[tuple[str, int]]:
-        """Return the name and dimension of each embedder in the store."""
-        return await self.database.read(paging.all_embedders)
-
-    async def learned(self) -> list[tuple[bytes, bytes]]:
-        """Return all that was learned, with its key."""
-        return await self.database.read(paging.all_learned)
-
-    async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
-        """Return up to `count` predictions after a key, ordered by key; empty at the end."""
-        return await self.database.read(lambda c: paging.page_of_predictions(c, after, count))
-
     async def vectors(
         self, embedder: str, after: bytes = b"", count: int = 1_000
     ) -> list[tuple[bytes, NDArray[np.float16]]]:
         """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
-        return await self.database.read(lambda c: paging.page_of_vectors(c, embedder, after, count))
+        return await self.database.read(lambda c: sql.page_of_vectors(c, embedder, after, count))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from testnuc.errors import InvalidInputError
-from testnuc.evaluation.multilabel_scores import score_multilabel
+from testnuc.evaluation import score_multilabel
 from testnuc.testing import LoopbackLLM
 from tests._engine.test_multilabel import labels_of
 from tests.cli.in_process import run_here

@@ -1,0 +1,199 @@
+"""What SQLite and PostgreSQL have in common: the statements that both understand."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from testnuc.errors import EmbeddingError, StoreError
+from testnuc.protocols import StoredBatch, StoredPrediction
+from testnuc.types import Prediction, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["SqlStore", "check_vectors"]
+
+_OF_SCOPE = "FROM predictions WHERE scope = (SELECT id FROM scopes WHERE scope = $1)"
+
+
+def check_vectors(embedder: str, dim: int, vectors: NDArray[np.float16]) -> None:
+    """Raise an error if vectors do not fit those that are stored, of dimension `dim`."""
+    if vectors.shape[1] != dim:
+        raise StoreError(
+            f"the store contains vectors of dimension {dim} of the embedder {embedder!r}, which "
+            f"now returns vectors of dimension {vectors.shape[1]}; give the embedder another "
+            "`name`, or use another store"
+        )
+    # NaN or infinity would corrupt every index that is built from them
+    if not np.isfinite(vectors).all():
+        raise EmbeddingError("the embedder returned a vector with NaN or infinity")
+
+
+class SqlStore:
+    """A store in a database, but for predictions by key, vectors and pools.
+
+    Statements are idempotent, and have parameters ``$1``, ``$2``, ..
+    """
+
+    durable = True
+    #: In SQL: the time now, and what seconds are multiplied by.
+    _now = ""
+    _second = ""
+
+    async def _rows(self, statement: str, *values: Any) -> list[Any]:
+        """Return the rows that a statement reads."""
+        raise NotImplementedError
+
+    async def _change(self, statement: str, *values: Any) -> int:
+        """Run a statement to completion, even if the caller is cancelled; return changed rows."""
+        raise NotImplementedError
+
+    async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
+        """Store the metadata of a scope."""
+        await self._change(
+            "INSERT INTO scopes (scope, facts) VALUES ($1, $2) ON CONFLICT (scope) "
+            "DO UPDATE SET facts = excluded.facts WHERE scopes.facts <> excluded.facts",
+            scope,
+            orjson.dumps(dict(facts)).decode(),
+        )
+
+    async def count(self, scope: bytes) -> int:
+        """Return the number of texts with a prediction in this scope."""
+        ((found,),) = await self._rows(f"SELECT count(DISTINCT text) {_OF_SCOPE}", scope)
+        return int(found)
+
+    async def predicted(self, scope: bytes) -> list[bytes]:
+        """Return the hashes of the texts with a prediction in this scope."""
+        return [text for (text,) in await self._rows(f"SELECT DISTINCT text {_OF_SCOPE}", scope)]
+
+    async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
+        """Delete the predictions of a model, or of a scope; returns their number."""
+        count = 0
+        for known, facts in await self.scopes():
+            if known == scope or (model is not None and facts.get("model") == model):
+                count += await self._change(f"DELETE {_OF_SCOPE}", known)
+        return count
+
+    async def put_learned(self, scope: bytes, data: bytes) -> None:
+        """Store what was learned, in place of what was there."""
+        await self._change(
+            "INSERT INTO learned (scope, data) VALUES ($1, $2) "
+            "ON CONFLICT (scope) DO UPDATE SET data = excluded.data",
+            scope,
+            data,
+        )
+
+    async def get_learned(self, scope: bytes) -> bytes | None:
+        """Return what was learned; None if nothing was."""
+        rows = await self._rows("SELECT data FROM learned WHERE scope = $1", scope)
+        return rows[0][0] if rows else None
+
+    async def drop_learned(self, scope: bytes) -> None:
+        """Delete what was learned."""
+        await self._change("DELETE FROM learned WHERE scope = $1", scope)
+
+    async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
+        """Store a batch that is about to be submitted, leased by `owner`."""
+        await self._change(
+            "INSERT INTO batches (id, scope, facts, requests, created, items, owner, until) VALUES "
+            f"($1, $2, $3, $4, $5, $6, $7, {self._now} + $8 * {self._second}) "
+            "ON CONFLICT DO NOTHING",
+            batch.id,
+            batch.scope,
+            orjson.dumps(dict(batch.facts)).decode(),
+            batch.requests,
+            batch.created,
+            batch.items,
+            owner,
+            seconds,
+        )
+
+    async def claim_batch(self, batch: bytes, owner: bytes, seconds: float) -> bool:
+        """Take or extend the lease of an open batch; False if it is leased or has ended."""
+        claimed = await self._change(
+            f"UPDATE batches SET owner = $2, until = {self._now} + $3 * {self._second} "
+            f"WHERE id = $1 AND outcome IS NULL AND (owner = $2 OR until <= {self._now})",
+            batch,
+            owner,
+            seconds,
+        )
+        return claimed == 1
+
+    async def note_batch(self, batch: bytes, remote_id: str) -> None:
+        """Store the provider's id of a batch."""
+        await self._change("UPDATE batches SET remote = $2 WHERE id = $1", batch, remote_id)
+
+    async def end_batch(self, batch: bytes, outcome: str, usage: Usage) -> bool:
+        """Mark a batch as ended; False if it had ended already (nothing is changed then)."""
+        ended = await self._change(
+            "UPDATE batches SET outcome = $2, usage = $3, items = $4, owner = $5 "
+            "WHERE id = $1 AND (outcome IS NULL OR owner = $5)",
+            batch,
+            outcome,
+            orjson.dumps(usage).decode(),
+            b"",
+            # unique per call: distinguishes a retry after a lost connection from a second call
+            secrets.token_bytes(16),
+        )
+        return ended == 1
+
+    async def batches(
+        self, scope: bytes | None = None, *, ended: bool = False
+    ) -> list[StoredBatch]:
+        """Return the open batches (of a scope), oldest first; `ended` includes ended ones."""
+        rows = await self._rows(
+            "SELECT id, scope, requests, created, items, remote, outcome, facts, usage "
+            "FROM batches WHERE coalesce($1, scope) = scope AND ($2 OR outcome IS NULL) "
+            "ORDER BY created, id",
+            scope,
+            ended,
+        )
+        return [
+            StoredBatch(
+                id=number,
+                scope=its_scope,
+                facts=orjson.loads(facts),
+                requests=requests,
+                created=created,
+                items=items,
+                remote_id=remote,
+                outcome=outcome,
+                usage=None if usage is None else Usage(**orjson.loads(usage)),
+            )
+            for number, its_scope, requests, created, items, remote, outcome, facts, usage in rows
+        ]
+
+    async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
+        """Return all scopes and their metadata."""
+        rows = await self._rows("SELECT scope, facts FROM scopes ORDER BY id")
+        return [(scope, orjson.loads(facts)) for scope, facts in rows]
+
+    async def embedders(self) -> list[tuple[str, int]]:
+        """Return the name and dimension of each embedder in the store."""
+        rows = await self._rows("SELECT name, dim FROM embedders ORDER BY id")
+        return [(name, dim) for name, dim in rows]
+
+    async def learned(self) -> list[tuple[bytes, bytes]]:
+        """Return all that was learned, with its key."""
+        rows = await self._rows("SELECT scope, data FROM learned ORDER BY scope")
+        return [(scope, data) for scope, data in rows]
+
+    async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
+        """Return up to `count` predictions after a key, ordered by key; empty at the end."""
+        rows = await self._rows(
+            "SELECT p.key, s.scope, p.text, p.sample, p.label, p.confidence, p.said "
+            "FROM predictions p JOIN scopes s ON s.id = p.scope "
+            "WHERE p.key > $1 ORDER BY p.key LIMIT $2",
+            after,
+            count,
+        )
+        return [
+            StoredPrediction(key, scope, text, sample, Prediction(*said))
+            for key, scope, text, sample, *said in rows
+        ]
