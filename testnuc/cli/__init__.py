@@ -10,7 +10,6 @@ from typing import Any
 import typer
 
 from testnuc._version import __version__
-from testnuc.cli.batch_commands import LANE, REST, batch
 from testnuc.cli.judging_commands import add_judging
 from testnuc.cli.options import (
     BASE_URL,
@@ -45,12 +44,16 @@ app = typer.Typer(
 
 store = typer.Typer(help="Export, import or inspect a store.", no_args_is_help=True)
 app.add_typer(store, name="store")
+batch = typer.Typer(help="List, resume or cancel the batch jobs of a store.", no_args_is_help=True)
 app.add_typer(batch, name="batch")
 
 _STORE = typer.Argument(
     help="Path of an SQLite store, or postgresql://..", metavar="STORE", show_default=False
 )
-_LIMITS, _REFEREE = "Request limits", "Referee"
+_IDS = typer.Argument(
+    None, help="Start of an id, or the provider's id.", metavar="[ID]..", show_default=False
+)
+_LIMITS, _REFEREE, _BATCHES = "Request limits", "Referee", "Batches"
 _FILE = typer.Argument(help="A .jsonl or .parquet file.", metavar="FILE", show_default=False)
 
 
@@ -108,8 +111,18 @@ def classify(
         "-o",
         help="A file of one of these kinds; default or -: JSON Lines to stdout.",
     ),
-    lane: str = LANE,
-    rest: str = REST,
+    lane: str = typer.Option(
+        "live",
+        help="live, or batch: the provider's batch API, at half the price, within a day; see "
+        "--store.",
+        rich_help_panel=_BATCHES,
+    ),
+    rest: str = typer.Option(
+        "batch",
+        help="Requests that a batch leaves unanswered: retry in another (batch), send live, or "
+        "error.",
+        rich_help_panel=_BATCHES,
+    ),
     referee: str | None = typer.Option(
         None,
         help="A better model, which judges 100 texts, then labels the least trusted.",
@@ -282,6 +295,31 @@ def import_(file: str = _FILE, place: str = _STORE) -> None:
 @runs("store:stats")
 def stats(place: str = _STORE) -> None:
     """Count the predictions of each model, and the texts, in a store."""
+
+
+@batch.command("list")
+@runs("batch:list_")
+def list_(
+    store: str = _STORE,
+    ended: bool = typer.Option(False, "--all", help="Include batches that have ended."),  # noqa: FBT001, FBT003
+) -> None:
+    """List the open batches, with their status at the provider."""
+
+
+@batch.command("resume")
+@runs("batch:resume")
+def resume(store: str = _STORE, ids: list[str] | None = _IDS) -> None:
+    """Wait for open batches (all, or those named), and store their answers."""
+
+
+@batch.command("cancel")
+@runs("batch:cancel")
+def cancel(
+    store: str = _STORE,
+    ids: list[str] | None = _IDS,
+    everything: bool = typer.Option(False, "--all", help="All open batches."),  # noqa: FBT001, FBT003
+) -> None:
+    """Ask the provider to end batches early; answers so far are billed and can be stored."""
 
 
 def main() -> None:

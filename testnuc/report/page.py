@@ -9,7 +9,7 @@ from functools import cache
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import checked_whole
 from testnuc._base.jsonl import write_whole
@@ -44,17 +44,8 @@ _SCRIPTS = (
 )
 
 
-@runtime_checkable
-class _Run(Protocol):
-    """The attributes of `Results` about their run."""
-
-    usage: Usage
-    seconds: float
-    model: str | None
-    choices: tuple[str, ...]
-    descriptions: Mapping[str, str]
-    instructions: str | None
-    learned: str | None
+#: Attributes of `Results` about their run.
+_OF_RUN = ("usage", "seconds", "model", "choices", "descriptions", "instructions", "learned")
 
 
 def _results_of(review: Review) -> list[Classification]:
@@ -80,11 +71,9 @@ def render(
     results: Sequence[Classification] | None,
     *,
     usage: Usage | None = None,
-    seconds: float | None = None,
     model: str | None = None,
     choices: Sequence[str] = (),
     descriptions: Mapping[str, str] | None = None,
-    instructions: str | None = None,
     review: Review | None = None,
     then: str | None = None,
     file: str | None = None,
@@ -101,16 +90,14 @@ def render(
     Parameters
     ----------
     results : sequence of Classification, or None
-        `Results` provide the following six. None: the texts of the review.
-    usage, seconds : Usage, float, optional
-        Usage and duration; not shown if unknown.
+        `Results` provide the following four. None: the texts of the review.
+    usage : Usage, optional
+        Not shown if unknown.
     model : str, optional
     choices : sequence of str, optional
         The label set; default: the labels that occur.
     descriptions : mapping of str to str, optional
         Label -> description.
-    instructions : str, optional
-        For those who judge.
     review : Review, optional
         The texts to be judged; default: those that look wrong.
     then : str, optional
@@ -136,28 +123,29 @@ def render(
         listed = results
     elif review is not None:
         listed = _results_of(review)
-    if isinstance(listed, _Run):
-        usage = (None if listed.usage == UNKNOWN else listed.usage) if usage is None else usage
-        seconds = listed.seconds if seconds is None else seconds
-        model = listed.model if model is None else model
-        choices = choices or listed.choices
-        descriptions = descriptions or listed.descriptions
-        instructions = instructions or listed.instructions
+    # `Results` say more about their run than a list of them
+    run = {name: getattr(listed, name, None) for name in _OF_RUN}
+    if usage is None and run["usage"] != UNKNOWN:
+        usage = run["usage"]
+    model = run["model"] if model is None else model
+    choices = choices or run["choices"] or ()
+    descriptions = descriptions or run["descriptions"] or {}
+    instructions = run["instructions"]
     if review is not None:
         choices, model = review.labels, model or review.model
-        descriptions = descriptions or review.context.descriptions
+        descriptions = descriptions or review.context.descriptions or {}
         instructions = instructions or review.context.instructions
     if several is None:
         several = bool(listed) and isinstance(listed[0], MultilabelClassification)
     shown = contents(
         listed,
         usage=usage,
-        seconds=seconds,
+        seconds=run["seconds"],
         model=model,
         choices=choices,
-        descriptions=descriptions or {},
+        descriptions=descriptions,
         instructions=instructions,
-        calibrated=isinstance(listed, _Run) and listed.learned is not None,
+        calibrated=run["learned"] is not None,
         review=review,
         only=results is None,
         then=then,
