@@ -25,7 +25,9 @@ from testnuc.cli.options import (
     OF_ASKING,
     OF_SEVERAL,
     OVERWRITE,
+    RESULTS_OR_STORE,
     TEXT_COLUMN,
+    argument,
     options_of,
     runs,
 )
@@ -47,14 +49,12 @@ app.add_typer(store, name="store")
 batch = typer.Typer(help="List, resume or cancel the batch jobs of a store.", no_args_is_help=True)
 app.add_typer(batch, name="batch")
 
-_STORE = typer.Argument(
-    help="Path of an SQLite store, or postgresql://..", metavar="STORE", show_default=False
-)
+_STORE = argument("STORE", "Path of an SQLite store, or postgresql://..")
 _IDS = typer.Argument(
     None, help="Start of an id, or the provider's id.", metavar="[ID]..", show_default=False
 )
 _LIMITS, _REFEREE, _BATCHES = "Request limits", "Referee", "Batches"
-_FILE = typer.Argument(help="A .jsonl or .parquet file.", metavar="FILE", show_default=False)
+_FILE = argument("FILE", "A .jsonl or .parquet file.")
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001 - what typer calls
@@ -99,10 +99,9 @@ def demo() -> None:
 @runs("classify:run", labels=LABELS_OF_HEAD)
 def classify(
     client: dict[str, Any],
-    file: str = typer.Argument(
-        help="Texts: .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .txt (one a line), or - (stdin).",
-        metavar="FILE",
-        show_default=False,
+    file: str = argument(
+        "FILE",
+        "Texts: .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .txt (one a line), or - (stdin).",
     ),
     text_column: str = TEXT_COLUMN,
     output: str | None = typer.Option(
@@ -148,10 +147,8 @@ def classify(
 @runs("evaluate:run", labels=LABELS_OF_FILE)
 def evaluate(
     client: dict[str, Any],
-    file: str = typer.Argument(
-        help="Labeled texts, as for classify; or results with a column of correct labels.",
-        metavar="FILE",
-        show_default=False,
+    file: str = argument(
+        "FILE", "Labeled texts, as for classify; or results with a column of correct labels."
     ),
     text_column: str = TEXT_COLUMN,
     label_column: str = typer.Option("label", help="Column or field with the correct label."),
@@ -169,11 +166,7 @@ def evaluate(
 @runs("diagnose:run", *OF_ASKING, *OF_SEVERAL, "policy", "min_trust", labels=LABELS_OF_FILE)
 def diagnose(
     client: dict[str, Any],
-    source: str = typer.Argument(
-        help="A file written by `classify -o` (.csv, .jsonl or .parquet), or a store.",
-        metavar="RESULTS|STORE",
-        show_default=False,
-    ),
+    source: str = RESULTS_OR_STORE,
     text_column: str = TEXT_COLUMN,
     plot: str | None = typer.Option(None, help="A .png, .svg or .pdf file for the figure."),
 ) -> None:
@@ -233,15 +226,10 @@ def serve(
 @app.command()
 @runs("study:run")
 def study(
-    study: str = typer.Argument(
-        help="purity, gold-votes, k, policies, pool-size or choice.",
-        metavar="STUDY",
-        show_default=False,
-    ),
-    data: str = typer.Argument(
-        help="Labeled texts: a .csv or .jsonl file, or a dataset of the paper, such as banking77.",
-        metavar="DATA",
-        show_default=False,
+    study: str = argument("STUDY", "purity, gold-votes, k, policies, pool-size or choice."),
+    data: str = argument(
+        "DATA",
+        "Labeled texts: a .csv or .jsonl file, or a dataset of the paper, such as banking77.",
     ),
     data_dir: str | None = typer.Option(
         None, help="Folder with the paper's datasets; default: download them."
@@ -263,11 +251,10 @@ def study(
 @runs("report:run", *OF_ASKING, "store", labels=LABELS_OF_RUN)
 def report(
     client: dict[str, Any],
-    file: str = typer.Argument(
-        help="A file written by `classify -o` (a .jsonl with --full holds all details), or a "
+    file: str = argument(
+        "RESULTS|STORE",
+        "A file written by `classify -o` (a .jsonl with --full holds all details), or a "
         "store, with the options of its run.",
-        metavar="RESULTS|STORE",
-        show_default=False,
     ),
     output: str = typer.Option("report.html", "--output", "-o", help="A .html file."),
     text_column: str = TEXT_COLUMN,

@@ -85,37 +85,14 @@ def render(
     """Return an HTML page for judging and browsing results.
 
     The page is self-contained, and its content security policy allows no network request, but to
-    the server of a `live` page. Texts and labels may be hostile: they are always rendered as text.
+    the server of a `live` page, which gets each judgment. Texts and labels may be hostile: they are
+    always rendered as text.
 
-    Parameters
-    ----------
-    results : sequence of Classification, or None
-        `Results` provide the following four. None: the texts of the review.
-    usage : Usage, optional
-        Not shown if unknown.
-    model : str, optional
-    choices : sequence of str, optional
-        The label set; default: the labels that occur.
-    descriptions : mapping of str to str, optional
-        Label -> description.
-    review : Review, optional
-        The texts to be judged; default: those that look wrong.
-    then : str, optional
-        The command that learns from the judgments.
-    file : str, optional
-        Name of the file that the judgments are saved in; default: review.json or marks.json.
-    title : str, optional
-    most : int
-        Most results to list; of more, those to review first. Counts are over all results.
-    several : bool, optional
-        Whether a text can have several labels; default: as the review or the results say.
-    live : bool
-        Whether each judgment of the review is sent to the server of the page.
-
-    Raises
-    ------
-    InvalidInputError
-        `most` is not an integer of at least 1.
+    `Results` provide what is not given of usage, model, choices and descriptions; None is the texts
+    of the review. Without a label set, `choices` are the labels that occur. `then` is the command
+    that learns from the judgments, `file` the name of the file that they are saved in. Of more than
+    `most` results, those to review first are listed; counts are over all. By default the review or
+    the results say whether a text can have `several` labels.
     """
     checked_whole("most", most, least=1)
     listed: Sequence[Classification] = ()
