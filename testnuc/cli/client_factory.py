@@ -20,8 +20,8 @@ __all__ = ["client_of", "embedder_of"]
 def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
     """Return a client of command-line options; arguments in `instead` win."""
     given = client_arguments({**options, **instead})
-    if "shortlist" in given:
-        given["shortlist"] = _shortlist(given["shortlist"])
+    if str(given.get("shortlist")).isdecimal():
+        given["shortlist"] = int(given["shortlist"])
     labels = given.pop("labels")
     if given.get("head") is not None:
         head = _head_of(given)
@@ -29,11 +29,6 @@ def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
     if labels is None:
         raise InvalidInputError("there are no labels; give --labels, a file or a,b,c")
     return TestNUC(read_labels(labels), **given)
-
-
-def _shortlist(given: str | int | None) -> str | int | None:
-    """Return the number in an option, or the word."""
-    return int(given) if isinstance(given, str) and given.isdecimal() else given
 
 
 def embedder_of(options: Mapping[str, Any]) -> str:
