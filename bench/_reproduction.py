@@ -17,7 +17,7 @@ from testnuc.evaluation import (
     purity_over_k,
 )
 from testnuc.evaluation.costs import METHODS
-from testnuc.evaluation.tables import frame
+from testnuc.evaluation.plots import frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

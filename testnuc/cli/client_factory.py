@@ -31,7 +31,7 @@ def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
         raise InvalidInputError("--head-trust needs --head, a file from `testnuc distill`")
     if labels is None:
         raise InvalidInputError("there are no labels; give --labels, a file or a,b,c")
-    return TestNUC(read_labels(labels) if isinstance(labels, str) else labels, **given)
+    return TestNUC(read_labels(labels), **given)
 
 
 def _shortlist(given: str | int | None) -> str | int | None:

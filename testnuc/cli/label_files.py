@@ -23,8 +23,10 @@ _LISTS = {".txt", ".json", *_YAML}
 _NAME, _DESCRIPTION = "label", "description"
 
 
-def read_labels(given: str) -> list[str] | dict[str, str]:
-    """Read labels from a file, or from a list separated by commas."""
+def read_labels(given: str | list[str] | dict[str, str]) -> list[str] | dict[str, str]:
+    """Read labels from a file, or from a list separated by commas; if read already, return them."""
+    if not isinstance(given, str):
+        return given
     if given.lstrip()[:1] in {"[", "{"}:
         # from a settings file or the environment
         return _labels(_json("labels", given), "labels")
@@ -41,10 +43,8 @@ def read_labels(given: str) -> list[str] | dict[str, str]:
     if kind in _TABLES:
         return _of_table(given)
     content = content_of(given)[0]
-    if kind == ".json":
-        return _labels(_json(given, content), given)
-    if kind in _YAML:
-        return _labels(_yaml(given, content), given)
+    if kind in {".json", *_YAML}:
+        return _labels((_yaml if kind in _YAML else _json)(given, content), given)
     return [label for line in content.splitlines() if (label := line.strip())]
 
 

@@ -61,9 +61,8 @@ def remembered(client: Mapping[str, Any]) -> dict[str, Any]:
     # a password may be part of an address
     if "@" in str(found.get("base_url", "")):
         del found["base_url"]
-    labels = client["labels"]
-    named = read_labels(labels) if isinstance(labels, str) else labels
-    return {**found, **({"descriptions": dict(named)} if isinstance(named, dict) else {})}
+    labels = read_labels(client["labels"])
+    return {**found, **({"descriptions": dict(labels)} if isinstance(labels, dict) else {})}
 
 
 def run_of(client: Mapping[str, Any], results: Results) -> dict[str, Any]:
@@ -130,8 +129,7 @@ async def embedders_in(store: str) -> list[str]:
 async def _with_scope(client: Mapping[str, Any], store: str) -> dict[str, Any]:
     names = None
     if client["labels"] is not None:
-        given = client["labels"]
-        names = list(read_labels(given) if isinstance(given, str) else given)
+        names = list(read_labels(client["labels"]))
     # a command without the option is about texts with one label
     several = "multilabel" in client
     every = [facts for facts, _ in await _held(store) if several or not facts.get("multilabel")]

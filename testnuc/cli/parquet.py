@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -10,29 +11,14 @@ from testnuc._base.jsonl import write_whole
 from testnuc.errors import InvalidInputError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from testnuc.stores.export import Record
 
-__all__ = ["ParquetWriter", "read", "read_rows", "schema_of", "write_rows"]
+__all__ = ["read", "read_rows", "schema_of", "write_rows", "writing"]
 
-#: All columns of records; most are null in each row, which costs almost no space.
-_TEXT = (
-    "kind",
-    "scope",
-    "facts",
-    "key",
-    "hash",
-    "label",
-    "said",
-    "embedder",
-    "text",
-    "vector",
-    "data",
-    "counts",
-)
-#: Columns of each kind of record; null is a value only in these.
+#: Columns of each kind of record; the others are null, which costs almost no space.
 _OF = {
     "scope": ("kind", "scope", "facts"),
     "prediction": ("kind", "key", "scope", "hash", "sample", "label", "confidence", "said"),
@@ -42,33 +28,31 @@ _OF = {
     "end": ("kind", "counts"),
 }
 _JSON = ("facts", "counts")
+#: Types of columns that are no strings.
+_NUMBERS = {"sample": "int32", "confidence": "float64"}
 
 
-class ParquetWriter:
-    """Writes records of a store, one row group for each batch."""
+@contextmanager
+def writing(path: Path) -> Iterator[Callable[[list[Record]], None]]:
+    """Yield a function that writes records of a store, one row group for each batch."""
+    arrow, parquet = _pyarrow()
+    names = dict.fromkeys(name for columns in _OF.values() for name in columns)
+    schema = arrow.schema(
+        [(name, getattr(arrow, _NUMBERS.get(name, "string"))()) for name in names]
+    )
+    with parquet.ParquetWriter(str(path), schema, compression="zstd") as file:
 
-    def __init__(self, path: Path) -> None:
-        arrow, parquet = _pyarrow()
-        self._arrow = arrow
-        self._schema = arrow.schema(
-            [
-                *((name, arrow.string()) for name in _TEXT),
-                ("sample", arrow.int32()),
-                ("confidence", arrow.float64()),
+        def write(records: list[Record]) -> None:
+            plain = [
+                {
+                    name: orjson.dumps(value).decode() if name in _JSON else value
+                    for name, value in record.items()
+                }
+                for record in records
             ]
-        )
-        self._file = parquet.ParquetWriter(str(path), self._schema, compression="zstd")
+            file.write_table(arrow.Table.from_pylist(plain, schema=schema))
 
-    def write(self, records: list[Record]) -> None:
-        """Write a batch."""
-        plain = [
-            {name: _plain(name, value) for name, value in record.items()} for record in records
-        ]
-        self._file.write_table(self._arrow.Table.from_pylist(plain, schema=self._schema))
-
-    def close(self) -> None:
-        """Finish the file."""
-        self._file.close()
+        yield write
 
 
 def read(path: Path) -> Iterator[Record]:
@@ -125,10 +109,6 @@ def write_rows(
     buffer = arrow.BufferOutputStream()
     parquet.write_table(table, buffer)
     write_whole(path, [buffer.getvalue()])
-
-
-def _plain(name: str, value: Any) -> Any:
-    return orjson.dumps(value).decode() if name in _JSON else value
 
 
 def _pyarrow() -> tuple[Any, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -17,20 +18,14 @@ from testnuc.errors import InvalidInputError
 from testnuc.stores import export as moving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from testnuc.stores.export import Movable, Record
+    from testnuc.stores.export import Record
 
 __all__ = ["export", "import_", "stats"]
 
 #: Names of counted records, in order of output.
 _COUNTED = {"prediction": "predictions", "text": "texts", "vector": "other vectors"}
-
-
-class _Writer(Protocol):
-    def write(self, records: list[Record]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def export(place: str, file: str) -> None:
@@ -44,12 +39,18 @@ def export(place: str, file: str) -> None:
     # a temporary file first: an interruption must not leave a partial one
     part = part_of(path)
 
-    async def write() -> Counter[str]:
+    counts: Counter[str] = Counter()
+
+    async def dump() -> None:
         async with opened_store(place) as opened:
-            return await _write(opened, _writer(kind, part))
+            with _writing(kind, part) as write:
+                async for batch in moving.dump(opened):
+                    counts.update(record["kind"] for record in batch)
+                    write(batch)
+                write([{"kind": "end", "counts": dict(counts)}])
 
     try:
-        counts = run_to_end(write())
+        run_to_end(dump())
         part.replace(path)
     except OSError as exc:
         raise InvalidInputError(f"{file} cannot be written: {exc.strerror or exc}") from exc
@@ -96,18 +97,6 @@ def stats(place: str) -> None:
         print(line)  # noqa: T201 - this is the command's output
 
 
-async def _write(store: Movable, writer: _Writer) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    try:
-        async for batch in moving.dump(store):
-            counts.update(record["kind"] for record in batch)
-            writer.write(batch)
-        writer.write([{"kind": "end", "counts": dict(counts)}])
-    finally:
-        writer.close()
-    return counts
-
-
 def _checked(records: Iterable[Record], seen: Counter[str], file: str) -> Iterator[Record]:
     """Pass on records, and check that the file is complete."""
     whole = False
@@ -124,26 +113,19 @@ def _checked(records: Iterable[Record], seen: Counter[str], file: str) -> Iterat
         )
 
 
-class _JsonWriter:
-    """Writes records as JSON Lines."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("wb")
-
-    def write(self, records: list[Record]) -> None:
-        options = orjson.OPT_APPEND_NEWLINE
-        self._file.writelines(orjson.dumps(record, option=options) for record in records)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _writer(kind: str, path: Path) -> _Writer:
+def _writing(kind: str, path: Path) -> AbstractContextManager[Callable[[list[Record]], None]]:
     if kind == ".jsonl":
-        return _JsonWriter(path)
-    from testnuc.cli.parquet import ParquetWriter
+        return _writing_lines(path)
+    from testnuc.cli.parquet import writing
 
-    return ParquetWriter(path)
+    return writing(path)
+
+
+@contextmanager
+def _writing_lines(path: Path) -> Iterator[Callable[[list[Record]], None]]:
+    options = orjson.OPT_APPEND_NEWLINE
+    with path.open("wb") as file:
+        yield lambda records: file.writelines(orjson.dumps(r, option=options) for r in records)
 
 
 def _read(kind: str, path: Path) -> Iterator[Record]:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from testnuc.evaluation.costs import Cost, measure_costs
-    from testnuc.evaluation.datasets import PAPER_DATASETS, Dataset, load
+    from testnuc.evaluation.datasets import Dataset, load
     from testnuc.evaluation.gold import gold_votes, gold_votes_over_k, purity, purity_over_k
     from testnuc.evaluation.neighborhoods import Neighborhood, leave_one_out, nearest, splits
-    from testnuc.evaluation.paper import paper_accuracy, paper_tables
+    from testnuc.evaluation.paper import PAPER_DATASETS, paper_accuracy, paper_tables
     from testnuc.evaluation.plots import plot
     from testnuc.evaluation.recording import Recording, embedded, record, record_runs
     from testnuc.evaluation.scores import MultilabelScores, score_multilabel
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "stability": ("consistency", "voted_runs"),
     "costs": ("Cost", "measure_costs"),
-    "datasets": ("PAPER_DATASETS", "Dataset", "load"),
+    "datasets": ("Dataset", "load"),
     "neighborhoods": ("Neighborhood", "leave_one_out", "nearest", "splits"),
     "scores": ("MultilabelScores", "score_multilabel"),
-    "paper": ("paper_accuracy", "paper_tables"),
+    "paper": ("PAPER_DATASETS", "paper_accuracy", "paper_tables"),
     "plots": ("plot",),
     "gold": ("gold_votes", "gold_votes_over_k", "purity", "purity_over_k"),
     "recording": ("Recording", "embedded", "record", "record_runs"),

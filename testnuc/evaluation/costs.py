@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from testnuc.errors import InvalidInputError
-from testnuc.evaluation.tables import frame
+from testnuc.evaluation.plots import frame
 from testnuc.methods import (
     BestOfN,
     SelfConsistency,
@@ -163,29 +163,18 @@ class _Total:
     def __init__(self) -> None:
         self._seconds = 0.0
         self._calls = 0
-        self._input: float | None = 0
-        self._output: float | None = 0
-        self._usd: float | None = 0.0
+        self._spent: dict[str, float | None] = dict.fromkeys(
+            ("input_tokens", "output_tokens", "usd"), 0
+        )
 
     def add(self, before: Usage, after: Usage, seconds: float) -> None:
         self._seconds += seconds
         self._calls += after.calls - before.calls
-        self._input = _sum(self._input, before.input_tokens, after.input_tokens)
-        self._output = _sum(self._output, before.output_tokens, after.output_tokens)
-        self._usd = _sum(self._usd, before.usd, after.usd)
+        for name, total in self._spent.items():
+            old, new = getattr(before, name), getattr(after, name)
+            known = total is not None and old is not None and new is not None
+            self._spent[name] = total + new - old if known else None
 
     def cost(self, name: str, way: _Way, k: int, n: int) -> Cost:
-        return Cost(
-            name,
-            way,
-            k,
-            self._seconds / n,
-            self._calls / n,
-            *(None if x is None else x / n for x in (self._input, self._output, self._usd)),
-        )
-
-
-def _sum(total: float | None, before: float | None, after: float | None) -> float | None:
-    if total is None or before is None or after is None:
-        return None
-    return total + after - before
+        spent = (None if total is None else total / n for total in self._spent.values())
+        return Cost(name, way, k, self._seconds / n, self._calls / n, *spent)

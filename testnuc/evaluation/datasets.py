@@ -14,24 +14,12 @@ import numpy as np
 from testnuc._base.checks import valid_text
 from testnuc._base.jsonl import json_object
 from testnuc.errors import InvalidInputError
-from testnuc.evaluation.paper import paper_tables
+from testnuc.evaluation.paper import PAPER_DATASETS, paper_tables
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["PAPER_DATASETS", "Dataset", "load"]
-
-#: Dataset name in the reference repository -> row in the paper's table of datasets.
-PAPER_DATASETS = {
-    "banking77": "BANKING",
-    "clinc": "CLINC",
-    "reddit": "Reddit",
-    "stackexchange": "StackExchange",
-    "mtop_domain": "MTOP",
-    "clinc_domain": "CLINC(D)",
-    "few_event": "FewEvent",
-    "go_emotion": "GoEmotion",
-}
+__all__ = ["Dataset", "load"]
 
 _TEXT_COLUMNS = ("text", "input", "sentence", "utterance", "message", "query")
 _LABEL_COLUMNS = ("label", "gold", "intent", "category", "class", "target")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.evaluation.neighborhoods import leave_one_out
-from testnuc.evaluation.tables import frame
+from testnuc.evaluation.plots import frame
 from testnuc.voting import vote_curves_pool
 
 if TYPE_CHECKING:

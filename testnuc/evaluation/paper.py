@@ -8,19 +8,21 @@ from typing import Any
 
 import orjson
 
-__all__ = ["COLUMNS", "paper_accuracy", "paper_tables"]
+__all__ = ["COLUMNS", "PAPER_DATASETS", "paper_accuracy", "paper_tables"]
 
-#: Dataset name -> column in the paper's accuracy tables.
-COLUMNS = {
+#: Dataset name in the reference repository -> row in the paper's table of datasets.
+PAPER_DATASETS = {
     "banking77": "BANKING",
     "clinc": "CLINC",
     "reddit": "Reddit",
-    "stackexchange": "StackEx",
+    "stackexchange": "StackExchange",
     "mtop_domain": "MTOP",
     "clinc_domain": "CLINC(D)",
     "few_event": "FewEvent",
     "go_emotion": "GoEmotion",
 }
+#: Dataset name -> column in the paper's accuracy tables.
+COLUMNS = {**PAPER_DATASETS, "stackexchange": "StackEx"}
 
 
 @cache

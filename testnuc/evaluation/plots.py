@@ -1,4 +1,4 @@
-"""Figures of study tables."""
+"""The tables that studies return, and their figures."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from testnuc.errors import InvalidInputError, MissingDependencyError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot"]
+__all__ = ["frame", "plot"]
 
 #: With more lines than this, the legend is placed outside the axes.
 _MAX_INSIDE = 5
@@ -59,6 +61,19 @@ _STYLES = {
     "consistency": _Style("inconsistency", "inconsistency ratio", by=("method",)),
     "measure_costs": _Style("seconds", "seconds per text", by=("method", "way", "k")),
 }
+
+
+def frame(study: str, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Return the rows as a DataFrame with the name of the study in ``table.attrs["study"]``."""
+    try:
+        import pandas as pd
+    except ImportError as exc:
+        raise MissingDependencyError(
+            "studies return pandas tables: pip install 'testnuc[plots]'"
+        ) from exc
+    table = pd.DataFrame(rows)
+    table.attrs["study"] = study
+    return table
 
 
 def plot(table: pd.DataFrame, *, title: str | None = None) -> Figure:

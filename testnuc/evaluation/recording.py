@@ -224,10 +224,27 @@ async def record(
     InvalidInputError
         `agree` returned False.
     """
-    found, _ = await _predict(
-        dataset, model, embedder, vectors, labels_of, method, rows, agree, progress, client
+    distinct = dataset.distinct()
+    options = distinct if labels_of is None else labels_of
+    predictions, vectors = await _predict(
+        distinct,
+        options,
+        model,
+        embedder,
+        vectors=vectors,
+        method=method,
+        rows=rows,
+        agree=agree,
+        progress=progress,
+        **client,
     )
-    return found
+    if labels_of is None:
+        return Recording.of(distinct, predictions, vectors)
+    # gold labels of another label set are unknown
+    unknown = tuple(options.names[0] for _ in distinct.texts)
+    foreign = replace(distinct, labels=unknown, names=options.names)
+    recording = Recording.of(foreign, predictions, vectors)
+    return replace(recording, gold=np.full(len(recording), -1, dtype=np.int32))
 
 
 async def record_runs(
@@ -236,30 +253,26 @@ async def record_runs(
     *,
     model: Any = "openai/gpt-4o-mini",
     embedder: str | Embedder = "sentence-transformers/all-MiniLM-L6-v2",
-    vectors: NDArray[Any] | None = None,
-    rows: Sequence[int] | None = None,
-    agree: Callable[[Usage], bool] | None = None,
-    progress: bool = False,
-    **client: Any,
+    **options: Any,
 ) -> list[Recording]:
     """Predict each text `runs` times; returns one recording per run.
 
     The runs are the samples of `SelfConsistency`, which shares their stored predictions. Parameters
-    are those of `record`.
+    are those of `record`, without `method` and `labels_of`.
     """
-    method = _EachSample(runs)
-    first, samples_of = await _predict(
-        dataset, model, embedder, vectors, None, method, rows, agree, progress, client
-    )
     distinct = dataset.distinct()
+    predictions, vectors = await _predict(
+        distinct, distinct, model, embedder, method=_EachSample(runs), **options
+    )
+    samples_of = {text: orjson.loads(p.said or "[]") for text, p in predictions.items()}
     recordings = []
     for run in range(runs):
-        predictions = {
+        of_run = {
             text: Prediction(*samples[run])
             for text, samples in samples_of.items()
             if run < len(samples)
         }
-        recordings.append(Recording.of(distinct, predictions, first.vectors))
+        recordings.append(Recording.of(distinct, of_run, vectors))
     return recordings
 
 
@@ -277,21 +290,21 @@ class _EachSample:
 
 
 async def _predict(
-    dataset: Dataset,
+    distinct: Dataset,
+    options: Dataset,
     model: Any,
     embedder: str | Embedder,
-    vectors: NDArray[Any] | None,
-    labels_of: Dataset | None,
-    method: Method | None,
-    rows: Sequence[int] | None,
-    agree: Callable[[Usage], bool] | None,
-    progress: bool,  # noqa: FBT001 - private, and always given
-    client: dict[str, Any],
-) -> tuple[Recording, dict[str, list[tuple[str | None, float | None]]]]:
-    distinct = dataset.distinct()
+    *,
+    vectors: NDArray[Any] | None = None,
+    method: Method | None = None,
+    rows: Sequence[int] | None = None,
+    agree: Callable[[Usage], bool] | None = None,
+    progress: bool = False,
+    **client: Any,
+) -> tuple[dict[str, Prediction], NDArray[Any]]:
+    """Return the predictions of distinct texts with the labels of `options`, and all vectors."""
     if vectors is None:
         vectors = await embedded(distinct.texts, embedder)
-    options = distinct if labels_of is None else labels_of
     # LLMs get the labels unchanged, as in the paper; the zero-shot model compares embeddings and
     # needs words
     labels: Any = options.descriptions if model == "local/zero-shot" else options.names
@@ -310,14 +323,4 @@ async def _predict(
         if agree is not None and not agree(await nuc.estimate(texts)):
             raise InvalidInputError("cost estimate declined; no call was made")
         results = await nuc.classify_many(texts, progress=progress)
-    predictions = {r.text: r.prediction for r in results if r.prediction is not None}
-    if labels_of is not None:
-        gold = tuple(options.names[0] for _ in distinct.texts)
-        distinct = replace(distinct, labels=gold, names=options.names)
-    recording = Recording.of(distinct, predictions, vectors)
-    if labels_of is not None:
-        recording = replace(recording, gold=np.full(len(recording), -1, dtype=np.int32))
-    samples = {}
-    if isinstance(method, _EachSample):
-        samples = {text: orjson.loads(p.said or "[]") for text, p in predictions.items()}
-    return recording, samples
+    return {r.text: r.prediction for r in results if r.prediction is not None}, vectors

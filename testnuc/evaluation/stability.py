@@ -9,7 +9,7 @@ import numpy as np
 
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.neighborhoods import Neighborhood, nearest, winners_over_k
-from testnuc.evaluation.tables import frame
+from testnuc.evaluation.plots import frame
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

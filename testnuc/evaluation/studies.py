@@ -13,7 +13,7 @@ import numpy as np
 
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.neighborhoods import leave_one_out, nearest, splits, winners_over_k
-from testnuc.evaluation.tables import frame
+from testnuc.evaluation.plots import frame
 from testnuc.voting import VotePolicy
 
 if TYPE_CHECKING:

@@ -52,24 +52,18 @@ def contents(
     *,
     usage: Usage | None,
     seconds: float | None,
-    model: str | None,
     choices: Sequence[str],
     descriptions: Mapping[str, str],
-    instructions: str | None,
-    calibrated: bool,
     review: Review | None,
-    only: bool,
-    then: str | None,
-    file: str | None,
     most: int,
-    several: bool = False,
-    live: bool = False,
+    several: bool,
+    **facts: Any,
 ) -> dict[str, Any]:
-    """Return the data that the page's script reads.
+    """Return the data that the page's script reads; it has `facts` as they are.
 
     Of more than `most` results, those to review first are listed; counts are over all results.
-    With `only` the results are the texts of the review. Where a text can have `several` labels, all
-    of them are one string, in the order of the label set.
+    Where a text can have `several` labels, all of them are one string, in the order of the label
+    set.
     """
     rows = list(results)
     if several:
@@ -142,19 +136,13 @@ def contents(
         )
     summary = _summary(rows, labels, several=several)
     return {
-        "model": model,
+        **facts,
         "seconds": _number(seconds),
         "usage": None if usage is None else asdict(usage),
         "choices": len(choices),
         "descriptions": [descriptions.get(label) for label in choices],
-        "instructions": instructions,
-        "calibrated": calibrated,
         "review": None if review is None else review.record(),
         "several": several,
-        "only": only,
-        "live": live,
-        "then": then,
-        "file": file,
         "total": len(rows),
         "summary": {**summary, "review": len(queue)},
         "labels": list(labels.known),

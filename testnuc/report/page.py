@@ -186,21 +186,10 @@ def render(
 
 
 def write(
-    results: Sequence[Classification] | None,
-    path: str | os.PathLike[str],
-    *,
-    review: Review | None = None,
-    then: str | None = None,
-    file: str | None = None,
-    title: str | None = None,
-    most: int = MOST_LISTED,
-    several: bool | None = None,
+    results: Sequence[Classification] | None, path: str | os.PathLike[str], **options: Any
 ) -> None:
-    """Write the page to a file atomically."""
-    page = render(
-        results, review=review, then=then, file=file, title=title, most=most, several=several
-    )
-    write_whole(path, [page.encode("utf-8", "replace")])
+    """Write the page to a file atomically; `options` are those of `render`."""
+    write_whole(path, [render(results, **options).encode("utf-8", "replace")])
 
 
 def _json(value: Any) -> str:

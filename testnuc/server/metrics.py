@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import MissingDependencyError
@@ -12,36 +11,23 @@ if TYPE_CHECKING:
 
     from testnuc.types import Classification, Usage
 
-__all__ = ["Metrics", "ServiceState"]
+__all__ = ["Metrics"]
 
 #: Upper bounds in seconds, from a stored prediction to a call that is retried.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceState:
-    """The state of a service, read when its metrics are collected."""
-
-    usage: Usage
-    #: Texts being labeled or waiting, and the most there may be.
-    pending: int
-    limit: int
-    #: Texts in the pool.
-    pool: int
-    ready: bool
-
-
 class Metrics:
     """The metrics of one service, in their own registry."""
 
-    def __init__(self, state: Callable[[], ServiceState]) -> None:
+    def __init__(self, usage: Callable[[], Usage]) -> None:
         try:
             import prometheus_client
         except ImportError as exc:
             raise MissingDependencyError(
                 "the service needs prometheus-client: pip install 'testnuc[server]'"
             ) from exc
-        self._generate = prometheus_client.generate_latest
+        self._library: Any = prometheus_client
         self.content_type: str = prometheus_client.CONTENT_TYPE_LATEST
         self._registry = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=self._registry)
@@ -64,7 +50,11 @@ class Metrics:
             ["outcome"],
             registry=self._registry,
         )
-        self._registry.register(_StateCollector(state))
+        self._registry.register(_UsageCollector(usage))
+
+    def gauge(self, name: str, description: str, value: Callable[[], float]) -> None:
+        """Add a gauge, and the function that returns its value."""
+        self._library.Gauge(name, description, registry=self._registry).set_function(value)
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count a request."""
@@ -84,22 +74,21 @@ class Metrics:
 
     def page(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
-        page: bytes = self._generate(self._registry)
+        page: bytes = self._library.generate_latest(self._registry)
         return page
 
 
-class _StateCollector:
-    """Exports the counters that the service itself keeps."""
+class _UsageCollector:
+    """Exports the counters that the client keeps."""
 
-    def __init__(self, state: Callable[[], ServiceState]) -> None:
-        self._state = state
+    def __init__(self, usage: Callable[[], Usage]) -> None:
+        self._usage = usage
 
     def collect(self) -> Iterator[Any]:
         """Yield the metric families; unknown values are left out."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily
 
-        state = self._state()
-        usage = state.usage
+        usage = self._usage()
         for name, description, value in (
             ("testnuc_llm_calls", "Calls answered by the provider.", usage.calls),
             ("testnuc_retries", "Retries after a failed call.", usage.retries),
@@ -118,10 +107,3 @@ class _StateCollector:
             tokens.add_metric(["input"], usage.input_tokens)
             tokens.add_metric(["output"], usage.output_tokens)
             yield tokens
-        for name, description, value in (
-            ("testnuc_pending_texts", "Texts being labeled or waiting.", state.pending),
-            ("testnuc_pending_texts_limit", "Limit of pending texts.", state.limit),
-            ("testnuc_pool_texts", "Texts in the pool.", state.pool),
-            ("testnuc_ready", "1 while requests are accepted.", int(state.ready)),
-        ):
-            yield GaugeMetricFamily(name, description, value=value)

@@ -12,7 +12,14 @@ if TYPE_CHECKING:
 
 __all__ = ["document"]
 
-_CODES = ["none_of_the_labels", "low_trust"]
+_CODES = [
+    "llm_kept",
+    "neighbors_disagree",
+    "not_embedded",
+    "none_of_the_labels",
+    "low_trust",
+    "other",
+]
 _SHARE = {"type": "number", "minimum": 0, "maximum": 1}
 _MAYBE_SHARE = {"type": ["number", "null"], "minimum": 0, "maximum": 1}
 _ERRORS = {
@@ -29,7 +36,8 @@ _ERRORS = {
     "503": "Not ready, shutting down, out of budget, or rate-limited by the provider.",
     "504": "Timeout.",
 }
-_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+_STRING = {"type": "string"}
+_MAYBE_STRING = {"type": ["string", "null"]}
 
 
 def document(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
@@ -60,10 +68,7 @@ def document(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
                     "operationId": "metrics",
                     "summary": "Metrics for Prometheus.",
                     "responses": {
-                        "200": {
-                            "description": "Prometheus text format.",
-                            "content": {"text/plain": {"schema": {"type": "string"}}},
-                        }
+                        "200": _content("Prometheus text format.", {"text/plain": _STRING})
                     },
                 }
             },
@@ -99,61 +104,53 @@ def _classify() -> dict[str, Any]:
         "requestBody": {
             "required": True,
             "content": {
-                "application/json": {
-                    "schema": {
-                        "oneOf": [
-                            {"$ref": "#/components/schemas/OneText"},
-                            {"$ref": "#/components/schemas/ManyTexts"},
-                        ]
-                    }
-                }
+                "application/json": {"schema": {"oneOf": [_ref("OneText"), _ref("ManyTexts")]}}
             },
         },
         "responses": {
-            "200": {
-                "description": "A `Result` for `text`, `Results` for `texts`.",
-                "content": {
-                    "application/json": {
-                        "schema": {
-                            "oneOf": [
-                                {"$ref": "#/components/schemas/Result"},
-                                {"$ref": "#/components/schemas/Results"},
-                            ]
-                        }
-                    },
-                    "application/x-ndjson": {"schema": {"type": "string"}},
+            "200": _content(
+                "A `Result` for `text`, `Results` for `texts`.",
+                {
+                    "application/json": {"oneOf": [_ref("Result"), _ref("Results")]},
+                    "application/x-ndjson": _STRING,
                 },
-            },
-            **{
-                status: {"description": description, "content": _ERROR}
-                for status, description in _ERRORS.items()
-            },
+            ),
+            **{status: _json(why, "Error") for status, why in _ERRORS.items()},
         },
     }
 
 
 def _lookup(name: str, summary: str, schema: str) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
     return {
         "operationId": name,
         "summary": summary,
         "responses": {
-            "200": {"description": summary, "content": content},
-            "401": {"description": _ERRORS["401"], "content": _ERROR},
-            "421": {"description": _ERRORS["421"], "content": _ERROR},
+            "200": _json(summary, schema),
+            "401": _json(_ERRORS["401"], "Error"),
+            "421": _json(_ERRORS["421"], "Error"),
         },
     }
 
 
 def _probe(summary: str, answers: dict[str, str]) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Status"}}}
     return {
         "summary": summary,
-        "responses": {
-            status: {"description": description, "content": content}
-            for status, description in answers.items()
-        },
+        "responses": {status: _json(what, "Status") for status, what in answers.items()},
     }
+
+
+def _json(description: str, schema: str) -> dict[str, Any]:
+    return _content(description, {"application/json": _ref(schema)})
+
+
+def _content(description: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return a response: its description, and content type -> schema."""
+    content = {kind: {"schema": schema} for kind, schema in schemas.items()}
+    return {"description": description, "content": content}
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
@@ -171,7 +168,7 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
         several = {
             "path": {
                 "type": "array",
-                "items": {"type": "string"},
+                "items": _STRING,
                 "description": "The names on the way to the label, from the top level on.",
             },
             "path_shares": {"type": "array", "items": _SHARE},
@@ -184,9 +181,18 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
         "default": False,
         "description": "Include votes and neighbors, which are texts of other requests.",
     }
-    error = _object(type={"type": "string"}, message={"type": "string"})
+    error = _object(type=_STRING, message=_STRING)
+    own = _object(
+        label=label,
+        confidence=_MAYBE_SHARE,
+        said={
+            **_MAYBE_STRING,
+            "description": "The answer verbatim, if it differs from `label`.",
+        },
+    )
+    reason = _object(code={"enum": _CODES}, message=_STRING)
     neighbor = _object(
-        text={"type": "string"}, similarity={"type": "number"}, label=label,
+        text=_STRING, similarity={"type": "number"}, label=label,
         confidence=_MAYBE_SHARE,
     )  # fmt: skip
     result = _object(
@@ -202,40 +208,13 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
             "type": "boolean",
             "description": "False if the vote was decided before all neighbors were asked.",
         },
-        own={
-            "description": "The LLM's own prediction of this text.",
-            "oneOf": [
-                _object(
-                    label=label,
-                    confidence=_MAYBE_SHARE,
-                    said={
-                        "type": ["string", "null"],
-                        "description": "The answer verbatim, if it differs from `label`.",
-                    },
-                ),
-                {"type": "null"},
-            ],
-        },
-        reason={
-            "description": "Why neighbors did not decide, or the label is withheld.",
-            "oneOf": [
-                _object(
-                    code={
-                        "enum": ["llm_kept", "neighbors_disagree", "not_embedded", *_CODES, "other"]
-                    },
-                    message={"type": "string"},
-                ),
-                {"type": "null"},
-            ],
-        },
+        own=_maybe("The LLM's own prediction of this text.", own),
+        reason=_maybe("Why neighbors did not decide, or the label is withheld.", reason),
         source={
-            "type": ["string", "null"],
+            **_MAYBE_STRING,
             "description": "What gave the label: llm, vote, head, referee or person.",
         },
-        error={
-            "description": "Error of the text's own call.",
-            "oneOf": [error, {"type": "null"}],
-        },
+        error=_maybe("Error of the text's own call.", error),
     )
     # not required: an invalid text has none
     result["properties"] |= several
@@ -249,7 +228,7 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
     # an invalid text fails alone
     many = {
         "type": "array",
-        "items": {"type": "string"},
+        "items": _STRING,
         "minItems": 1,
         "maxItems": settings.max_texts,
     }
@@ -277,36 +256,29 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
             },
         },
         "Result": result,
-        "Results": _object(
-            results={"type": "array", "items": {"$ref": "#/components/schemas/Result"}}
-        ),
-        "Error": _object(
-            error=_object(
-                status={"type": "integer"}, type={"type": "string"}, message={"type": "string"}
-            )
-        ),
+        "Results": _object(results={"type": "array", "items": _ref("Result")}),
+        "Error": _object(error=_object(status={"type": "integer"}, type=_STRING, message=_STRING)),
         "Labels": _object(
-            labels={
-                "type": "array",
-                "items": _object(
-                    label={"type": "string"}, description={"type": ["string", "null"]}
-                ),
-            }
+            labels={"type": "array", "items": _object(label=_STRING, description=_MAYBE_STRING)}
         ),
         "Info": _object(
-            version={"type": "string"},
+            version=_STRING,
             status={"enum": ["starting", "ready", "draining"]},
-            model={"type": "string"},
+            model=_STRING,
             labels={"type": "integer"},
             pool={"type": "integer", "description": "Texts that neighbors come from."},
             decision={
-                "type": ["string", "null"],
+                **_MAYBE_STRING,
                 "description": "Why the LLM's own labels were kept when they were last.",
             },
             limits={"type": "object", "additionalProperties": {"type": "integer"}},
         ),
         "Status": _object(status={"enum": ["alive", "starting", "ready", "draining"]}),
     }
+
+
+def _maybe(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "oneOf": [schema, {"type": "null"}]}
 
 
 def _object(**properties: Any) -> dict[str, Any]:

@@ -22,11 +22,11 @@ from testnuc.server.access import (
     log_request,
     preflight,
     request_id,
+    require_caller,
     set_request_id,
 )
-from testnuc.server.auth import require_caller
 from testnuc.server.errors import RequestError, request_error
-from testnuc.server.metrics import Metrics, ServiceState
+from testnuc.server.metrics import Metrics
 from testnuc.server.openapi import document
 from testnuc.server.queue import Place, Queue
 from testnuc.server.schemas import ClassifyRequest, read, record
@@ -98,7 +98,14 @@ class Service:
         #: Last use of a connection, by its protocol; None while in use.
         self.used: dict[asyncio.BaseProtocol, float | None] = {}
         self._in_flight: set[asyncio.Task[Any]] = set()
-        self._metrics = Metrics(self._metrics_state)
+        self._metrics = Metrics(lambda: nuc.usage)
+        gauge = self._metrics.gauge
+        gauge(
+            "testnuc_pending_texts", "Texts being labeled or waiting.", lambda: self.queue.pending
+        )
+        gauge("testnuc_pending_texts_limit", "Limit of pending texts.", lambda: self.queue.limit)
+        gauge("testnuc_pool_texts", "Texts in the pool.", lambda: len(nuc))
+        gauge("testnuc_ready", "1 while requests are accepted.", lambda: self.state == "ready")
         self._page = page
         self._document = orjson.dumps(document(nuc.labels, self.settings))
         folder = files("testnuc.server")
@@ -297,15 +304,6 @@ class Service:
 
     async def _openapi(self, _: web.Request) -> web.Response:
         return web.Response(body=self._document, content_type="application/json")
-
-    def _metrics_state(self) -> ServiceState:
-        return ServiceState(
-            usage=self.nuc.usage,
-            pending=self.queue.pending,
-            limit=self.queue.limit,
-            pool=len(self.nuc),
-            ready=self.state == "ready",
-        )
 
     # -- common to all routes ------------------------------------------------------------------
 

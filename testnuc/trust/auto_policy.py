@@ -86,7 +86,6 @@ def diagnose(
     neighbor_ids : int64[B, K]
         Positions of each text's neighbors in `pool_labels`, most similar first, padded with -1.
     similarities : float32[B, K]
-        Cosine similarities.
     pool_labels : int32[N]
         Predicted labels; -1 = no prediction.
     n_classes : int
@@ -94,10 +93,6 @@ def diagnose(
         Positions of the texts themselves; default 0, 1, ..
     k : int, optional
         A fixed number of neighbors; only the own weight is selected then.
-
-    Returns
-    -------
-    Diagnosis
     """
     if row_ids is None:
         row_ids = np.arange(len(neighbor_ids), dtype=np.int64)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc.trust.calibration import log_odds, logistic
+from testnuc.trust.calibration import LABEL_PRIOR, by_fold, log_odds
 from testnuc.trust.head import FOLDS
 from testnuc.trust.model import NEIGHBORS
 
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["chances", "fit_trust"]
 
-#: Precision of the prior of each coefficient of trust, and its mean: models are a little too sure,
-#: and the share of the votes shows where.
-_PRECISION = np.array([0.5, 4.0, 4.0])
-_MEAN = np.array([0.0, 0.7, 1.0])
 #: Half the way between all judgments alike and unbiased weights, which vary more.
 _WEIGHING = 0.5
 _HEAVIEST = 5.0
@@ -40,14 +36,8 @@ def chances(
 ) -> NDArray[np.float64]:
     """Return the chance that each label is right, float64[b]; NaN for texts without one.
 
-    Parameters
-    ----------
-    texts : Texts
-    found : float32[b, C]
-        Probabilities of a model.
-    label : int32[b]
-        The kept labels.
-    coefficients : float64[FOLDS, 3]
+    `found`, float32[b, C], are the probabilities of a model, and `label`, int32[b], the kept
+    labels.
     """
     z = _features(texts, found, label)
     odds = (z * coefficients[texts.folds[: len(texts)]]).sum(axis=1)
@@ -64,32 +54,16 @@ def fit_trust(
 ) -> NDArray[np.float64]:
     """Fit the coefficients of trust for each fold, on the judged texts of the others.
 
-    Parameters
-    ----------
-    texts : Texts
-    found : float32[n, C]
-        Probabilities of a model.
-    label : int32[n]
-        The kept labels.
-    rows : int64[m]
-        Texts that were drawn at random.
-    right : bool[m]
-    probability : float64[m]
-        Of drawing each.
+    `found` and `label` are those of all texts, as for `chances`. `rows`, int64[m], were drawn at
+    random, each with this `probability`.
     """
     if not len(rows):
         # the model's own probability
         return np.tile([0.0, 1.0, 0.0], (FOLDS, 1))
-    made = np.empty((FOLDS, len(_MEAN)))
     z = _features(texts, found, label)[rows]
     weights = probability**-_WEIGHING
     weights = np.minimum(weights / weights.mean(), _HEAVIEST)
-    for fold in range(FOLDS):
-        others = texts.folds[rows] != fold
-        made[fold] = logistic(
-            z[others], right[others], weights[others], _MEAN, _PRECISION, (None, 0, 0)
-        )
-    return made
+    return by_fold(z, right, weights, texts.folds[rows], LABEL_PRIOR)
 
 
 def _features(

@@ -319,16 +319,7 @@ def draw(
 ) -> list[Drawn]:
     """Draw texts without replacement.
 
-    Parameters
-    ----------
-    n : int
-    goal : str, optional
-    differing : bool[N]
-        Texts on which candidates differ.
-    open_ : bool[N]
-        Texts that were not judged before.
-    trust : float[N]
-    rng : numpy.random.Generator
+    `differing`, bool[N], are texts on which candidates differ, and `open_` those not judged before.
     """
     if goal == "correct":
         rows = np.flatnonzero(open_)

@@ -213,11 +213,7 @@ def places_of(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return where the items of some rows are, and the starts of each row among them.
 
-    Parameters
-    ----------
-    starts : int64[n + 1]
-        The items of row i are at ``starts[i]:starts[i + 1]``.
-    rows : int64[m]
+    The items of row i are at ``starts[i]:starts[i + 1]``.
     """
     counts = np.diff(starts)[rows]
     made = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -228,13 +224,8 @@ def places_of(
 def keep_own(voted: VotedLabels, own_ids: NDArray[np.int64], pool: PoolLabels) -> VotedLabels:
     """Return the same votes, with the labels that each text gave itself; without any, as voted.
 
-    Parameters
-    ----------
-    voted : VotedLabels
-        Under a policy in which the texts themselves vote.
-    own_ids : int64[B]
-        Positions of the texts themselves.
-    pool : PoolLabels
+    The policy of the votes is one in which the texts themselves vote; `own_ids` are their
+    positions.
     """
     at, starts = places_of(pool.offsets, own_ids)
     own, own_row = pool.labels[at], np.repeat(np.arange(len(own_ids)), np.diff(starts))

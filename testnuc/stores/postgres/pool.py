@@ -51,15 +51,8 @@ _SCORE_SLACK = 1e-4
 class PostgresPool:
     """The pool of one embedder; an `Index` shared by many processes.
 
-    Row numbers are equal in all processes, so a snapshot is valid in all of them.
-
-    Parameters
-    ----------
-    database : PostgresDatabase
-    embedder : str
-        Name of the embedder.
-    exact_below : int
-        Number of texts below which the search is exact.
+    Row numbers are equal in all processes, so a snapshot is valid in all of them. With fewer texts
+    than `exact_below` the search is exact.
     """
 
     def __init__(self, database: PostgresDatabase, embedder: str, *, exact_below: int) -> None:
@@ -76,13 +69,7 @@ class PostgresPool:
         return self._count
 
     async def open(self) -> None:
-        """Read the size of the pool.
-
-        Raises
-        ------
-        StoreError
-            The store cannot be used.
-        """
+        """Read the size of the pool."""
         await self._now()
 
     async def close(self) -> None:
