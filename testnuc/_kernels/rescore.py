@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from testnuc._kernels.compile import given, inline, kernel, made, types
-from testnuc._kernels.prefetch import prefetch
+from testnuc._kernels.compile import given, inline, kernel, made, prefetch, types
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

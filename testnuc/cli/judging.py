@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import orjson
 import typer
 
 from testnuc._base.checks import hash_text
@@ -230,7 +229,7 @@ def _lesson(
     files: Sequence[str], *, at_random: bool
 ) -> Callable[[TestNUC], Awaitable[Learned | MultilabelLearned]]:
     """Read what was judged; returns a function by which a client learns from it."""
-    if all(map(_is_review_file, files)):
+    if all(map(_is_review, files)):
         judged = _read_reviews(files)
         if not judged.judged:
             raise InvalidInputError(
@@ -415,13 +414,3 @@ def _chosen_by_hand(texts: list[str], labels: list[Any], nuc: TestNUC) -> Review
 
 def _is_review(source: str) -> bool:
     return Path(source).suffix.lower() == ".json" and not holds_rows(source)
-
-
-def _is_review_file(file: str) -> bool:
-    """Return whether a file holds a review, and not the marks of an earlier version."""
-    if Path(file).suffix.lower() != ".json":
-        return False
-    try:
-        return isinstance(orjson.loads(existing(file).read_bytes()), dict)
-    except (OSError, orjson.JSONDecodeError) as exc:
-        raise InvalidInputError(f"{file} cannot be read as JSON: {exc}") from exc

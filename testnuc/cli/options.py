@@ -25,7 +25,9 @@ __all__ = [
     "OF_ASKING",
     "OF_SEVERAL",
     "OVERWRITE",
+    "RESULTS_OR_STORE",
     "TEXT_COLUMN",
+    "argument",
     "client_options",
     "options_of",
     "runs",
@@ -67,18 +69,23 @@ OF_ASKING = (
 #: Options of texts with several labels.
 OF_SEVERAL = ("multilabel", "threshold")
 
+
+def argument(metavar: str, meaning: str) -> Any:
+    """Return a positional argument of a command."""
+    return typer.Argument(help=meaning, metavar=metavar, show_default=False)
+
+
+def _labels(default: str) -> Any:
+    return typer.Option(None, help=f"A file, or a,b,c; default: {default}.", show_default=False)
+
+
+RESULTS_OR_STORE = argument(
+    "RESULTS|STORE", "A file written by `classify -o` (.csv, .jsonl or .parquet), or a store."
+)
 DRY_RUN = typer.Option(default=False, help="Estimate the cost without sending anything.")
-LABELS_OF_FILE = typer.Option(
-    None, help="A file, or a,b,c; default: the labels in FILE.", show_default=False
-)
-LABELS_OF_HEAD = typer.Option(
-    None, help="A file, or a,b,c; default: the labels of --head.", show_default=False
-)
-LABELS_OF_RUN = typer.Option(
-    None,
-    help="A file, or a,b,c; default: the labels in the store or the file, if it holds them.",
-    show_default=False,
-)
+LABELS_OF_FILE = _labels("the labels in FILE")
+LABELS_OF_HEAD = _labels("the labels of --head")
+LABELS_OF_RUN = _labels("the labels in the store or the file, if it holds them")
 TEXT_COLUMN = typer.Option("text", help="Column or field with the text.")
 ENCODING = typer.Option(
     None,

@@ -13,7 +13,7 @@ from testnuc._base.checks import valid_text
 from testnuc.cli.client_factory import client_of, embedder_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.options_of_run import with_embedder
-from testnuc.cli.reading import read_table
+from testnuc.cli.reading import read_table, to_stderr
 from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.server import ServerSettings, Service, page_of, serve
 
@@ -46,6 +46,9 @@ def run(
     nuc = client_of(client, embedder=embedder)
     service = Service(nuc, limits, page=page_of(nuc))
 
+    def tell(url: str) -> None:
+        to_stderr(f"testnuc: serving on {url}; open it in a browser, or see {url}/docs")
+
     async def prepare() -> None:
         if not name.startswith("openai/"):
             # otherwise the first request would wait for the model to load
@@ -57,16 +60,12 @@ def run(
     async def run_service() -> bool:
         try:
             async with nuc:
-                return await serve(service, prepare=prepare, listening=_tell)
+                return await serve(service, prepare=prepare, listening=tell)
         finally:
             await _close(embedder)
 
     if not run_to_end(run_service()):
         sys.exit(1)
-
-
-def _tell(url: str) -> None:
-    print(f"testnuc: serving on {url}; open it in a browser, or see {url}/docs", file=sys.stderr)  # noqa: T201
 
 
 def _token(file: str | None) -> str | None:

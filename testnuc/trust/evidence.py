@@ -118,9 +118,7 @@ def capital(
     """
     if not len(values):
         return np.zeros(len(means))
-    # what is drawn leaves the population: its part of the mean is known from then on
-    known = np.concatenate([[0.0], np.cumsum(values)[:-1]]) / draws.texts
-    seen = values / draws.probability / draws.texts + known
+    seen, known = _seen(values, draws)
     most = 1 / draws.floor / draws.texts
     move = seen[:, None] - means
     least = most[:, None] + np.maximum(means - known[:, None], 0)
@@ -150,14 +148,22 @@ def gain_of(values: NDArray[np.float64], draws: Draws, alpha: float) -> Gain:
     m = len(values)
     if not m:
         return Gain(0.0, -1.0, 1.0)
-    known = np.concatenate([[0.0], np.cumsum(values)[:-1]]) / draws.texts
-    seen = values / draws.probability / draws.texts + known
+    seen, _ = _seen(values, draws)
     mean, variance = float(seen.mean()), float(seen.var()) / m
     part = max(0.0, 1 - _SHRINK * variance / mean**2) if mean else 0.0
     # what was proved once may be contradicted by what was drawn since
     low = min(low, high, np.inf if mean * part > 0 else 0.0)
     value = float(np.clip(mean * part, max(low, -1.0), min(high, 1.0)))
     return Gain(value, low, high)
+
+
+def _seen(
+    values: NDArray[np.float64], draws: Draws
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the mean that each draw speaks for, and the part of it that is known before."""
+    # what is drawn leaves the population: its part of the mean is known from then on
+    known = np.concatenate([[0.0], np.cumsum(values)[:-1]]) / draws.texts
+    return values / draws.probability / draws.texts + known, known
 
 
 def _reach(values: NDArray[np.float64], draws: Draws, needed: float) -> float:

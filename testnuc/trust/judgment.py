@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -50,16 +50,8 @@ class Judgment:
 
     def record(self) -> list[Any]:
         """Return its values, as they are stored."""
-        return [
-            self.text,
-            self.hash.hex(),
-            self.label,
-            self.source,
-            self.probability,
-            self.floor,
-            self.texts,
-            self.uniform,
-        ]
+        text, key, *rest = astuple(self)
+        return [text, key.hex(), *rest]
 
     @classmethod
     def of(cls, record: Sequence[Any]) -> Judgment:

@@ -3,7 +3,7 @@
 `apply` labels texts; it works for new ones. Without a proof that a candidate is better than the
 LLM's own labels, labels stay as the vote settings make them, and only trust is learned.
 
-Trust comes from `testnuc.trust.chances`.
+Trust comes from `testnuc.trust.calibration`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from testnuc.trust.applied import (
     shown_shares,
     trust_of_level,
 )
+from testnuc.trust.calibration import chances
 from testnuc.trust.certificates import proved
-from testnuc.trust.chances import chances
 from testnuc.trust.head import Softmax
 from testnuc.trust.judgment import FromJudgments
 from testnuc.trust.model import MOST_CELLS, HeadModel, VoteModel

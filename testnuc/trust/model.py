@@ -227,7 +227,9 @@ class HeadModel:
 
     def label_of(self, probabilities: NDArray[np.float32], texts: Texts) -> NDArray[np.int32]:
         """Return int32[b], the label of each text, from its probabilities."""
-        weighed = _careful(probabilities, texts.own[: len(texts)], self.care)
+        weighed = probabilities.copy()
+        known = np.flatnonzero(texts.own[: len(texts)] >= 0)
+        weighed[known, texts.own[known]] *= np.float32(np.exp(self.care))
         result: NDArray[np.int32] = weighed.argmax(axis=1).astype(np.int32)
         return result
 
@@ -263,8 +265,7 @@ def fit_model(
     """
     heads = tuple(start)
     head = predict_folds(heads, texts.vectors, texts.folds)
-    first = texts.votes(texts.own, k=NEIGHBORS, own_weight=1.0).astype(np.float32)
-    found = _rows_to_one(head * (first + _SMOOTHING))
+    found = vote_joined(texts, head, texts.own, own_weight=1.0)
     scale = class_scale(found, power)
     found = _rows_to_one(found * scale)
     for _ in range(rounds):
@@ -322,10 +323,10 @@ def one_hot(labels: NDArray[np.int32], n_classes: int) -> NDArray[np.float32]:
 
 
 def vote_joined(
-    texts: Texts, head: NDArray[np.float32], labels: NDArray[np.int32]
+    texts: Texts, head: NDArray[np.float32], labels: NDArray[np.int32], *, own_weight: float = 0.0
 ) -> NDArray[np.float32]:
     """Return float32[b, C]: a head times the neighbors' votes for their labels; rows sum to 1."""
-    votes = texts.votes(labels, k=NEIGHBORS).astype(np.float32)
+    votes = texts.votes(labels, k=NEIGHBORS, own_weight=own_weight).astype(np.float32)
     return _rows_to_one(head[: len(texts)] * (votes + _SMOOTHING))
 
 
@@ -347,18 +348,6 @@ def _with_judged(
     # rounding
     result: NDArray[np.float32] = np.maximum(votes, 0)
     return result
-
-
-def _careful(
-    probabilities: NDArray[np.float32], own: NDArray[np.int32], care: float
-) -> NDArray[np.float32]:
-    """Multiply the probability of the own label by e ** care."""
-    if not care:
-        return probabilities
-    weighed = probabilities.copy()
-    known = np.flatnonzero(own >= 0)
-    weighed[known, own[known]] *= np.float32(np.exp(care))
-    return weighed
 
 
 def _rows_to_one(table: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -152,7 +152,10 @@ class Sparing:
         rest = order[sure:][::-1]
         if not len(rest) or room <= 0:
             self.labels[open_] = labels[open_]
-            self.trust[open_] = _trust(chance, audit, agrees)[open_]
+            # the chance that the LLM would give the same label, calibrated on the audit
+            odds = log_odds(chance)
+            line = fit_line(odds[audit], agrees, np.ones(len(audit)))
+            self.trust[open_] = chance_of(odds[open_], line)
             if room <= 0 and len(rest):
                 # those that are left are the surest
                 inside = chance[audit] >= chance[open_].min()
@@ -199,11 +202,3 @@ def _bound(wrong: int, tries: int, error: float) -> float:
     from scipy.stats import beta
 
     return 1.0 if wrong >= tries else float(beta.ppf(1 - error, wrong + 1, tries - wrong))
-
-
-def _trust(
-    chance: NDArray[np.float64], audit: NDArray[np.int64], agrees: NDArray[np.bool_]
-) -> NDArray[np.float64]:
-    """Return the chance that the LLM would give the same label, calibrated on the audit."""
-    odds = log_odds(chance)
-    return chance_of(odds, fit_line(odds[audit], agrees, np.ones(len(audit))))
