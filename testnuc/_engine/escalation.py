@@ -280,7 +280,7 @@ class Escalation:
         known = self._learning.learned
         if known is None or not any(j.source == "referee" for j in known.judged):
             return True
-        return size >= _GROWTH * known.texts
+        return bool(size >= _GROWTH * known.texts)
 
     async def _learn_once(self) -> None:
         """Learn from a hundred disagreements that the client's referee judges.
