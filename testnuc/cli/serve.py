@@ -39,7 +39,7 @@ def run(
     limits = ServerSettings(token=_token(token_file), cors_origins=origins, **settings)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     texts = [] if pool is None else _texts(pool, text_column)
-    client = with_embedder(client, client["store"])
+    client = run_to_end(with_embedder(client, client["store"]))
     logging.captureWarnings(capture=True)
     name = embedder_of(client)
     embedder = embedders.resolve(name)
