@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from testnuc._kernels import fast
 from testnuc._kernels import vote as plain
-from testnuc._kernels.prefetch import prefetch
+from testnuc._kernels.compile import prefetch
 from testnuc.voting import VotePolicy, vote_pool
 
 __all__ = ["Array", "Case"]

@@ -78,8 +78,7 @@ def labelings(
     own = np.where(asked, data.texts.own, -1).astype(np.int32)
     texts, model = replace(data.texts, own=own), partial(fit_model, power=_POWER, care=_CARE)
     if heads is None:
-        weights = np.ones(len(own), dtype=np.float32)
-        heads = fit_folds(texts.vectors, one_hot(own, texts.n_classes), weights, texts.folds)
+        heads = fit_folds(texts.vectors, one_hot(own, texts.n_classes), texts.folds)
     else:
         model = partial(model, rounds=SPARED_ROUNDS)
     head = predict_folds(heads, texts.vectors, texts.folds)

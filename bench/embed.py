@@ -99,8 +99,7 @@ def _points(right: NDArray[np.bool_], plain: NDArray[np.bool_]) -> str:
 def _head(data: Recorded) -> NDArray[np.bool_]:
     """Return the texts on which a head is right that learned the answers to other folds."""
     texts = data.texts
-    weights = np.ones(len(texts.own), dtype=np.float32)
-    heads = fit_folds(texts.vectors, one_hot(texts.own, texts.n_classes), weights, texts.folds)
+    heads = fit_folds(texts.vectors, one_hot(texts.own, texts.n_classes), texts.folds)
     labels = predict_folds(heads, texts.vectors, texts.folds).argmax(axis=1)
     right: NDArray[np.bool_] = labels == data.gold
     return right

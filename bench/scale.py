@@ -185,7 +185,7 @@ async def _classify(
     parts: Any = nuc.engine.parts
     pipeline = parts.pipeline
     steps.watch(parts.pool, "search", "search")
-    steps.watch(pipeline.assembler, "build", "texts")
+    steps.watch(pipeline.retriever, "build", "texts")
     steps.watch_results(pipeline, "predict", "ask")
     steps.watch(parts.embedding, "vectors", "vectors")
     steps.watch(parts.pool, "labels", "labels")

@@ -130,12 +130,7 @@ def points(of: Measured) -> str:
 
 
 def wilson(right: int, texts: int) -> Measured:
-    """Return a proportion with its Wilson score interval.
-
-    Parameters
-    ----------
-    right, texts : int
-    """
+    """Return a proportion with its Wilson score interval."""
     if not texts:
         return Measured(math.nan, 0.0, 1.0)
     part, square = right / texts, _Z * _Z
@@ -151,14 +146,9 @@ def wilson(right: int, texts: int) -> Measured:
 def paired_difference(wins: int, losses: int, texts: int) -> Measured:
     """Return the difference of two paired accuracies.
 
-    The interval is the adjusted Wald interval of Bonett and Price 2012, "Adjusted Wald confidence
-    interval for a difference of binomial proportions based on paired data" (JEBS).
-
-    Parameters
-    ----------
-    wins, losses : int
-        Texts on which only the second, and only the first, is right.
-    texts : int
+    On `wins` texts only the second is right, on `losses` only the first. The interval is the
+    adjusted Wald interval of Bonett and Price 2012, "Adjusted Wald confidence interval for a
+    difference of binomial proportions based on paired data" (JEBS).
     """
     up, down = (wins + 1) / (texts + 2), (losses + 1) / (texts + 2)
     error = _Z * math.sqrt((up + down - (up - down) ** 2) / (texts + 2))
@@ -183,14 +173,7 @@ def matched(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]
 def checked_gold(
     texts: Sequence[object], labels: Sequence[str], known: Sequence[str] = ()
 ) -> list[str]:
-    """Return known labels of texts.
-
-    Parameters
-    ----------
-    texts : sequence
-    labels : sequence of str
-    known : sequence of str
-        The label set; empty: any label.
+    """Return known labels of texts; with the label set `known`, they must be in it.
 
     Raises
     ------
@@ -213,13 +196,7 @@ def checked_gold(
 
 
 def evaluated(results: Results, labels: Sequence[str]) -> Evaluation:
-    """Return the accuracy of results.
-
-    Parameters
-    ----------
-    results : Results
-    labels : sequence of str
-        The known label of each text, in order.
+    """Return the accuracy of results, from the known label of each text, in order.
 
     Raises
     ------

@@ -183,12 +183,12 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labels: dict[str, Any] = {} if gold is None else _first(texts, gold)
         for text, names in zip(texts, sets or (), strict=sets is not None):
             labels.setdefault(text, names)
-        fitted.run(fitted.core.fit(texts, labels))
+        fitted.run(fitted.fit(texts, labels))
         self.close()
         self.classes_ = classes
-        self.learned_ = fitted.core.engine.learned
+        self.learned_ = fitted.engine.learned
         self._fitted = fitted
-        predicted = fitted.core.predicted
+        predicted = fitted.predicted
         if predicted is not None:
             warning = few_predictions(predicted, "fit more texts")
             if warning is not None:
@@ -259,14 +259,14 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         texts = _column(X)
-        results: Results = self._fitted.run(self._fitted.core.engine.classify_many(texts))
+        results: Results = self._fitted.run(self._fitted.engine.classify_many(texts))
         return results
 
     @property
     def usage_(self) -> Usage:
         """Usage since `fit` began, in this process."""
         check_is_fitted(self)
-        return self._fitted.core.engine.usage
+        return self._fitted.engine.usage
 
     def close(self) -> None:
         """Stop the thread and close the connections; call `fit` to start again."""
@@ -291,7 +291,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         state: dict[str, Any] = dict(super().__getstate__())
         fitted = state.pop("_fitted", None)
         if fitted is not None:
-            state["_learned"] = fitted.run(fitted.core.state())
+            state["_learned"] = fitted.run(fitted.state())
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -303,7 +303,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if learned is not None:
             self.__dict__.setdefault("learned_", None)
             fitted = _Fitted(self._client_arguments(learned["labels"]), self.store)
-            fitted.run(fitted.core.restore(learned))
+            fitted.run(fitted.restore(learned))
             self._fitted = fitted
 
     def _client_arguments(self, labels: Any) -> dict[str, Any]:
@@ -407,8 +407,11 @@ class HeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.fit()
 
 
-class _FittedEngine:
-    """The engine of a fitted classifier; its pool holds exactly the texts given to `fit`."""
+class _Fitted:
+    """A fitted engine and its event loop thread; closed with the estimator.
+
+    Its pool holds exactly the texts given to `fit`.
+    """
 
     def __init__(self, arguments: Mapping[str, Any], store: Any) -> None:
         self._memory = MemoryStore() if store is None else None
@@ -425,6 +428,20 @@ class _FittedEngine:
         self._texts: list[str] = []
         #: Number of predictions behind the auto policy's decision; None: no such decision.
         self.predicted: int | None = None
+        self._background = Background("testnuc-sklearn")
+        self.run = self._background.run
+        self._finalizer = weakref.finalize(self, self._background.leave, self.engine.aclose)
+        # at exit, `_close_all` closes it
+        self._finalizer.atexit = False
+        _FITTED.add(self)
+
+    def close(self) -> None:
+        if self._finalizer.detach() is None:
+            return
+        try:
+            self.run(self.engine.aclose())
+        finally:
+            self._background.close()
 
     async def fit(self, texts: Sequence[str], labels: Mapping[str, Any]) -> None:
         """Predict the pool, and decide the vote unless the policy is fixed."""
@@ -472,27 +489,6 @@ class _FittedEngine:
             # version 0.1.0 pickled the decision and k separately
             settings = replace(learned["counting"], decision=learned["decision"], k=learned["k"])
         self.engine.settings = settings
-
-
-class _Fitted:
-    """A fitted engine and its event loop thread; closed with the estimator."""
-
-    def __init__(self, arguments: Mapping[str, Any], store: Any) -> None:
-        self.core = _FittedEngine(arguments, store)
-        self._background = Background("testnuc-sklearn")
-        self.run = self._background.run
-        self._finalizer = weakref.finalize(self, self._background.leave, self.core.engine.aclose)
-        # at exit, `_close_all` closes it
-        self._finalizer.atexit = False
-        _FITTED.add(self)
-
-    def close(self) -> None:
-        if self._finalizer.detach() is None:
-            return
-        try:
-            self._background.run(self.core.engine.aclose())
-        finally:
-            self._background.close()
 
 
 #: Engines that may still be open.

@@ -178,10 +178,7 @@ class Classification:
             by = "neighbors and a model of your texts" if self.source == "head" else "votes"
             lines.append(f"{by}: {votes}")
         if self.changed and not judged:
-            lines.append("it is overruled; its neighbors:")
-            lines.extend(
-                f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in self.neighbors[:5]
-            )
+            lines += _overruled(self)
         words = self.trust_in_words()
         if words is not None:
             lines.append(words)
@@ -269,10 +266,7 @@ class MultilabelClassification(Classification):
             shares = _listed(tuple(self.shares), tuple(self.shares.values()))
             lines.append(f"shares of {self.voters} voters: {shares}")
         if self.changed:
-            lines.append("it is overruled; its neighbors:")
-            lines.extend(
-                f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in self.neighbors[:5]
-            )
+            lines += _overruled(self)
         if self.error is not None:
             lines.append(f"error: {self.error}")
         return "\n".join(lines)
@@ -472,6 +466,11 @@ CELLS = (
     "alternative",
     "trust_of_alternative",
 )
+
+
+def _overruled(result: Classification) -> list[str]:
+    near = (f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in result.neighbors[:5])
+    return ["it is overruled; its neighbors:", *near]
 
 
 def _listed(labels: Sequence[str], numbers: Sequence[float | None] = ()) -> str:

@@ -1,85 +1,30 @@
-"""Assemble neighborhoods: the neighbors' texts from the pool, predictions from the store."""
+"""Assemble neighborhoods from texts, the matches of a search, and the texts of the neighbors."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.multilabel import neighborhoods_class
-from testnuc._engine.retrieval import SEARCH, no_matches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from testnuc._engine.neighborhoods import Neighborhoods, Snapshot
-    from testnuc._engine.retrieval import Retriever
     from testnuc.labels import LabelSet
-    from testnuc.protocols import Index, Matches, PoolText
+    from testnuc.protocols import Matches, PoolText
     from testnuc.trust import VoteSettings
 
-__all__ = ["Assembler", "build_neighborhoods", "distinct_ids", "in_thread_if_large"]
+__all__ = ["SEARCH", "build_neighborhoods", "distinct_ids", "in_thread_if_large"]
 
+#: Queries searched at a time, so that other searches wait milliseconds.
+SEARCH = 1_024
 #: Rows of neighbors whose places are looked up at a time.
 _BLOCK = 4_096
-
-
-@dataclass
-class Assembler:
-    """Assembles the neighborhoods of one client."""
-
-    labels: LabelSet
-    #: "stored": neighbors have their stored predictions from the beginning.
-    neighbors: Literal["predict", "stored"]
-    pool: Index
-    retriever: Retriever
-
-    async def build(
-        self,
-        texts: Sequence[PoolText],
-        matches: Matches,
-        settings: VoteSettings,
-        snapshot: Snapshot | None = None,
-        rejected: Mapping[int, Exception] | None = None,
-    ) -> Neighborhoods:
-        """Fetch the neighbors' texts and build the neighborhoods."""
-        ids = await in_thread_if_large(len(texts), distinct_ids, matches)
-        texts = without_foreign_labels(texts, self.labels)
-        others = without_foreign_labels(await self.pool.fetch(ids), self.labels)
-        neighborhoods: Neighborhoods = await in_thread_if_large(
-            len(texts),
-            build_neighborhoods,
-            self.labels,
-            settings,
-            texts,
-            ids,
-            others,
-            matches,
-            snapshot,
-            rejected,
-        )
-        if self.neighbors == "stored":
-            await self.fill(neighborhoods, range(len(texts), len(neighborhoods.entries)))
-        return neighborhoods
-
-    def alone(self, texts: Sequence[PoolText], settings: VoteSettings) -> Neighborhoods:
-        """Return neighborhoods without neighbors."""
-        texts, matches = without_foreign_labels(texts, self.labels), no_matches(len(texts))
-        ids = distinct_ids(matches)
-        return build_neighborhoods(self.labels, settings, texts, ids, [], matches)
-
-    async def fill(self, neighborhoods: Neighborhoods, places: Iterable[int]) -> None:
-        """Set the stored predictions at the given places."""
-        unknown = [place for place in places if not neighborhoods.answered(place)]
-        stored = await self.retriever.stored([neighborhoods.entries[i] for i in unknown])
-        for place, prediction in zip(unknown, stored, strict=True):
-            if prediction is not None:
-                neighborhoods.put(place, prediction)
 
 
 def distinct_ids(matches: Matches) -> NDArray[np.int64]:

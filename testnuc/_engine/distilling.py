@@ -72,10 +72,9 @@ def _fitted(parts: Components, found: Neighborhoods, vectors: NDArray[np.float16
     targets = one_hot(label, len(names))
     if found.applied is not None and found.applied.shares is not None:
         targets = np.where((label >= 0)[:, None], found.applied.shares, 0).astype(np.float32)
-    weights = np.ones(n, dtype=np.float32)
     hashes = [entry.hash for entry in found.entries[:n]]
     folds = folds_of(hashes)
-    out = predict_folds(fit_folds(vectors, targets, weights, folds), vectors, folds)
+    out = predict_folds(fit_folds(vectors, targets, folds), vectors, folds)
     made = out.argmax(axis=1)
     odds = log_odds(out[np.arange(n), made])
     judged = _judged_of(found, hashes)
@@ -90,7 +89,7 @@ def _fitted(parts: Components, found: Neighborhoods, vectors: NDArray[np.float16
     )
     return judged.head(
         parts,
-        fit_head(vectors, targets, weights).weights,
+        fit_head(vectors, targets).weights,
         curve,
         trust=chance_of(odds, curve),
         right=right,

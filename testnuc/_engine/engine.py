@@ -310,7 +310,7 @@ class Engine:
             diagnosis=neighborhoods.diagnosis,
             learned=await _summary_of(neighborhoods.settings.taught),
             escalated=escalated,
-            notes=neighborhoods.notes,
+            notes=list(filter(None, neighborhoods.notes)),
             coverage=self._coverage(neighborhoods),
             referee_usage=None if referee is None else referee.meter.since(refereed),
         )
@@ -321,8 +321,7 @@ class Engine:
         """Note what a vote would change, and how prompts that show some labels compare."""
         parts = self.parts
         if isinstance(neighborhoods, MultilabelNeighborhoods) and parts.referee is None:
-            note = await asyncio.to_thread(neighborhoods.note_of_kept)
-            neighborhoods.notes.extend([note] if note else [])
+            neighborhoods.notes.append(await asyncio.to_thread(neighborhoods.note_of_kept))
         if parts.shortlist is not None and lane == "live":
             live = parts.pipeline.lanes["live"]
             await compare_with_whole_list(neighborhoods, parts.predictor, live)
@@ -333,7 +332,7 @@ class Engine:
         if lists is None:
             return {}
         found, note = coverage_of(lists, labels.names, labels.none_label)
-        neighborhoods.notes.extend([note] if note else [])
+        neighborhoods.notes.append(note)
         return found
 
     async def stream(

@@ -18,11 +18,11 @@ from testnuc._engine.judgment_arrays import (
     parts_of,
 )
 from testnuc._engine.learning_base import MOST_TEXTS, LearningBase, Offer, PoolFit
+from testnuc.trust.applied import parts_by_level
+from testnuc.trust.calibration import fit_trust
 from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
 from testnuc.trust.certificates import wants_decisions
-from testnuc.trust.chances import fit_trust
 from testnuc.trust.learned import Learned, chosen_parts, rounded
-from testnuc.trust.levels import parts_by_level
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
 from testnuc.trust.review import GOALS
 

@@ -225,20 +225,19 @@ class MultilabelNeighborhoods(Neighborhoods):
             pool,
             n_classes=len(self.labels.names),
             policy=self.policy,
-            checked=True,
         )
         return keep_own(voted, own, pool) if self.settings.careful else voted
 
-    def note_of_kept(self) -> str | None:
+    def note_of_kept(self) -> str:
         """Return how many texts a vote would change, where all keep the LLM's own labels."""
         if not self.settings.keeps_own or self.settings.several is not None:
-            return None
+            return ""
         found = self.plain_labels(slice(0, self.n_own))
         other = (found.shares > THRESHOLD) != found.given
         # at the threshold, the text itself decides
         changed = len(np.unique(found.rows[other & (found.shares != THRESHOLD)]))
         if not changed:
-            return None
+            return ""
         return (
             f"the LLM's own labels are kept; a vote of neighbors would change those of {changed:,} "
             f"of {self.n_own:,} texts, and fifty judgments show whether it should"

@@ -91,7 +91,7 @@ class Neighborhoods:
         self.spared_trust: NDArray[np.float64] | None = None
         #: The learned model, fitted again on this run.
         self.refitted: HeadModel | None = None
-        #: For `Results.notes`.
+        #: For `Results.notes`; empty ones are left out.
         self.notes: list[str] = []
         #: The labels that the prompt of each own text shows, int32[n_own, length]; None: all.
         self.shortlists: NDArray[np.int32] | None = None
@@ -129,6 +129,12 @@ class Neighborhoods:
     def answered(self, place: int) -> bool:
         """Whether the text at a place has an outcome."""
         return self.predictions[place] is not None or place in self.errors
+
+    @property
+    def any_answered(self) -> bool:
+        """Whether the LLM answered, now or before, about any of the own texts."""
+        own = zip(self.predictions[: self.n_own], self.entries, strict=False)
+        return any(said is not None and entry.label is None for said, entry in own)
 
     def near(self, place: int, most: int) -> tuple[Neighbor, ...]:
         """Return the nearest neighbors of the own text at a place, most similar first."""

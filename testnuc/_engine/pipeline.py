@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from testnuc._engine.applying import apply_taught
-from testnuc._engine.assembly import Assembler, in_thread_if_large
+from testnuc._engine.assembly import SEARCH, in_thread_if_large
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.first_calls import STOPS, FirstCalls
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.neighborhoods import Snapshot
 from testnuc._engine.pool_predictions import PoolPredictions
-from testnuc._engine.retrieval import SEARCH, Retriever, no_matches, spread
+from testnuc._engine.retrieval import Retriever, no_matches, spread
 from testnuc._engine.sampling import Sampler
 from testnuc._engine.sparing import ask_unsure, asked_first
 from testnuc.errors import EmbeddingError, with_count
@@ -48,66 +48,49 @@ __all__ = ["STOPS", "Pipeline"]
 _BATCH_DECIDES = 2_000
 
 
+@dataclass(eq=False)
 class Pipeline:
-    """Embeds, retrieves and predicts for one client.
+    """Embeds, retrieves and predicts for one client."""
 
-    Parameters
-    ----------
-    settings : VoteSettings
-        ``settings.k`` neighbors are retrieved.
-    neighbors : {"predict", "stored"}
-        Whether neighbors without a prediction are predicted, or skipped.
-    join_pool : bool
-        Whether classified texts become neighbors of later ones.
-    ask : Unsure, optional
-        Ask only where a model of the answers is unsure.
-    head : HeadRule, optional
-        Ask only where a distilled head is unsure.
-    note : str
-        Added to the notes of each run.
-    """
+    labels: LabelSet
+    #: Replaced as a whole; each run reads it once. ``settings.k`` neighbors are retrieved.
+    settings: VoteSettings
+    method: Method
+    #: Whether neighbors without a prediction are predicted, or skipped.
+    neighbors: Literal["predict", "stored"]
+    _: KW_ONLY
+    predictor: Predictor
+    scheduler: InitVar[Scheduler]
+    embedding: EmbeddingCache
+    pool: Index
+    store: InitVar[Store]
+    #: Whether classified texts become neighbors of later ones.
+    join_pool: bool
+    per_call: int = 1
+    #: Ask only where a model of the answers is unsure.
+    ask: Unsure | None = None
+    #: Ask only where a distilled head is unsure.
+    head: HeadRule | None = None
+    #: Chooses the labels that each prompt shows.
+    shortlist: Shortlist | None = None
+    #: Added to the notes of each run.
+    note: str = ""
 
-    def __init__(
-        self,
-        labels: LabelSet,
-        settings: VoteSettings,
-        method: Method,
-        neighbors: Literal["predict", "stored"],
-        *,
-        predictor: Predictor,
-        scheduler: Scheduler,
-        embedding: EmbeddingCache,
-        pool: Index,
-        store: Store,
-        join_pool: bool,
-        per_call: int = 1,
-        ask: Unsure | None = None,
-        head: HeadRule | None = None,
-        shortlist: Shortlist | None = None,
-        note: str = "",
-    ) -> None:
-        self.labels = labels
-        #: Replaced as a whole; each run reads it once.
-        self.settings = settings
-        self.method = method
-        self.neighbors = neighbors
-        self.join_pool = join_pool
-        self._ask, self._head = ask, head
-        self._shortlist, self.note = shortlist, note
-        self._per_call = per_call
-        self._predictor = predictor
+    def __post_init__(self, scheduler: Scheduler, store: Store) -> None:
+        method, predictor, pool = self.method, self.predictor, self.pool
         #: Lane -> scheduler; `Components` adds the batch lane when it is needed.
         self.lanes = {"live": scheduler}
-        self._embedding = embedding
-        self._pool = pool
-        self._first = FirstCalls(predictor, scheduler, pool, store, method.samples, per_call)
+        self._first = FirstCalls(predictor, scheduler, pool, store, method.samples, self.per_call)
         self.examples: ExampleFinder | None = None
         if method.context:
-            self.examples = ExampleFinder(method, predictor, embedding, pool, store)
-        self.retriever = Retriever(method, neighbors, predictor, pool, store, self.examples)
-        self.assembler = Assembler(labels, neighbors, pool, self.retriever)
+            self.examples = ExampleFinder(method, predictor, self.embedding, pool, store)
+        self.retriever = Retriever(method, self.neighbors, predictor, pool, store, self.examples)
         self.pool_predictions = PoolPredictions(
-            self.assembler, embedding, store, predictor.scope, lambda: self.lanes["live"].closed
+            self.retriever,
+            self.embedding,
+            store,
+            predictor.scope,
+            closed=lambda: scheduler.closed,
         )
 
     async def prepare(
@@ -145,8 +128,8 @@ class Pipeline:
             random part.
         """
         # a head may label all texts
-        ask_first = ask_first and self._head is None and self.examples is None
-        ask_first = ask_first and self._shortlist is None and self._predictor.over_http
+        ask_first = ask_first and self.head is None and self.examples is None
+        ask_first = ask_first and self.shortlist is None and self.predictor.over_http
         settings = self.settings
         places = await self._asked_first(texts, settings) if ask_first else ()
         outcomes = await self._first.ask(texts, places) if ask_first else []
@@ -171,9 +154,8 @@ class Pipeline:
             if asking is not None and not asking.done():
                 asking.cancel()
                 await asyncio.wait([asking])
-        if self.note:
-            neighborhoods.notes.append(self.note)
-        sampler = Sampler(self.method, self._predictor, neighborhoods)
+        neighborhoods.notes.append(self.note)
+        sampler = Sampler(self.method, self.predictor, neighborhoods)
         for ask, outcome in outcomes:
             if not neighborhoods.answered(ask.place):
                 sampler.settle(ask, outcome)
@@ -183,12 +165,12 @@ class Pipeline:
         self, texts: Sequence[PoolText], settings: VoteSettings
     ) -> Sequence[int]:
         """Return the places of the texts that are asked about whatever their embeddings are."""
-        if self._ask is None:
+        if self.ask is None:
             return range(len(texts))
         known = without_foreign_labels(await self._with_known_labels(texts), self.labels)
         count = len(self.labels.names)
         found: list[int] = await in_thread_if_large(
-            len(texts), asked_first, known, count, self._ask, settings
+            len(texts), asked_first, known, count, self.ask, settings
         )
         return found
 
@@ -201,8 +183,8 @@ class Pipeline:
         together: bool,
     ) -> Neighborhoods:
         hashes, started = [entry.hash for entry in texts], time.perf_counter()
-        vectors, rejected = await self._embedding.each([e.text for e in texts], hashes, embedded)
-        advice = self._embedding.advice(time.perf_counter() - started)
+        vectors, rejected = await self.embedding.each([e.text for e in texts], hashes, embedded)
+        advice = self.embedding.advice(time.perf_counter() - started)
         broken = [error for error in rejected.values() if isinstance(error, EmbeddingError)]
         if broken and len(broken) == len(texts):
             # not one text is at fault, but the embedder
@@ -214,7 +196,7 @@ class Pipeline:
         found = vectors[rows] if rejected else vectors
         searched = [texts[row] for row in rows]
         together = together and self.join_pool
-        upto = await self._pool.add(searched, found) if together and rows else None
+        upto = await self.pool.add(searched, found) if together and rows else None
         snapshot = None
         if self.examples is not None:
             upto = await self.examples.snapshot() if upto is None else upto
@@ -228,21 +210,21 @@ class Pipeline:
             searched, found, settings.retrieved, upto=upto, together=together
         )
         if self.join_pool and rows and not together:
-            await self._pool.add(searched, found)
+            await self.pool.add(searched, found)
         if rejected:
             matches = spread(matches, rows, len(texts))
-        neighborhoods = await self.assembler.build(texts, matches, settings, snapshot, rejected)
-        if self._shortlist is not None:
-            await self._shortlist.attach(neighborhoods, vectors, self.retriever.stored)
-        neighborhoods.notes.extend([advice] if advice else [])
-        if self.examples is not None or self._shortlist is not None:
+        neighborhoods = await self.retriever.build(texts, matches, settings, snapshot, rejected)
+        if self.shortlist is not None:
+            await self.shortlist.attach(neighborhoods, vectors, self.retriever.stored)
+        neighborhoods.notes.append(advice)
+        if self.examples is not None or self.shortlist is not None:
             # there is no prompt without neighbors
             for place, error in rejected.items():
                 neighborhoods.put(place, error)
         return neighborhoods
 
     async def _with_known_labels(self, texts: Sequence[PoolText]) -> Sequence[PoolText]:
-        known = await self._pool.labels([entry.hash for entry in texts])
+        known = await self.pool.labels([entry.hash for entry in texts])
         return [
             entry if label is None else replace(entry, label=label)
             for entry, label in zip(texts, known, strict=True)
@@ -254,7 +236,7 @@ class Pipeline:
         # the pool may be what failed
         with suppress(Exception):
             texts = await self._with_known_labels(texts)
-        return self.assembler.alone(texts, settings)
+        return self.retriever.alone(texts, settings)
 
     async def salvage(self, neighborhoods: Neighborhoods, error: Exception) -> bool:
         """Complete the neighborhoods of a run that an error has ended.
@@ -264,17 +246,12 @@ class Pipeline:
         """
         n_own = neighborhoods.n_own
         # samples of the first call
-        Sampler(self.method, self._predictor, neighborhoods).give_up()
+        Sampler(self.method, self.predictor, neighborhoods).give_up()
         if not self.lanes["live"].closed:
             # the store may be what failed
             with suppress(Exception):
-                await self.assembler.fill(neighborhoods, range(len(neighborhoods.entries)))
-        answered = any(
-            prediction is not None and entry.label is None
-            for prediction, entry in zip(
-                neighborhoods.predictions[:n_own], neighborhoods.entries[:n_own], strict=True
-            )
-        )
+                await self.retriever.fill(neighborhoods, range(len(neighborhoods.entries)))
+        answered = neighborhoods.any_answered
         for place in range(n_own):
             if not neighborhoods.answered(place) and not neighborhoods.is_spared(place):
                 neighborhoods.put(place, error)
@@ -311,7 +288,7 @@ class Pipeline:
         own, rows = range(neighborhoods.n_own), np.arange(neighborhoods.n_own)
         if settings.needs_no_neighbors:
             yield own
-            await self.assembler.fill(neighborhoods, range(len(own), len(neighborhoods.entries)))
+            await self.retriever.fill(neighborhoods, range(len(own), len(neighborhoods.entries)))
         elif settings.policy is None:
             yield own
             decision = await self._decide(neighborhoods)
@@ -340,7 +317,7 @@ class Pipeline:
     @property
     def spares(self) -> bool:
         """Whether a head labels texts instead of the LLM."""
-        return self._ask is not None or self._head is not None
+        return self.ask is not None or self.head is not None
 
     async def _spared_rounds(
         self, neighborhoods: Neighborhoods
@@ -348,23 +325,23 @@ class Pipeline:
         """Yield the own texts to ask about; neighbors get their stored predictions only."""
         n_own = neighborhoods.n_own
         entries = neighborhoods.entries[:n_own]
-        vectors, rejected = await self._embedding.each(
+        vectors, rejected = await self.embedding.each(
             [e.text for e in entries], [e.hash for e in entries]
         )
         rows = np.array(
             [i for i, e in enumerate(entries) if e.label is None and i not in rejected],
             dtype=np.int64,
         )
-        if self._head is not None:
-            rows = await asyncio.to_thread(self._head.spare, neighborhoods, vectors, rows)
-        if self._ask is None:
+        if self.head is not None:
+            rows = await asyncio.to_thread(self.head.spare, neighborhoods, vectors, rows)
+        if self.ask is None:
             yield rows.tolist()
         else:
-            async with aclosing(ask_unsure(neighborhoods, vectors, rows, self._ask)) as rounds:
+            async with aclosing(ask_unsure(neighborhoods, vectors, rows, self.ask)) as rounds:
                 async for places in rounds:
                     yield places
         yield rejected
-        await self.assembler.fill(neighborhoods, range(len(neighborhoods.entries)))
+        await self.retriever.fill(neighborhoods, range(len(neighborhoods.entries)))
         settings = neighborhoods.settings
         if settings.policy is None and not settings.head_decides:
             await self._decide(neighborhoods)
@@ -375,14 +352,14 @@ class Pipeline:
         """Predict the texts at distinct places that have no outcome yet; yields each place."""
         scheduler = self.lanes[lane]
         left = self._open(neighborhoods, places)
-        sampler = Sampler(self.method, self._predictor, neighborhoods, left)
+        sampler = Sampler(self.method, self.predictor, neighborhoods, left)
         # a stage of the batch lane takes hours: the examples of all texts are one stage
         whole = lane != "live"
         asks: Iterator[Ask] | AsyncGenerator[list[Ask], None] = sampler.asks()
         if self.examples is not None:
             asks = sampler.asks_with_examples(self.examples, scheduler, whole=whole)
-        elif self._shortlist is not None:
-            asks = await sampler.asks_with_shortlists(self._shortlist, packed=self._per_call > 1)
+        elif self.shortlist is not None:
+            asks = await sampler.asks_with_shortlists(self.shortlist, packed=self.per_call > 1)
         try:
             async with aclosing(scheduler.run(asks)) as outcomes:
                 async for ask, outcome in outcomes:
@@ -407,7 +384,7 @@ class Pipeline:
     async def settle(self, neighborhoods: Neighborhoods, *, stopped: bool = False) -> None:
         """Complete a run: correct by the prior, and apply what was learned."""
         await asyncio.to_thread(neighborhoods.balance)
-        await apply_taught(neighborhoods, self._embedding, stopped=stopped)
+        await apply_taught(neighborhoods, self.embedding, stopped=stopped)
 
     async def predict_own(self, neighborhoods: Neighborhoods) -> None:
         """Predict the own texts; neighbors get their stored predictions only."""
@@ -415,7 +392,7 @@ class Pipeline:
         async with aclosing(self._predict(neighborhoods, range(n_own), "live")) as answered:
             async for _ in answered:
                 pass
-        await self.assembler.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
+        await self.retriever.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
 
     async def predict_pool(self, lane: str = "live") -> AsyncGenerator[int, None]:
         """Predict every text of the pool that has no prediction.
@@ -428,17 +405,17 @@ class Pipeline:
         if self.examples is not None:
             snapshot = Snapshot(await self.examples.snapshot())
         while start is not None:
-            texts, start = await self._pool.scan(start, SEARCH)
+            texts, start = await self.pool.scan(start, SEARCH)
             while lane != "live" and start is not None:
                 # one stage for all texts: a batch can take a day
-                more, start = await self._pool.scan(start, SEARCH)
+                more, start = await self.pool.scan(start, SEARCH)
                 texts += more
-            neighborhoods = await self.assembler.build(
+            neighborhoods = await self.retriever.build(
                 texts, no_matches(len(texts)), self.settings, snapshot
             )
             places = range(len(texts))
             if snapshot is not None and self.neighbors == "stored":
-                await self.assembler.fill(neighborhoods, places)
+                await self.retriever.fill(neighborhoods, places)
             yield sum(map(neighborhoods.answered, places))
             try:
                 async with aclosing(self._predict(neighborhoods, places, lane)) as finished:
@@ -454,9 +431,9 @@ class Pipeline:
         if decision is None:
             n_own = neighborhoods.n_own
             if self.neighbors == "predict":
-                await self.assembler.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
+                await self.retriever.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
             predicted = sum(p is not None for p in neighborhoods.predictions[:n_own])
-            if predicted >= min(_BATCH_DECIDES, max(len(self._pool) // 2, MIN_PREDICTIONS)):
+            if predicted >= min(_BATCH_DECIDES, max(len(self.pool) // 2, MIN_PREDICTIONS)):
                 diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
             else:
                 diagnosis = await self.pool_predictions.recent_diagnosis(self.settings)

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from testnuc._engine.assembly import SEARCH
 from testnuc._engine.inputs import scanned, without_foreign_labels
-from testnuc._engine.retrieval import SEARCH
 from testnuc.errors import ProviderError
 from testnuc.trust import MIN_PREDICTIONS
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from testnuc._engine.assembly import Assembler
     from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc._engine.retrieval import Retriever
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.protocols import Index, PoolText, Store
     from testnuc.trust import Diagnosis, VoteSettings
@@ -56,7 +56,7 @@ class _PoolDiagnosis:
 class PoolPredictions:
     """Reads the stored predictions of the texts in the pool."""
 
-    assembler: Assembler
+    retriever: Retriever
     embedding: EmbeddingCache
     store: Store
     scope: bytes
@@ -72,7 +72,7 @@ class PoolPredictions:
 
     @property
     def _pool(self) -> Index:
-        return self.assembler.pool
+        return self.retriever.pool
 
     async def recent_diagnosis(self, settings: VoteSettings) -> Diagnosis:
         """Return a recent diagnosis of the pool; concurrent callers share one computation."""
@@ -121,16 +121,16 @@ class PoolPredictions:
         texts: list[PoolText] = []
         for start in chunks:
             found, _ = await self._pool.scan(start, SEARCH)
-            part = without_foreign_labels(found, self.assembler.labels)
-            stored = await self.assembler.retriever.stored(part)
+            part = without_foreign_labels(found, self.retriever.predictor.labels)
+            stored = await self.retriever.stored(part)
             texts += [
                 e for e, p in zip(part, stored, strict=True) if p is not None or e.label is not None
             ]
         if self.closed():
             raise ProviderError("the client was closed")
         if len(texts) < MIN_PREDICTIONS:
-            neighborhoods = self.assembler.alone(texts, settings)
-            await self.assembler.fill(neighborhoods, range(len(texts)))
+            neighborhoods = self.retriever.alone(texts, settings)
+            await self.retriever.fill(neighborhoods, range(len(texts)))
         else:
             neighborhoods, _ = await self._with_neighbors(texts, settings, settings.k)
         diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
@@ -148,10 +148,10 @@ class PoolPredictions:
         every = max(1, -(-len(self._pool) // most))
         texts: list[PoolText] = []
         async for found in scanned(self._pool, SEARCH):
-            part = without_foreign_labels(found, self.assembler.labels)
+            part = without_foreign_labels(found, self.retriever.predictor.labels)
             part = [e for e in part if e.label is None]
             part = [e for e in part if int.from_bytes(e.hash[1:5]) % every == 0]
-            stored = await self.assembler.retriever.stored(part)
+            stored = await self.retriever.stored(part)
             texts += [e for e, p in zip(part, stored, strict=True) if p is not None]
         return await self._with_neighbors(texts, settings, k)
 
@@ -159,7 +159,7 @@ class PoolPredictions:
         self, texts: Sequence[PoolText], settings: VoteSettings, k: int
     ) -> tuple[Neighborhoods, NDArray[np.float16]]:
         vectors = await self.embedding.vectors([e.text for e in texts], [e.hash for e in texts])
-        matches = await self.assembler.retriever.search(texts, vectors, k)
-        neighborhoods = await self.assembler.build(texts, matches, settings)
-        await self.assembler.fill(neighborhoods, range(len(neighborhoods.entries)))
+        matches = await self.retriever.search(texts, vectors, k)
+        neighborhoods = await self.retriever.build(texts, matches, settings)
+        await self.retriever.fill(neighborhoods, range(len(neighborhoods.entries)))
         return neighborhoods, vectors

@@ -11,25 +11,31 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from testnuc._engine.assembly import (
+    SEARCH,
+    build_neighborhoods,
+    distinct_ids,
+    in_thread_if_large,
+)
 from testnuc._engine.inputs import scanned, without_foreign_labels
 from testnuc.protocols import Index, Matches
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
     from testnuc._dispatch.predictor import Predictor
     from testnuc._engine.examples import ExampleFinder
+    from testnuc._engine.neighborhoods import Neighborhoods, Snapshot
     from testnuc.labels import LabelSet
     from testnuc.protocols import Method, PoolText, Store
+    from testnuc.trust import VoteSettings
     from testnuc.types import Prediction
 
-__all__ = ["SEARCH", "Retriever", "StoredVoters", "known_labels", "no_matches", "spread"]
+__all__ = ["Retriever", "StoredVoters", "known_labels", "no_matches", "spread"]
 
-#: Queries searched at a time, so that other searches wait milliseconds.
-SEARCH = 1_024
 #: Texts looked up in the store before control returns to the event loop.
 _BLOCK = 256
 #: Factor by which the search widens if too few neighbors have a prediction.
@@ -42,7 +48,7 @@ _UNKNOWN, _VOTES, _SILENT = 0, 1, 2
 
 @dataclass
 class Retriever:
-    """Searches the pool and the stored predictions of one client."""
+    """Searches the pool and the stored predictions of one client for neighborhoods."""
 
     method: Method
     #: Whether all texts may be neighbors, or only those with a prediction.
@@ -154,6 +160,51 @@ class Retriever:
         found = await self.store.get_predictions(keys)
         samples = [[p for p in found[i : i + n] if p is not None] for i in range(0, len(found), n)]
         return [self.method.reduce(of) if len(of) == n else None for of in samples]
+
+    async def build(
+        self,
+        texts: Sequence[PoolText],
+        matches: Matches,
+        settings: VoteSettings,
+        snapshot: Snapshot | None = None,
+        rejected: Mapping[int, Exception] | None = None,
+    ) -> Neighborhoods:
+        """Fetch the neighbors' texts and build the neighborhoods."""
+        ids = await in_thread_if_large(len(texts), distinct_ids, matches)
+        texts = without_foreign_labels(texts, self.predictor.labels)
+        others = without_foreign_labels(await self.pool.fetch(ids), self.predictor.labels)
+        neighborhoods: Neighborhoods = await in_thread_if_large(
+            len(texts),
+            build_neighborhoods,
+            self.predictor.labels,
+            settings,
+            texts,
+            ids,
+            others,
+            matches,
+            snapshot,
+            rejected,
+        )
+        if self.neighbors == "stored":
+            await self.fill(neighborhoods, range(len(texts), len(neighborhoods.entries)))
+        return neighborhoods
+
+    def alone(self, texts: Sequence[PoolText], settings: VoteSettings) -> Neighborhoods:
+        """Return neighborhoods without neighbors."""
+        texts, matches = (
+            without_foreign_labels(texts, self.predictor.labels),
+            no_matches(len(texts)),
+        )
+        ids = distinct_ids(matches)
+        return build_neighborhoods(self.predictor.labels, settings, texts, ids, [], matches)
+
+    async def fill(self, neighborhoods: Neighborhoods, places: Iterable[int]) -> None:
+        """Set the stored predictions at the given places."""
+        unknown = [place for place in places if not neighborhoods.answered(place)]
+        stored = await self.stored([neighborhoods.entries[i] for i in unknown])
+        for place, prediction in zip(unknown, stored, strict=True):
+            if prediction is not None:
+                neighborhoods.put(place, prediction)
 
 
 def no_matches(n: int) -> Matches:

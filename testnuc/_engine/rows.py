@@ -9,7 +9,7 @@ import numpy as np
 
 from testnuc._engine.multilabel import MultilabelNeighborhoods
 from testnuc._engine.neighborhoods import LEAST_VOTERS
-from testnuc.trust.levels import trust_of_level
+from testnuc.trust.applied import trust_of_level
 from testnuc.types import (
     Classification,
     MultilabelClassification,

@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from testnuc._base.checks import valid_text
 from testnuc._engine.inputs import distinct, values
@@ -106,55 +107,41 @@ def _first(error: BaseException) -> Exception:
     return error if isinstance(error, Exception) else RuntimeError(repr(error))
 
 
+@dataclass
 class _StreamedRun:
     """What the windows of a stream have in common."""
 
-    def __init__(self, escalation: Escalation) -> None:
-        self.escalation = escalation
-        #: The error that ended the run.
-        self.stopped: Exception | None = None
-        self._answered = False
-        self._open: list[Neighborhoods] = []
-
-    def begin(self, neighborhoods: Neighborhoods) -> None:
-        """Add a window."""
-        self._open.append(neighborhoods)
+    escalation: Escalation
+    #: The error that ended the run.
+    stopped: Exception | None = None
+    #: Windows in progress.
+    open: list[Neighborhoods] = field(default_factory=list)
+    _answered: bool = False
 
     def end(self, neighborhoods: Neighborhoods) -> None:
         """Remove a completed window."""
         self._answered = self.answered
-        self._open.remove(neighborhoods)
+        self.open.remove(neighborhoods)
 
     @property
     def answered(self) -> bool:
         """Whether any text was answered."""
-        return self._answered or any(
-            prediction is not None and entry.label is None
-            for window in self._open
-            for prediction, entry in zip(
-                window.predictions[: window.n_own], window.entries[: window.n_own], strict=True
-            )
-        )
+        return self._answered or any(window.any_answered for window in self.open)
 
 
+@dataclass(eq=False)
 class _StreamedWindow:
     """One window: a result is queued once all predictions that it needs are known."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        start: int,
-        batch: list[str],
-        ready: asyncio.Queue[_Ready],
-        run: _StreamedRun,
-    ) -> None:
-        self._run = run
-        self._pipeline = pipeline
-        self._start = start
-        self._batch = batch
-        self._ready = ready
+    pipeline: Pipeline
+    start: int
+    batch: list[str]
+    ready: asyncio.Queue[_Ready]
+    run: _StreamedRun
+
+    def __post_init__(self) -> None:
         #: Results not yet consumed.
-        self.untaken = len(batch)
+        self.untaken = len(self.batch)
         self._problems: dict[int, str] = {}
         self._places: dict[int, int] = {}
         self._neighborhoods: Neighborhoods | None = None
@@ -163,20 +150,20 @@ class _StreamedWindow:
         """Add the texts to the pool and retrieve neighbors; returns a coroutine that predicts."""
         valid: list[str] = []
         positions: list[int] = []
-        for position, text in enumerate(self._batch):
+        for position, text in enumerate(self.batch):
             problem = valid_text(text)
             if problem is None:
                 valid.append(text)
                 positions.append(position)
             else:
                 self._problems[position] = problem
-                self._ready.put_nowait((self, position))
+                self.ready.put_nowait((self, position))
         entries, places = await distinct(valid)
         if not entries:
             return None
-        run = self._run
+        run = self.run
         try:
-            neighborhoods = await self._pipeline.prepare(
+            neighborhoods = await self.pipeline.prepare(
                 entries, together=True, ask_first=run.stopped is None, partial=True
             )
         except STOPS as error:
@@ -184,9 +171,9 @@ class _StreamedWindow:
                 raise
             run.stopped = run.stopped or error
             for position in positions:
-                self._ready.put_nowait((self, position))
+                self.ready.put_nowait((self, position))
             return None
-        run.begin(neighborhoods)
+        run.open.append(neighborhoods)
         self._neighborhoods = neighborhoods
         self._places = dict(zip(positions, places.tolist(), strict=True))
         positions_of: list[list[int]] = [[] for _ in entries]
@@ -196,21 +183,19 @@ class _StreamedWindow:
 
     def result(self, position: int) -> Classification:
         """Return the classification of a completed text."""
-        text, index = self._batch[position], self._start + position
+        text, index = self.batch[position], self.start + position
         if position in self._problems:
-            return self._failed(
-                position,
-                text,
-                InvalidInputError(f"text {index} {self._problems[position]}"),
-            )
-        if self._neighborhoods is None:
-            assert self._run.stopped is not None
-            return self._failed(position, text, self._run.stopped)
-        place = self._places[position]
-        return classification(self._neighborhoods, place, index, text)
+            error: Exception | None = InvalidInputError(f"text {index} {self._problems[position]}")
+        elif self._neighborhoods is None:
+            error = self.run.stopped
+        else:
+            return classification(self._neighborhoods, self._places[position], index, text)
+        return Classification(
+            index, text, None, 0.0, 0.0, 0, complete=True, prediction=None, error=error
+        )
 
     async def _predict(self, neighborhoods: Neighborhoods, positions_of: list[list[int]]) -> None:
-        run = self._run
+        run = self.run
         left = set(range(neighborhoods.n_own))
         try:
             if run.stopped is None:
@@ -220,20 +205,20 @@ class _StreamedWindow:
                         self._hand_over(positions_of[place])
         except STOPS as error:
             run.stopped = run.stopped or error
-            if not (await self._pipeline.salvage(neighborhoods, error) or run.answered):
+            if not (await self.pipeline.salvage(neighborhoods, error) or run.answered):
                 raise
         else:
             if run.stopped is not None and left:
-                await self._pipeline.salvage(neighborhoods, run.stopped)
+                await self.pipeline.salvage(neighborhoods, run.stopped)
         run.end(neighborhoods)
         if left:
-            await self._pipeline.settle(neighborhoods, stopped=True)
+            await self.pipeline.settle(neighborhoods, stopped=True)
         for place in sorted(left):
             self._hand_over(positions_of[place])
 
     def _hand_over(self, positions: list[int]) -> None:
         for position in positions:
-            self._ready.put_nowait((self, position))
+            self.ready.put_nowait((self, position))
 
     def _completed(self, neighborhoods: Neighborhoods) -> AsyncGenerator[int, None]:
         """Predict, and yield each own text when its vote can be counted."""
@@ -241,10 +226,10 @@ class _StreamedWindow:
         # correction need the predictions of the whole window
         settings = neighborhoods.settings
         learned = settings.taught is not None
-        refereed = self._run.escalation.referee is not None
+        refereed = self.run.escalation.referee is not None
         late = settings.policy is None or settings.prior is not None or learned or refereed
-        late = late or self._pipeline.spares or settings.needs_no_neighbors
-        waves = not late and not self._pipeline.join_pool
+        late = late or self.pipeline.spares or settings.needs_no_neighbors
+        waves = not late and not self.pipeline.join_pool
         if late or waves:
             return self._at_the_end(neighborhoods, waves=waves)
         return self._one_by_one(neighborhoods)
@@ -253,43 +238,30 @@ class _StreamedWindow:
         self, neighborhoods: Neighborhoods, *, waves: bool
     ) -> AsyncGenerator[int, None]:
         """Predict everything, then yield each own text."""
-        async with aclosing(self._pipeline.predict(neighborhoods, waves=waves)) as answered:
+        async with aclosing(self.pipeline.predict(neighborhoods, waves=waves)) as answered:
             async for _ in answered:
                 pass
-        self._neighborhoods, note = await self._run.escalation.settle(neighborhoods)
+        self._neighborhoods, note = await self.run.escalation.settle(neighborhoods)
         if note is not None:
-            _log.info("texts %d to %d: %s", self._start, self._start + len(self._batch) - 1, note)
+            _log.info("texts %d to %d: %s", self.start, self.start + len(self.batch) - 1, note)
         for place in range(neighborhoods.n_own):
             yield place
 
     async def _one_by_one(self, neighborhoods: Neighborhoods) -> AsyncGenerator[int, None]:
         """Yield each own text as soon as it and its neighbors have outcomes."""
         # with "stored", neighbors outside the window already have predictions
-        stored = self._pipeline.neighbors == "stored"
+        stored = self.pipeline.neighbors == "stored"
         end = neighborhoods.n_own if stored else len(neighborhoods.entries)
         waits, waits_for = await asyncio.to_thread(_waiting, neighborhoods, end)
         for place, missing in enumerate(waits):
             if not missing:
                 yield place
-        async with aclosing(self._pipeline.predict(neighborhoods, waves=False)) as answered:
+        async with aclosing(self.pipeline.predict(neighborhoods, waves=False)) as answered:
             async for other in answered:
                 for place in waits_for[other]:
                     waits[place] -= 1
                     if not waits[place]:
                         yield place
-
-    def _failed(self, position: int, text: Any, error: Exception) -> Classification:
-        return Classification(
-            index=self._start + position,
-            text=text,
-            label=None,
-            share=0.0,
-            margin=0.0,
-            voters=0,
-            complete=True,
-            prediction=None,
-            error=error,
-        )
 
 
 def _waiting(neighborhoods: Neighborhoods, end: int) -> tuple[list[int], list[list[int]]]:

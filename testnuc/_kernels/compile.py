@@ -1,4 +1,4 @@
-"""Compilation of kernels: at first use, without the GIL, cached on disk."""
+"""Compilation of kernels at first use, without the GIL, cached on disk; and prefetching."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numba
+from llvmlite import ir
 from numba import njit
+from numba.extending import intrinsic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DISABLED", "given", "inline", "kernel", "made", "types"]
+__all__ = ["DISABLED", "given", "inline", "kernel", "made", "prefetch", "types"]
 
 types: Any = numba.types  # only partly typed
 _config: Any = numba.config
@@ -22,6 +24,8 @@ DISABLED = bool(_config.DISABLE_JIT)
 
 #: For functions that kernels call: compiled into them, and cached with them.
 inline = njit(nogil=True, error_model="numpy", inline="always")
+
+_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
 def given(dtype: Any, ndim: int = 1) -> Any:
@@ -75,3 +79,32 @@ def _jit(function: Callable[..., Any]) -> Any:
         return njit(cache=True, nogil=True, error_model="numpy")(function)
     except RuntimeError:  # "cannot cache function: no locator available": no writable directory
         return njit(nogil=True, error_model="numpy")(function)
+
+
+def _prefetch(context: Any, array: Any, index: Any) -> Any:  # noqa: ARG001
+    """Start loading element `index` of a C-contiguous array; it may lie outside the array.
+
+    An LLVM intrinsic, because numba has no prefetching.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        base = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        # integer arithmetic, because a pointer to outside of the array would be undefined
+        size = context.get_abi_sizeof(context.get_data_type(signature.args[0].dtype))
+        address = builder.add(builder.ptrtoint(base, _I64), builder.mul(arguments[1], _I64(size)))
+        pointer = builder.inttoptr(address, _I8.as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+        name = "llvm.prefetch.p0"
+        function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+        # for reading, to be kept in all caches, data
+        builder.call(function, [pointer, _I32(0), _I32(3), _I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
+
+
+def _without_jit(array: Any, index: Any) -> None:
+    """Do nothing: prefetching changes no result."""
+
+
+prefetch: Any = _without_jit if DISABLED else intrinsic(_prefetch)

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from testnuc._kernels.compile import given, inline, kernel, made, types
-from testnuc._kernels.prefetch import prefetch
+from testnuc._kernels.compile import given, inline, kernel, made, prefetch, types
 from testnuc._kernels.vote import (
     F4,
     F8,

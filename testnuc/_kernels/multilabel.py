@@ -22,27 +22,12 @@ import numpy as np
 from testnuc._kernels.compile import given, inline, kernel, made, types
 from testnuc._kernels.vote import LIMIT, ONE, OWN_WEIGHT, base_weight, confidence_factor, fixed
 
-__all__ = ["check_labels", "read_factors", "vote_labels"]
+__all__ = ["read_factors", "vote_labels"]
 
 I4, I8, U1 = types.int32, types.int64, types.uint8
 F4, F8 = types.float32, types.float64
 POOL = types.Tuple((given(I8), given(I4), given(F8)))
 FIRST = np.uintp(1)
-
-
-@kernel(I8(given(I8), given(I4), given(F4), I8))
-def check_labels(offsets: Any, labels: Any, confidences: Any, n_classes: Any) -> Any:
-    """Return the first text with an invalid or a duplicate label or confidence; -1: none."""
-    last = np.full(n_classes, -1, np.int64)
-    for i in range(offsets.size - 1):
-        for at in range(offsets[i], offsets[i + 1]):
-            label = labels[at]
-            if not 0 <= label < n_classes or last[label] == i:
-                return i
-            last[label] = i
-            if confidences.size > 0 and (confidences[at] < 0.0 or confidences[at] > 1.0):
-                return i
-    return np.int64(-1)
 
 
 @kernel(types.void(given(F4), given(F8), made(F8)))

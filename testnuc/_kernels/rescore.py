@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from testnuc._kernels.compile import given, inline, kernel, made, types
-from testnuc._kernels.prefetch import prefetch
+from testnuc._kernels.compile import given, inline, kernel, made, prefetch, types
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,13 +34,8 @@ def rescore(
 ) -> NDArray[np.float32]:
     """Return the cosines of unit vectors, float32[B, K]; NaN where an id is outside the vectors.
 
-    Parameters
-    ----------
-    queries : float32[B, d]
-    vectors : uint16[N, d]
-        The bits of float16 (``array.view(np.uint16)``), all finite.
-    ids : int64[B, K]
-        Rows of `vectors` to compare query b with.
+    `queries` are float32[B, d], `vectors` the bits of float16[N, d] (``array.view(np.uint16)``),
+    all finite, and `ids`, int64[B, K], the rows of `vectors` to compare query b with.
     """
     out = np.empty(ids.shape, np.float32)
     _rescore()(
@@ -61,20 +55,8 @@ def rank_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the k best of each row, most similar first; equal ones in the order of their hashes.
 
-    Parameters
-    ----------
-    ids : int64[B, K]
-        Ids outside the hashes are skipped, and so are candidates with a NaN similarity.
-    similarities : float32[B, K]
-    hashes : uint64[N]
-        A prefix of each text's content hash.
-    k : int
-        Number to return; padded with -1 and NaN.
-
-    Returns
-    -------
-    ids : int64[B, k]
-    similarities : float32[B, k]
+    `hashes` are uint64[N], a prefix of each text's content hash. Candidates, [B, K], whose id is
+    outside the hashes or whose similarity is NaN are skipped. Padded with -1 and NaN.
     """
     best = np.full((ids.shape[0], k), -1, np.int64)
     values = np.full((ids.shape[0], k), np.nan, np.float32)

@@ -28,8 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from testnuc._kernels.compile import given, inline, kernel, made, types
-from testnuc._kernels.prefetch import prefetch
+from testnuc._kernels.compile import given, inline, kernel, made, prefetch, types
 
 __all__ = ["tally", "vote_rows"]
 

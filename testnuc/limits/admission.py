@@ -12,7 +12,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError, RateLimitedError
@@ -58,31 +58,12 @@ class Waiter:
     max_output_tokens: int
 
 
-class _Timer(Protocol):
-    def cancel(self) -> object: ...
-
-
 class Admission:
     """Admits calls by requests and tokens per minute, concurrency, pauses and server quota.
 
-    Belongs to one event loop; not thread-safe.
-
-    Parameters
-    ----------
-    rate_limit : RateLimit, optional
-        The user's own limit.
-    max_concurrency : int
-        Most calls in flight.
-    retry : RetryPolicy, optional
-        Its waits bound the pauses; calls fail at once if a pause exceeds its deadline.
-    clock : callable
-        Monotonic seconds.
-    wall : callable
-        Seconds since 1970, for dates in headers.
-    call_later : callable, optional
-        Default: the running loop's.
-    rng : random.Random, optional
-        Source of jitter.
+    Belongs to one event loop; not thread-safe. The waits of `retry` bound the pauses; calls fail at
+    once if a pause exceeds its deadline. `clock` returns monotonic seconds, `wall` seconds since
+    1970, for dates in headers.
     """
 
     def __init__(
@@ -93,7 +74,7 @@ class Admission:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        call_later: Callable[[float, Callable[[], None]], _Timer] | None = None,
+        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle] | None = None,
         rng: Random | None = None,
     ) -> None:
         checked_whole("max_concurrency", max_concurrency, least=1)
@@ -116,7 +97,7 @@ class Admission:
         self._call_later = call_later
         self._again: deque[Waiter] = deque()
         self._queue: deque[Waiter] = deque()
-        self._timer: _Timer | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._timer_at = _FOREVER
 
     @property

@@ -5,7 +5,6 @@ can cache it. In the user prompt each text is one line of JSON: its content (our
 instructions, line breaks) cannot end the line, so it cannot pose as another text.
 """
 
-from testnuc._base.checks import valid_text
 from testnuc.prompts._reading import label_spans, parse_reply, without_thinking
 from testnuc.prompts._writing import (
     PROMPT_VERSION,
@@ -29,6 +28,5 @@ __all__ = [
     "text_json",
     "user_prompt",
     "user_prompt_start",
-    "valid_text",
     "without_thinking",
 ]

@@ -36,20 +36,7 @@ def parse_reply(
     texts are matched by id, never by order. A missing id, or a duplicate id with different answers,
     fails for that text only; an unknown id is ignored. An id 0 or n + 1 fails for all texts: the
     model may have counted differently, and every answer may belong to the text before or after.
-
-    Parameters
-    ----------
-    content : str
-        The reply of the LLM.
-    n : int
-        Number of texts in the request.
-    multilabel : bool
-        Whether an answer has several labels: `Answer.labels`.
-
-    Returns
-    -------
-    tuple[Answer or ReplyError, ...]
-        One per text, in order. Errors are returned, never raised.
+    Errors are returned, never raised.
     """
     if n == 1 and not multilabel and (answer := _plain_answer(content)):
         return (answer,)
@@ -273,20 +260,9 @@ _FIELDS = re.compile(
 
 
 def label_spans(content: str, n: int) -> dict[int, tuple[int, int]]:
-    """Return the character span of each text's label in a reply, for token log-probabilities.
+    """Return the start and end of each text's label in a reply, for token log-probabilities.
 
-    Parameters
-    ----------
-    content : str
-        A reply that `parse_reply` can parse.
-    n : int
-        Number of texts in the request.
-
-    Returns
-    -------
-    dict[int, tuple[int, int]]
-        Position of the text -> start and end of its label. Texts whose label is missing or occurs
-        twice are left out.
+    By the position of the text; texts whose label is missing or occurs twice are left out.
     """
     found: dict[int, tuple[int, int]] = {}
     ambiguous: set[int] = set()

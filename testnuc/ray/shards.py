@@ -146,18 +146,15 @@ class Shards(Vectors):
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
         """Return the vector of each text."""
-        found: list[NDArray[np.float16] | None] = await self._each("vectors", hashes)
-        return found
+        return await self._each("vectors", hashes)
 
     async def outcomes(self, hashes: Sequence[bytes]) -> list[Outcome]:
         """Return the outcome of each text."""
-        found: list[Outcome] = await self._each("outcomes", hashes)
-        return found
+        return await self._each("outcomes", hashes)
 
     async def rejected(self, hashes: Sequence[bytes]) -> list[str | None]:
         """Return why the embedder rejected each text; None: it did not."""
-        found: list[str | None] = await self._each("rejected", hashes)
-        return found
+        return await self._each("rejected", hashes)
 
     async def search(
         self,

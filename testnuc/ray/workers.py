@@ -127,7 +127,7 @@ class Asking:
             self._shared_limits.open()
         await self._parts.ready()
         pipeline = self._parts.pipeline
-        neighborhoods = pipeline.assembler.alone(entries, pipeline.settings)
+        neighborhoods = pipeline.retriever.alone(entries, pipeline.settings)
         try:
             await pipeline.predict_own(neighborhoods)
         finally:

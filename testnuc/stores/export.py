@@ -22,11 +22,11 @@ import numpy as np
 
 from testnuc._base.checks import hash_text
 from testnuc.errors import EmbeddingError, InvalidInputError
-from testnuc.protocols import PoolText, StoredPrediction
+from testnuc.protocols import PoolText, Store, StoredPrediction
 from testnuc.types import Prediction
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -42,22 +42,11 @@ _VECTOR = np.dtype("<f2")
 _HASH_BYTES = 16
 
 
-class Movable(Protocol):
-    """A durable store that can be exported: `Store` plus paged reads."""
+class Movable(Store, Protocol):
+    """A durable store that can be exported: `Store` plus what was learned, and paged reads."""
 
     def pool(self, embedder: str) -> Index:
         """Return the pool of an embedder."""
-
-    async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
-        """Store the metadata of a scope."""
-
-    async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
-        """Store predictions; the first one under a key wins. Returns the stored ones."""
-
-    async def put_vectors(
-        self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
-    ) -> None:
-        """Store embeddings; existing ones are not changed."""
 
     async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
         """Return all scopes and their metadata."""
@@ -207,8 +196,7 @@ async def _store(store: Movable, pools: dict[str, Index], records: list[Record])
         raise InvalidInputError(f"a record has the unknown kind {kind!r}")
     try:
         if kind == "scope":
-            for record in records:
-                await _describe(store, _to_hash(record["scope"]), dict(record["facts"]))
+            await _describe(store, records)
         elif kind == "prediction":
             await store.put_predictions([_to_prediction(record) for record in records])
         elif kind == "text":
@@ -225,11 +213,14 @@ async def _store(store: Movable, pools: dict[str, Index], records: list[Record])
     return Counter({str(kind): len(records)})
 
 
-async def _describe(store: Movable, scope: bytes, facts: Record) -> None:
-    # the metadata of a scope is the same in every store
-    if not facts or dict(await store.scopes()).get(scope):
-        return
-    await store.describe(scope, facts)
+async def _describe(store: Movable, records: list[Record]) -> None:
+    known = dict(await store.scopes())
+    for record in records:
+        scope, facts = _to_hash(record["scope"]), dict(record["facts"])
+        # the metadata of a scope is the same in every store
+        if facts and not known.get(scope):
+            await store.describe(scope, facts)
+            known[scope] = facts
 
 
 async def _put_learned(store: Movable, records: list[Record]) -> None:

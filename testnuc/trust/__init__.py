@@ -7,16 +7,16 @@
     prior           votes corrected for over-predicted labels
     review          texts to be judged; `review_context`, `joining` of several people's
     review_queue    results ranked for a look by hand
-    judgment        judgments, and the base of what is learned from them
+    judgment        judgments, and the base of what is learned from them, as bytes
     candidates      ways to label, and the choice between them by `evidence`
     model           the LLM's label, votes and a `head` joined into one labeler
-    learned         what was learned: labels by `applied`, trust by `chances` and `levels`
+    learned         what was learned: labels by `applied`
     multilabel      the same for several labels; `label_pairs`, `set_rule`
     certificates    the trust above which labels are proved to be right
-    calibration     logistic regression with a prior
+    calibration     trust: the chance that a label is right
     sparing         which texts the LLM need not be asked about
     drift           whether trust of new texts differs
-    packing         what was learned as bytes; `old_pickles`: names of version 0.1.0
+    old_pickles     names of version 0.1.0
 """
 
 from __future__ import annotations

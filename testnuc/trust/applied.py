@@ -1,4 +1,8 @@
-"""Labels of texts, from what was learned."""
+"""Labels of texts, from what was learned.
+
+The chance that a parent of a label in a tree is right is the chance of the label, and of what is
+left the part that a model gives the other labels below the parent.
+"""
 
 from __future__ import annotations
 
@@ -14,40 +18,33 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Applied", "joined", "second", "shown_shares"]
+    from testnuc.label_tree import LabelTree
+
+__all__ = ["Applied", "joined", "parts_by_level", "second", "shown_shares", "trust_of_level"]
 
 #: Smaller shares of a label are not shown.
 _LEAST_SHARE = 0.01
-_TINY = 1e-4
+_TINY, _TINY_REST = 1e-4, 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """Labels of texts, from a `Learned`.
-
-    Parameters
-    ----------
-    label : int32[b]
-        -1 = none.
-    trust : float64[b]
-    shares : float32[b, C], optional
-        What speaks for each label, rows sum to 1; None: the votes.
-    other : int32[b], optional
-        The label that is trusted most, except `label`; -1 = none.
-    part : float64[b], optional
-        Its part of what speaks for all labels except `label`.
-    levels : float32[b, depth - 1], optional
-        Of labels in a tree: what speaks for the other labels below each parent of `label`, as a
-        part of what speaks for all labels except `label`.
-    """
+    """Labels of b texts, from a `Learned`."""
 
     __repr__ = brief
 
+    #: int32[b]; -1 = none.
     label: NDArray[np.int32]
+    #: float64[b].
     trust: NDArray[np.float64]
+    #: float32[b, C]: what speaks for each label, rows sum to 1; None: the votes.
     shares: NDArray[np.float32] | None = None
+    #: int32[b]: the label that is trusted most, except `label`; -1 = none.
     other: NDArray[np.int32] | None = None
+    #: float64[b]: its part of what speaks for all labels except `label`.
     part: NDArray[np.float64] | None = None
+    #: float32[b, depth - 1], of labels in a tree: what speaks for the other labels below each
+    #: parent of `label`, as a part of what speaks for all labels except `label`.
     levels: NDArray[np.float32] | None = None
     #: bool[b]: whether a judgment gave the label.
     judged: NDArray[np.bool_] = field(init=False)
@@ -100,3 +97,36 @@ def shown_shares(found: NDArray[np.float32], label: NDArray[np.int32]) -> NDArra
     shown[shown < _LEAST_SHARE] = 0
     result: NDArray[np.float32] = shown / shown.sum(axis=1, keepdims=True)
     return result
+
+
+def parts_by_level(
+    found: NDArray[np.float32], label: NDArray[np.int32], tree: LabelTree | None
+) -> NDArray[np.float32] | None:
+    """Return what the other labels below each parent of a label are given, float32[b, depth - 1].
+
+    Parts of what a model, whose probabilities are float32[b, C], gives all labels except the text's
+    own. None: labels are not in a tree.
+    """
+    if tree is None:
+        return None
+    made = np.zeros((len(found), tree.depth - 1), dtype=np.float32)
+    at = np.flatnonzero(label >= 0)
+    given = label[at]
+    own = found[at, given].astype(np.float64)
+    rest = np.maximum(found[at].sum(axis=1, dtype=np.float64) - own, _TINY_REST)
+    for level in range(1, tree.depth):
+        nodes = tree.nodes(level)
+        order = np.argsort(nodes, kind="stable")
+        starts = np.flatnonzero(np.diff(nodes[order], prepend=-1))
+        mass = np.add.reduceat(found[at][:, order], starts, axis=1, dtype=np.float64)
+        below = mass[np.arange(len(at)), nodes[given]] - own
+        made[at, level - 1] = np.clip(below / rest, 0, 1)
+    return made
+
+
+def trust_of_level(
+    trust: NDArray[np.float64] | np.float64, part: NDArray[np.floating]
+) -> NDArray[np.float64]:
+    """Return the chance that a parent is right, from that of the label and its siblings' part."""
+    made: NDArray[np.float64] = np.asarray(trust + (1 - trust) * part, dtype=np.float64)
+    return made

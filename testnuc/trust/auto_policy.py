@@ -86,7 +86,6 @@ def diagnose(
     neighbor_ids : int64[B, K]
         Positions of each text's neighbors in `pool_labels`, most similar first, padded with -1.
     similarities : float32[B, K]
-        Cosine similarities.
     pool_labels : int32[N]
         Predicted labels; -1 = no prediction.
     n_classes : int
@@ -94,10 +93,6 @@ def diagnose(
         Positions of the texts themselves; default 0, 1, ..
     k : int, optional
         A fixed number of neighbors; only the own weight is selected then.
-
-    Returns
-    -------
-    Diagnosis
     """
     if row_ids is None:
         row_ids = np.arange(len(neighbor_ids), dtype=np.int64)
@@ -113,32 +108,28 @@ def diagnose(
     warnings = _warnings(own, n_classes)
     copies, copies_high, copies_low = _near_copies(pairs, by_chance)
     candidates: tuple[Candidate, ...] = ()
+    reason = ""
     if len(own) < MIN_PREDICTIONS:
-        decision = Decision(
-            None,
-            0,
+        reason = (
             f"only {len(own)} predictions, {MIN_PREDICTIONS} are needed: the LLM's own labels are "
-            "kept",
+            "kept"
         )
         why = f"{len(own):,} predictions are too few to judge neighbors by"
     elif copies_high >= 1:
-        decision = Decision(
-            None,
-            0,
+        reason = (
             "near copies do not clearly disagree (agreement extrapolated to similarity 1 is up to "
             f"{min(copies_high, 1):.2f}): neighbors that disagree may have different labels, so "
-            "the LLM's own labels are kept",
+            "the LLM's own labels are kept"
         )
         why = "near copies do not show that neighbors correct errors"
     elif copies_low <= _EVEN:
-        decision = Decision(
-            None,
-            0,
+        reason = (
             f"near copies agree little beyond chance (at least {copies_low:.2f}): similarity or "
-            "predictions are unreliable, so the LLM's own labels are kept",
+            "predictions are unreliable, so the LLM's own labels are kept"
         )
         why = "near copies agree little beyond chance"
-    else:
+    decision = Decision(None, 0, reason)
+    if not reason:
         allowed = (1 - copies_high) * (1 - by_chance)
         votes = _judged_votes(own, others, sims, n_classes, k)
         candidates = _candidates(votes)

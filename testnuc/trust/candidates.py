@@ -35,27 +35,18 @@ _CARE, _MORE_CARE = 2.0, 3.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelCandidate:
-    """One way to label the texts.
-
-    Parameters
-    ----------
-    name : str
-        In plain words.
-    share : float
-        Its part of the error that all bounds share; 0: cannot be chosen by evidence.
-    model : VoteModel or HeadModel
-    labels : int32[n]
-        -1 = none.
-    base : HeadModel, optional
-        The model that was taught by judged texts.
-    """
+    """One way to label the texts."""
 
     __repr__ = brief
 
+    #: In plain words.
     name: str
+    #: Its part of the error that all bounds share; 0: cannot be chosen by evidence.
     share: float
     model: VoteModel | HeadModel
+    #: int32[n]; -1 = none.
     labels: NDArray[np.int32]
+    #: The model that was taught by judged texts.
     base: HeadModel | None = None
 
     @property
@@ -66,39 +57,25 @@ class LabelCandidate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
-    """Which candidate the judgments prove to be better than the LLM's own labels.
-
-    Parameters
-    ----------
-    chosen : LabelCandidate
-    gain : Gain
-        Of the chosen one, over all texts.
-    gains : tuple of Gain
-        Of each candidate.
-    """
+    """Which candidate the judgments prove to be better than the LLM's own labels."""
 
     __repr__ = brief
 
     chosen: LabelCandidate
+    #: Of the chosen one, over all texts.
     gain: Gain
+    #: Of each candidate.
     gains: tuple[Gain, ...]
 
 
 def candidates_of(texts: Texts) -> list[LabelCandidate]:
-    """Return the candidates, the LLM's own labels first; they do not depend on judgments.
-
-    Parameters
-    ----------
-    texts : Texts
-        Neighbors of all of them; without judgments.
-    """
+    """Return the candidates, the LLM's own labels first; they do not depend on judgments."""
     found = [LabelCandidate(_LLM, 0.0, VoteModel(0), texts.own)]
     vote = VoteModel(10, 2.0)
     name = "the vote of 10 neighbors, the LLM's own label counted twice"
     found.append(LabelCandidate(name, 1.0, vote, vote.label(texts)))
-    weights = np.ones(len(texts), dtype=np.float32)
     own = one_hot(texts.own, texts.n_classes)
-    start = fit_folds(texts.vectors, own, weights, texts.folds)
+    start = fit_folds(texts.vectors, own, texts.folds)
     plan = [(0.0, _MORE_CARE, 0, 1.0, f"{_MODEL}, where both contradict the LLM clearly")]
     plan += [(power, _CARE, 2, 2.0, _MODEL + words) for power, words in _SIZES.items()]
     for power, care, rounds, share, name in plan:
@@ -136,7 +113,6 @@ def choose(
     texts : Texts
         Without judgments.
     candidates : sequence of LabelCandidate
-        From `candidates_of`.
     rows : int64[m]
         Judged texts, in the order they were drawn.
     labels : int32[m]

@@ -330,17 +330,9 @@ def _most_wrong(texts: int, wrong: int, draws: int, error: float) -> int:
 
 
 def _chances(most: int, texts: int, wrong: int, draws: int) -> NDArray[np.float64]:
-    """Return the chance of at most 0, 1, .., `most` wrong ones among drawn texts.
+    """Return the chance of at most 0, 1, .., `most` wrong ones among drawn texts; -1: [0].
 
-    Parameters
-    ----------
-    most : int
-        -1: [0].
-    texts : int
-        They are drawn from so many, without replacement.
-    wrong : int
-        Of all texts.
-    draws : int
+    They are drawn from `texts` without replacement, and `wrong` is the number of wrong ones of all.
     """
     counts = np.arange(most + 1)
     if most < 0:

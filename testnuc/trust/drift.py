@@ -20,15 +20,9 @@ _DRIFT_ERRORS, _DRIFT_LEAST, _DRIFT_FROM = 4.0, 0.02, 100
 
 @dataclass(slots=True)
 class TrustDrift:
-    """Compares the mean trust of new texts with that of the texts that a head was trained on.
+    """Compares the mean trust of new texts with that of the texts that a head was trained on."""
 
-    Parameters
-    ----------
-    mean, spread : float
-        Mean and standard deviation of trust, out of fold.
-    texts : int
-    """
-
+    #: Mean and standard deviation of trust, out of fold, of so many texts.
     mean: float
     spread: float
     texts: int

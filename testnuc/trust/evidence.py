@@ -38,40 +38,24 @@ _SHRINK = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """How judged texts were drawn, in their order.
-
-    Parameters
-    ----------
-    texts : int
-        Size of the population.
-    probability : float64[m]
-        Of each drawn text, at its draw, given the earlier ones.
-        NaN: a judged text that was not drawn at random.
-    floor : float64[m]
-        The lowest probability, at that draw, of any text that a candidate may change.
-    uniform : bool[m]
-        Whether it was a draw from all texts that were left, all equally likely. A review tosses a
-        coin for each draw, and one side is such a draw.
-    """
+    """How judged texts were drawn, in their order."""
 
     __repr__ = brief
 
+    #: Size of the population.
     texts: int
+    #: float64[m]: of each drawn text, at its draw, given the earlier ones. NaN: a judged text that
+    #: was not drawn at random.
     probability: NDArray[np.float64]
+    #: float64[m]: the lowest probability, at that draw, of any text that a candidate may change.
     floor: NDArray[np.float64]
+    #: bool[m]: whether it was a draw from all texts that were left, all equally likely. A review
+    #: tosses a coin for each draw, and one side is such a draw.
     uniform: NDArray[np.bool_]
 
     @classmethod
     def at_random(cls, texts: int, m: int, among: int | None = None) -> Draws:
-        """Return m draws without replacement, all equally likely.
-
-        Parameters
-        ----------
-        texts : int
-        m : int
-        among : int, optional
-            Texts that could be drawn; default: all.
-        """
+        """Return m draws without replacement, all equally likely, from `among` or all texts."""
         left = (texts if among is None else among) - np.arange(m, dtype=np.float64)
         chance = 1 / np.maximum(left, 1)
         return cls(texts, chance, chance, np.full(m, among is None))
@@ -129,24 +113,12 @@ def capital(
 ) -> NDArray[np.float64]:
     """Return the log of the most capital so far against "the mean over all texts is at most mu".
 
-    Parameters
-    ----------
-    values : float64[m]
-        Of each drawn text, -1 to 1; 0 where a text cannot count.
-    draws : Draws
-    means : float64[k]
-        The values of mu.
-
-    Returns
-    -------
-    float64[k]
-        At least log(1 / alpha): refuted with an error of at most alpha.
+    `values`, float64[m], of each drawn text are -1 to 1; 0 where a text cannot count. For each mu
+    of `means`: at least log(1 / alpha) means that it is refuted with an error of at most alpha.
     """
     if not len(values):
         return np.zeros(len(means))
-    # what is drawn leaves the population: its part of the mean is known from then on
-    known = np.concatenate([[0.0], np.cumsum(values)[:-1]]) / draws.texts
-    seen = values / draws.probability / draws.texts + known
+    seen, known = _seen(values, draws)
     most = 1 / draws.floor / draws.texts
     move = seen[:, None] - means
     least = most[:, None] + np.maximum(means - known[:, None], 0)
@@ -162,12 +134,8 @@ def capital(
 def gain_of(values: NDArray[np.float64], draws: Draws, alpha: float) -> Gain:
     """Return the gain of a candidate, and bounds that hold with 1 - alpha each.
 
-    Parameters
-    ----------
-    values : float64[m]
-        1 where the candidate is right and the LLM's own label is not, -1 the other way round.
-    draws : Draws
-    alpha : float
+    `values` are 1 where the candidate is right and the LLM's own label is not, -1 the other way
+    round.
     """
     needed = np.log(1 / alpha)
     low, high = -1.0, 1.0
@@ -180,14 +148,22 @@ def gain_of(values: NDArray[np.float64], draws: Draws, alpha: float) -> Gain:
     m = len(values)
     if not m:
         return Gain(0.0, -1.0, 1.0)
-    known = np.concatenate([[0.0], np.cumsum(values)[:-1]]) / draws.texts
-    seen = values / draws.probability / draws.texts + known
+    seen, _ = _seen(values, draws)
     mean, variance = float(seen.mean()), float(seen.var()) / m
     part = max(0.0, 1 - _SHRINK * variance / mean**2) if mean else 0.0
     # what was proved once may be contradicted by what was drawn since
     low = min(low, high, np.inf if mean * part > 0 else 0.0)
     value = float(np.clip(mean * part, max(low, -1.0), min(high, 1.0)))
     return Gain(value, low, high)
+
+
+def _seen(
+    values: NDArray[np.float64], draws: Draws
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the mean that each draw speaks for, and the part of it that is known before."""
+    # what is drawn leaves the population: its part of the mean is known from then on
+    known = np.concatenate([[0.0], np.cumsum(values)[:-1]]) / draws.texts
+    return values / draws.probability / draws.texts + known, known
 
 
 def _reach(values: NDArray[np.float64], draws: Draws, needed: float) -> float:

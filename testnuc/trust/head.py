@@ -59,16 +59,11 @@ _Head = TypeVar("_Head")
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Linear:
-    """A linear classifier.
-
-    Parameters
-    ----------
-    weights : float32[dim + 1, C]
-        The last row is the bias.
-    """
+    """A linear classifier."""
 
     __repr__ = brief
 
+    #: float32[dim + 1, C]; the last row is the bias.
     weights: NDArray[np.float32]
 
     def scores(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -108,59 +103,51 @@ def folds_of(hashes: Sequence[bytes]) -> NDArray[np.int64]:
 
 
 def fit_head(
-    vectors: NDArray[np.floating],
-    targets: NDArray[np.float32],
-    weights: NDArray[np.float32],
-    *,
-    start: Softmax | None = None,
+    vectors: NDArray[np.floating], targets: NDArray[np.float32], *, start: Softmax | None = None
 ) -> Softmax:
-    """Fit a head on soft labels.
+    """Fit a head on soft labels, float32[n, C]; a row of zeros is ignored.
 
-    Parameters
-    ----------
-    vectors : float[n, dim]
-    targets : float32[n, C]
-        Soft labels; a row of zeros is ignored.
-    weights : float32[n]
-        Weight of each text.
-    start : Softmax, optional
-        An earlier fit, from which fewer steps are needed.
+    From an earlier fit, `start`, fewer steps are needed.
     """
     used = np.flatnonzero(targets.any(axis=1))
-    return Softmax(_fitted(vectors, targets, weights, used, start=start))
+    return Softmax(_fitted(vectors, targets, used, start=start))
 
 
-def fit_one_vs_rest(
-    vectors: NDArray[np.floating], targets: NDArray[np.float32], folds: NDArray[np.int64]
-) -> tuple[OneVsRest, ...]:
-    """Fit a head for each fold, on the texts of the others.
+def fit_folds(
+    vectors: NDArray[np.floating],
+    targets: NDArray[np.float32],
+    folds: NDArray[np.int64],
+    start: Sequence[Softmax] | None = None,
+) -> tuple[Softmax, ...]:
+    """Fit a head for each fold, on the texts of the others; `start` are earlier fits of them."""
+    known = targets.any(axis=1)
 
-    Parameters
-    ----------
-    vectors : float[n, dim]
-    targets : float32[n, C]
-        1 for each label of a text; a row of zeros is a text without labels.
-    folds : int64[n]
-    """
-    ones = np.ones(len(vectors), dtype=np.float32)
-
-    def fit(fold: int) -> OneVsRest:
-        others = np.flatnonzero(folds != fold)
-        return OneVsRest(_fitted(vectors, targets, ones, others, several=True))
+    def fit(fold: int) -> Softmax:
+        used = np.flatnonzero(known & (folds != fold))
+        return Softmax(_fitted(vectors, targets, used, start=start[fold] if start else None))
 
     return _each_fold(fit)
 
 
 def fit_several(vectors: NDArray[np.floating], targets: NDArray[np.float32]) -> OneVsRest:
-    """Fit a head on all texts; parameters as for `fit_one_vs_rest`."""
-    ones = np.ones(len(vectors), dtype=np.float32)
-    return OneVsRest(_fitted(vectors, targets, ones, np.arange(len(vectors)), several=True))
+    """Fit a head on float32[n, C], 1 for each label of a text; a row of zeros has no label."""
+    return OneVsRest(_fitted(vectors, targets, np.arange(len(vectors)), several=True))
+
+
+def fit_one_vs_rest(
+    vectors: NDArray[np.floating], targets: NDArray[np.float32], folds: NDArray[np.int64]
+) -> tuple[OneVsRest, ...]:
+    """Fit a head for each fold, on the texts of the others; targets as for `fit_several`."""
+
+    def fit(fold: int) -> OneVsRest:
+        return OneVsRest(_fitted(vectors, targets, np.flatnonzero(folds != fold), several=True))
+
+    return _each_fold(fit)
 
 
 def _fitted(
     vectors: NDArray[np.floating],
     targets: NDArray[np.float32],
-    weights: NDArray[np.float32],
     used: NDArray[np.int64],
     *,
     start: Softmax | None = None,
@@ -176,34 +163,35 @@ def _fitted(
     x = np.empty((len(used), vectors.shape[1] + 1), dtype=np.float32)
     x[:, :-1] = vectors[used]
     x[:, -1] = 1
-    t, w = targets[used], weights[used]
+    t = targets[used]
     dim, n_classes = x.shape[1], t.shape[1]
     if not len(used):
         return np.zeros((dim, n_classes), dtype=np.float32)
-    total = float(w.sum())
+    total = len(used)
     # The Hessian of the loss is close to X'X (Böhning 1992): in its basis few steps are needed.
     bound = 4 if several else n_classes
-    gram = (x * w[:, None]).T @ x / total / bound + PENALTY * np.eye(dim, dtype=np.float32)
+    # of a copy: else BLAS rounds otherwise (syrk), and the same texts give another model
+    gram = x.copy().T @ x / total / bound + PENALTY * np.eye(dim, dtype=np.float32)
     root = np.linalg.cholesky(gram.astype(np.float64))
     basis = solve_triangular(root, np.eye(dim), lower=True).T.astype(np.float32)
     x = x @ basis
     mass = t.sum(axis=1)
-    wt = (w[:, None] * t) / total
+    wt = t / total
 
     def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         v = flat.reshape(dim, n_classes).astype(np.float32)
         z = x @ v
         if several:
             fit = float((wt * z).sum())
-            fit -= float((w[:, None] * np.logaddexp(0, z)).sum()) / total
-            z = _sigmoid(z) * (w / np.float32(total))[:, None]
+            fit -= float(np.logaddexp(0, z).sum()) / total
+            z = _sigmoid(z) * (np.float32(1) / np.float32(total))
         else:
             z -= z.max(axis=1, keepdims=True)
             fit = float((wt * z).sum())
             np.exp(z, out=z)
             norm = z.sum(axis=1)
-            fit -= float((w * mass * np.log(norm)).sum()) / total
-            z *= (w * mass / norm / total)[:, None]
+            fit -= float((mass * np.log(norm)).sum()) / total
+            z *= (mass / norm / total)[:, None]
         z -= wt
         real = basis @ v
         gradient = x.T @ z + PENALTY * (basis.T @ real)
@@ -226,17 +214,9 @@ def _fitted(
 
 
 def class_scale(probabilities: NDArray[np.float32], power: float) -> NDArray[np.float32]:
-    """Return what probabilities are multiplied by, so that class sizes move toward equal ones.
+    """Return what probabilities are multiplied by, float32[C], so that class sizes get more equal.
 
-    Parameters
-    ----------
-    probabilities : float32[n, C]
-    power : float
-        0: no change; 1: all classes get the same mass (Sinkhorn scaling); 0.5: half the way.
-
-    Returns
-    -------
-    float32[C]
+    With power 0: no change; 1: all classes get the same mass (Sinkhorn scaling); 0.5: half the way.
     """
     n, n_classes = probabilities.shape
     scale = np.ones(n_classes)
@@ -253,37 +233,6 @@ def class_scale(probabilities: NDArray[np.float32], power: float) -> NDArray[np.
     scale /= np.exp(np.log(scale).mean())
     moved: NDArray[np.float32] = (scale**power).astype(np.float32)
     return moved
-
-
-def fit_folds(
-    vectors: NDArray[np.floating],
-    targets: NDArray[np.float32],
-    weights: NDArray[np.float32],
-    folds: NDArray[np.int64],
-    start: Sequence[Softmax] | None = None,
-) -> tuple[Softmax, ...]:
-    """Fit a head for each fold, on the texts of the others.
-
-    Parameters
-    ----------
-    vectors : float[n, dim]
-    targets : float32[n, C]
-    weights : float32[n]
-    folds : int64[n]
-    start : sequence of Softmax, optional
-        Earlier fits of the same folds.
-    """
-
-    def fit(fold: int) -> Softmax:
-        others = folds != fold
-        return fit_head(
-            vectors[others],
-            targets[others],
-            weights[others],
-            start=None if start is None else start[fold],
-        )
-
-    return _each_fold(fit)
 
 
 def _each_fold(fit: Callable[[int], _Head]) -> tuple[_Head, ...]:
@@ -305,19 +254,9 @@ def _each_fold(fit: Callable[[int], _Head]) -> tuple[_Head, ...]:
 def fit_move(
     z: NDArray[np.float32], x: NDArray[np.float32], labels: NDArray[np.int32]
 ) -> NDArray[np.float32]:
-    """Fit what is added to given log probabilities, linearly, so that labels get more likely.
+    """Fit what is added to log probabilities z, linearly in x, so that labels get more likely.
 
-    Parameters
-    ----------
-    z : float32[m, C]
-        Log probabilities.
-    x : float32[m, d]
-    labels : int32[m]
-
-    Returns
-    -------
-    float32[d, C]
-        Of independent normal priors with a standard deviation of 1.
+    Returns float32[d, C], of independent normal priors with a standard deviation of 1.
     """
     from scipy.linalg import solve_triangular
     from scipy.optimize import minimize

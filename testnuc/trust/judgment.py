@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import astuple, dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import orjson
@@ -16,13 +15,16 @@ from testnuc.trust.certificates import certify
 from testnuc.trust.evidence import Draws, Gain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from testnuc.trust.certificates import Certificate
 
-__all__ = ["FromJudgments", "Judgment", "reading"]
+__all__ = ["FromJudgments", "Judgment"]
+
+#: Of what is stored; another is refused.
+_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +50,8 @@ class Judgment:
 
     def record(self) -> list[Any]:
         """Return its values, as they are stored."""
-        return [
-            self.text,
-            self.hash.hex(),
-            self.label,
-            self.source,
-            self.probability,
-            self.floor,
-            self.texts,
-            self.uniform,
-        ]
+        text, key, *rest = astuple(self)
+        return [text, key.hex(), *rest]
 
     @classmethod
     def of(cls, record: Sequence[Any]) -> Judgment:
@@ -115,34 +109,99 @@ class FromJudgments:
             confidence=confidence,
         )
 
-    def _header(self, **more: Any) -> dict[str, Any]:
-        """Return the plain values to be stored."""
-        return {
-            "labels": self.labels,
-            "name": self.name,
-            "gain": [self.gain.value, self.gain.low, self.gain.high],
-            "texts": self.texts,
-            "population": self.draws.texts,
-            "judged": [judgment.record() for judgment in self.judged],
-            **more,
-        }
+    def to_bytes(self) -> bytes:
+        """Return everything as bytes, without pickle."""
+        header, arrays = self._packed()
+        return _pack(
+            {
+                "labels": self.labels,
+                "name": self.name,
+                "gain": [self.gain.value, self.gain.low, self.gain.high],
+                "texts": self.texts,
+                "population": self.draws.texts,
+                "judged": [judgment.record() for judgment in self.judged],
+                **header,
+            },
+            {
+                "trust": self.trust,
+                "rows": self.rows,
+                "right": self.right,
+                "person": self.person,
+                **self.draws.arrays(),
+                **arrays,
+            },
+        )
 
-    @staticmethod
-    def _of_header(header: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that `_header` stored, without the draws."""
-        return {
-            "labels": tuple(header["labels"]),
-            "name": header["name"],
-            "gain": Gain(*header["gain"]),
-            "texts": header["texts"],
-            "judged": tuple(map(Judgment.of, header["judged"])),
-        }
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Return what `to_bytes` wrote.
+
+        Raises
+        ------
+        StoreError
+            It is damaged, or a newer version of testnuc wrote it.
+        """
+        try:
+            header, arrays = _unpack(data)
+            return cls(
+                labels=tuple(header["labels"]),
+                name=header["name"],
+                gain=Gain(*header["gain"]),
+                texts=header["texts"],
+                judged=tuple(map(Judgment.of, header["judged"])),
+                draws=Draws.taken_from(arrays, header["population"]),
+                **{name: arrays.pop(name) for name in ("trust", "rows", "right", "person")},
+                **cls._unpacked(header, arrays),
+            )
+        except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
+            raise StoreError(f"what was learned is damaged in the store: {exc!r}") from exc
+
+    def _packed(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Return the plain values and the arrays that a subclass adds."""
+        raise NotImplementedError
+
+    @classmethod
+    def _unpacked(cls, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+        """Return the fields that a subclass adds, from what `_packed` returned."""
+        raise NotImplementedError
 
 
-@contextmanager
-def reading() -> Iterator[None]:
-    """Turn the errors of damaged bytes into a `StoreError`."""
-    try:
-        yield
-    except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
-        raise StoreError(f"what was learned is damaged in the store: {exc!r}") from exc
+def _pack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return a header of plain values, and arrays, as bytes."""
+    listed = [
+        [name, array.dtype.newbyteorder("<").str, array.shape] for name, array in arrays.items()
+    ]
+    # a gain may be a scalar of numpy
+    head = orjson.dumps(
+        {"version": _VERSION, **header, "arrays": listed}, option=orjson.OPT_SERIALIZE_NUMPY
+    )
+    body = b"".join(
+        np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")).tobytes() for a in arrays.values()
+    )
+    return zlib.compress(len(head).to_bytes(8, "little") + head + body, 1)
+
+
+def _unpack(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return what `_pack` was given.
+
+    Raises
+    ------
+    StoreError
+        A newer version of testnuc wrote it.
+    """
+    raw = zlib.decompress(data)
+    at = 8 + int.from_bytes(raw[:8], "little")
+    header = orjson.loads(raw[8:at])
+    if header["version"] != _VERSION:
+        raise StoreError(
+            "what was learned was stored by another version of testnuc; upgrade it, or learn "
+            "again after `unlearn`"
+        )
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, kind, shape in header["arrays"]:
+        dtype = np.dtype(kind)
+        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        found = np.frombuffer(raw[at : at + size], dtype=dtype).reshape(shape)
+        arrays[name] = found.astype(dtype.newbyteorder("="))
+        at += size
+    return header, arrays

@@ -118,20 +118,9 @@ def pairs_of(
     heads: Sequence[OneVsRest] = (),
     vectors: NDArray[np.floating] | None = None,
 ) -> LabelPairs:
-    """Return what speaks for the labels of the first texts of a pool.
+    """Return what speaks for the labels of the first n texts of a pool.
 
-    Parameters
-    ----------
-    voted : VotedLabels
-        Of the first n texts, in order.
-    pool : PoolLabels
-        The LLM's labels.
-    folds : int64[n]
-    n_classes : int
-    heads : sequence of OneVsRest
-        One for each fold.
-    vectors : float[n, dim], optional
-        If there are heads.
+    With a head for each fold, `vectors` are needed, too.
     """
     n, step = len(folds), max(1, _CELLS // n_classes)
     parts = []
@@ -219,15 +208,7 @@ def fit_thresholds(
 ) -> NDArray[np.float32]:
     """Return the threshold of each label for the texts of each fold, float32[FOLDS, C].
 
-    Parameters
-    ----------
-    truth : Truth
-        Judged texts.
-    n_classes : int
-    usual : float
-        The threshold of the vote settings.
-    with_head : bool
-        Whether thresholds are for scores with a head.
+    `usual` is that of the vote settings. With a head, thresholds are for scores with it.
     """
     found = np.full((FOLDS, n_classes), usual, dtype=np.float32)
     for fold in range(FOLDS):

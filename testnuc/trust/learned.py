@@ -3,7 +3,7 @@
 `apply` labels texts; it works for new ones. Without a proof that a candidate is better than the
 LLM's own labels, labels stay as the vote settings make them, and only trust is learned.
 
-Trust comes from `testnuc.trust.chances`.
+Trust comes from `testnuc.trust.calibration`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ import numpy as np
 from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError
 from testnuc.label_tree import LabelTree
-from testnuc.trust.applied import Applied, joined, second, shown_shares
-from testnuc.trust.candidates import LabelCandidate, differing
+from testnuc.trust.applied import (
+    Applied,
+    joined,
+    parts_by_level,
+    second,
+    shown_shares,
+    trust_of_level,
+)
+from testnuc.trust.calibration import chances
 from testnuc.trust.certificates import proved
-from testnuc.trust.chances import chances
-from testnuc.trust.evidence import Draws
 from testnuc.trust.head import Softmax
-from testnuc.trust.judgment import FromJudgments, reading
-from testnuc.trust.levels import parts_by_level, trust_of_level
+from testnuc.trust.judgment import FromJudgments
 from testnuc.trust.model import MOST_CELLS, HeadModel, VoteModel
-from testnuc.trust.packing import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from testnuc.trust.candidates import LabelCandidate
     from testnuc.trust.certificates import Certificate
     from testnuc.trust.model import Ground, Texts
 
@@ -111,14 +115,7 @@ class Learned(FromJudgments):
         return replace(self._certified(trust, right, accuracy, confidence), level=level)
 
     def apply(self, texts: Texts, kept: NDArray[np.int32]) -> Applied:
-        """Label texts.
-
-        Parameters
-        ----------
-        texts : Texts
-        kept : int32[b]
-            Labels by the vote settings; they stay unless `decides` is "head".
-        """
+        """Label texts; `kept`, by the vote settings, stays unless a head decides."""
         cells = len(texts) * texts.n_classes
         if cells <= MOST_CELLS:
             return self._applied(texts, kept)
@@ -150,14 +147,8 @@ class Learned(FromJudgments):
     ) -> NDArray[np.int32]:
         """Return int32[b], the label of each text.
 
-        Parameters
-        ----------
-        texts, kept
-            As for `apply`.
-        found : float32[b, C]
-            The probabilities of the model.
-        grounds : sequence of Ground, optional
-            Of the bases.
+        `found`, float32[b, C], are the probabilities of the model, and `grounds` those of the
+        bases.
         """
         if self.decides != "head":
             return kept
@@ -165,12 +156,10 @@ class Learned(FromJudgments):
         if self.bases:
             given: Sequence[Ground | None] = grounds or [None] * len(self.bases)
             plain = replace(texts, judged=None)
-            made = [LabelCandidate("", 1.0, m, m.label(plain)) for m in (VoteModel(0), self.vote)]
-            made += [
-                LabelCandidate("", 1.0, m, m.label(plain, ground))
-                for m, ground in zip(self.bases, given, strict=True)
-            ]
-            label = np.where(differing(made) | (own < 0), label, own).astype(np.int32)
+            others = [self.vote.label(plain)]
+            others += [m.label(plain, of) for m, of in zip(self.bases, given, strict=True)]
+            changed = np.any([labels != own for labels in others], axis=0)
+            label = np.where(changed | (own < 0), label, own).astype(np.int32)
         return label
 
     def trusts(
@@ -188,14 +177,8 @@ class Learned(FromJudgments):
     ) -> Learned:
         """Return the same, with the trust of all texts at each level of a tree of labels.
 
-        Parameters
-        ----------
-        trust : float64[texts]
-            Of the labels.
-        parts : float32[texts, depth - 1], optional
-            As `Applied.levels`.
-        given, gold : int32[m]
-            Label, and right label, of the texts in `rows`; -1 = none.
+        `trust` is that of their labels, and `parts` are as `Applied.levels`. `given` and `gold` are
+        label and right label, -1 = none, of the texts in `rows`.
         """
         tree = self.tree
         if tree is None or parts is None:
@@ -236,16 +219,10 @@ class Learned(FromJudgments):
         lines.append(proved(self))
         return "\n".join(lines)
 
-    def to_bytes(self) -> bytes:
-        """Return everything as bytes, without pickle."""
+    def _packed(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         arrays: dict[str, NDArray[Any]] = {
             "vote": np.array([self.vote.k, self.vote.own_weight]),
             "coefficients": self.coefficients,
-            "trust": self.trust,
-            "rows": self.rows,
-            "right": self.right,
-            "person": self.person,
-            **self.draws.arrays(),
         }
         if self.level_trust is not None and self.level_right is not None:
             arrays |= {"level_trust": self.level_trust, "level_right": self.level_right}
@@ -257,47 +234,31 @@ class Learned(FromJudgments):
             if model.moves is not None:
                 arrays[f"moves{number}"] = model.moves.astype(np.float16)
             models.append([model.care, model.power])
-        header = self._header(decides=self.decides, dissent=self.dissent, models=models)
-        return pack(header, arrays)
+        return {"decides": self.decides, "dissent": self.dissent, "models": models}, arrays
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Learned:
-        """Return what `to_bytes` wrote.
-
-        Raises
-        ------
-        StoreError
-            It is damaged, or a newer version of testnuc wrote it.
-        """
-        with reading():
-            header, arrays = unpack(data)
-            models = [
-                HeadModel(
-                    tuple(Softmax(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
-                    arrays[f"scale{number}"],
-                    care,
-                    power,
-                    _float32(arrays.get(f"moves{number}")),
-                )
-                for number, (care, power) in enumerate(header["models"])
-            ]
-            k, own_weight = arrays["vote"].tolist()
-            return cls(
-                **cls._of_header(header),
-                decides=header["decides"],
-                model=models[0],
-                vote=VoteModel(int(k), own_weight),
-                bases=tuple(models[1:]),
-                coefficients=arrays["coefficients"],
-                trust=arrays["trust"],
-                rows=arrays["rows"],
-                right=arrays["right"],
-                person=arrays["person"],
-                draws=Draws.taken_from(arrays, header["population"]),
-                dissent=tuple(header["dissent"]),
-                level_trust=arrays.get("level_trust"),
-                level_right=arrays.get("level_right"),
+    def _unpacked(cls, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+        models = [
+            HeadModel(
+                tuple(Softmax(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
+                arrays[f"scale{number}"],
+                care,
+                power,
+                _float32(arrays.get(f"moves{number}")),
             )
+            for number, (care, power) in enumerate(header["models"])
+        ]
+        k, own_weight = arrays["vote"].tolist()
+        return {
+            "decides": header["decides"],
+            "model": models[0],
+            "vote": VoteModel(int(k), own_weight),
+            "bases": tuple(models[1:]),
+            "coefficients": arrays["coefficients"],
+            "dissent": tuple(header["dissent"]),
+            "level_trust": arrays.get("level_trust"),
+            "level_right": arrays.get("level_right"),
+        }
 
 
 @lru_cache(maxsize=8)

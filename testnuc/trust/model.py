@@ -66,31 +66,22 @@ MOST_CELLS, _BLOCK_CELLS = 100_000_000, 4_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Texts:
-    """Distinct texts, their neighbors among each other, and what is known of them.
-
-    Parameters
-    ----------
-    vectors : float16[n, dim]
-        Unit norm.
-    own : int32[n]
-        The LLM's labels; -1 = none.
-    neighbors : int64[b, K]
-        Positions of the neighbors of the first b texts, most similar first; -1 = none.
-    similarities : float32[b, K]
-    folds : int64[n]
-    n_classes : int
-    judged : int32[n], optional
-        Judged labels; -1 = not judged.
-    """
+    """Distinct texts, their neighbors among each other, and what is known of them."""
 
     __repr__ = brief
 
+    #: float16[n, dim], unit norm.
     vectors: NDArray[np.float16]
+    #: int32[n], the LLM's labels; -1 = none.
     own: NDArray[np.int32]
+    #: int64[b, K]: positions of the neighbors of the first b texts, most similar first; -1 = none.
     neighbors: NDArray[np.int64]
+    #: float32[b, K].
     similarities: NDArray[np.float32]
+    #: int64[n].
     folds: NDArray[np.int64]
     n_classes: int
+    #: int32[n], judged labels; -1 = not judged.
     judged: NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
@@ -102,13 +93,8 @@ class Texts:
     ) -> NDArray[np.floating]:
         """Return float[b, C], the weight of the votes for each label.
 
-        Parameters
-        ----------
-        labels : int32[n]
-            Of the neighbors.
-        k : int
-        own_weight : float
-            Weight of the LLM's own label of each text.
+        The neighbors' labels are int32[n]; the LLM's own label of each text has the weight
+        `own_weight`.
         """
         b = len(self)
         own = self.own[:b] if own_weight else np.full(b, -1, dtype=np.int32)
@@ -173,44 +159,30 @@ class VoteModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ground:
-    """What a model gives texts before anything is judged; it is the same for all judgments.
+    """What a model gives texts before anything is judged; it is the same for all judgments."""
 
-    Parameters
-    ----------
-    head : float32[b, C]
-        By the head that was fitted without the fold of the text.
-    labels : int32[n]
-        That neighbors vote for.
-    votes : float32[b, C]
-    """
-
+    #: float32[b, C], by the head that was fitted without the fold of the text.
     head: NDArray[np.float32]
+    #: int32[n], that neighbors vote for.
     labels: NDArray[np.int32]
+    #: float32[b, C].
     votes: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadModel:
-    """Head and vote, see the module.
-
-    Parameters
-    ----------
-    heads : tuple of Softmax
-        One for each fold.
-    scale : float32[C]
-        Of class sizes.
-    care : float
-        How much the LLM's own label counts more, as a log odds.
-    moves : float32[FOLDS, dim + 1, C], optional
-        Learned from judged texts of the other folds.
-    """
+    """Head and vote, see the module."""
 
     __repr__ = brief
 
+    #: One for each fold.
     heads: tuple[Softmax, ...]
+    #: float32[C], of class sizes.
     scale: NDArray[np.float32]
+    #: How much the LLM's own label counts more, as a log odds.
     care: float
     power: float = 0.0
+    #: float32[FOLDS, dim + 1, C], learned from judged texts of the other folds.
     moves: NDArray[np.float32] | None = None
 
     def neighbor_labels(self, texts: Texts) -> NDArray[np.int32]:
@@ -226,11 +198,7 @@ class HeadModel:
     def ground(self, texts: Texts, labels: NDArray[np.int32] | None = None) -> Ground:
         """Return what `probabilities` and `teach` need, for those that call them many times.
 
-        Parameters
-        ----------
-        texts : Texts
-        labels : int32[n], optional
-            From `neighbor_labels`.
+        Labels are those of `neighbor_labels`, if they are known.
         """
         if labels is None:
             head = predict_folds(self.heads, texts.vectors, texts.folds)
@@ -259,7 +227,9 @@ class HeadModel:
 
     def label_of(self, probabilities: NDArray[np.float32], texts: Texts) -> NDArray[np.int32]:
         """Return int32[b], the label of each text, from its probabilities."""
-        weighed = _careful(probabilities, texts.own[: len(texts)], self.care)
+        weighed = probabilities.copy()
+        known = np.flatnonzero(texts.own[: len(texts)] >= 0)
+        weighed[known, texts.own[known]] *= np.float32(np.exp(self.care))
         result: NDArray[np.int32] = weighed.argmax(axis=1).astype(np.int32)
         return result
 
@@ -271,11 +241,6 @@ def fits(texts: int, n_classes: int) -> bool:
 
 def most_texts(n_classes: int, most: int) -> int:
     """Return how many texts a model is fitted on at most, so that its tables fit into memory.
-
-    Parameters
-    ----------
-    n_classes, most : int
-        Number of labels; most texts whatever their number.
 
     Raises
     ------
@@ -294,28 +259,17 @@ def most_texts(n_classes: int, most: int) -> int:
 def fit_model(
     texts: Texts, *, power: float, care: float, start: Sequence[Softmax], rounds: int = _ROUNDS
 ) -> HeadModel:
-    """Self-train a model on the LLM's own labels.
+    """Self-train a model on the LLM's own labels; `start` are heads that were fitted on them.
 
-    Parameters
-    ----------
-    texts : Texts
-        Neighbors of all of them.
-    power : float
-        How far class sizes are moved toward equal ones, 0 to 1.
-    care : float
-    start : sequence of Softmax
-        By fold, fitted on the own labels.
-    rounds : int
+    `power`, 0 to 1, is how far class sizes are moved toward equal ones.
     """
-    weights = np.ones(len(texts), dtype=np.float32)
     heads = tuple(start)
     head = predict_folds(heads, texts.vectors, texts.folds)
-    first = texts.votes(texts.own, k=NEIGHBORS, own_weight=1.0).astype(np.float32)
-    found = _rows_to_one(head * (first + _SMOOTHING))
+    found = vote_joined(texts, head, texts.own, own_weight=1.0)
     scale = class_scale(found, power)
     found = _rows_to_one(found * scale)
     for _ in range(rounds):
-        heads = fit_folds(texts.vectors, found, weights, texts.folds, heads)
+        heads = fit_folds(texts.vectors, found, texts.folds, heads)
         head = predict_folds(heads, texts.vectors, texts.folds)
         labels = found.argmax(axis=1).astype(np.int32)
         found = vote_joined(texts, head, labels)
@@ -369,10 +323,10 @@ def one_hot(labels: NDArray[np.int32], n_classes: int) -> NDArray[np.float32]:
 
 
 def vote_joined(
-    texts: Texts, head: NDArray[np.float32], labels: NDArray[np.int32]
+    texts: Texts, head: NDArray[np.float32], labels: NDArray[np.int32], *, own_weight: float = 0.0
 ) -> NDArray[np.float32]:
     """Return float32[b, C]: a head times the neighbors' votes for their labels; rows sum to 1."""
-    votes = texts.votes(labels, k=NEIGHBORS).astype(np.float32)
+    votes = texts.votes(labels, k=NEIGHBORS, own_weight=own_weight).astype(np.float32)
     return _rows_to_one(head[: len(texts)] * (votes + _SMOOTHING))
 
 
@@ -394,18 +348,6 @@ def _with_judged(
     # rounding
     result: NDArray[np.float32] = np.maximum(votes, 0)
     return result
-
-
-def _careful(
-    probabilities: NDArray[np.float32], own: NDArray[np.int32], care: float
-) -> NDArray[np.float32]:
-    """Multiply the probability of the own label by e ** care."""
-    if not care:
-        return probabilities
-    weighed = probabilities.copy()
-    known = np.flatnonzero(own >= 0)
-    weighed[known, own[known]] *= np.float32(np.exp(care))
-    return weighed
 
 
 def _rows_to_one(table: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -16,13 +16,12 @@ import numpy as np
 
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
-from testnuc.trust.calibration import log_odds, logistic
+from testnuc.trust.calibration import LABEL_PRIOR, Prior, by_fold, log_odds
 from testnuc.trust.certificates import LabelCertificate, certify, proved
 from testnuc.trust.evidence import Draws, Gain, gain_of
 from testnuc.trust.head import FOLDS, OneVsRest
-from testnuc.trust.judgment import FromJudgments, reading
+from testnuc.trust.judgment import FromJudgments
 from testnuc.trust.label_pairs import LabelPairs, Truth, fit_thresholds
-from testnuc.trust.packing import pack, unpack
 from testnuc.trust.review import closest_label
 
 if TYPE_CHECKING:
@@ -47,21 +46,16 @@ _CANDIDATES = {
     "thresholds": (2.0, "the vote, with thresholds by your judgments"),
     "head": (2.0, "the vote and a model of your texts, with thresholds by your judgments"),
 }
-#: Prior of the chance that a label applies, and of the chance that all labels of a text are right.
-_LABEL_MEAN, _LABEL_PRECISION = np.array([0.0, 0.7, 1.0]), np.array([0.5, 4.0, 4.0])
-_TEXT_MEAN, _TEXT_PRECISION = np.array([0.0, 1.0]), np.array([0.5, 4.0])
+#: Of the chance that all labels of a text are right.
+_TEXT_PRIOR = Prior(np.array([0.0, 1.0]), np.array([0.5, 4.0]), (None, 0))
 #: Scores nearer to 0 and 1 count as this near.
 _NEAR = 0.01
 
-#: Arrays of a `MultilabelLearned` that are stored as they are.
+#: Arrays that are stored as they are.
 _ARRAYS = (
     "limits",
     "of_label",
     "of_text",
-    "trust",
-    "rows",
-    "right",
-    "person",
     "given_rows",
     "given_labels",
     "given_chances",
@@ -218,33 +212,20 @@ class MultilabelLearned(FromJudgments):
         lines.append(proved(self))
         return "\n".join(lines)
 
-    def to_bytes(self) -> bytes:
-        """Return everything as bytes, without pickle."""
+    def _packed(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         arrays: dict[str, NDArray[Any]] = {name: getattr(self, name) for name in _ARRAYS}
-        arrays |= self.draws.arrays()
         if self.heads:
             arrays["heads"] = np.stack([h.weights for h in self.heads]).astype(np.float16)
-        return pack(self._header(decides=self.decides), arrays)
+        return {"decides": self.decides}, arrays
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> MultilabelLearned:
-        """Return what `to_bytes` wrote.
-
-        Raises
-        ------
-        StoreError
-            It is damaged, or a newer version of testnuc wrote it.
-        """
-        with reading():
-            header, arrays = unpack(data)
-            draws = Draws.taken_from(arrays, header["population"])
-            heads = arrays.pop("heads", np.empty(0))
-            return cls(
-                **{**cls._of_header(header), **arrays},
-                decides=header["decides"],
-                heads=tuple(OneVsRest(weights.astype(np.float32)) for weights in heads),
-                draws=draws,
-            )
+    def _unpacked(cls, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+        heads = arrays.pop("heads", np.empty(0))
+        return {
+            **arrays,
+            "decides": header["decides"],
+            "heads": tuple(OneVsRest(weights.astype(np.float32)) for weights in heads),
+        }
 
 
 def learn_sets(
@@ -263,7 +244,6 @@ def learn_sets(
         Of all texts.
     judged : JudgedSets
     labels : sequence of str
-        The label set.
     usual : float
         The threshold of the vote settings.
     heads : sequence of OneVsRest
@@ -309,7 +289,7 @@ def learn_sets(
         limits=limits[chosen],
         heads=tuple(heads) if chosen == "head" else (),
         of_label=np.tile([0.0, 1.0, 0.0], (FOLDS, 1)),
-        of_text=np.tile(_TEXT_MEAN, (FOLDS, 1)),
+        of_text=np.tile(_TEXT_PRIOR.mean, (FOLDS, 1)),
         trust=np.empty(0, dtype=np.float32),
         rows=rows,
         right=truth.exact(_given(truth.pairs, chosen, limits[chosen])) & known,
@@ -343,26 +323,12 @@ def _calibrated(
         return learned
     pairs = truth.pairs
     folds, counts = pairs.folds, _counts(pairs, learned.decides)
-    z, of_pair = _features(pairs, learned.decides), folds[pairs.rows]
-    of_label, of_text = learned.of_label.copy(), learned.of_text.copy()
-    for fold in range(FOLDS):
-        others = (of_pair != fold) & counts
-        of_label[fold] = logistic(
-            z[others],
-            truth.right[others],
-            np.ones(others.sum()),
-            _LABEL_MEAN,
-            _LABEL_PRECISION,
-            (None, 0, 0),
-        )
+    z, of_pair = _features(pairs, learned.decides)[counts], folds[pairs.rows][counts]
+    of_label = by_fold(z, truth.right[counts], np.ones(len(z)), of_pair, LABEL_PRIOR)
     given = _given(pairs, learned.decides, learned.limits)
     odds = _text_odds(pairs, given, _chances(pairs, learned.decides, of_label))
     x = np.column_stack([np.ones(len(odds)), odds])
-    for fold in range(FOLDS):
-        others = folds != fold
-        of_text[fold] = logistic(
-            x[others], exact[others], np.ones(others.sum()), _TEXT_MEAN, _TEXT_PRECISION, (None, 0)
-        )
+    of_text = by_fold(x, exact, np.ones(len(x)), folds, _TEXT_PRIOR)
     return replace(learned, of_label=of_label, of_text=of_text)
 
 

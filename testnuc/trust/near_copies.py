@@ -59,14 +59,7 @@ class Pairs:
 
 
 def chance(labels: NDArray[np.int32], n_classes: int) -> float:
-    """Return the probability that two random predictions agree.
-
-    Parameters
-    ----------
-    labels : int32[N]
-        Predictions; -1 = none.
-    n_classes : int
-    """
+    """Return the probability that two random predictions agree; -1 = no prediction."""
     counts = np.bincount(labels[labels >= 0], minlength=n_classes)
     total = counts.sum()
     return float(((counts / total) ** 2).sum()) if total else 1.0
@@ -82,14 +75,7 @@ def kappa_by_rank(
 ) -> list[float]:
     """Return the kappa between each text and its r-th neighbor, for r = 1, 2, ..
 
-    Parameters
-    ----------
-    own : int32[B]
-        Predictions of the texts; -1 = none.
-    others : int32[B, K]
-        Predictions of the neighbors; -1 = none.
-    by_chance : float
-        Agreement by chance.
+    Predictions of texts and neighbors are int32[B] and int32[B, K]; -1 = none.
     """
     values = []
     for column in others.T:
@@ -129,15 +115,9 @@ def at_similarity_one(
 ) -> Interval:
     """Return the mean of `value` extrapolated to similarity 1.
 
-    Fits a line by least squares, with cluster-robust standard errors (values of one text are
-    dependent). The error grows with the distance of the similarities from 1, so a pool without near
-    copies has wide intervals.
-
-    Parameters
-    ----------
-    similarity, value : float64[P]
-    row : int64[P]
-        The text of each value.
+    Fits a line by least squares, with cluster-robust standard errors: values of one text, `row`,
+    are dependent. The error grows with the distance of the similarities from 1, so a pool without
+    near copies has wide intervals.
     """
     if len(value) < 3:
         return Interval(0.0, np.inf)

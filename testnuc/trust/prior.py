@@ -59,14 +59,7 @@ def factors(
 ) -> NDArray[np.float64]:
     """Return the correction factor of each label, float64[C].
 
-    Parameters
-    ----------
-    mass : float64[C]
-        Total vote weight per label.
-    target : float64[C]
-        Target shares.
-    power : float
-        Strength of the correction, 0..1.
+    `mass` is the total vote weight per label, and `power`, 0..1, the strength of the correction.
     """
     shares = mass / mass.sum() if mass.sum() > 0 else mass
     ratio = np.divide(target, shares, out=np.ones_like(target), where=shares > 0)
@@ -77,16 +70,9 @@ def factors(
 def correct(
     result: VoteResult, weights: NDArray[np.float64], scale: NDArray[np.float64]
 ) -> VoteResult:
-    """Return the vote result after multiplying the weights by `scale`.
+    """Return the vote result after multiplying the weights, float64[B, C], by `scale`.
 
-    Parameters
-    ----------
-    result : VoteResult
-        The uncorrected result; it breaks ties, and applies to rows without votes.
-    weights : float64[B, C]
-        Vote weight per label.
-    scale : float64[C]
-        Correction factors.
+    The uncorrected result breaks ties, and applies to rows without votes.
     """
     corrected = weights * scale
     rows = np.arange(len(weights))

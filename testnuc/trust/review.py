@@ -176,21 +176,21 @@ class Review(Sequence[ReviewItem]):
     def _checked(self, said: str | Sequence[str] | None) -> str | None:
         """Return an answer as an item holds it."""
         if not self.multilabel:
-            if said is not None and (not isinstance(said, str) or said not in self.labels):
-                close = closest_label(said, self.labels) if isinstance(said, str) else ""
-                raise InvalidInputError(f"the label {said!r} is not in the label set{close}")
-            return said
+            return None if said is None else self._known(said)
         if said is None or isinstance(said, str):
             raise InvalidInputError(
                 f"the answer is {said!r}, but a text can have several labels here; give a list of "
                 "them, [] for none"
             )
-        for name in said:
-            if name not in self.labels:
-                close = closest_label(name, self.labels) if isinstance(name, str) else ""
-                raise InvalidInputError(f"the label {name!r} is not in the label set{close}")
+        names = [self._known(name) for name in said]
         # in one order, so that equal answers are equal strings
-        return SEPARATOR.join(name for name in self.labels if name in said)
+        return SEPARATOR.join(name for name in self.labels if name in names)
+
+    def _known(self, label: Any) -> str:
+        if label not in self.labels:
+            close = closest_label(label, self.labels)
+            raise InvalidInputError(f"the label {label!r} is not in the label set{close}")
+        return str(label)
 
     async def ask(self, model: Any, *, shown: Literal["all", "candidates"] = "all") -> None:
         """Let a better model answer the items that have no answer yet.
@@ -230,7 +230,20 @@ class Review(Sequence[ReviewItem]):
         }
 
     def _record(self, item: ReviewItem) -> dict[str, Any]:
-        record = _record(item)
+        record: dict[str, Any] = {
+            "text": item.text,
+            "hash": item.hash.hex(),
+            "own_label": item.own_label,
+            "candidates": [[label, list(names)] for label, names in item.candidates],
+            "trust": item.trust,
+            "neighbors": [[n.text, n.similarity, n.label, n.confidence] for n in item.neighbors],
+            "goal": item.goal,
+            "probability": item.probability,
+            "floor": item.floor,
+            "answer": item.answer,
+            "source": item.source,
+            "said": item.said,
+        }
         if self.multilabel:
             for name in ("own_label", "answer"):
                 record[name] = None if record[name] is None else split_labels(record[name])
@@ -303,9 +316,9 @@ class Review(Sequence[ReviewItem]):
         return "\n".join(lines)
 
 
-def closest_label(label: str, labels: Sequence[str]) -> str:
+def closest_label(label: Any, labels: Sequence[str]) -> str:
     """Return "; did you mean ..?", or "" if no label is close."""
-    close = difflib.get_close_matches(label, labels, n=1)
+    close = difflib.get_close_matches(label, labels, n=1) if isinstance(label, str) else []
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -319,16 +332,7 @@ def draw(
 ) -> list[Drawn]:
     """Draw texts without replacement.
 
-    Parameters
-    ----------
-    n : int
-    goal : str, optional
-    differing : bool[N]
-        Texts on which candidates differ.
-    open_ : bool[N]
-        Texts that were not judged before.
-    trust : float[N]
-    rng : numpy.random.Generator
+    `differing`, bool[N], are texts on which candidates differ, and `open_` those not judged before.
     """
     if goal == "correct":
         rows = np.flatnonzero(open_)
@@ -360,23 +364,6 @@ def draw(
         left -= 1
         left_some -= bool(differing[row])
     return found
-
-
-def _record(item: ReviewItem) -> dict[str, Any]:
-    return {
-        "text": item.text,
-        "hash": item.hash.hex(),
-        "own_label": item.own_label,
-        "candidates": [[label, list(names)] for label, names in item.candidates],
-        "trust": item.trust,
-        "neighbors": [[n.text, n.similarity, n.label, n.confidence] for n in item.neighbors],
-        "goal": item.goal,
-        "probability": item.probability,
-        "floor": item.floor,
-        "answer": item.answer,
-        "source": item.source,
-        "said": item.said,
-    }
 
 
 def _item(index: int, given: dict[str, Any]) -> ReviewItem:

@@ -44,17 +44,10 @@ class SetRule:
     def apply(
         self, probabilities: NDArray[np.float32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.float32], NDArray[np.float32]]:
-        """Label n texts.
+        """Label n texts, by the probability float32[n, C] of each label alone.
 
-        Parameters
-        ----------
-        probabilities : float32[n, C]
-            Of each label alone.
-
-        Returns
-        -------
-        bool[n, C], float32[n, C], float32[n]
-            The labels given, the chance that each label applies, and the trust of each text.
+        Returns the labels given, bool[n, C], the chance that each applies, and the trust of each
+        text.
         """
         given = probabilities > np.float32(self.threshold)
         chances = chance_of(log_odds(probabilities), self.of_label)
@@ -77,7 +70,6 @@ def fit_set_rule(
     probabilities : float32[n, C]
         Each predicted by a head that was fitted without the text.
     taught : bool[n, C]
-        The labels that the head was taught.
     judged : (int64[m], bool[m, C], float[m]), optional
         Judged texts, their right labels and weights: trust is calibrated on them.
     """

@@ -111,13 +111,8 @@ def random_part(hashes: Sequence[bytes], rule: Unsure) -> NDArray[np.int64]:
 class Sparing:
     """Chooses the texts to ask about, round by round.
 
-    Parameters
-    ----------
-    texts : Texts
-        Of all texts; its `own` labels are not read.
-    hashes : sequence of bytes
-        They give the random part: the same texts are asked about in the same order.
-    rule : Unsure
+    The `own` labels in `texts` are not read. The hashes give the random part: the same texts are
+    asked about in the same order.
     """
 
     def __init__(self, texts: Texts, hashes: Sequence[bytes], rule: Unsure) -> None:
@@ -139,10 +134,7 @@ class Sparing:
     def next(self, own: NDArray[np.int32]) -> NDArray[np.int64]:
         """Return the texts to ask about next; none: the others need not be asked about.
 
-        Parameters
-        ----------
-        own : int32[n]
-            The LLM's labels of the texts that were asked about; -1 = none.
+        `own`, int32[n], are the LLM's labels of the texts that were asked about; -1 = none.
         """
         n = len(self.asked)
         open_ = np.flatnonzero(~self.asked)
@@ -160,7 +152,10 @@ class Sparing:
         rest = order[sure:][::-1]
         if not len(rest) or room <= 0:
             self.labels[open_] = labels[open_]
-            self.trust[open_] = _trust(chance, audit, agrees)[open_]
+            # the chance that the LLM would give the same label, calibrated on the audit
+            odds = log_odds(chance)
+            line = fit_line(odds[audit], agrees, np.ones(len(audit)))
+            self.trust[open_] = chance_of(odds[open_], line)
             if room <= 0 and len(rest):
                 # those that are left are the surest
                 inside = chance[audit] >= chance[open_].min()
@@ -177,8 +172,7 @@ class Sparing:
         """Return the probability of the likeliest label of each text, and the label."""
         texts = self._texts
         targets = one_hot(own, texts.n_classes)
-        weights = np.ones(len(own), dtype=np.float32)
-        self.heads = fit_folds(texts.vectors, targets, weights, texts.folds, self.heads)
+        self.heads = fit_folds(texts.vectors, targets, texts.folds, self.heads)
         head = predict_folds(self.heads, texts.vectors, texts.folds)
         found = vote_joined(texts, head, own)
         return found.max(axis=1).astype(np.float64), found.argmax(axis=1).astype(np.int32)
@@ -208,11 +202,3 @@ def _bound(wrong: int, tries: int, error: float) -> float:
     from scipy.stats import beta
 
     return 1.0 if wrong >= tries else float(beta.ppf(1 - error, wrong + 1, tries - wrong))
-
-
-def _trust(
-    chance: NDArray[np.float64], audit: NDArray[np.int64], agrees: NDArray[np.bool_]
-) -> NDArray[np.float64]:
-    """Return the chance that the LLM would give the same label, calibrated on the audit."""
-    odds = log_odds(chance)
-    return chance_of(odds, fit_line(odds[audit], agrees, np.ones(len(audit))))

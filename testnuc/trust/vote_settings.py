@@ -34,44 +34,30 @@ class VoteSettings:
 
     Immutable. A run reads its settings once, and new settings replace the old ones as a whole, so a
     concurrent run uses either the old or the new ones.
-
-    Parameters
-    ----------
-    policy : VotePolicy or None
-        None: decided from the predictions, or by `decision`.
-    k : int
-        Neighbors to retrieve; all of them vote, unless `decision` uses fewer.
-    auto : bool
-        Whether policy and k are decided from the predictions.
-    fixed_k : bool
-        Whether the user set k, so that only the own weight is decided.
-    prior : float64[C], optional
-        Target share of each label.
-    prior_power : float
-    min_trust : float, optional
-        Labels with less trust are withheld.
-    decision : Decision, optional
-        Fixed by learning or unpickling; otherwise each run decides.
-    learned : Learned, optional
-        What was learned from judged texts.
-    several : MultilabelLearned, optional
-        The same where a text can have several labels.
-    careful : bool
-        Whether several labels stay as the LLM gives them until judgments choose another way.
     """
 
     __repr__ = brief
 
+    #: None: decided from the predictions, or by `decision`.
     policy: VotePolicy | None
+    #: Neighbors to retrieve; all of them vote, unless `decision` uses fewer.
     k: int
+    #: Whether policy and k are decided from the predictions.
     auto: bool = False
+    #: Whether the user set k, so that only the own weight is decided.
     fixed_k: bool = False
+    #: float64[C], target share of each label.
     prior: NDArray[np.float64] | None = None
     prior_power: float = 1.0
+    #: Labels with less trust are withheld.
     min_trust: float | None = None
+    #: Fixed by learning or unpickling; otherwise each run decides.
     decision: Decision | None = None
+    #: What was learned from judged texts.
     learned: Learned | None = None
+    #: The same where a text can have several labels.
     several: MultilabelLearned | None = None
+    #: Whether several labels stay as the LLM gives them until judgments choose another way.
     careful: bool = False
 
     @classmethod
@@ -85,15 +71,8 @@ class VoteSettings:
     ) -> VoteSettings:
         """Return the settings for the arguments of a client.
 
-        Parameters
-        ----------
-        policy : str or VotePolicy
-        k : int, optional
-        names : sequence of str
-            The labels.
-        multilabel : bool
-            Whether a text can have several labels. The diagnosis behind "auto" compares single
-            labels: here it keeps those of the LLM, unless a threshold asks for a vote.
+        The diagnosis behind "auto" compares single labels: with several for a text, "auto" keeps
+        those of the LLM, unless a threshold asks for a vote.
         """
         if k is not None:
             checked_whole("k", k, least=0)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError
-from testnuc.voting.inputs import Ballots, whole
+from testnuc.voting.inputs import Ballots
 from testnuc.voting.policy import PRESETS, VotePolicy
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _curves(
 ) -> NDArray[np.int32]:
     from testnuc._kernels.curve import curve
 
-    wanted = np.array([whole(k, "ks", 0) for k in ks], dtype=np.int64)
+    wanted = np.array([checked_whole("ks", k, least=0, most=2**63 - 1) for k in ks], dtype=np.int64)
     if wanted.size > 0 and wanted.max() > ballots.k:
         raise InvalidInputError(
             f"ks asks for {wanted.max()} neighbors, but a row has {ballots.k}; leave it out"

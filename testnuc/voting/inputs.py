@@ -13,7 +13,7 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Ballots", "integers", "numbers", "whole"]
+__all__ = ["Ballots", "integers", "numbers"]
 
 #: With own weights up to 1000, the sums of this many votes and their ranks fit in an int64.
 _MAX_NEIGHBORS = 16_384
@@ -35,13 +35,6 @@ _UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {
 
 _NO_IDS = np.empty(0, np.uint32)
 _NO_NUMBERS = np.empty(0, np.float32)
-
-
-def whole(value: Any, name: str, low: int, high: int = 2**63 - 1) -> int:
-    """Return `value` as an int of at least `low` and at most `high`."""
-    if type(value) is int and low <= value <= high:
-        return value
-    return checked_whole(name, value, least=low, most=high)
 
 
 def _fits(value: object, dtype: np.dtype[Any], ndim: int) -> bool:
@@ -166,7 +159,10 @@ class Ballots:
         )
         neighbors = (_NO_IDS, sim.ravel(), lab.ravel(), conf.ravel())
         return cls(
-            neighbors, own, _layout(lab.shape[1], 1), whole(n_classes, "n_classes", 1, _MAX_CLASSES)
+            neighbors,
+            own,
+            _layout(lab.shape[1], 1),
+            checked_whole("n_classes", n_classes, least=1, most=_MAX_CLASSES),
         )
 
     @classmethod
@@ -197,7 +193,7 @@ class Ballots:
             (ids.reshape(-1), sim.reshape(-1), lab, conf),
             (own_lab, _NO_NUMBERS, own_conf),
             _layout(ids.shape[1], 0),
-            whole(n_classes, "n_classes", 1, _MAX_CLASSES),
+            checked_whole("n_classes", n_classes, least=1, most=_MAX_CLASSES),
         )
 
     def refuse(self, row: int) -> InvalidInputError:

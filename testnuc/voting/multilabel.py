@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError
-from testnuc.voting.inputs import numbers, whole
+from testnuc.voting.inputs import numbers
 from testnuc.voting.policy import VotePolicy
 from testnuc.voting.votes import in_blocks
 
@@ -31,7 +32,7 @@ _NO = (np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.uint8))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolLabels:
-    """The labels of N texts, which may have none, one or several."""
+    """The labels of N texts, which may have none, one or several; they are not checked."""
 
     #: int64[N + 1]: the labels of text i are at ``offsets[i]:offsets[i + 1]``.
     offsets: NDArray[np.int64]
@@ -53,38 +54,6 @@ class PoolLabels:
             np.array([np.nan if c is None else c for _, c in pairs], dtype=np.float32),
             np.array([one is not None for one in given], dtype=np.uint8),
         )
-
-    def check(self, n_classes: int) -> None:
-        """Raise an `InvalidInputError` if an array is invalid."""
-        n, m = self.voted.size, self.labels.size
-        dtypes = (np.int64, np.int32, np.float32, np.uint8)
-        for name, dtype in zip(self.__slots__, dtypes, strict=True):
-            array = getattr(self, name)
-            if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
-                raise InvalidInputError(
-                    f"{name} has the dtype {array.dtype} and the shape {array.shape}; give a "
-                    f"contiguous {np.dtype(dtype)} array of one dimension"
-                )
-        offsets = self.offsets
-        if (
-            offsets.size != n + 1
-            or self.confidences.size not in {0, m}
-            or offsets[0] != 0
-            or offsets[-1] != m
-            or (np.diff(offsets) < 0).any()
-        ):
-            raise InvalidInputError(
-                f"offsets has {offsets.size} values, labels {m}, confidences "
-                f"{self.confidences.size} and voted {n}; give N + 1 ascending offsets from 0 to M"
-            )
-        bad = _kernels().check_labels()(offsets, self.labels, self.confidences, n_classes)
-        if bad >= 0:
-            part = slice(int(offsets[bad]), int(offsets[bad + 1]))
-            raise InvalidInputError(
-                f"text {bad} has the labels {self.labels[part].tolist()} with the confidences "
-                f"{self.confidences[part].tolist()}; give distinct labels from 0 to "
-                f"{n_classes - 1}, and confidences from 0 to 1 or NaN"
-            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +89,6 @@ def vote_multilabel(
     policy: str | VotePolicy = "weighted",
     threshold: float | None = None,
     threads: int | None = None,
-    checked: bool = False,
 ) -> VotedLabels:
     """Vote for each label in rows that point to their neighbors in a pool of predictions.
 
@@ -144,8 +112,6 @@ def vote_multilabel(
         that of the policy, else 0.5.
     threads : int, optional
         As for `testnuc.vote`; the result is bit-identical.
-    checked : bool
-        Whether the pool was validated before.
 
     Returns
     -------
@@ -158,7 +124,7 @@ def vote_multilabel(
     >>> vote.labels.tolist(), vote.shares.round(2).tolist(), vote.given.tolist()
     ([0, 2], [0.7, 0.63], [True, True])
     """
-    n_classes = whole(n_classes, "n_classes", 1, 2**31 - 1)
+    n_classes = checked_whole("n_classes", n_classes, least=1, most=2**31 - 1)
     policy = VotePolicy.of(policy)
     if threshold is None:
         threshold = THRESHOLD if policy.threshold is None else policy.threshold
@@ -172,8 +138,6 @@ def vote_multilabel(
             f"neighbor_ids has the shape {ids.shape}, similarities {cosines.shape} and own_ids "
             f"{own.shape}; give [B, K], [B, K] and [B]"
         )
-    if not checked:
-        pool.check(n_classes)
     outside = own[(own < 0) | (own >= pool.voted.size)]
     if outside.size > 0:
         raise InvalidInputError(f"own_ids has {outside[0]}; the pool has {pool.voted.size} texts")
@@ -213,11 +177,7 @@ def places_of(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return where the items of some rows are, and the starts of each row among them.
 
-    Parameters
-    ----------
-    starts : int64[n + 1]
-        The items of row i are at ``starts[i]:starts[i + 1]``.
-    rows : int64[m]
+    The items of row i are at ``starts[i]:starts[i + 1]``.
     """
     counts = np.diff(starts)[rows]
     made = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -228,13 +188,8 @@ def places_of(
 def keep_own(voted: VotedLabels, own_ids: NDArray[np.int64], pool: PoolLabels) -> VotedLabels:
     """Return the same votes, with the labels that each text gave itself; without any, as voted.
 
-    Parameters
-    ----------
-    voted : VotedLabels
-        Under a policy in which the texts themselves vote.
-    own_ids : int64[B]
-        Positions of the texts themselves.
-    pool : PoolLabels
+    The policy of the votes is one in which the texts themselves vote; `own_ids` are their
+    positions.
     """
     at, starts = places_of(pool.offsets, own_ids)
     own, own_row = pool.labels[at], np.repeat(np.arange(len(own_ids)), np.diff(starts))

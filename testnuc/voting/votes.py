@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from testnuc._base.checks import checked_whole
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
-from testnuc.voting.inputs import Ballots, whole
+from testnuc.voting.inputs import Ballots
 from testnuc.voting.policy import VotePolicy
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def in_blocks(
     if threads is None:
         threads = 1 if n_votes < _SERIAL else processors()
     else:
-        threads = whole(threads, "threads", 1)
+        threads = checked_whole("threads", threads, least=1)
     threads = min(threads, n_rows, _MAX_THREADS)
     if threads <= 1:
         return run(0, n_rows)

@@ -36,8 +36,7 @@ def test_a_fit_is_as_good_as_that_of_scipy(seed):
     texts, _ = clusters(150, 3, 6, seed=seed)
     targets = one_hot(texts.own, 3)
     targets[:30] = random.dirichlet(np.ones(3), 30)
-    w = random.uniform(0.5, 3, len(targets)).astype(np.float32)
-    w[~targets.any(axis=1)] = 0
+    w = targets.any(axis=1).astype(np.float32)
     x = np.column_stack([texts.vectors.astype(np.float64), np.ones(len(w))])
     penalty = head_module.PENALTY
 
@@ -45,9 +44,9 @@ def test_a_fit_is_as_good_as_that_of_scipy(seed):
         return log_loss(flat.reshape(x.shape[1], 3), x, targets, w, penalty)
 
     best = minimize(loss, np.zeros(x.shape[1] * 3), method="L-BFGS-B", options={"maxfun": 10**6})
-    first = fit_head(texts.vectors, targets, w)
+    first = fit_head(texts.vectors, targets)
     assert loss(first.weights.astype(np.float64).ravel()) <= best.fun + 1e-3
-    again = fit_head(texts.vectors, targets, w, start=first)
+    again = fit_head(texts.vectors, targets, start=first)
     assert loss(again.weights.astype(np.float64).ravel()) <= best.fun + 1e-3
 
 
@@ -73,11 +72,10 @@ def test_texts_without_a_label_are_ignored():
     texts, _ = clusters(120, 3, 6)
     targets = one_hot(texts.own, 3)
     targets[50:] = 0
-    weights = np.ones(120, dtype=np.float32)
-    whole = fit_head(texts.vectors, targets, weights)
-    part = fit_head(texts.vectors[:50], targets[:50], weights[:50])
+    whole = fit_head(texts.vectors, targets)
+    part = fit_head(texts.vectors[:50], targets[:50])
     assert np.array_equal(whole.weights, part.weights)
-    nothing = fit_head(texts.vectors, np.zeros_like(targets), weights)
+    nothing = fit_head(texts.vectors, np.zeros_like(targets))
     assert np.allclose(nothing.probabilities(texts.vectors), 1 / 3)
 
 
@@ -91,12 +89,11 @@ def test_folds_follow_the_content():
 
 def test_no_text_is_predicted_by_a_head_that_saw_its_label():
     texts, _ = clusters(200, 3, 8)
-    weights = np.ones(200, dtype=np.float32)
-    before = fit_folds(texts.vectors, one_hot(texts.own, 3), weights, texts.folds)
+    before = fit_folds(texts.vectors, one_hot(texts.own, 3), texts.folds)
     row = 17
     changed = texts.own.copy()
     changed[row] = (changed[row] + 1) % 3
-    after = fit_folds(texts.vectors, one_hot(changed, 3), weights, texts.folds)
+    after = fit_folds(texts.vectors, one_hot(changed, 3), texts.folds)
     same = texts.folds == texts.folds[row]
     p = predict_folds(before, texts.vectors, texts.folds)
     q = predict_folds(after, texts.vectors, texts.folds)
@@ -220,8 +217,7 @@ def test_no_judgment_keeps_the_own_labels():
 @pytest.mark.parametrize("seed", range(4))
 def test_the_prediction_of_a_judged_text_does_not_depend_on_its_judgment(seed):
     texts, gold = clusters(300, 4, 8, wrong=0.4, spread=0.4, seed=seed)
-    weights = np.ones(300, dtype=np.float32)
-    start = fit_folds(texts.vectors, one_hot(texts.own, 4), weights, texts.folds)
+    start = fit_folds(texts.vectors, one_hot(texts.own, 4), texts.folds)
     base = fit_model(texts, power=0.5, care=2.0, start=start, rounds=1)
     rows = np.random.default_rng(seed).permutation(300)[:40]
     for row in rows[:3]:
@@ -239,8 +235,7 @@ def test_taught_models_follow_the_judgments():
     texts, gold = clusters(300, 4, 8, wrong=0.2, seed=3)
     # the LLM gives one label for another, always
     texts.own[gold == 0] = 1
-    weights = np.ones(300, dtype=np.float32)
-    start = fit_folds(texts.vectors, one_hot(texts.own, 4), weights, texts.folds)
+    start = fit_folds(texts.vectors, one_hot(texts.own, 4), texts.folds)
     base = fit_model(texts, power=0.0, care=2.0, start=start, rounds=1)
     rows = np.random.default_rng(0).permutation(300)[:80]
     judged = texts.with_judged(rows, gold[rows])

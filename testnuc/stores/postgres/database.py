@@ -44,13 +44,8 @@ _CLOSE_TIMEOUT = 10.0
 class PostgresDatabase:
     """Runs functions on pooled connections; opened on first use, also after `close`.
 
-    Parameters
-    ----------
-    address : Address
-    connections : int
-        Maximum number of open connections.
-    patience : float
-        Seconds to retry while the server is unavailable, before `StoreError` is raised.
+    While the server is unavailable, it retries for `patience` seconds before it raises
+    `StoreError`.
     """
 
     def __init__(self, address: Address, *, connections: int, patience: float) -> None:
@@ -65,13 +60,7 @@ class PostgresDatabase:
         self._embedders: dict[str, EmbedderRow] = {}
 
     async def open(self) -> None:
-        """Connect, and apply pending migrations.
-
-        Raises
-        ------
-        StoreError
-            The database cannot be used.
-        """
+        """Connect, and apply pending migrations."""
         await self.run(_no_op)
 
     async def run(self, work: Callable[[Any], Awaitable[_T]]) -> _T:
@@ -149,13 +138,7 @@ class PostgresDatabase:
         return known
 
     async def require_embedder(self, name: str, vectors: NDArray[np.float16]) -> EmbedderRow:
-        """Return the row of an embedder for such vectors; creates its tables if it is new.
-
-        Raises
-        ------
-        EmbeddingError, StoreError
-            These vectors cannot be stored.
-        """
+        """Return the row of an embedder for such vectors; creates its tables if it is new."""
         known, dim = await self.embedder(name), vectors.shape[1]
         if known is None:
             if not 1 <= dim <= MAX_DIM:

@@ -28,10 +28,6 @@ class Writer:
 
     Rows that arrive during a statement share the next one: hundreds of concurrent callers cost one
     connection and a few commits.
-
-    Parameters
-    ----------
-    database : PostgresDatabase
     """
 
     def __init__(self, database: PostgresDatabase) -> None:

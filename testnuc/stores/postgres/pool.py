@@ -51,15 +51,8 @@ _SCORE_SLACK = 1e-4
 class PostgresPool:
     """The pool of one embedder; an `Index` shared by many processes.
 
-    Row numbers are equal in all processes, so a snapshot is valid in all of them.
-
-    Parameters
-    ----------
-    database : PostgresDatabase
-    embedder : str
-        Name of the embedder.
-    exact_below : int
-        Number of texts below which the search is exact.
+    Row numbers are equal in all processes, so a snapshot is valid in all of them. With fewer texts
+    than `exact_below` the search is exact.
     """
 
     def __init__(self, database: PostgresDatabase, embedder: str, *, exact_below: int) -> None:
@@ -76,13 +69,7 @@ class PostgresPool:
         return self._count
 
     async def open(self) -> None:
-        """Read the size of the pool.
-
-        Raises
-        ------
-        StoreError
-            The store cannot be used.
-        """
+        """Read the size of the pool."""
         await self._now()
 
     async def close(self) -> None:
@@ -351,19 +338,30 @@ class PostgresPool:
         graph: bool,
     ) -> sql.Nearest:
         """Return candidates that include the k best of each query, without its own text."""
+
+        async def nearest(places: Sequence[int], *, graph: bool) -> sql.Nearest:
+            given = [queries[i] for i in places]
+            return await self._database.run(
+                partial(
+                    sql.nearest,
+                    embedder=now,
+                    queries=given,
+                    count=count,
+                    limit=limit,
+                    graph=graph,
+                )
+            )
+
         count = k + 1 + _EXTRA
         found: sql.Nearest = [[] for _ in queries]
         pending = list(range(len(queries)))
         if graph:
-            rows = await self._nearest(sql.nearest_by_graph, now, queries, count, limit)
-            for i, row in enumerate(rows):
+            for i, row in enumerate(await nearest(pending, graph=True)):
                 found[i] = [c for c in row if c[0] != own[i]]
             # too many rows of the graph were outside the snapshot
             pending = [i for i in pending if len(found[i]) < min(k, limit - now.removals - 1)]
         while pending:
-            rows = await self._nearest(
-                sql.nearest_by_scan, now, [queries[i] for i in pending], count, limit
-            )
+            rows = await nearest(pending, graph=False)
             incomplete = []
             for i, row in zip(pending, rows, strict=True):
                 found[i] = [c for c in row if c[0] != own[i]]
@@ -372,14 +370,6 @@ class PostgresPool:
                     incomplete.append(i)
             pending = incomplete
             count *= 4
-        return found
-
-    async def _nearest(
-        self, query: Any, now: EmbedderRow, vectors: Sequence[bytes], count: int, limit: int
-    ) -> sql.Nearest:
-        found: sql.Nearest = await self._database.run(
-            partial(query, embedder=now, queries=vectors, count=count, limit=limit)
-        )
         return found
 
 

@@ -20,8 +20,7 @@ __all__ = [
     "Nearest",
     "insert_texts",
     "insert_vectors",
-    "nearest_by_graph",
-    "nearest_by_scan",
+    "nearest",
     "remove_texts",
 ]
 
@@ -140,64 +139,46 @@ async def remove_texts(connection: Any, embedder: EmbedderRow, hashes: Sequence[
     return count
 
 
-async def nearest_by_scan(
-    connection: Any, embedder: EmbedderRow, queries: Sequence[bytes], count: int, limit: int
+async def nearest(
+    connection: Any,
+    embedder: EmbedderRow,
+    queries: Sequence[bytes],
+    count: int,
+    limit: int,
+    *,
+    graph: bool,
 ) -> Nearest:
-    """Compare each query with every text numbered below `limit`; return the best `count`."""
-    return await _nearest(
-        connection,
-        # without index scans, all rows are read and sorted
-        "SET LOCAL enable_indexscan = off",
-        # the comment separates its cached plan, keyed by the statement, from the graph's
-        "SELECT /* scan */ hash, number, vector <#> q.vector AS distance "
-        f"FROM {embedder.texts} WHERE number IS NOT NULL AND number < $2 "
-        "ORDER BY vector <#> q.vector LIMIT $3",
-        queries,
-        limit,
-        count,
-    )
+    """Return the best `count` texts numbered below `limit` for each query, in one statement.
 
-
-async def nearest_by_graph(
-    connection: Any, embedder: EmbedderRow, queries: Sequence[bytes], count: int, limit: int
-) -> Nearest:
-    """Search the graph for texts numbered below `limit`; approximate, may miss some.
-
-    An iterative scan continues until enough rows pass the filter, or `max_scan_tuples` is reached.
-    Vectors with too many dimensions for a graph are searched by their signs and then re-ranked.
+    Without the graph, each query is compared with every text. The graph is approximate, and may
+    miss some: an iterative scan continues until enough rows pass the filter, or `max_scan_tuples`
+    is reached. Vectors with too many dimensions for a graph are searched by their signs and then
+    re-ranked.
     """
-    wanted = count * _BIT_FACTOR if uses_bits(embedder.dim) else count
-    ef_search = min(max(_EF_SEARCH, 2 * wanted), _MAX_EF_SEARCH)
-    settings = (
-        # forces the graph: every other plan has to sort
-        "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; "
-        "SET LOCAL enable_sort = off; SET LOCAL hnsw.iterative_scan = relaxed_order; "
-        f"SET LOCAL hnsw.ef_search = {ef_search}; "
-        f"SET LOCAL hnsw.max_scan_tuples = {max(_MAX_SCAN_TUPLES, 4 * wanted)}"
+    pooled = f"FROM {embedder.texts} WHERE number IS NOT NULL AND number < $2"
+    # without index scans, all rows are read and sorted
+    settings = "SET LOCAL enable_indexscan = off"
+    if graph:
+        wanted = count * _BIT_FACTOR if uses_bits(embedder.dim) else count
+        ef_search = min(max(_EF_SEARCH, 2 * wanted), _MAX_EF_SEARCH)
+        settings = (
+            # forces the graph: every other plan has to sort
+            "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; "
+            "SET LOCAL enable_sort = off; SET LOCAL hnsw.iterative_scan = relaxed_order; "
+            f"SET LOCAL hnsw.ef_search = {ef_search}; "
+            f"SET LOCAL hnsw.max_scan_tuples = {max(_MAX_SCAN_TUPLES, 4 * wanted)}"
+        )
+        if uses_bits(embedder.dim):
+            signs = f"binary_quantize(%s)::bit({embedder.dim})"
+            order = f"{signs % 'vector'} <~> {signs % 'q.vector'}"
+            pooled = (
+                f"FROM (SELECT hash, number, vector {pooled} ORDER BY {order} LIMIT {wanted}) c"
+            )
+    # the comment separates the cached plan of a scan, keyed by the statement, from the graph's
+    select = (
+        f"SELECT {'' if graph else '/* scan */'} hash, number, vector <#> q.vector AS distance "
+        f"{pooled} ORDER BY vector <#> q.vector LIMIT $3"
     )
-    distance = "vector <#> q.vector"
-    if uses_bits(embedder.dim):
-        signs = f"binary_quantize(%s)::bit({embedder.dim})"
-        select = (
-            f"SELECT hash, number, {distance} AS distance FROM ("
-            f"SELECT hash, number, vector FROM {embedder.texts} "
-            "WHERE number IS NOT NULL AND number < $2 "
-            f"ORDER BY {signs % 'vector'} <~> {signs % 'q.vector'} LIMIT {wanted}"
-            f") c ORDER BY {distance} LIMIT $3"
-        )
-    else:
-        select = (
-            f"SELECT hash, number, {distance} AS distance "
-            f"FROM {embedder.texts} WHERE number IS NOT NULL AND number < $2 "
-            f"ORDER BY {distance} LIMIT $3"
-        )
-    return await _nearest(connection, settings, select, queries, limit, count)
-
-
-async def _nearest(
-    connection: Any, settings: str, select: str, queries: Sequence[bytes], limit: int, count: int
-) -> Nearest:
-    """Run `select` for all queries in one statement."""
     found: Nearest = [[] for _ in queries]
     # SET LOCAL ends with the transaction; one round trip for all settings
     await connection.execute(f"BEGIN READ ONLY; {settings}")

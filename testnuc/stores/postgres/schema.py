@@ -119,15 +119,7 @@ class EmbedderRow:
 async def migrate(connection: Any, address: Address) -> str:
     """Apply pending migrations; concurrent processes wait for the first one.
 
-    Returns
-    -------
-    str
-        The schema of pgvector.
-
-    Raises
-    ------
-    StoreError
-        pgvector is missing or too old, or a newer version of testnuc made the schema.
+    Returns the schema of pgvector.
     """
     schema = address.schema
     async with connection.transaction():

@@ -47,12 +47,7 @@ class _Job:
 class SqliteDatabase:
     """Runs functions on connections in threads; opened on first use, also after `close`.
 
-    Parameters
-    ----------
-    path : str
-        Absolute path of the file.
-    synchronous : {"normal", "full"}
-        SQLite's ``synchronous`` pragma.
+    `path` is absolute, and `synchronous` SQLite's pragma.
     """
 
     def __init__(self, path: str, *, synchronous: Literal["normal", "full"]) -> None:
@@ -114,13 +109,7 @@ class SqliteDatabase:
             await asyncio.to_thread(writer.join)
 
     def connect(self) -> sqlite3.Connection:
-        """Return a new connection, for use by one thread.
-
-        Raises
-        ------
-        StoreError
-            The file cannot be opened.
-        """
+        """Return a new connection, for use by one thread."""
         try:
             # `close` closes connections of reader threads that have ended
             connection = sqlite3.connect(

@@ -16,13 +16,7 @@ _APPLICATION_AT = slice(68, 72)
 
 
 def check_file(path: str) -> None:
-    """Check the path before SQLite opens it, because opening may modify the file.
-
-    Raises
-    ------
-    StoreError
-        The file is not a store, and none can be created at this path.
-    """
+    """Raise an error if the path is no store and can be none; opening a file may modify it."""
     file = Path(path)
     if file.is_dir():
         raise StoreError(f"the store {path} is a folder; use the path of a file")
@@ -55,13 +49,7 @@ def check_file(path: str) -> None:
 
 
 def require_store(connection: sqlite3.Connection, path: str) -> None:
-    """Check that the file is a store or an empty database.
-
-    Raises
-    ------
-    StoreError
-        It is the database of another program.
-    """
+    """Raise an error if the file is the database of another program."""
     # one snapshot: another process may be creating the tables
     connection.execute("BEGIN")
     try:

@@ -45,20 +45,9 @@ _ATTEMPTS = 5
 class IndexSync:
     """Synchronizes a `NearestVectors` with a pool of the store.
 
-    Parameters
-    ----------
-    database : SqliteDatabase
-    embedder : str
-        Name of the embedder.
-    folder : Path
-        Folder of the index files; contains no other files.
-    exact_below : int
-        See `NearestVectors`; smaller pools are not saved.
-
-    Notes
-    -----
-    All methods are called from one thread. Other threads read attributes, which are replaced and
-    never mutated.
+    `folder` has the index files and no others; pools smaller than `exact_below` are not saved. All
+    methods are called from one thread. Other threads read attributes, which are replaced and never
+    mutated.
     """
 
     def __init__(

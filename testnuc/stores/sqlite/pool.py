@@ -37,16 +37,7 @@ class SqlitePool:
 
     Several processes can add and search. Row numbers are equal in all processes, so a snapshot is
     valid in all of them. A search without a snapshot includes texts that other processes added.
-
-    Parameters
-    ----------
-    database : SqliteDatabase
-    embedder : str
-        Name of the embedder.
-    folder : Path
-        Folder of the index files.
-    exact_below : int
-        Number of vectors below which the search is exact.
+    With fewer vectors than `exact_below` the search is exact. `folder` has the index files.
     """
 
     def __init__(
@@ -72,13 +63,7 @@ class SqlitePool:
         return 0 if nearest is None else len(nearest) - self.index.removals
 
     async def open(self) -> None:
-        """Load the index, or build it.
-
-        Raises
-        ------
-        StoreError
-            The store cannot be opened.
-        """
+        """Load the index, or build it."""
         await self._database.open()
         if self._opening is None:
             self._opening = asyncio.ensure_future(self._update(self.index.load))

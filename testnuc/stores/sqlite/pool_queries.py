@@ -185,13 +185,9 @@ def numbers_removed(connection: sqlite3.Connection, embedder: int, after: int) -
 def rows_from(
     connection: sqlite3.Connection, now: PoolState, start: int, count: int
 ) -> tuple[NDArray[np.float16], NDArray[np.uint64]]:
-    """Return vectors and ranks of the numbers from `start`, including removed ones.
+    """Return vectors, float16[n, dim], and ranks, uint64[n], of the numbers from `start`.
 
-    Returns
-    -------
-    vectors : float16[n, dim]
-    ranks : uint64[n]
-        The first 8 bytes of each text's hash.
+    Removed ones are included. A rank is the first 8 bytes of a text's hash.
     """
     end = min(start + count, now.size)
     rows = connection.execute(

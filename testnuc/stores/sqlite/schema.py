@@ -101,13 +101,7 @@ def first_id(embedder: int) -> int:
 
 
 def migrate(connection: sqlite3.Connection, path: str) -> None:
-    """Apply pending migrations; concurrent processes wait for the first one.
-
-    Raises
-    ------
-    StoreError
-        A newer version of testnuc wrote the file.
-    """
+    """Apply pending migrations; concurrent processes wait for the first one."""
     if _version(connection, path) == len(MIGRATIONS):
         return
     connection.execute("BEGIN IMMEDIATE")

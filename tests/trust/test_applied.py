@@ -8,10 +8,10 @@ import pytest
 from testnuc.errors import InvalidInputError
 from testnuc.label_tree import LabelTree
 from testnuc.trust import learned as learned_module
+from testnuc.trust.applied import parts_by_level, trust_of_level
 from testnuc.trust.evidence import Draws, Gain
 from testnuc.trust.head import fit_folds
 from testnuc.trust.learned import Learned
-from testnuc.trust.levels import parts_by_level, trust_of_level
 from testnuc.trust.model import VoteModel, fit_model, most_texts, one_hot
 from tests.trust.arrays import clusters
 
@@ -41,7 +41,7 @@ def test_a_parent_is_as_likely_as_the_labels_below_it():
 def test_parts_of_the_texts_are_labeled_as_all_of_them(monkeypatch, decides):
     texts, gold = clusters(n=300, n_classes=6)
     own = one_hot(texts.own, 6)
-    start = fit_folds(texts.vectors, own, np.ones(300, np.float32), texts.folds)
+    start = fit_folds(texts.vectors, own, texts.folds)
     models = [fit_model(texts, power=p, care=2.0, start=start, rounds=1) for p in (0.0, 1.0)]
     learned = Learned(
         labels=("a > 1", "a > 2", "b > 1", "b > 2", "c > 1", "c > 2"),
