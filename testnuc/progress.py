@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from testnuc.types import Usage
 
-__all__ = ["Counter", "LineProgress", "Observer", "Progress", "start_progress"]
+__all__ = ["Counter", "LineProgress", "Observer", "Progress", "Silent", "start_progress"]
 
 #: Seconds between lines.
 _LINE = 10.0
@@ -54,51 +54,55 @@ def start_progress(
     observer: Observer
     if not isinstance(progress, bool):
         observer = progress
-    elif progress and not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+    elif not progress:
+        observer = Silent()
+    elif sys.stderr.isatty() or "ipykernel" in sys.modules:
+        observer = Progress()
+    else:
         # redrawn, a bar would fill a log file
         observer = LineProgress(usage)
-    else:
-        return Progress(shown=progress, total=texts)
     observer.start(texts)
     return observer
+
+
+class Silent:
+    """Shows nothing."""
+
+    def start(self, *_: object, **__: object) -> None:
+        """Do nothing."""
+
+    stage = advance = close = start
 
 
 class Progress:
     """A tqdm progress bar for the terminal or a notebook."""
 
-    def __init__(self, *, shown: bool, total: int | None = None) -> None:
+    def __init__(self) -> None:
         self._bar: Any = None
         self._embedding = False
         self._done = 0
-        if shown:
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(total=total, unit=" texts", dynamic_ncols=True)
 
     def start(self, texts: int) -> None:
-        """Set the number of texts."""
-        if self._bar is not None:
-            self._bar.reset(total=texts)
+        """Draw the bar, with the number of texts."""
+        from tqdm.auto import tqdm
+
+        self._bar = tqdm(total=texts, unit=" texts", dynamic_ncols=True)
 
     def stage(self, name: str) -> None:
         """Show the name of the stage: first the texts embedded are counted, then those answered."""
         self._embedding = name == "embedding"
-        if self._bar is not None:
-            self._bar.reset()
-            self._bar.set_description(name)
-            if not self._embedding:
-                self._bar.update(self._done)
+        self._bar.reset()
+        self._bar.set_description(name)
+        if not self._embedding:
+            self._bar.update(self._done)
 
     def embedded(self, texts: int) -> None:
         """Count texts with an embedding."""
-        if self._bar is not None:
-            self._bar.update(texts)
+        self._bar.update(texts)
 
     def advance(self, texts: int = 1) -> None:
         """Count finished texts; also while others are embedded."""
         self._done += texts
-        if self._bar is None:
-            return
         if self._embedding:
             self._bar.set_postfix_str(f"{self._done:,} answered", refresh=False)
         else:
@@ -106,13 +110,11 @@ class Progress:
 
     def note(self, error: Exception) -> None:
         """Show the last error."""
-        if self._bar is not None:
-            self._bar.set_postfix_str(short(error))
+        self._bar.set_postfix_str(short(error))
 
     def close(self) -> None:
         """Close the bar."""
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
 
 
 class Counter:

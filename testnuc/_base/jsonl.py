@@ -1,9 +1,10 @@
-"""JSON Lines files; atomic writes of files."""
+"""JSON Lines files, CSV files with long fields, and atomic writes."""
 
 from __future__ import annotations
 
+import csv
 import secrets
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator
 
-__all__ = ["json_object", "part_of", "table", "write_whole"]
+__all__ = ["json_object", "long_fields", "part_of", "table", "write_whole"]
 
 #: Characters of a name that the temporary one repeats: a file system allows 255 bytes.
 _KEPT = 40
@@ -62,3 +63,13 @@ def json_object(line: str | bytes, source: str | os.PathLike[str], number: int) 
     if not isinstance(record, dict):
         raise InvalidInputError(f"{source}, line {number} is not a JSON object")
     return record
+
+
+@contextmanager
+def long_fields() -> Iterator[None]:
+    """Let fields of CSV files be longer than the default limit of 131,072 characters."""
+    before = csv.field_size_limit(2**31 - 1)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)

@@ -7,8 +7,7 @@
     inputs            input texts and labels, checked and deduplicated
     pipeline          one run: `prepare`, then `predict`
     first_calls       calls for own labels, before and while texts are embedded
-    retrieval         neighbors from the pool, and stored predictions
-    assembly          neighborhoods from texts, matches and stored predictions
+    retrieval         neighborhoods: neighbors from the pool, predictions from the store
     neighborhoods     texts, neighbors, predictions and votes of a run; `multilabel`
     sampling          the samples that a method asks for; `examples` for few-shot prompts
     shortlist         the labels that a prompt shows; `whole_list` compares with all labels
@@ -20,6 +19,6 @@
 
     learning          review and learn; `learning_base`, `multilabel_learning`, `judgment_arrays`
     applying          labels by what was learned
-    referee           a better model that judges; `escalation` asks it about the least trusted texts
+    escalation        a referee, a better model: it judges, and labels the least trusted texts
     sparing           texts that a head labels instead of the LLM; `distilling` writes a head
 """

@@ -1,21 +1,27 @@
-"""Let a referee judge disagreements, learn from them, and escalate the least trusted texts."""
+"""Let a referee, a better model, judge disagreements, and escalate the least trusted texts.
+
+A referee's answers go through the client's store, under keys of their own, and its calls count
+against the client's budget. Its rate limits and its usage are its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from testnuc._base.checks import checked_choice
+from testnuc._dispatch.predictor import Predictor
+from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.applying import judge
 from testnuc._engine.estimate import Estimator
 from testnuc._engine.pipeline import STOPS
-from testnuc._engine.referee import Referee
 from testnuc.errors import InvalidInputError
-from testnuc.limits import Meter
+from testnuc.labels import LabelSet
+from testnuc.limits import Meter, Price, require_price
 from testnuc.methods import StandardPrompting
 from testnuc.protocols import PoolText
 from testnuc.trust import Learned
@@ -24,15 +30,15 @@ from testnuc.types import Prediction, error_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from testnuc._dispatch.scheduler import Ask
     from testnuc._engine.components import Components
-    from testnuc._engine.learning import Learning
-    from testnuc._engine.multilabel_learning import MultilabelLearning
+    from testnuc._engine.learning_base import LearningBase
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.protocols import Provider, WireProvider
     from testnuc.trust import Review
     from testnuc.types import Usage
 
-__all__ = ["Escalation"]
+__all__ = ["Escalation", "Referee"]
 
 _log = logging.getLogger("testnuc.client")
 
@@ -42,10 +48,115 @@ _REFEREED, _GROWTH = 100, 1.5
 _CHUNK = 2_048
 
 
+class Referee:
+    """Labels texts by another model."""
+
+    def __init__(self, parts: Components, model: str | Provider | WireProvider) -> None:
+        self._parts = parts
+        provider = parts.referee_provider(model)
+        self.model = f"{provider.name}/{provider.model}"
+        #: None: unknown.
+        self.price = Price.of(
+            provider.name,
+            provider.model,
+            getattr(provider, "url", None),
+            cache_ttl=getattr(provider, "cache_ttl", None),
+        )
+        require_price(parts.budget, self.price, self.model)
+        self.meter = Meter()
+        self._provider = provider
+        self._transport = parts.make_transport(
+            max_concurrency=parts.max_concurrency,
+            retry=parts.retry,
+            price=self.price,
+            trust_env=getattr(provider, "trust_env", False),
+            meter=self.meter,
+        )
+        self._transport.share(self._transport.admission, parts.transport.account, by_tokens=False)
+        #: Shows all labels.
+        self.predictor = self._predictor(parts.labels)
+        #: Of a request in progress, by key.
+        self._predictors: dict[bytes, Predictor] = {}
+        self._scheduler = Scheduler(
+            self._answer,
+            parts.store,
+            self.predictor.scope,
+            meter=self.meter,
+            workers=parts.max_concurrency,
+        )
+        self._transport.on_wait = self._scheduler.lend
+        self._described = False
+
+    async def ask(
+        self, texts: Sequence[PoolText], shown: Sequence[Sequence[str]] | None = None
+    ) -> list[Prediction | Exception]:
+        """Return the answer for each of some distinct texts, or its error.
+
+        `shown`: the labels to choose from, of each text; fewer than two: all.
+        """
+        if not self._described:
+            self._described = True
+            facts = {"model": self.model, "labels": list(self._parts.labels.names)}
+            await self._parts.store.describe(self.predictor.scope, facts)
+        asks = []
+        for place, entry in enumerate(texts):
+            predictor = self.predictor
+            if shown is not None and len(shown[place]) > 1:
+                predictor = self._predictor(self._some(entry, shown[place]))
+            ask = predictor.ask(entry.text, entry.hash, place)
+            self._predictors[ask.key] = predictor
+            asks.append(ask)
+        found: list[Prediction | Exception] = [Prediction(None)] * len(texts)
+        try:
+            async with aclosing(self._scheduler.run(asks)) as outcomes:
+                async for ask, outcome in outcomes:
+                    found[ask.place] = outcome
+        finally:
+            for ask in asks:
+                self._predictors.pop(ask.key, None)
+        return found
+
+    async def aclose(self) -> None:
+        """Wait for calls in flight, and close the connections."""
+        await self._scheduler.close()
+        await self._transport.aclose()
+
+    async def _answer(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
+        return await self._predictors.get(asks[0].key, self.predictor).answer(asks)
+
+    def _some(self, entry: PoolText, names: Sequence[str]) -> LabelSet:
+        """Return some labels, in an order that depends on the text alone."""
+        labels = self._parts.labels
+        rng = np.random.default_rng(int.from_bytes(entry.hash[:8]))
+        order = [sorted(names)[i] for i in rng.permutation(len(names)).tolist()]
+        described = {name: labels.descriptions.get(name, "") for name in order}
+        return LabelSet(
+            described if labels.descriptions else order,
+            none_label=labels.none_label,
+            multilabel=labels.multilabel,
+        )
+
+    def _predictor(self, labels: LabelSet) -> Predictor:
+        parts = self._parts
+        return Predictor(
+            self._provider,
+            self._transport,
+            labels,
+            instructions=parts.instructions,
+            temperature=parts.sampling.temperature,
+            top_p=parts.sampling.top_p,
+            confidence="verbalized",
+            options={},
+            texts_per_call=1,
+            # few calls, which must be right: the provider's own
+            reasoning_effort=None,
+        )
+
+
 class Escalation:
     """The referees of a client."""
 
-    def __init__(self, parts: Components, learning: Learning | MultilabelLearning) -> None:
+    def __init__(self, parts: Components, learning: LearningBase[Any, Any]) -> None:
         self._parts = parts
         self._learning = learning
         #: By name, or by id.
@@ -73,12 +184,12 @@ class Escalation:
         return Meter.sum([referee.meter.mark() for referee in self._referees.values()])
 
     async def ask(
-        self, review: Review, model: str | Provider | WireProvider | Referee, shown: str = "all"
+        self, review: Review, model: str | Provider | WireProvider, shown: str = "all"
     ) -> None:
         """Let a referee answer the open items of a review."""
         checked_choice("shown", shown, ("all", "candidates"))
         await self._parts.ready()
-        referee = model if isinstance(model, Referee) else self._referee_of(model)
+        referee = self._referee_of(model)
         items = [item for item in review if item.source is None]
         given = [[label for label, _ in item.candidates if label is not None] for item in items]
         answers = await referee.ask(
@@ -169,7 +280,7 @@ class Escalation:
         known = self._learning.learned
         if known is None or not any(j.source == "referee" for j in known.judged):
             return True
-        return size >= _GROWTH * known.texts
+        return bool(size >= _GROWTH * known.texts)
 
     async def _learn_once(self) -> None:
         """Learn from a hundred disagreements that the client's referee judges.
@@ -177,7 +288,8 @@ class Escalation:
         They are judged again when the pool has grown by half. Where a text can have several labels,
         these are texts drawn at random.
         """
-        assert self.referee is not None
+        model = self._parts.referee
+        assert model is not None
         async with self._lock:
             if not self._is_due(len(self._parts.pool)):
                 return
@@ -187,7 +299,7 @@ class Escalation:
             except InvalidInputError:
                 # too few texts have a prediction
                 return
-            await self.ask(review, self.referee)
+            await self.ask(review, model)
             if review.judged:
                 await self._learning.learn_from(review)
 

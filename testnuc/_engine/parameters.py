@@ -13,6 +13,7 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 from testnuc.errors import InvalidInputError
+from testnuc.head import Head
 from testnuc.limits import Budget, RateLimit
 from testnuc.methods import Sampling
 from testnuc.trust import Unsure
@@ -31,7 +32,11 @@ GROUPS = {
     **dict.fromkeys(("requests_per_minute", "tokens_per_minute"), "rate_limit"),
     **dict.fromkeys(("budget_usd",), "budget"),
     **dict.fromkeys(("stop", "most"), "ask"),
+    "head_trust": "head",
 }
+
+#: Flat name -> the field, if it is called otherwise.
+_FIELDS = {"budget_usd": "usd", "head_trust": "least_trust"}
 
 #: How to write each group in code, with a gap for the field name.
 _WRITTEN = {
@@ -41,6 +46,7 @@ _WRITTEN = {
     "rate_limit": "rate_limit=testnuc.RateLimit({}=..)",
     "budget": "budget=testnuc.Budget({}=..)",
     "ask": "ask=testnuc.Unsure({}=..)",
+    "head": "head=testnuc.Head.load('..', {}=..)",
 }
 
 
@@ -66,7 +72,7 @@ def refuse_flat_names(init: Callable[P, None]) -> Callable[P, None]:
         for name in kwargs:
             group = GROUPS.get(name)
             if group is not None:
-                field = "usd" if name == "budget_usd" else name
+                field = _FIELDS.get(name, name)
                 raise InvalidInputError(
                     f"{name} is not an argument of the client; give {_WRITTEN[group].format(field)}"
                 )
@@ -108,10 +114,21 @@ def _ask(values: Mapping[str, Any], ask: Any) -> Unsure | None:
     return None if rule is None else replace(rule, **values)
 
 
+def _head(values: Mapping[str, Any], head: Any) -> Head | None:
+    """Return the head with its least trust; None: unchanged."""
+    trust = values["head_trust"]
+    if trust is None:
+        return None
+    if head is None:
+        raise InvalidInputError("head_trust needs a head, a file from `testnuc distill`")
+    return Head.load(head, least_trust=trust)
+
+
 _MAKERS: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
     "sampling": _sampling,
     "policy": _policy,
     "rate_limit": _rate_limit,
     "budget": _budget,
     "ask": _ask,
+    "head": _head,
 }

@@ -203,7 +203,9 @@ class BatchLane:
             await self._slots.acquire()
             keys = [ask.key for pack in load.packs for ask in pack]
             alone.update(pack[0].key for pack in load.packs if len(pack) == 1)
-            tasks[self._begin(self._in_slot(load), keys)] = None
+            task = self._begin(self._run_batch(load), keys)
+            task.add_done_callback(lambda _: self._slots.release())
+            tasks[task] = None
         wanted = {ask.key for ask in asks}
         outcomes: Outcomes = {}
         for task in tasks:
@@ -249,12 +251,6 @@ class BatchLane:
         if usages is not None:
             self._count(usages, None, 0)
         return outcomes
-
-    async def _in_slot(self, load: PendingBatch) -> Outcomes:
-        try:
-            return await self._run_batch(load)
-        finally:
-            self._slots.release()
 
     async def _run_batch(self, load: PendingBatch) -> Outcomes:
         """Run a batch, or smaller ones in turn if the budget requires it."""

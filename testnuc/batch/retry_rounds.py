@@ -56,7 +56,9 @@ class RetryRounds:
         failed = [ask for ask in asks if isinstance(outcomes.get(ask.key), Exception)]
         errors = [outcomes[ask.key] for ask in failed]
         self.queue_full_rounds = (
-            self.queue_full_rounds + 1 if any(map(_is_queue_full, errors)) else 0
+            self.queue_full_rounds + 1
+            if any(isinstance(error, QueueFullError) for error in errors)
+            else 0
         )
         adapted = self._adapted(errors)
         # no outcome: their batch was never created
@@ -67,7 +69,7 @@ class RetryRounds:
                 # the second call after a shortlist is no retry
                 (self.rest if self._live else again).append(_with_all_labels(ask))
                 continue
-            if _is_queue_full(error):
+            if isinstance(error, QueueFullError):
                 if self.queue_full_rounds < _QUEUED:
                     again.append(ask)
                 continue
@@ -104,10 +106,6 @@ class RetryRounds:
 
 def _with_all_labels(ask: Ask) -> Ask:
     return Ask(ask.key, ask.text, ask.text_hash, ask.place, ask.sample, ask.demonstrations)
-
-
-def _is_queue_full(error: object) -> bool:
-    return isinstance(error, QueueFullError)
 
 
 def _about_form(error: object) -> bool:

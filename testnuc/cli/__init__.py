@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import os
 import sys
+from functools import partial
 from typing import Any
 
 import typer
 
 from testnuc._version import __version__
-from testnuc.cli.batch_commands import LANE, REST, batch
 from testnuc.cli.judging_commands import add_judging
 from testnuc.cli.options import (
     BASE_URL,
@@ -26,7 +26,9 @@ from testnuc.cli.options import (
     OF_ASKING,
     OF_SEVERAL,
     OVERWRITE,
+    RESULTS_OR_STORE,
     TEXT_COLUMN,
+    argument,
     options_of,
     runs,
 )
@@ -45,13 +47,17 @@ app = typer.Typer(
 
 store = typer.Typer(help="Export, import or inspect a store.", no_args_is_help=True)
 app.add_typer(store, name="store")
+batch = typer.Typer(help="List, resume or cancel the batch jobs of a store.", no_args_is_help=True)
 app.add_typer(batch, name="batch")
 
-_STORE = typer.Argument(
-    help="Path of an SQLite store, or postgresql://..", metavar="STORE", show_default=False
+_STORE = argument("STORE", "Path of an SQLite store, or postgresql://..")
+_IDS = typer.Argument(
+    None, help="Start of an id, or the provider's id.", metavar="[ID]..", show_default=False
 )
-_LIMITS, _REFEREE = "Request limits", "Referee"
-_FILE = typer.Argument(help="A .jsonl or .parquet file.", metavar="FILE", show_default=False)
+_limits = partial(typer.Option, rich_help_panel="Request limits")
+_referee = partial(typer.Option, rich_help_panel="Referee")
+_batches = partial(typer.Option, rich_help_panel="Batches")
+_FILE = argument("FILE", "A .jsonl or .parquet file.")
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001 - what typer calls
@@ -96,10 +102,9 @@ def demo() -> None:
 @runs("classify:run", labels=LABELS_OF_HEAD)
 def classify(
     client: dict[str, Any],
-    file: str = typer.Argument(
-        help="Texts: .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .txt (one a line), or - (stdin).",
-        metavar="FILE",
-        show_default=False,
+    file: str = argument(
+        "FILE",
+        "Texts: .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .txt (one a line), or - (stdin).",
     ),
     text_column: str = TEXT_COLUMN,
     output: str | None = typer.Option(
@@ -108,18 +113,23 @@ def classify(
         "-o",
         help="A file of one of these kinds; default or -: JSON Lines to stdout.",
     ),
-    lane: str = LANE,
-    rest: str = REST,
-    referee: str | None = typer.Option(
-        None,
-        help="A better model, which judges 100 texts, then labels the least trusted.",
-        rich_help_panel=_REFEREE,
+    lane: str = _batches(
+        "live",
+        help="live, or batch: the provider's batch API, at half the price, within a day; see "
+        "--store.",
     ),
-    escalate: str | None = typer.Option(
+    rest: str = _batches(
+        "batch",
+        help="Requests that a batch leaves unanswered: retry in another (batch), send live, "
+        "or error.",
+    ),
+    referee: str | None = _referee(
+        None, help="A better model, which judges 100 texts, then labels the least trusted."
+    ),
+    escalate: str | None = _referee(
         None,
         help="Part of the texts that the referee labels, such as 10%.",
         show_default="10% with --referee, of one label",
-        rich_help_panel=_REFEREE,
     ),
     full: bool = typer.Option(False, "--full", help="Also write neighbors, votes and usage."),  # noqa: FBT001, FBT003
     dry_run: bool = DRY_RUN,  # noqa: FBT001
@@ -135,10 +145,8 @@ def classify(
 @runs("evaluate:run", labels=LABELS_OF_FILE)
 def evaluate(
     client: dict[str, Any],
-    file: str = typer.Argument(
-        help="Labeled texts, as for classify; or results with a column of correct labels.",
-        metavar="FILE",
-        show_default=False,
+    file: str = argument(
+        "FILE", "Labeled texts, as for classify; or results with a column of correct labels."
     ),
     text_column: str = TEXT_COLUMN,
     label_column: str = typer.Option("label", help="Column or field with the correct label."),
@@ -156,11 +164,7 @@ def evaluate(
 @runs("diagnose:run", *OF_ASKING, *OF_SEVERAL, "policy", "min_trust", labels=LABELS_OF_FILE)
 def diagnose(
     client: dict[str, Any],
-    source: str = typer.Argument(
-        help="A file written by `classify -o` (.csv, .jsonl or .parquet), or a store.",
-        metavar="RESULTS|STORE",
-        show_default=False,
-    ),
+    source: str = RESULTS_OR_STORE,
     text_column: str = TEXT_COLUMN,
     plot: str | None = typer.Option(None, help="A .png, .svg or .pdf file for the figure."),
 ) -> None:
@@ -188,30 +192,18 @@ def serve(
         True,  # noqa: FBT003
         help="Log each request, without its texts, to stderr.",
     ),
-    max_texts: int = typer.Option(
-        1_000, help="Maximum number of texts in a request.", rich_help_panel=_LIMITS
+    max_texts: int = _limits(1_000, help="Maximum number of texts in a request."),
+    max_text_chars: int = _limits(32_000, help="Maximum number of characters in a text."),
+    max_body: int = _limits(4 * 1024 * 1024, help="Maximum size of a request in bytes."),
+    max_pending: int = _limits(
+        4_096, help="Maximum number of texts in progress; further requests get 429."
     ),
-    max_text_chars: int = typer.Option(
-        32_000, help="Maximum number of characters in a text.", rich_help_panel=_LIMITS
+    request_timeout: float = _limits(300.0, help="Seconds until a request times out."),
+    grace: float = _limits(
+        0.0, help="Seconds after SIGTERM during which requests are still accepted."
     ),
-    max_body: int = typer.Option(
-        4 * 1024 * 1024, help="Maximum size of a request in bytes.", rich_help_panel=_LIMITS
-    ),
-    max_pending: int = typer.Option(
-        4_096,
-        help="Maximum number of texts in progress; further requests get 429.",
-        rich_help_panel=_LIMITS,
-    ),
-    request_timeout: float = typer.Option(
-        300.0, help="Seconds until a request times out.", rich_help_panel=_LIMITS
-    ),
-    grace: float = typer.Option(
-        0.0,
-        help="Seconds after SIGTERM during which requests are still accepted.",
-        rich_help_panel=_LIMITS,
-    ),
-    drain_timeout: float = typer.Option(
-        30.0, help="Seconds after that for requests in progress to finish.", rich_help_panel=_LIMITS
+    drain_timeout: float = _limits(
+        30.0, help="Seconds after that for requests in progress to finish."
     ),
 ) -> None:
     """Serve labels over HTTP: POST /v1/classify."""
@@ -220,15 +212,10 @@ def serve(
 @app.command()
 @runs("study:run")
 def study(
-    study: str = typer.Argument(
-        help="purity, gold-votes, k, policies, pool-size or choice.",
-        metavar="STUDY",
-        show_default=False,
-    ),
-    data: str = typer.Argument(
-        help="Labeled texts: a .csv or .jsonl file, or a dataset of the paper, such as banking77.",
-        metavar="DATA",
-        show_default=False,
+    study: str = argument("STUDY", "purity, gold-votes, k, policies, pool-size or choice."),
+    data: str = argument(
+        "DATA",
+        "Labeled texts: a .csv or .jsonl file, or a dataset of the paper, such as banking77.",
     ),
     data_dir: str | None = typer.Option(
         None, help="Folder with the paper's datasets; default: download them."
@@ -250,11 +237,10 @@ def study(
 @runs("report:run", *OF_ASKING, "store", labels=LABELS_OF_RUN)
 def report(
     client: dict[str, Any],
-    file: str = typer.Argument(
-        help="A file written by `classify -o` (a .jsonl with --full holds all details), or a "
+    file: str = argument(
+        "RESULTS|STORE",
+        "A file written by `classify -o` (a .jsonl with --full holds all details), or a "
         "store, with the options of its run.",
-        metavar="RESULTS|STORE",
-        show_default=False,
     ),
     output: str = typer.Option("report.html", "--output", "-o", help="A .html file."),
     text_column: str = TEXT_COLUMN,
@@ -282,6 +268,31 @@ def import_(file: str = _FILE, place: str = _STORE) -> None:
 @runs("store:stats")
 def stats(place: str = _STORE) -> None:
     """Count the predictions of each model, and the texts, in a store."""
+
+
+@batch.command("list")
+@runs("batch:list_")
+def list_(
+    store: str = _STORE,
+    ended: bool = typer.Option(False, "--all", help="Include batches that have ended."),  # noqa: FBT001, FBT003
+) -> None:
+    """List the open batches, with their status at the provider."""
+
+
+@batch.command("resume")
+@runs("batch:resume")
+def resume(store: str = _STORE, ids: list[str] | None = _IDS) -> None:
+    """Wait for open batches (all, or those named), and store their answers."""
+
+
+@batch.command("cancel")
+@runs("batch:cancel")
+def cancel(
+    store: str = _STORE,
+    ids: list[str] | None = _IDS,
+    everything: bool = typer.Option(False, "--all", help="All open batches."),  # noqa: FBT001, FBT003
+) -> None:
+    """Ask the provider to end batches early; answers so far are billed and can be stored."""
 
 
 def main() -> None:

@@ -11,12 +11,12 @@ from testnuc._base.checks import hash_text, valid_text
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.files import check_output, require_store
-from testnuc.cli.options_of_run import held_scopes
+from testnuc.cli.options_of_run import held_scopes, with_options_of_run
 from testnuc.cli.reading import Table, holds_rows, read_table, to_stderr, usable
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import StoredPrediction
 from testnuc.results import read_results
-from testnuc.types import Prediction
+from testnuc.types import MultilabelClassification, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -31,6 +31,7 @@ __all__ = [
     "opened",
     "stored_results",
     "texts_for",
+    "with_empty_set",
 ]
 
 #: Texts that are read from a pool at a time.
@@ -53,29 +54,30 @@ class LabeledTable:
 async def opened(
     source: str, client: dict[str, Any], text_column: str
 ) -> AsyncIterator[tuple[TestNUC, Table | None]]:
-    """Open the client of a store, or of results and their store; it makes no call."""
-    table: Table | None = None
-    place: str | None = source
+    """Open the client of a store, or of results and their store; it makes no call.
+
+    Options that are not given are those of the run behind the source.
+    """
+    client = await with_options_of_run(client, source)
     if holds_rows(source):
-        table = read_table(source, text_column)
-        place = AnswerStore.beside(source) if client["store"] is None else client["store"]
+        table, kept = read_table(source, text_column), AnswerStore.of(client, source)
     else:
+        table, kept = None, AnswerStore(source)
         require_store(source)
-    assert place is not None
     # nothing is sent, so no key is needed
-    nuc = client_of({**client, "store": place}, api_key="not-needed")
+    nuc = client_of({**client, "store": kept.where}, api_key="not-needed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallPoolWarning)
         answered = [] if table is None else _answered(nuc, table, source)
-        if table is not None and client["store"] is None:
-            AnswerStore.of(client, source).create()
+        kept.create()
         async with nuc:
             if answered:
                 await _take(nuc, answered)
             if not (await nuc.stats()).predicted:
+                held = await held_scopes(str(kept.where))
                 raise InvalidInputError(
-                    f"{place} holds no answer of {nuc.model} with these labels and settings: "
-                    f"{await held_scopes(place)}; give the options of the run that filled it"
+                    f"{kept.where} holds no answer of {nuc.model} with these labels and settings: "
+                    f"{held}; give the options of the run that filled it"
                 )
             yield nuc, table
 
@@ -135,7 +137,7 @@ def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:
     results = read_results(table.rows, source, table.text_column)
     answered = [r for r in results if valid_text(r.text) is None]
     if nuc.labels.multilabel:
-        answered = [_with_empty_set(result) for result in answered]
+        answered = [with_empty_set(result) for result in answered]
     answered = [result for result in answered if result.prediction is not None]
     for result in answered:
         label = result.own_label
@@ -147,10 +149,13 @@ def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:
     return answered
 
 
-def _with_empty_set(result: Classification) -> Classification:
-    """Return a result of a CSV file, where an answer without labels is an empty cell."""
-    empty = result.prediction is None and result.error is None and result.voters > 0
-    return replace(result, prediction=Prediction("", None)) if empty else result
+def with_empty_set(result: Classification) -> Classification:
+    """Return a result of a CSV file, where no labels are an empty cell, with "" instead."""
+    known = isinstance(result, MultilabelClassification) or not result.voters
+    if known or result.error is not None:
+        return result
+    own = result.prediction or Prediction("", None)
+    return replace(result, label=result.label or "", prediction=own)
 
 
 async def _take(nuc: TestNUC, answered: list[Classification]) -> None:

@@ -8,8 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rich.console import Console
-
 from testnuc._base.checks import checked_choice
 from testnuc.cli.answer_store import AnswerStore, is_as_written
 from testnuc.cli.client_factory import client_of
@@ -65,7 +63,7 @@ def run(
     output = None if output == STANDARD else output
     table = read_table(file, text_column, guess=False, **reading)
     store = AnswerStore.of(client, output)
-    asked, client = client, with_embedder(client, store.where)
+    asked, client = client, run_to_end(with_embedder(client, store.where))
     others = again = False
     if output is not None and Path(output).is_file():
         same, others, added = held_by(output, table)
@@ -88,14 +86,12 @@ def run(
         if store.where is None:
             raise
         raise InvalidInputError(f"{exc}; the answers are stored in {store.where}") from exc
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
     if output is not None:
         store.note(output, table.text_column, asked, run_of(client, results))
     if results.diagnosis is None:
         # else the diagnosis says the same
-        notes(console, caught)
+        notes(caught)
     end(
-        console,
         results,
         store,
         invalid=len(problems),
@@ -164,7 +160,6 @@ def label_all(
 
 
 def end(
-    console: Console,
     results: Results,
     store: AnswerStore,
     *,
@@ -178,19 +173,19 @@ def end(
     1: no text has a label, because of errors. 3: some have none, because of errors.
     """
     errors = results.errors
-    _print_failures(console, results, store)
-    console.print(_summary(results, invalid, output), markup=False)
-    for note in (*results.notes, results.escalated or ""):
-        console.print(note, markup=False, end="\n" if note else "")
+    _print_failures(results, store)
+    to_stderr(_summary(results, invalid, output))
+    for note in (*results.notes, results.escalated):
+        if note:
+            to_stderr(note)
     if results.referee_usage is not None:
         spent = results.referee_usage
         parts = ["the referee", f"{spent.calls:,} calls", cost(spent)]
-        console.print(", ".join(part for part in parts if part), markup=False)
+        to_stderr(", ".join(part for part in parts if part))
     if store.folder is not None:
-        console.print(
+        to_stderr(
             f"{store.folder} has answers and embeddings, for the next commands; delete it when you "
-            "are done",
-            markup=False,
+            "are done"
         )
     source = _source(store, output)
     if store.folder is not None:
@@ -201,34 +196,30 @@ def end(
     judging = "see below" if then else f"testnuc review {source or 'RESULTS'} -n 50"
     for step in (_advice(results, judging), then):
         if step is not None:
-            console.print(step, markup=False)
+            to_stderr(step)
     if any(result.label is None for result in errors):
         sys.exit(3 if any(label is not None for label in results.labels) else 1)
 
 
-def _print_failures(console: Console, results: Results, store: AnswerStore) -> None:
+def _print_failures(results: Results, store: AnswerStore) -> None:
     """Print the first error, how to retry, and the answers outside the labels."""
     stopped = results.stopped
     errors, outside = results.errors, results.outside
     if stopped is not None:
-        console.print(f"stopped early: {error_text(stopped)}", markup=False)
+        to_stderr(f"stopped early: {error_text(stopped)}")
     elif errors:
-        console.print(f"first error: {error_text(errors[0].error)}", markup=False)
+        to_stderr(f"first error: {error_text(errors[0].error)}")
     if errors and store.where is not None:
-        console.print(
-            f"to retry those, run the command again: the others are stored in {store.where}",
-            markup=False,
-        )
+        to_stderr(f"to retry those, run the command again: the others are stored in {store.where}")
     said = Counter(own.said for row in outside if (own := row.prediction) and own.said)
     if said:
         often = ", ".join(f"{what[:60]!r} ({n:,})" for what, n in said.most_common(3))
-        console.print(f"answers outside the labels, most often: {often}", markup=False)
+        to_stderr(f"answers outside the labels, most often: {often}")
     open_ = sum(row.label is None for row in outside)
     if open_:
-        console.print(
+        to_stderr(
             f"{open_:,} of these texts have no label (nuc_own_said holds the answer): add what is "
-            "missing to --labels, or judge some texts, so that `learn` labels the others",
-            markup=False,
+            "missing to --labels, or judge some texts, so that `learn` labels the others"
         )
 
 
@@ -319,12 +310,12 @@ def _number(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}"
 
 
-def notes(console: Console, caught: list[warnings.WarningMessage]) -> None:
+def notes(caught: list[warnings.WarningMessage]) -> None:
     """Print the warnings of the client, with the options that help."""
     for warning in caught:
         message = warning.message
         if isinstance(message, SmallPoolWarning):
-            console.print(f"note: {message.problem}; {message.options}", markup=False)
+            to_stderr(f"note: {message.problem}; {message.options}")
 
 
 def _summary(results: Results, invalid: int, output: str | None) -> str:

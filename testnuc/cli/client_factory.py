@@ -20,23 +20,15 @@ __all__ = ["client_of", "embedder_of"]
 def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
     """Return a client of command-line options; arguments in `instead` win."""
     given = client_arguments({**options, **instead})
-    if "shortlist" in given:
-        given["shortlist"] = _shortlist(given["shortlist"])
+    if str(given.get("shortlist")).isdecimal():
+        given["shortlist"] = int(given["shortlist"])
     labels = given.pop("labels")
-    least = given.pop("head_trust", None)
     if given.get("head") is not None:
-        head = _head_of(given, least)
+        head = _head_of(given)
         labels = head.labels if labels is None else labels
-    elif least is not None:
-        raise InvalidInputError("--head-trust needs --head, a file from `testnuc distill`")
     if labels is None:
         raise InvalidInputError("there are no labels; give --labels, a file or a,b,c")
     return TestNUC(read_labels(labels), **given)
-
-
-def _shortlist(given: str | int | None) -> str | int | None:
-    """Return the number in an option, or the word."""
-    return int(given) if isinstance(given, str) and given.isdecimal() else given
 
 
 def embedder_of(options: Mapping[str, Any]) -> str:
@@ -44,16 +36,17 @@ def embedder_of(options: Mapping[str, Any]) -> str:
     name: str = options["embedder"]
     if options.get("head") is None or name != EMBEDDER:
         return name
-    head = Head.load(options["head"])
+    head = options["head"]
+    head = head if isinstance(head, Head) else Head.load(head)
     return head.embedder if head.loadable else name
 
 
-def _head_of(given: dict[str, Any], least: float | None) -> Head:
+def _head_of(given: dict[str, Any]) -> Head:
     """Return the head of a client, and complete the client's arguments by it."""
-    given["embedder"] = embedder_of(given)
-    given["head"] = head = Head.load(given["head"], given["embedder"], least_trust=least or 0.0)
-    given["multilabel"] = given.get("multilabel") or head.sets is not None
-    if least is None:
+    given["embedder"], head = embedder_of(given), given["head"]
+    if not isinstance(head, Head):
+        head = Head.load(head, given["embedder"], least_trust=0.0)
         # nothing is left to an LLM, so neither a key nor neighbors are needed
-        given.update(model=head, k=0, join_pool=False, base_url=None)
+        given.update(head=head, model=head, k=0, join_pool=False, base_url=None)
+    given["multilabel"] = given.get("multilabel") or head.sets is not None
     return head

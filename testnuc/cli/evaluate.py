@@ -13,16 +13,17 @@ from rich.table import Table as Grid
 
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.answer_store import AnswerStore
+from testnuc.cli.answered_texts import with_empty_set
 from testnuc.cli.classify import end, label_all, notes, show_estimate
+from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_folder, require_new
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.options_of_run import with_embedder
-from testnuc.cli.reading import read_table, require_column, usable
+from testnuc.cli.reading import read_table, require_column, to_stderr, usable
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.scores import MultilabelScores, Scores, score, score_multilabel
-from testnuc.labels import split_labels
 from testnuc.results import read_results
-from testnuc.types import SEPARATOR, MultilabelClassification
+from testnuc.types import SEPARATOR, split_labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -83,42 +84,42 @@ def run(
         ) from exc
     if not gold:
         raise InvalidInputError(f"{file} has no label in column {label_column!r}")
-    err = Console(stderr=True, highlight=False, soft_wrap=True)
     results: Sequence[Classification]
     labeled: Results | None = None
     if "nuc_label" in table.columns:
         where = sorted(gold)
         results = read_results([table.rows[at] for at in where], file, table.text_column)
-        err.print(f"{file} holds results: no call was made", markup=False)
+        to_stderr(f"{file} holds results: no call was made")
     else:
         _, valid = usable(table, file)
         where = [at for at in valid if at in gold]
         _take_labels(client, gold, label_column, file)
-        client = with_embedder(client, client["store"])
+        client = run_to_end(with_embedder(client, client["store"]))
         texts, kept = [table.texts[at] for at in where], AnswerStore.of(client, None)
         if dry_run:
             show_estimate(texts, client, kept)
             return
         results, caught = label_all(texts, client, kept)
         labeled = results
-        notes(err, caught)
+        notes(caught)
     right = [gold[at] for at in where]
     alone: Scores | MultilabelScores
     voted: Scores | MultilabelScores
     if several:
         sets = list(map(split_labels, right))
-        alone = score_multilabel(sets, [_own_labels_of(result) for result in results])
-        voted = score_multilabel(sets, [_labels_of(result) for result in results])
+        results = [with_empty_set(result) for result in results]
+        alone = score_multilabel(sets, [_set(result.own_label) for result in results])
+        voted = score_multilabel(sets, [_set(result.label) for result in results])
     else:
         sure = [None if r.prediction is None else r.prediction.confidence for r in results]
         alone = score(right, [r.own_label for r in results], sure)
         voted = score(right, [r.label for r in results], [r.trust for r in results])
-    _show(Console(highlight=False), alone, voted, _SEVERAL if several else _ONE)
+    _show(alone, voted, _SEVERAL if several else _ONE)
     if output is not None:
         content = {"alone": asdict(alone), "voted": asdict(voted)}
         write_whole(output, [(json.dumps(content, indent=2) + "\n").encode()])
     if labeled is not None:
-        end(err, labeled, kept)
+        end(labeled, kept)
 
 
 def _gold(rows: Sequence[Mapping[str, Any]], column: str, *, several: bool) -> dict[int, str]:
@@ -144,22 +145,8 @@ def _each(labels: Iterable[str], client: dict[str, Any]) -> list[str]:
     return [one for label in labels for one in split_labels(label)]
 
 
-def _labels_of(result: Classification) -> list[str] | None:
-    """Return the labels of a result; a CSV file has them in one string, "" for none."""
-    if isinstance(result, MultilabelClassification):
-        return None if result.label is None else list(result.labels)
-    known = result.label is not None or (result.error is None and result.voters > 0)
-    return split_labels(result.label) if known else None
-
-
-def _own_labels_of(result: Classification) -> list[str] | None:
-    """Return the labels of a text's own prediction."""
-    own = result.prediction
-    if own is None:
-        # in a CSV file, an answer without labels is an empty cell
-        plain = not isinstance(result, MultilabelClassification)
-        return [] if plain and result.error is None and result.voters > 0 else None
-    return None if own.label is None else split_labels(own.label)
+def _set(label: str | None) -> list[str] | None:
+    return None if label is None else split_labels(label)
 
 
 def _check_output(output: str | None, *, overwrite: bool) -> None:
@@ -189,11 +176,9 @@ def _take_labels(
 
 
 def _show(
-    console: Console,
-    alone: Scores | MultilabelScores,
-    voted: Scores | MultilabelScores,
-    rows: Mapping[str, str],
+    alone: Scores | MultilabelScores, voted: Scores | MultilabelScores, rows: Mapping[str, str]
 ) -> None:
+    console = Console(highlight=False)
     grid = _grid("", "alone", "voted")
     for name, field in rows.items():
         grid.add_row(name, _figure(getattr(alone, field)), _figure(getattr(voted, field)))

@@ -178,7 +178,7 @@ def write_results(
         # a cell holds no list
         types = {**_TYPES, **dict.fromkeys(_LEVELS, "string")}
         rows = [
-            {**row, **{name: _json(row[name]) for name in _LEVELS if name in row}} for row in rows
+            {**row, **{name: cell_of(row[name]) for name in _LEVELS if name in row}} for row in rows
         ]
     columns = [*(c for c in table.columns if c not in types), *types]
     if kind == ".parquet":
@@ -236,10 +236,6 @@ def _cells(result: Classification | None, problem: str | None, *, full: bool) ->
     more: tuple[str, ...] = _SEVERAL if isinstance(result, MultilabelClassification) else ()
     more = _LEVELS if isinstance(result, TreeClassification) else more
     return fields if full else {name: fields[name] for name in (*_TYPES, *more)}
-
-
-def _json(value: Any) -> str:
-    return orjson.dumps(value).decode()
 
 
 def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter: str) -> str:

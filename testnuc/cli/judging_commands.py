@@ -10,27 +10,19 @@ from testnuc.cli.options import (
     LABELS_OF_RUN,
     OF_ASKING,
     OVERWRITE,
+    RESULTS_OR_STORE,
     TEXT_COLUMN,
+    argument,
     runs,
 )
 
 __all__ = ["add_judging"]
 
-_RESULTS_OR_STORE = typer.Argument(
-    help="A file written by `classify -o` (.csv, .jsonl or .parquet), or a store.",
-    metavar="RESULTS|STORE",
-    show_default=False,
+_SOURCES = argument(
+    "RESULTS|STORE|REVIEW..",
+    "A file written by `classify -o`, a store; or reviews (.json) to continue or join.",
 )
-_SOURCES = typer.Argument(
-    help="A file written by `classify -o`, a store; or reviews (.json) to continue or join.",
-    metavar="RESULTS|STORE|REVIEW..",
-    show_default=False,
-)
-_JUDGED = typer.Argument(
-    help="What the page saved; several people's files are joined.",
-    metavar="REVIEW|MARKS..",
-    show_default=False,
-)
+_JUDGED = argument("REVIEW|MARKS..", "What the page saved; several people's files are joined.")
 
 
 @runs("judging:review", *OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
@@ -65,7 +57,7 @@ def review(
 @runs("judging:learn", *OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
 def learn(
     client: dict[str, Any],
-    source: str = _RESULTS_OR_STORE,
+    source: str = RESULTS_OR_STORE,
     judged: list[str] = _JUDGED,
     at_random: bool = typer.Option(  # noqa: FBT001
         False,  # noqa: FBT003
@@ -84,7 +76,7 @@ def learn(
 @runs("judging:certify", *OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
 def certify(
     client: dict[str, Any],
-    source: str = _RESULTS_OR_STORE,
+    source: str = RESULTS_OR_STORE,
     accuracy: float = typer.Option(0.9, help="Part of the certified labels that is right."),
     confidence: float = typer.Option(0.9, help="Probability that the certificate holds."),
     level: int | None = typer.Option(
@@ -105,7 +97,7 @@ def certify(
 @runs("judging:distill", *OF_ASKING, "min_trust", labels=LABELS_OF_RUN)
 def distill(
     client: dict[str, Any],
-    source: str = _RESULTS_OR_STORE,
+    source: str = RESULTS_OR_STORE,
     output: str = typer.Option("labels.head", "--output", "-o", help="A .head file."),
     text_column: str = TEXT_COLUMN,
 ) -> None:
@@ -114,15 +106,15 @@ def distill(
 
 @runs("judging:unlearn", *OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
 def unlearn(
-    client: dict[str, Any], source: str = _RESULTS_OR_STORE, text_column: str = TEXT_COLUMN
+    client: dict[str, Any], source: str = RESULTS_OR_STORE, text_column: str = TEXT_COLUMN
 ) -> None:
     """Undo `learn`: drop what was learned from judged texts."""
 
 
 @runs("compare:run")
 def compare(
-    first: str = typer.Argument(help="A file of results.", metavar="A", show_default=False),
-    second: str = typer.Argument(help="Another one.", metavar="B", show_default=False),
+    first: str = argument("A", "A file of results."),
+    second: str = argument("B", "Another one."),
     gold: str | None = typer.Option(None, help="Column with the correct label, in A or B."),
     text_column: str = TEXT_COLUMN,
     label_column: str = typer.Option("nuc_label", help="Column with the labels to compare."),

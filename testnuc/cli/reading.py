@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from testnuc._base.checks import valid_text
-from testnuc._base.jsonl import json_object
+from testnuc._base.jsonl import json_object, long_fields
 from testnuc.cli.answer_store import noted_column
 from testnuc.cli.decoding import (
     DELIMITERS,
@@ -353,28 +353,22 @@ def _problem(text: Any) -> str | None:
 
 
 def _csv_rows(file: str, content: str, delimiter: str) -> tuple[list[str], list[dict[str, Any]]]:
-    # a text may exceed the default field limit of 128 kB; the content is in memory anyway
-    before = csv.field_size_limit(max(len(content), 1))
+    lines = []
     try:
-        reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
-        header = next((row for row in reader if row), [])
-        lines = []
-        for row in reader:
-            if not row:
-                continue
-            if any(row[len(header) :]):
-                raise InvalidInputError(
-                    f"{file}, line {reader.line_num} has {len(row)} columns, the header "
-                    f"{len(header)}: put texts that hold {named(delimiter)} in quotes, or name "
-                    "another --delimiter"
-                )
-            lines.append([*row, *[""] * (len(header) - len(row))])
+        with long_fields():
+            reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
+            header = next((row for row in reader if row), [])
+            for row in filter(None, reader):
+                if any(row[len(header) :]):
+                    raise InvalidInputError(
+                        f"{file}, line {reader.line_num} has {len(row)} columns, the header "
+                        f"{len(header)}: put texts that hold {named(delimiter)} in quotes, or name "
+                        "another --delimiter"
+                    )
+                lines.append([*row, *[""] * (len(header) - len(row))])
     except csv.Error as exc:
         raise InvalidInputError(f"{file} cannot be read as CSV: {exc}") from exc
-    else:
-        return rows_by_name(header, lines)
-    finally:
-        csv.field_size_limit(before)
+    return rows_by_name(header, lines)
 
 
 def _json_rows(file: str, content: str) -> Iterable[dict[str, Any]]:

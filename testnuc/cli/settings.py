@@ -36,22 +36,10 @@ _Options = Mapping[str, Mapping[str, Any]]
 def defaults(
     options: _Options, config: str | None, environment: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return default values of options, which the command line overrides, and notes.
+    """Return command -> option -> default, and notes on variables that look like a setting.
 
-    Parameters
-    ----------
-    options : mapping
-        Command -> option -> parser of its value, which raises `ValueError`.
-    config : str, optional
-        A settings file; default: `FILE` in the current folder, if it is there.
-    environment : mapping
-
-    Returns
-    -------
-    values : dict
-        Command -> option -> value.
-    notes : list of str
-        About variables that look like a setting but are not.
+    The parser of a value raises `ValueError`. Without `config`, `FILE` in the current folder is
+    read, if it is there.
     """
     values: dict[str, dict[str, Any]] = {command: {} for command in options}
     path = Path(config) if config is not None else Path(FILE)

@@ -21,11 +21,6 @@ __all__ = ["CELL", "read_rows", "require", "too_long", "write_rows"]
 CELL, _ROWS = 32_767, 1_048_576
 
 
-def require() -> None:
-    """Check that workbooks can be written, before any call."""
-    _openpyxl()
-
-
 def too_long(rows: Sequence[Mapping[str, Any]]) -> int:
     """Return how many strings do not fit into a cell."""
     return sum(isinstance(v, str) and len(v) > CELL for row in rows for v in row.values())
@@ -36,7 +31,7 @@ def read_rows(path: Path, text_column: str) -> tuple[list[str], list[dict[str, A
 
     Numbers in the column of texts become text; dates become text in all columns.
     """
-    openpyxl = _openpyxl()
+    openpyxl = require()
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     except Exception as exc:
@@ -65,7 +60,7 @@ def _value(value: Any) -> Any:
 
 def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a workbook of one sheet atomically."""
-    openpyxl = _openpyxl()
+    openpyxl = require()
     from openpyxl.cell import WriteOnlyCell
     from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 
@@ -94,7 +89,8 @@ def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, A
     write_whole(path, [content.getvalue()])
 
 
-def _openpyxl() -> Any:
+def require() -> Any:
+    """Return openpyxl, by which workbooks are read and written."""
     try:
         import openpyxl
     except ImportError as exc:

@@ -20,13 +20,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from testnuc.evaluation.costs import Cost, measure_costs
     from testnuc.evaluation.datasets import Dataset, load
-    from testnuc.evaluation.gold import gold_votes, gold_votes_over_k, purity, purity_over_k
-    from testnuc.evaluation.neighborhoods import Neighborhood, leave_one_out, nearest, splits
+    from testnuc.evaluation.neighborhoods import (
+        Neighborhood,
+        gold_votes,
+        gold_votes_over_k,
+        leave_one_out,
+        nearest,
+        purity,
+        purity_over_k,
+        splits,
+    )
     from testnuc.evaluation.paper import PAPER_DATASETS, paper_accuracy, paper_tables
     from testnuc.evaluation.plots import plot
     from testnuc.evaluation.recording import Recording, embedded, record, record_runs
     from testnuc.evaluation.scores import MultilabelScores, score_multilabel
-    from testnuc.evaluation.stability import consistency, voted_runs
     from testnuc.evaluation.studies import (
         accuracy_of_the_choice,
         accuracy_over_embedders,
@@ -34,17 +41,26 @@ if TYPE_CHECKING:
         accuracy_over_policies,
         accuracy_over_pool_size,
         accuracy_with_foreign_texts,
+        consistency,
+        voted_runs,
     )
 
 _HOMES = {
-    "stability": ("consistency", "voted_runs"),
     "costs": ("Cost", "measure_costs"),
     "datasets": ("Dataset", "load"),
-    "neighborhoods": ("Neighborhood", "leave_one_out", "nearest", "splits"),
+    "neighborhoods": (
+        "Neighborhood",
+        "gold_votes",
+        "gold_votes_over_k",
+        "leave_one_out",
+        "nearest",
+        "purity",
+        "purity_over_k",
+        "splits",
+    ),
     "scores": ("MultilabelScores", "score_multilabel"),
     "paper": ("PAPER_DATASETS", "paper_accuracy", "paper_tables"),
     "plots": ("plot",),
-    "gold": ("gold_votes", "gold_votes_over_k", "purity", "purity_over_k"),
     "recording": ("Recording", "embedded", "record", "record_runs"),
     "studies": (
         "accuracy_of_the_choice",
@@ -53,6 +69,8 @@ _HOMES = {
         "accuracy_over_policies",
         "accuracy_over_pool_size",
         "accuracy_with_foreign_texts",
+        "consistency",
+        "voted_runs",
     ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

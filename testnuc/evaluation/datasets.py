@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from testnuc._base.checks import valid_text
-from testnuc._base.jsonl import json_object
+from testnuc._base.jsonl import json_object, long_fields
 from testnuc.errors import InvalidInputError
 from testnuc.evaluation.paper import PAPER_DATASETS, paper_tables
 
@@ -174,10 +174,13 @@ def _jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _csv(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    # utf-8-sig: spreadsheets write a byte order mark
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        return [(reader.line_num, dict(row)) for row in reader]
+    try:
+        # utf-8-sig: spreadsheets write a byte order mark
+        with long_fields(), path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            return [(reader.line_num, dict(row)) for row in reader]
+    except (csv.Error, UnicodeDecodeError) as exc:
+        raise InvalidInputError(f"{path} is not CSV in UTF-8: {exc}; save it as such") from exc
 
 
 def _column(

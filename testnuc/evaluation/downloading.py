@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from hashlib import sha1
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def download(name: str, split: str, base_url: str | None = None) -> Path:
     try:
         # pooch cannot verify git object ids; they are verified below
         pooch.retrieve(
-            url, known_hash=None, fname=path.name, path=path.parent, progressbar=_show_progress()
+            url, known_hash=None, fname=path.name, path=path.parent, progressbar=sys.stderr.isatty()
         )
     except Exception as exc:
         raise InvalidInputError(
@@ -76,10 +77,3 @@ def _git_object_id(path: Path) -> str:
     digest = sha1(b"blob %d\0" % len(content), usedforsecurity=False)
     digest.update(content)
     return digest.hexdigest()
-
-
-def _show_progress() -> bool:
-    # only in an interactive terminal
-    import sys
-
-    return sys.stderr.isatty()

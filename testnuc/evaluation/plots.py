@@ -24,42 +24,34 @@ _MAX_INSIDE = 5
 class _Style:
     """How to draw the table of a study: lines over `x`, or bars if `x` is None."""
 
-    y: str
-    ylabel: str
     x: str | None = None
     xlabel: str = ""
     #: One line per combination of values in these columns.
     by: tuple[str, ...] = ()
     title: str = ""
+    y: str = "accuracy"
+    ylabel: str = "accuracy"
 
 
 _STYLES = {
     "purity_over_k": _Style(
-        "purity", "purity (eq. 1)", "k", "neighbors", ("dataset",), "Neighborhood purity"
+        "k", "neighbors", ("dataset",), "Neighborhood purity", "purity", "purity (eq. 1)"
     ),
-    "gold_votes_over_k": _Style(
-        "accuracy", "accuracy", "k", "neighbors", ("dataset", "vote"), "Votes over gold labels"
-    ),
-    "accuracy_over_k": _Style(
-        "accuracy", "accuracy", "k", "neighbors", ("policy",), "Accuracy over k"
-    ),
+    "gold_votes_over_k": _Style("k", "neighbors", ("dataset", "vote"), "Votes over gold labels"),
+    "accuracy_over_k": _Style("k", "neighbors", ("policy",), "Accuracy over k"),
     "accuracy_over_pool_size": _Style(
-        "accuracy", "accuracy", "pool", "texts in the pool", ("k",), "Accuracy over pool size"
+        "pool", "texts in the pool", ("k",), "Accuracy over pool size"
     ),
-    "accuracy_over_embedders": _Style(
-        "accuracy", "accuracy", "k", "neighbors", ("embedder",), "Accuracy over embedders"
-    ),
+    "accuracy_over_embedders": _Style("k", "neighbors", ("embedder",), "Accuracy over embedders"),
     "accuracy_over_policies": _Style(
-        "accuracy", "accuracy", "threshold", "threshold", ("policy",), "Policies and thresholds"
+        "threshold", "threshold", ("policy",), "Policies and thresholds"
     ),
     "accuracy_with_foreign_texts": _Style(
-        "accuracy", "accuracy", "k", "neighbors", ("share", "policy"), "Foreign texts in the pool"
+        "k", "neighbors", ("share", "policy"), "Foreign texts in the pool"
     ),
-    "accuracy_of_the_choice": _Style(
-        "accuracy", "accuracy", by=("seed",), title="k and policy chosen on held-out texts"
-    ),
-    "consistency": _Style("inconsistency", "inconsistency ratio", by=("method",)),
-    "measure_costs": _Style("seconds", "seconds per text", by=("method", "way", "k")),
+    "accuracy_of_the_choice": _Style(by=("seed",), title="k and policy chosen on held-out texts"),
+    "consistency": _Style(by=("method",), y="inconsistency", ylabel="inconsistency ratio"),
+    "measure_costs": _Style(by=("method", "way", "k"), y="seconds", ylabel="seconds per text"),
 }
 
 

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError, RateLimitedError
@@ -58,31 +58,12 @@ class Waiter:
     max_output_tokens: int
 
 
-class _Timer(Protocol):
-    def cancel(self) -> object: ...
-
-
 class Admission:
     """Admits calls by requests and tokens per minute, concurrency, pauses and server quota.
 
-    Belongs to one event loop; not thread-safe.
-
-    Parameters
-    ----------
-    rate_limit : RateLimit, optional
-        The user's own limit.
-    max_concurrency : int
-        Most calls in flight.
-    retry : RetryPolicy, optional
-        Its waits bound the pauses; calls fail at once if a pause exceeds its deadline.
-    clock : callable
-        Monotonic seconds.
-    wall : callable
-        Seconds since 1970, for dates in headers.
-    call_later : callable, optional
-        Default: the running loop's.
-    rng : random.Random, optional
-        Source of jitter.
+    Belongs to one event loop; not thread-safe. The waits of `retry` bound the pauses; calls fail at
+    once if a pause exceeds its deadline. `clock` returns monotonic seconds, `wall` seconds since
+    1970, for dates in headers.
     """
 
     def __init__(
@@ -93,7 +74,7 @@ class Admission:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        call_later: Callable[[float, Callable[[], None]], _Timer] | None = None,
+        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle] | None = None,
         rng: Random | None = None,
     ) -> None:
         checked_whole("max_concurrency", max_concurrency, least=1)
@@ -116,7 +97,7 @@ class Admission:
         self._call_later = call_later
         self._again: deque[Waiter] = deque()
         self._queue: deque[Waiter] = deque()
-        self._timer: _Timer | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._timer_at = _FOREVER
 
     @property
@@ -158,7 +139,6 @@ class Admission:
         call, asked for by the server, raises `RateLimitedError`.
         """
         self._expected(input_tokens, max_output_tokens)
-        self._refuse_long_pause()
         future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
         waiter = Waiter(future, input_tokens, max_output_tokens)
         (self._again if again else self._queue).append(waiter)
@@ -311,24 +291,18 @@ class Admission:
         self._timer_at = _FOREVER
         self._drain()
 
-    def _refuse_long_pause(self) -> None:
-        left = self._concurrency.paused_until - self._clock()
-        if left > self._longest_pause:
-            raise _too_long(left, self._longest_pause)
-
     def _dismiss_all(self) -> None:
         """Fail all waiters: the server asked for a pause longer than a call may take."""
         left = self._concurrency.paused_until - self._clock()
         while (head := self._head()) is not None:
             queue, waiter = head
             queue.popleft()
-            waiter.future.set_exception(_too_long(left, self._longest_pause))
-
-
-def _too_long(left: float, deadline: float) -> RateLimitedError:
-    return RateLimitedError(
-        f"the provider asked to wait another {left:.0f} s, longer than the deadline of a call "
-        f"({deadline:.0f} s); try again later, or raise RetryPolicy(deadline=..)",
-        retry_after=left,
-        attempts=0,
-    )
+            waiter.future.set_exception(
+                RateLimitedError(
+                    f"the provider asked to wait another {left:.0f} s, longer than the deadline of "
+                    f"a call ({self._longest_pause:.0f} s); try again later, or raise "
+                    "RetryPolicy(deadline=..)",
+                    retry_after=left,
+                    attempts=0,
+                )
+            )

@@ -49,7 +49,6 @@ class BudgetAccount:
         self._limits = (usd, budget.tokens, budget.calls)
         self._spent = [0, 0, 0]
         self._reserved = [0, 0, 0]
-        self._open = 0
         #: The part of `_reserved` that batch jobs hold.
         self._batches = [0, 0, 0]
         self._waiting: deque[_Waiter] = deque()
@@ -123,7 +122,6 @@ class BudgetAccount:
         if not reservation.open:
             return
         reservation.open = False
-        self._open -= 1
         for i in range(3):
             self._reserved[i] -= reservation.amounts[i]
             self._spent[i] += spent[i]
@@ -147,7 +145,6 @@ class BudgetAccount:
             self._reserved[i] += amounts[i]
             if batch:
                 self._batches[i] += amounts[i]
-        self._open += 1
         return Reservation(amounts, batch=batch)
 
     def _drain(self) -> None:

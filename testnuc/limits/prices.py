@@ -57,16 +57,10 @@ class Rates:
 class Price:
     """The price of a model.
 
-    Parameters
-    ----------
-    rates : Rates
-        For calls below every tier.
-    tiers : tuple of (int, Rates)
-        Calls with more input tokens than the number pay these rates, for all their tokens;
-        ascending.
-    service_tiers : mapping of str to Price, optional
-        Prices of calls answered in other service tiers than the standard one, such as ``"flex"``;
-        the price of those not in it is unknown. None: this price, whatever the tier.
+    Calls with more input tokens than the number of a tier, ascending, pay its rates, for all their
+    tokens. `service_tiers` are the prices of calls answered in other service tiers than the
+    standard one, such as ``"flex"``; the price of those not in it is unknown. None: this price,
+    whatever the tier.
     """
 
     rates: Rates

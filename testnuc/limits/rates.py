@@ -51,11 +51,6 @@ class SlidingWindow:
         self._log: deque[LogEntry] = deque()
         self._sum = 0.0
 
-    @property
-    def used(self) -> float:
-        """The sum within the window, as of the last check."""
-        return self._sum
-
     def delay(self, amount: float, now: float) -> float:
         """Return the seconds until `amount`, at most the limit, fits; 0: now.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from testnuc.limits.headers import count, reset_delay, server_time
@@ -15,30 +16,28 @@ __all__ = ["Quota", "ServerQuota"]
 _UNKNOWN_RESET = 1.0
 
 
+@dataclass(slots=True, eq=False)
 class Quota:
     """One limit of the provider: the remaining amount, and the time of its reset.
 
     A response may or may not include the requests in flight in the remaining amount, so they are
     subtracted: at worst, a few requests wait for responses. With none in flight, any remaining
     amount admits a request, as its tokens are only an estimate.
-
-    Its `kind` is ``"requests"``, ``"tokens"``, ``"input-tokens"`` or ``"output-tokens"``; `limit`,
-    `remaining` and `reset` are the names of its headers.
     """
 
-    def __init__(self, kind: str, limit: str, remaining: str, reset: str) -> None:
-        self.kind = kind
-        self._limit = limit
-        self.remaining = remaining
-        self._reset = reset
-        #: Amount that may be sent after the reset, until the next response; None: unknown.
-        self._probes: float | None = None
-        #: Whether so little remains that every request must be counted.
-        self.low = False
-        #: Remaining amount; only while `low`.
-        self.left = 0.0
-        #: When the limit is reset, by the clock; only while `low`.
-        self.until = 0.0
+    #: ``"requests"``, ``"tokens"``, ``"input-tokens"`` or ``"output-tokens"``.
+    kind: str
+    #: Names of its headers.
+    limit: str
+    remaining: str
+    reset: str
+    #: Whether so little remains that every request must be counted.
+    low: bool = False
+    #: Remaining amount, and when the limit is reset by the clock; only while `low`.
+    left: float = 0.0
+    until: float = 0.0
+    #: Amount that may be sent after the reset, until the next response; None: unknown.
+    probes: float | None = None
 
     def observe(
         self,
@@ -58,20 +57,20 @@ class Quota:
         """
         remaining = count(headers.get(self.remaining))
         # a response to a limit of zero contradicts it: some gateways send zeros for "unknown"
-        if remaining is None or (not remaining and count(headers.get(self._limit)) == 0):
+        if remaining is None or (not remaining and count(headers.get(self.limit)) == 0):
             return self.low
         if remaining - flying >= plenty:
             self.low = False
             return False
-        wait = reset_delay(headers.get(self._reset), server_time(headers, wall))
+        wait = reset_delay(headers.get(self.reset), server_time(headers, wall))
         if wait is None:
             wait = _UNKNOWN_RESET
         self.low = True
         self.left = remaining - flying
         self.until = now + min(wait, longest)
         # after a shortened wait one probe is sent, if nothing else is in flight
-        limit = None if wait > longest else count(headers.get(self._limit))
-        self._probes = 1.0 if wait > longest else limit
+        limit = None if wait > longest else count(headers.get(self.limit))
+        self.probes = 1.0 if wait > longest else limit
         return True
 
     def reopen(self, flying: float, until: float) -> bool:
@@ -80,10 +79,10 @@ class Quota:
         If so, requests in flight and all that follow count, so that the waiters do not exceed the
         limit all at once; it starts again at `until` if there is no response until then.
         """
-        if self._probes is None:
+        if self.probes is None:
             self.low = False
         else:
-            self.left = self._probes - flying
+            self.left = self.probes - flying
             self.until = until
         return self.low
 
@@ -174,15 +173,10 @@ def _amount(kind: str, amounts: tuple[int, int, int]) -> int:
 
 def _quotas() -> tuple[Quota, ...]:
     """Return a quota for every known header: OpenAI's and compatible servers', then Anthropic's."""
-    own = [
-        Quota(kind, *(f"x-ratelimit-{fact}-{kind}" for fact in ("limit", "remaining", "reset")))
-        for kind in ("requests", "tokens")
-    ]
-    own += [
-        Quota(
-            kind,
-            *(f"anthropic-ratelimit-{kind}-{fact}" for fact in ("limit", "remaining", "reset")),
-        )
-        for kind in ("requests", "tokens", "input-tokens", "output-tokens")
-    ]
-    return tuple(own)
+    names = [(kind, f"x-ratelimit-{{}}-{kind}") for kind in ("requests", "tokens")]
+    kinds = ("requests", "tokens", "input-tokens", "output-tokens")
+    names += [(kind, f"anthropic-ratelimit-{kind}-{{}}") for kind in kinds]
+    return tuple(
+        Quota(kind, name.format("limit"), name.format("remaining"), name.format("reset"))
+        for kind, name in names
+    )

@@ -9,14 +9,7 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from testnuc.protocols import APIKey, WireProvider
 
-__all__ = ["KINDS", "SERVERS", "resolve"]
-
-#: The part of a model's name before the first slash -> what it names.
-KINDS = {
-    "openai": "any server with chat completions or the Responses API",
-    "anthropic": "any server with the Messages API",
-    "local": "local/zero-shot, without an LLM",
-}
+__all__ = ["SERVERS", "resolve"]
 
 #: Servers with chat completions, by the name that users may try -> their base URL. The table in
 #: docs/providers.md has each of them, with how it is known to work.

@@ -25,7 +25,7 @@ from testnuc.ray.workers import Settings, Voting, learned_of, stored_learned
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import ray.data
 
@@ -216,8 +216,8 @@ def classify_dataset(
         counts = put.to_pandas() if put.count() else None
         number = 0 if counts is None else int(counts["texts"].sum())
         dim = 1 if counts is None else int(counts["dim"].iloc[0])
-        diagnosis = _decide(ray, job, pool, dim) if auto else None
-        learned = _learned(ray, job)
+        diagnosis = _in_cluster(ray, 1, _diagnosed, job, pool, dim) if auto else None
+        learned = None if store is None else _in_cluster(ray, 0, _read_learned, job)
         usage = ray.get(limits.usage.remote())
     except Exception:
         for actor in pool:
@@ -299,22 +299,9 @@ def _shares(actors: Mapping[str, int], cpus: float) -> dict[str, float]:
     return {**shares, "vote": math.floor(1_000 * vote) / 1_000}
 
 
-def _decide(ray: Any, job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis | None:
-    """Diagnose the predictions in the shards, with policy "auto"."""
-    if job.client["policy"] != "auto" or job.client.get("k") == 0:
-        return None
-    diagnosis: Diagnosis = ray.get(
-        ray.remote(_diagnosed).options(num_cpus=1).remote(job, list(pool), dim)
-    )
-    return diagnosis
-
-
-def _learned(ray: Any, job: Settings) -> bytes | None:
-    """Return what was learned from judged texts; read in the cluster, where the store is."""
-    if job.client["store"] is None:
-        return None
-    learned: bytes | None = ray.get(ray.remote(_read_learned).options(num_cpus=0).remote(job))
-    return learned
+def _in_cluster(ray: Any, cpus: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in the cluster, where the store is."""
+    return ray.get(ray.remote(function).options(num_cpus=cpus).remote(*arguments))
 
 
 def _read_learned(job: Settings) -> bytes | None:

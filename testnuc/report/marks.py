@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from testnuc._base.jsonl import long_fields
 from testnuc.errors import InvalidInputError
 from testnuc.types import SEPARATOR, split_labels
 
@@ -100,14 +101,11 @@ def _from_json(path: str | os.PathLike[str]) -> list[Any]:
 
 
 def _from_csv(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    # a text may exceed the default field limit of 131,072 characters
-    before = csv.field_size_limit(2**31 - 1)
     try:
-        rows = list(csv.DictReader(io.StringIO(_content(path), newline="")))
+        with long_fields():
+            rows = list(csv.DictReader(io.StringIO(_content(path), newline="")))
     except csv.Error as exc:
         raise InvalidInputError(f"{path} is not CSV: {exc}") from exc
-    finally:
-        csv.field_size_limit(before)
     return [{name: _unguarded(value) for name, value in row.items()} for row in rows]
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import checked_whole
 from testnuc._base.jsonl import write_whole
@@ -44,17 +44,8 @@ _SCRIPTS = (
 )
 
 
-@runtime_checkable
-class _Run(Protocol):
-    """The attributes of `Results` about their run."""
-
-    usage: Usage
-    seconds: float
-    model: str | None
-    choices: tuple[str, ...]
-    descriptions: Mapping[str, str]
-    instructions: str | None
-    learned: str | None
+#: Attributes of `Results` about their run.
+_OF_RUN = ("usage", "seconds", "model", "choices", "descriptions", "instructions", "learned")
 
 
 def _results_of(review: Review) -> list[Classification]:
@@ -80,11 +71,9 @@ def render(
     results: Sequence[Classification] | None,
     *,
     usage: Usage | None = None,
-    seconds: float | None = None,
     model: str | None = None,
     choices: Sequence[str] = (),
     descriptions: Mapping[str, str] | None = None,
-    instructions: str | None = None,
     review: Review | None = None,
     then: str | None = None,
     file: str | None = None,
@@ -96,39 +85,14 @@ def render(
     """Return an HTML page for judging and browsing results.
 
     The page is self-contained, and its content security policy allows no network request, but to
-    the server of a `live` page. Texts and labels may be hostile: they are always rendered as text.
+    the server of a `live` page, which gets each judgment. Texts and labels may be hostile: they are
+    always rendered as text.
 
-    Parameters
-    ----------
-    results : sequence of Classification, or None
-        `Results` provide the following six. None: the texts of the review.
-    usage, seconds : Usage, float, optional
-        Usage and duration; not shown if unknown.
-    model : str, optional
-    choices : sequence of str, optional
-        The label set; default: the labels that occur.
-    descriptions : mapping of str to str, optional
-        Label -> description.
-    instructions : str, optional
-        For those who judge.
-    review : Review, optional
-        The texts to be judged; default: those that look wrong.
-    then : str, optional
-        The command that learns from the judgments.
-    file : str, optional
-        Name of the file that the judgments are saved in; default: review.json or marks.json.
-    title : str, optional
-    most : int
-        Most results to list; of more, those to review first. Counts are over all results.
-    several : bool, optional
-        Whether a text can have several labels; default: as the review or the results say.
-    live : bool
-        Whether each judgment of the review is sent to the server of the page.
-
-    Raises
-    ------
-    InvalidInputError
-        `most` is not an integer of at least 1.
+    `Results` provide what is not given of usage, model, choices and descriptions; None is the texts
+    of the review. Without a label set, `choices` are the labels that occur. `then` is the command
+    that learns from the judgments, `file` the name of the file that they are saved in. Of more than
+    `most` results, those to review first are listed; counts are over all. By default the review or
+    the results say whether a text can have `several` labels.
     """
     checked_whole("most", most, least=1)
     listed: Sequence[Classification] = ()
@@ -136,28 +100,29 @@ def render(
         listed = results
     elif review is not None:
         listed = _results_of(review)
-    if isinstance(listed, _Run):
-        usage = (None if listed.usage == UNKNOWN else listed.usage) if usage is None else usage
-        seconds = listed.seconds if seconds is None else seconds
-        model = listed.model if model is None else model
-        choices = choices or listed.choices
-        descriptions = descriptions or listed.descriptions
-        instructions = instructions or listed.instructions
+    # `Results` say more about their run than a list of them
+    run = {name: getattr(listed, name, None) for name in _OF_RUN}
+    if usage is None and run["usage"] != UNKNOWN:
+        usage = run["usage"]
+    model = run["model"] if model is None else model
+    choices = choices or run["choices"] or ()
+    descriptions = descriptions or run["descriptions"] or {}
+    instructions = run["instructions"]
     if review is not None:
         choices, model = review.labels, model or review.model
-        descriptions = descriptions or review.context.descriptions
+        descriptions = descriptions or review.context.descriptions or {}
         instructions = instructions or review.context.instructions
     if several is None:
         several = bool(listed) and isinstance(listed[0], MultilabelClassification)
     shown = contents(
         listed,
         usage=usage,
-        seconds=seconds,
+        seconds=run["seconds"],
         model=model,
         choices=choices,
-        descriptions=descriptions or {},
+        descriptions=descriptions,
         instructions=instructions,
-        calibrated=isinstance(listed, _Run) and listed.learned is not None,
+        calibrated=run["learned"] is not None,
         review=review,
         only=results is None,
         then=then,

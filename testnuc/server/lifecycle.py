@@ -14,7 +14,7 @@ from aiohttp import web
 from testnuc.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from testnuc.server.service import Service
 
@@ -68,7 +68,9 @@ async def serve(
         auto_decompress=False,
     )
     await runner.setup()
-    async with _cleaned(runner), _signals() as signals:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(runner.cleanup)
+        signals = stack.enter_context(_signals())
         site = web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG)
         try:
             await site.start()
@@ -157,16 +159,8 @@ async def _close_idle(service: Service, runner: web.AppRunner) -> None:
                 connection.transport.abort()
 
 
-@contextlib.asynccontextmanager
-async def _cleaned(runner: web.AppRunner) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        await runner.cleanup()
-
-
-@contextlib.asynccontextmanager
-async def _signals() -> AsyncIterator[asyncio.Semaphore]:
+@contextlib.contextmanager
+def _signals() -> Iterator[asyncio.Semaphore]:
     """Count SIGINT and SIGTERM."""
     received = asyncio.Semaphore(0)
     loop = asyncio.get_running_loop()

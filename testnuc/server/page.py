@@ -18,13 +18,7 @@ __all__ = ["page_of"]
 
 
 def page_of(nuc: TestNUC) -> Callable[[Sequence[Classification]], Awaitable[str]]:
-    """Return the page function of a `Service`: the latest results, and the total usage.
-
-    Parameters
-    ----------
-    nuc : TestNUC
-        The client of the service.
-    """
+    """Return the page function of a `Service`: the latest results, and the client's usage."""
 
     def made(results: Sequence[Classification]) -> str:
         return render(

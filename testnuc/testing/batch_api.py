@@ -79,34 +79,31 @@ class BatchServer:
                 if header(call.head, b"anthropic-version") is None:
                     raise ErrorResponse(400, "anthropic-version: header is required")  # noqa: TRY301
                 return self._anthropic(call, found[1], found[2])
-            return self._openai(call, *found.groups())
+            return self._openai(call, *found.groups(""))
         except ErrorResponse as error:
             return Response(error.status, error.body(wire), error.headers)
 
     # -- OpenAI ----------------------------------------------------------------------------------
 
     def _openai(  # noqa: PLR0911 - one return for each kind of request
-        self, call: HTTPRequest, kind: str, name: str | None, verb: str | None
+        self, call: HTTPRequest, kind: str, name: str, verb: str
     ) -> Response:
         match call.method, kind, verb:
-            case "POST", "files", None if name is None:
+            case "POST", "files", "" if not name:
                 return self._upload(call)
             case "GET", "files", "content" if name in self.files or self._output(name):
-                assert name is not None
                 body = self.files.get(name)
                 return self._download(body if body is not None else self._output(name) or b"")
-            case "DELETE", "files", None if self.files.pop(name or "", None) is not None:
+            case "DELETE", "files", "" if self.files.pop(name, None) is not None:
                 return json_response({"id": name, "object": "file", "deleted": True})
-            case "POST", "batches", None if name is None:
+            case "POST", "batches", "" if not name:
                 return self._create_openai(call)
-            case "GET", "batches", None if name is None:
-                return self._list(call, "after", self._openai_batch)
-            case "GET", "batches", None if name in self.batches:
-                assert name is not None
-                return self._retrieve(name, self._openai_batch)
+            case "GET", "batches", "" if not name:
+                return self._list(call, "after", OPENAI)
+            case "GET", "batches", "" if name in self.batches:
+                return self._retrieve(self.batches[name])
             case "POST", "batches", "cancel" if name in self.batches:
-                assert name is not None
-                return self._cancel(name, self._openai_batch)
+                return self._cancel(self.batches[name])
         raise ErrorResponse(404, f"No such object: {name}", code="not_found")
 
     def _upload(self, call: HTTPRequest) -> Response:
@@ -160,7 +157,7 @@ class BatchServer:
         if len({name for name, _ in batch.requests}) < len(batch.requests):
             batch.error = {"code": "duplicate_custom_id", "message": "Duplicate custom_id."}
         self._check_queue(batch)
-        return self._created(batch, self._openai_batch)
+        return self._created(batch)
 
     def _check_queue(self, batch: Batch) -> None:
         most = self.options.enqueued_tokens
@@ -174,28 +171,8 @@ class BatchServer:
                 "Please try again once some in_progress batches have been completed.",
             }
 
-    def _openai_batch(self, batch: Batch) -> dict[str, Any]:
-        created = int(batch.created)
-        return {
-            "id": batch.id,
-            "object": "batch",
-            "status": batch.status,
-            "completion_window": "24h",
-            "created_at": created,
-            "expires_at": created + _WINDOW,
-            "errors": None if batch.error is None else {"object": "list", "data": [batch.error]},
-            "output_file_id": f"{batch.id}-output" if batch.output else None,
-            "error_file_id": f"{batch.id}-errors" if batch.errors else None,
-            "request_counts": {
-                "total": len(batch.requests),
-                "completed": batch.counts.get("succeeded", 0),
-                "failed": sum(batch.counts.values()) - batch.counts.get("succeeded", 0),
-            },
-            **batch.facts,
-        }
-
-    def _output(self, name: str | None) -> bytes | None:
-        found, _, kind = (name or "").rpartition("-")
+    def _output(self, name: str) -> bytes | None:
+        found, _, kind = name.rpartition("-")
         batch = self.batches.get(found)
         if batch is None or kind not in {"output", "errors"}:
             return None
@@ -207,17 +184,17 @@ class BatchServer:
         if name is None and call.method == "POST":
             return self._create_anthropic(call)
         if name is None:
-            return self._list(call, "after_id", self._anthropic_batch)
+            return self._list(call, "after_id", ANTHROPIC)
         batch = self.batches.get(name)
         if batch is None:
             raise ErrorResponse(404, f"No such batch: {name}")
         if verb == "cancel" and call.method == "POST":
-            return self._cancel(name, self._anthropic_batch)
+            return self._cancel(batch)
         if verb == "results":
             if not batch.ended:
                 raise ErrorResponse(400, "The batch has not ended")
             return self._download(b"\n".join(batch.output + batch.errors) + b"\n")
-        return self._retrieve(name, self._anthropic_batch)
+        return self._retrieve(batch)
 
     def _create_anthropic(self, call: HTTPRequest) -> Response:
         self._count_creation()
@@ -231,25 +208,7 @@ class BatchServer:
         names = {name for name, _ in requests}
         if len(names) < len(requests) or not all(_CUSTOM_ID.fullmatch(name) for name in names):
             raise ErrorResponse(400, "custom_id: must be unique and match ^[a-zA-Z0-9_-]{1,64}$")
-        return self._created(self._new("msgbatch", ANTHROPIC, requests, {}), self._anthropic_batch)
-
-    def _anthropic_batch(self, batch: Batch) -> dict[str, Any]:
-        counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
-        counts |= batch.counts
-        counts["processing"] = len(batch.requests) - sum(batch.counts.values())
-        status = "ended" if batch.ended else "canceling" if batch.cancelling else "in_progress"
-        return {
-            "id": batch.id,
-            "type": "message_batch",
-            "processing_status": status,
-            "request_counts": counts,
-            "created_at": _timestamp(batch.created),
-            "expires_at": _timestamp(batch.created + _WINDOW),
-            "ended_at": _timestamp(batch.created) if batch.ended else None,
-            "cancel_initiated_at": _timestamp(batch.created) if batch.cancelling else None,
-            "archived_at": None,
-            "results_url": f"/v1/messages/batches/{batch.id}/results" if batch.ended else None,
-        }
+        return self._created(self._new("msgbatch", ANTHROPIC, requests, {}))
 
     # -- both ------------------------------------------------------------------------------------
 
@@ -269,21 +228,18 @@ class BatchServer:
         self.batches[batch.id] = batch
         return batch
 
-    def _created(self, batch: Batch, render: Callable[[Batch], dict[str, Any]]) -> Response:
+    def _created(self, batch: Batch) -> Response:
         self.options.notify("created")
-        response = self._with_poll_interval(render(batch))
+        response = self._state(batch)
         if len(self.batches) - 1 in self.options.lost:
             response.delivery = "reset-before"
         return response
 
-    def _list(
-        self, call: HTTPRequest, cursor: str, render: Callable[[Batch], dict[str, Any]]
-    ) -> Response:
+    def _list(self, call: HTTPRequest, cursor: str, wire: WireFormat) -> Response:
         """Return a page of batches, newest first."""
         self.options.notify("list")
         query = {name: values[0] for name, values in parse_qs(call.query).items()}
-        wire = ANTHROPIC if "messages" in call.path else OPENAI
-        found = [render(b) for b in reversed(self.batches.values()) if b.wire is wire]
+        found = [_render(b) for b in reversed(self.batches.values()) if b.wire is wire]
         start = 0
         if cursor in query:
             start = [batch["id"] for batch in found].index(query[cursor]) + 1
@@ -298,12 +254,11 @@ class BatchServer:
             }
         )
 
-    def _retrieve(self, name: str, render: Callable[[Batch], dict[str, Any]]) -> Response:
+    def _retrieve(self, batch: Batch) -> Response:
         self.options.notify("retrieve")
-        batch = self.batches[name]
         if not batch.ended:
             self._advance(batch)
-        return self._with_poll_interval(render(batch))
+        return self._state(batch)
 
     def _download(self, content: bytes) -> Response:
         self.options.notify("download")
@@ -313,16 +268,17 @@ class BatchServer:
             response.delivery = "reset-within"
         return response
 
-    def _cancel(self, name: str, render: Callable[[Batch], dict[str, Any]]) -> Response:
+    def _cancel(self, batch: Batch) -> Response:
         self.options.notify("cancel")
-        batch = self.batches[name]
         if not batch.ended:
             batch.cancelling, batch.outcome, batch.status = True, "cancelled", "cancelling"
-        return self._with_poll_interval(render(batch))
+        return self._state(batch)
 
-    def _with_poll_interval(self, batch: dict[str, Any]) -> Response:
+    def _state(self, batch: Batch) -> Response:
+        """Return the state of a batch, with the poll interval."""
         wait = math.ceil(self.options.poll_after * 1000)
-        return Response(200, orjson.dumps(batch), b"openai-poll-after-ms: %d\r\n" % wait)
+        body = orjson.dumps(_render(batch))
+        return Response(200, body, b"openai-poll-after-ms: %d\r\n" % wait)
 
     def _advance(self, batch: Batch) -> None:
         batch.steps += 1
@@ -366,6 +322,50 @@ class BatchServer:
             lines += [line for line in lines if part and self._random.random() < part]
             if self.options.shuffle:
                 self._random.shuffle(lines)
+
+
+def _render(batch: Batch) -> dict[str, Any]:
+    return _anthropic_batch(batch) if batch.wire is ANTHROPIC else _openai_batch(batch)
+
+
+def _openai_batch(batch: Batch) -> dict[str, Any]:
+    created = int(batch.created)
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "status": batch.status,
+        "completion_window": "24h",
+        "created_at": created,
+        "expires_at": created + _WINDOW,
+        "errors": None if batch.error is None else {"object": "list", "data": [batch.error]},
+        "output_file_id": f"{batch.id}-output" if batch.output else None,
+        "error_file_id": f"{batch.id}-errors" if batch.errors else None,
+        "request_counts": {
+            "total": len(batch.requests),
+            "completed": batch.counts.get("succeeded", 0),
+            "failed": sum(batch.counts.values()) - batch.counts.get("succeeded", 0),
+        },
+        **batch.facts,
+    }
+
+
+def _anthropic_batch(batch: Batch) -> dict[str, Any]:
+    counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
+    counts |= batch.counts
+    counts["processing"] = len(batch.requests) - sum(batch.counts.values())
+    status = "ended" if batch.ended else "canceling" if batch.cancelling else "in_progress"
+    return {
+        "id": batch.id,
+        "type": "message_batch",
+        "processing_status": status,
+        "request_counts": counts,
+        "created_at": _timestamp(batch.created),
+        "expires_at": _timestamp(batch.created + _WINDOW),
+        "ended_at": _timestamp(batch.created) if batch.ended else None,
+        "cancel_initiated_at": _timestamp(batch.created) if batch.cancelling else None,
+        "archived_at": None,
+        "results_url": f"/v1/messages/batches/{batch.id}/results" if batch.ended else None,
+    }
 
 
 def _tokens(batch: Batch) -> int:

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import orjson
 
@@ -75,33 +75,6 @@ class ReportedLimit:
     reset: float
 
 
-class WireFormat(Protocol):
-    """A provider's wire format."""
-
-    #: Name of the header with the request id.
-    request_id: str
-
-    def invalid(self, body: dict[str, Any], version: object) -> str | None:
-        """Return the validation error of a request, or None."""
-
-    def prompt(self, body: dict[str, Any]) -> Prompt:
-        """Parse a request."""
-
-    def success(
-        self, number: int, prompt: Prompt, content: Content, tokens: Tokens | None
-    ) -> bytes:
-        """Return the body of a 200 response."""
-
-    def error(self, status: int, message: str, code: str | None, param: str | None) -> bytes:
-        """Return the body of an error response."""
-
-    def quota_headers(self, quotas: list[ReportedLimit]) -> bytes:
-        """Return the rate-limit headers."""
-
-    def retry_headers(self, seconds: float) -> bytes:
-        """Return the headers that request a delay before the retry."""
-
-
 def count_tokens(chars: int) -> int:
     """Estimate the tokens of a text: one per four characters."""
     return -(-chars // _CHARS_PER_TOKEN)
@@ -110,9 +83,11 @@ def count_tokens(chars: int) -> int:
 class _OpenAI:
     """``POST /v1/chat/completions``."""
 
+    #: Name of the header with the request id.
     request_id = "x-request-id"
 
     def invalid(self, body: dict[str, Any], version: object) -> str | None:  # noqa: ARG002
+        """Return the validation error of a request, or None."""
         if not isinstance(body.get("model"), str):
             return "you must provide a model parameter"
         top = body.get("top_logprobs")
@@ -308,8 +283,9 @@ class _Anthropic:
         return b"retry-after: %d\r\n" % math.ceil(seconds)
 
 
-OPENAI: WireFormat = _OpenAI()
-ANTHROPIC: WireFormat = _Anthropic()
+OPENAI = _OpenAI()
+ANTHROPIC = _Anthropic()
+WireFormat: TypeAlias = _OpenAI | _Anthropic
 
 
 def _invalid_messages(body: dict[str, Any]) -> str | None:

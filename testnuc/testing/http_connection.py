@@ -10,6 +10,7 @@ import asyncio
 import socket
 import struct
 from dataclasses import dataclass, field
+from functools import cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -270,21 +271,19 @@ class Connection(asyncio.Protocol):
 def _start(response: Response) -> bytes:
     """Return the status line and headers."""
     return b"%s%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (
-        _STATUS_LINES.get(response.status) or _status_line(response.status),
+        _status_line(response.status),
         response.headers,
         len(response.body),
     )
 
 
+@cache
 def _status_line(status: int) -> bytes:
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:  # 529 is specific to Anthropic
         phrase = "Unknown"
     return f"HTTP/1.1 {int(status)} {phrase}\r\n".encode()
-
-
-_STATUS_LINES = {200: _status_line(200)}
 
 
 def _size(digits: bytes, base: int) -> int:

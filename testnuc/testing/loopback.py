@@ -232,7 +232,7 @@ class LoopbackLLM:
 
     def _respond(self, call: HTTPRequest) -> Response:
         if call.path.endswith("/chat/completions"):
-            wire = OPENAI
+            wire: WireFormat = OPENAI
         elif call.path.endswith("/messages") or model_in(call.path):
             wire = ANTHROPIC
         else:

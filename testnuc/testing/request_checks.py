@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import partial
 from time import time
@@ -47,24 +48,15 @@ def model_in(path: str) -> str | None:
     return unquote(found[1] or found[2]) if found else None
 
 
+@dataclass(eq=False)
 class ErrorResponse(Exception):  # noqa: N818 - a response, not an error of this program
     """An error response to a request, in OpenAI's terms; header lines end with CRLF."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        headers: bytes = b"",
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
-        self.headers = headers
+    status: int
+    message: str
+    code: str | None = field(default=None, kw_only=True)
+    param: str | None = field(default=None, kw_only=True)
+    headers: bytes = field(default=b"", kw_only=True)
 
     def body(self, wire: WireFormat) -> bytes:
         """Return the body in the format of a provider."""

@@ -54,34 +54,11 @@ _log = logging.getLogger("testnuc.transport")
 class Transport:
     """Sends calls within rate limits and budget, and retries them.
 
-    Belongs to the event loop of its first call; call `aclose` on that loop.
-
-    Parameters
-    ----------
-    rate_limit : RateLimit, optional
-        The user's own limit per minute; the provider's headers are obeyed in any case.
-    max_concurrency : int
-        Most calls in flight, and most connections.
-    retry : RetryPolicy, optional
-        Number of attempts, deadline, timeout and waits of a call.
-    budget : Budget, optional
-        The most that may be spent.
-    price : Price, optional
-        Of the model; None makes usd unknown.
-    trust_env : bool
-        Whether to use the environment's proxies; triples the CPU time of a call.
-    meter : Meter, optional
-        Counts usage; a new one if None.
-    telemetry : Telemetry, optional
-        Traces every call.
-    clock, wall : callable
-        Monotonic seconds, and seconds since 1970.
-    sleep : callable
-        Waits between attempts.
-    rng : random.Random, optional
-        Source of jitter.
-    connections : Connections, optional
-        Replaces the HTTP sessions; for tests.
+    Belongs to the event loop of its first call; call `aclose` on that loop. `rate_limit` is the
+    user's own limit per minute; the provider's headers are obeyed in any case. `max_concurrency`
+    bounds calls in flight and connections. Without a `price`, usd is unknown. `trust_env`, the
+    proxies of the environment, triples the CPU time of a call. Clock, sleep, jitter and connections
+    can be replaced for tests.
     """
 
     def __init__(

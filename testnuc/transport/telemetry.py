@@ -150,14 +150,9 @@ class Telemetry:
         asked: dict[str, Any] = {**self._chat, "testnuc.texts": len(request.texts)}
         if self._kind is self._trace.SpanKind.CLIENT:
             asked["gen_ai.output.type"] = "json"
-            for name, value in (
-                ("temperature", task.temperature),
-                ("top_p", task.top_p),
-                (
-                    "max_tokens",
-                    task.options.get("max_tokens", task.options.get("max_completion_tokens")),
-                ),
-            ):
+            most = task.options.get("max_tokens", task.options.get("max_completion_tokens"))
+            sent = {"temperature": task.temperature, "top_p": task.top_p, "max_tokens": most}
+            for name, value in sent.items():
                 if isinstance(value, int | float):
                     asked[f"gen_ai.request.{name}"] = value
         with self._timed(f"chat {self._chat['gen_ai.request.model']}", asked, self._kind) as span:

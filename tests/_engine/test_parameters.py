@@ -33,8 +33,8 @@ def test_client_and_components_have_the_same_parameters():
     ours, own = defaults(TestNUC.__init__), {"pool", "kernels", "transport"}
     assert ours == defaults(Components.__init__, own)
     # labels, whether a text has several, the length of lists, what a first user sets, the groups,
-    # the two of a referee, and the three of fewer calls
-    assert len(ours) + 1 == 26
+    # the two of a referee, and the two of fewer calls
+    assert len(ours) + 1 == 25
 
 
 def test_options_of_the_command_line_are_in_the_table():
@@ -42,12 +42,11 @@ def test_options_of_the_command_line_are_in_the_table():
 
     known = defaults(TestNUC.__init__) | grouped_defaults()
     known |= {field.name: field.default for field in fields(Unsure)}
-    limits = {name for name, group in GROUPS.items() if group in {"rate_limit", "budget"}}
     for name, option in client_options().items():
-        # an embedder that is not named is that of the store
-        if name in {"labels", "embedder"}:
+        # an embedder that is not named is that of the store, and trust is the head's own
+        if name in {"labels", "embedder", "head_trust"}:
             continue
-        assert name in known or name in limits
+        assert name in known or name in GROUPS
         assert option == known.get(name), name
 
 

@@ -14,7 +14,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from testnuc import Classification, Prediction, Usage
 from testnuc._base import jsonl
@@ -375,7 +374,7 @@ def test_a_run_that_was_stopped_says_so_and_a_run_without_a_label_has_failed(cap
         results = Results(rows_, Usage(), 1.0)
         results.stopped = error
         with pytest.raises(SystemExit) as exited:
-            end(Console(stderr=True, soft_wrap=True), results, AnswerStore("a.db"))
+            end(results, AnswerStore("a.db"))
         assert exited.value.code == status
         lines = capsys.readouterr().err.splitlines()
         assert lines[0] == "stopped early: RateLimitedError: quota exhausted"

@@ -97,6 +97,15 @@ def test_samples_and_distinct_texts(tmp_path):
     assert load(path).descriptions["lost card"] == "lost card"
 
 
+def test_a_csv_file_may_hold_long_texts_but_no_other_encoding(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(f"text,label\n{'x' * 200_000},a\ny,b\n")
+    assert len(load(path).texts[0]) == 200_000
+    path.write_bytes("text,label\ncaf\xe9,a\ny,b\n".encode("cp1252"))
+    with pytest.raises(InvalidInputError, match="UTF-8"):
+        load(path)
+
+
 def test_labels_that_are_file_names_become_words(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text(jsonl([("a", "english.stackexchange.com.txt"), ("b", "China.txt")]))

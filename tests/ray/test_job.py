@@ -119,7 +119,9 @@ def one_process(base_url, **more):
 
 def test_a_killed_actor_loses_nothing_and_auto_decides_as_one_process_does(tmp_path):
     provider = Mortal(tmp_path)
-    more = {"model": provider, "api_key": None, "policy": "auto", "k": None}
+    # a policy "auto" with an option decides, too
+    policy = testnuc.VotePolicy.auto(min_trust=0.0)
+    more = {"model": provider, "api_key": None, "policy": policy, "k": None}
     given = settings(None, **more, max_concurrency=8, store=str(tmp_path / "store.db"))
     labeled = classify_dataset(dataset(), LABELS, **given, batch_size=128)
     assert provider.killed.exists()

@@ -13,7 +13,7 @@ import testnuc
 from testnuc import VotePolicy
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import ReplyError
-from testnuc.progress import Progress
+from testnuc.progress import Silent
 from testnuc.testing import HashEmbedder
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
@@ -33,11 +33,10 @@ def client(url, labels, store=None, **more):
     return testnuc.TestNUC(labels, "openai/smollm2", base_url=url, store=store, **settings)
 
 
-class Unreadable(Progress):
+class Unreadable(Silent):
     """Counts replies that could not be read."""
 
     def __init__(self):
-        super().__init__(shown=False)
         self.replies = 0
 
     def note(self, error):

@@ -1,0 +1,130 @@
+"""``testnuc batch``: list, resume and cancel the batch jobs of a store."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from testnuc.batch.manager import BatchManager, BatchState
+from testnuc.cli.classify import cost
+from testnuc.cli.event_loop import run_to_end
+from testnuc.cli.files import require_store
+from testnuc.cli.options_of_run import opened_store
+from testnuc.cli.reading import to_stderr
+from testnuc.errors import InvalidInputError, TestNUCError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from testnuc.protocols import StoredBatch
+
+__all__ = ["cancel", "list_", "resume"]
+
+#: Digits of an id that are shown; enough to be unique.
+_SHOWN = 12
+
+
+def list_(store: str, *, ended: bool) -> None:
+    """List the open batches, or all."""
+
+    async def look() -> list[BatchState]:
+        async with _manager(store) as manager:
+            return await manager.states(ended=ended)
+
+    states = run_to_end(look())
+    _print(states)
+    if not states:
+        print("there are no batches" if ended else "no batch is open")  # noqa: T201
+
+
+def resume(store: str, ids: list[str] | None) -> None:
+    """Wait for open batches, and store their answers."""
+
+    async def work() -> list[BatchState]:
+        async with _manager(store) as manager:
+            batches = await manager.pick(ids or [])
+            to_stderr(f"waiting for {len(batches)} batches; Ctrl-C stops waiting, not the batches")
+            return await manager.resume(batches, lambda state: _print([state]))
+
+    states = run_to_end(work())
+    calls = sum(s.batch.usage.calls for s in states if s.batch.usage is not None)
+    sent = sum(s.batch.requests for s in states if s.batch.outcome is not None)
+    to_stderr(f"{calls:,} of {sent:,} requests were answered; the answers are stored")
+    if calls < sent:
+        to_stderr("to request the others, classify the same texts again, with --lane batch or live")
+    _exit(states)
+
+
+def cancel(store: str, ids: list[str] | None, *, everything: bool) -> None:
+    """Ask the provider to end batches early."""
+    if bool(ids) == everything:
+        raise InvalidInputError("name the batches to cancel, or give --all")
+
+    async def work() -> list[BatchState]:
+        async with _manager(store) as manager:
+            return [await cancelled(manager, batch) for batch in await manager.pick(ids or [])]
+
+    async def cancelled(manager: BatchManager, batch: StoredBatch) -> BatchState:
+        try:
+            return await manager.cancel(batch)
+        except TestNUCError as error:
+            # the others must be cancelled all the same
+            return BatchState(batch, error=error)
+
+    states = run_to_end(work())
+    _print(states)
+    to_stderr("answers so far are billed; `testnuc batch resume` stores them")
+    _exit(states)
+
+
+@asynccontextmanager
+async def _manager(place: str) -> AsyncIterator[BatchManager]:
+    require_store(place)
+    async with opened_store(place) as store, BatchManager(store) as manager:
+        yield manager
+
+
+def _exit(states: Iterable[BatchState]) -> None:
+    if any(state.error is not None for state in states):
+        sys.exit(1)
+
+
+def _print(states: Iterable[BatchState]) -> None:
+    for state in states:
+        print(_line(state), flush=True)  # noqa: T201 - this is the command's output
+
+
+def _line(state: BatchState) -> str:
+    batch = state.batch
+    parts = [
+        batch.id.hex()[:_SHOWN],
+        f"{_status(state):<13}",
+        f"{_progress(state):>17}",
+        f"{batch.facts.get('provider')}/{batch.facts.get('model')}",
+        datetime.fromtimestamp(batch.created).astimezone().strftime("%Y-%m-%d %H:%M"),
+        batch.remote_id or "no id yet",
+    ]
+    if state.error is not None:
+        parts.append(str(state.error))
+    elif batch.usage is not None and batch.usage.calls:
+        parts.append(cost(batch.usage))
+    return "  ".join(parts)
+
+
+def _status(state: BatchState) -> str:
+    if state.batch.outcome is not None:
+        return state.batch.outcome
+    if state.remote is not None:
+        return state.remote.status
+    if state.error is not None:
+        return "unknown"
+    return "intended" if state.batch.remote_id is None else "open"
+
+
+def _progress(state: BatchState) -> str:
+    total = state.batch.requests
+    if state.batch.usage is not None:
+        return f"{state.batch.usage.calls:,} of {total:,}"
+    return f"{total:,}" if state.remote is None else f"{state.remote.done:,} of {total:,}"
