@@ -13,6 +13,7 @@ import numpy as np
 
 from testnuc._engine.inputs import scanned, without_foreign_labels
 from testnuc._engine.multilabel import neighborhoods_class
+from testnuc.index import empty_matches
 from testnuc.protocols import Index, Matches
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ __all__ = [
     "distinct_ids",
     "in_thread_if_large",
     "known_labels",
-    "no_matches",
     "spread",
 ]
 
@@ -106,7 +106,7 @@ class Retriever:
                 matches = Matches(np.empty(shape, np.int64), np.empty(shape, np.float32))
             matches.ids[part] = found.ids
             matches.similarities[part] = found.similarities
-        return no_matches(0) if matches is None else matches
+        return empty_matches(0, 0) if matches is None else matches
 
     async def _search_stored(
         self,
@@ -117,8 +117,8 @@ class Retriever:
         voters: StoredVoters,
     ) -> Matches:
         """Find the k nearest texts that have a prediction or get one in this batch."""
-        ids = np.full((len(vectors), k), -1, dtype=np.int64)
-        similarities = np.zeros((len(vectors), k), dtype=np.float32)
+        kept = empty_matches(len(vectors), k)
+        ids, similarities = kept.ids, kept.similarities
 
         async def keep(
             rows: NDArray[np.int64], found: Matches
@@ -151,7 +151,7 @@ class Retriever:
             rows = rows[~exact]
             if len(rows):
                 await voters.verify()
-        return Matches(ids, similarities)
+        return kept
 
     async def stored(self, entries: Sequence[PoolText]) -> list[Prediction | None]:
         """Return the prediction of each text if all of its samples are stored."""
@@ -202,7 +202,7 @@ class Retriever:
         """Return neighborhoods without neighbors."""
         texts, matches = (
             without_foreign_labels(texts, self.predictor.labels),
-            no_matches(len(texts)),
+            empty_matches(len(texts), 0),
         )
         ids = distinct_ids(matches)
         return build_neighborhoods(self.predictor.labels, settings, texts, ids, [], matches)
@@ -279,15 +279,9 @@ async def in_thread_if_large(size: int, function: Callable[..., Any], *arguments
     return await asyncio.to_thread(function, *arguments)
 
 
-def no_matches(n: int) -> Matches:
-    """Return the matches of n texts without neighbors."""
-    return Matches(np.empty((n, 0), dtype=np.int64), np.empty((n, 0), dtype=np.float32))
-
-
 def spread(matches: Matches, rows: Sequence[int], n: int) -> Matches:
     """Return the matches of n texts, of which only those at some rows were searched for."""
-    shape = (n, matches.ids.shape[1])
-    found = Matches(np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.float32))
+    found = empty_matches(n, matches.ids.shape[1])
     found.ids[rows], found.similarities[rows] = matches.ids, matches.similarities
     return found
 
