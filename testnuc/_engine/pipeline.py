@@ -86,11 +86,7 @@ class Pipeline:
             self.examples = ExampleFinder(method, predictor, self.embedding, pool, store)
         self.retriever = Retriever(method, self.neighbors, predictor, pool, store, self.examples)
         self.pool_predictions = PoolPredictions(
-            self.retriever,
-            self.embedding,
-            store,
-            predictor.scope,
-            closed=lambda: scheduler.closed,
+            self.retriever, self.embedding, closed=lambda: scheduler.closed
         )
 
     async def prepare(

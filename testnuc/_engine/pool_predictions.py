@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc._engine.retrieval import Retriever
     from testnuc.embedders.cache import EmbeddingCache
-    from testnuc.protocols import PoolText, Store
+    from testnuc.protocols import PoolText
     from testnuc.trust import Diagnosis, VoteSettings
 
 __all__ = ["PoolPredictions"]
@@ -58,8 +58,6 @@ class PoolPredictions:
 
     retriever: Retriever
     embedding: EmbeddingCache
-    store: Store
-    scope: bytes
     #: Whether the client was closed.
     closed: Callable[[], bool]
     #: Texts with an outcome so far: an upper bound on new predictions.
@@ -85,7 +83,7 @@ class PoolPredictions:
         """Diagnose the pool, unless the outcomes since the last time were no new predictions."""
         last, outcomes = self.last, self.outcomes
         if last is not None:
-            predicted = await self.store.count(self.scope)
+            predicted = await self.retriever.store.count(self.retriever.predictor.scope)
             # as if only new predictions had been counted so far
             counted = replace(last, outcomes=outcomes - max(predicted - last.predicted, 0))
             if counted.is_current(len(self.retriever.pool), outcomes):
@@ -109,7 +107,7 @@ class PoolPredictions:
     async def diagnose(self, settings: VoteSettings) -> Diagnosis:
         """Diagnose the predictions of the pool."""
         size, outcomes, resets = len(self.retriever.pool), self.outcomes, self._resets
-        predicted = await self.store.count(self.scope)
+        predicted = await self.retriever.store.count(self.retriever.predictor.scope)
         chunks = range(0, size, SEARCH)
         if len(chunks) > _CHUNKS:
             # spread over the pool, so that old and new texts are sampled
