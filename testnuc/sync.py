@@ -15,8 +15,6 @@ from testnuc._base.loop_thread import Background
 from testnuc.client import TestNUC
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from testnuc.labels import LabelSet
     from testnuc.trust import Learned, MultilabelLearned
     from testnuc.types import Classification, Usage
@@ -156,12 +154,7 @@ class SyncTestNUC:
             raise
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

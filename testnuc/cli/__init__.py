@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from functools import partial
 from typing import Any
 
 import typer
@@ -53,7 +54,9 @@ _STORE = argument("STORE", "Path of an SQLite store, or postgresql://..")
 _IDS = typer.Argument(
     None, help="Start of an id, or the provider's id.", metavar="[ID]..", show_default=False
 )
-_LIMITS, _REFEREE, _BATCHES = "Request limits", "Referee", "Batches"
+_limits = partial(typer.Option, rich_help_panel="Request limits")
+_referee = partial(typer.Option, rich_help_panel="Referee")
+_batches = partial(typer.Option, rich_help_panel="Batches")
 _FILE = argument("FILE", "A .jsonl or .parquet file.")
 
 
@@ -110,28 +113,23 @@ def classify(
         "-o",
         help="A file of one of these kinds; default or -: JSON Lines to stdout.",
     ),
-    lane: str = typer.Option(
+    lane: str = _batches(
         "live",
         help="live, or batch: the provider's batch API, at half the price, within a day; see "
         "--store.",
-        rich_help_panel=_BATCHES,
     ),
-    rest: str = typer.Option(
+    rest: str = _batches(
         "batch",
-        help="Requests that a batch leaves unanswered: retry in another (batch), send live, or "
-        "error.",
-        rich_help_panel=_BATCHES,
+        help="Requests that a batch leaves unanswered: retry in another (batch), send live, "
+        "or error.",
     ),
-    referee: str | None = typer.Option(
-        None,
-        help="A better model, which judges 100 texts, then labels the least trusted.",
-        rich_help_panel=_REFEREE,
+    referee: str | None = _referee(
+        None, help="A better model, which judges 100 texts, then labels the least trusted."
     ),
-    escalate: str | None = typer.Option(
+    escalate: str | None = _referee(
         None,
         help="Part of the texts that the referee labels, such as 10%.",
         show_default="10% with --referee, of one label",
-        rich_help_panel=_REFEREE,
     ),
     full: bool = typer.Option(False, "--full", help="Also write neighbors, votes and usage."),  # noqa: FBT001, FBT003
     dry_run: bool = DRY_RUN,  # noqa: FBT001
@@ -194,30 +192,18 @@ def serve(
         True,  # noqa: FBT003
         help="Log each request, without its texts, to stderr.",
     ),
-    max_texts: int = typer.Option(
-        1_000, help="Maximum number of texts in a request.", rich_help_panel=_LIMITS
+    max_texts: int = _limits(1_000, help="Maximum number of texts in a request."),
+    max_text_chars: int = _limits(32_000, help="Maximum number of characters in a text."),
+    max_body: int = _limits(4 * 1024 * 1024, help="Maximum size of a request in bytes."),
+    max_pending: int = _limits(
+        4_096, help="Maximum number of texts in progress; further requests get 429."
     ),
-    max_text_chars: int = typer.Option(
-        32_000, help="Maximum number of characters in a text.", rich_help_panel=_LIMITS
+    request_timeout: float = _limits(300.0, help="Seconds until a request times out."),
+    grace: float = _limits(
+        0.0, help="Seconds after SIGTERM during which requests are still accepted."
     ),
-    max_body: int = typer.Option(
-        4 * 1024 * 1024, help="Maximum size of a request in bytes.", rich_help_panel=_LIMITS
-    ),
-    max_pending: int = typer.Option(
-        4_096,
-        help="Maximum number of texts in progress; further requests get 429.",
-        rich_help_panel=_LIMITS,
-    ),
-    request_timeout: float = typer.Option(
-        300.0, help="Seconds until a request times out.", rich_help_panel=_LIMITS
-    ),
-    grace: float = typer.Option(
-        0.0,
-        help="Seconds after SIGTERM during which requests are still accepted.",
-        rich_help_panel=_LIMITS,
-    ),
-    drain_timeout: float = typer.Option(
-        30.0, help="Seconds after that for requests in progress to finish.", rich_help_panel=_LIMITS
+    drain_timeout: float = _limits(
+        30.0, help="Seconds after that for requests in progress to finish."
     ),
 ) -> None:
     """Serve labels over HTTP: POST /v1/classify."""

@@ -11,7 +11,7 @@ from testnuc._base.checks import hash_text, valid_text
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.files import check_output, require_store
-from testnuc.cli.options_of_run import held_scopes
+from testnuc.cli.options_of_run import held_scopes, with_options_of_run
 from testnuc.cli.reading import Table, holds_rows, read_table, to_stderr, usable
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.protocols import StoredPrediction
@@ -54,7 +54,11 @@ class LabeledTable:
 async def opened(
     source: str, client: dict[str, Any], text_column: str
 ) -> AsyncIterator[tuple[TestNUC, Table | None]]:
-    """Open the client of a store, or of results and their store; it makes no call."""
+    """Open the client of a store, or of results and their store; it makes no call.
+
+    Options that are not given are those of the run behind the source.
+    """
+    client = await with_options_of_run(client, source)
     if holds_rows(source):
         table, kept = read_table(source, text_column), AnswerStore.of(client, source)
     else:

@@ -63,7 +63,7 @@ def run(
     output = None if output == STANDARD else output
     table = read_table(file, text_column, guess=False, **reading)
     store = AnswerStore.of(client, output)
-    asked, client = client, with_embedder(client, store.where)
+    asked, client = client, run_to_end(with_embedder(client, store.where))
     others = again = False
     if output is not None and Path(output).is_file():
         same, others, added = held_by(output, table)

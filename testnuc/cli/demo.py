@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,7 @@ from testnuc.embedders.sentence_transformers import WHEEL_MODEL
 from testnuc.errors import SmallPoolWarning
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from testnuc.results import Results
     from testnuc.trust import Learned, MultilabelLearned, Review
@@ -48,45 +49,39 @@ def run() -> None:
         "the correct labels, which are included, only score."
     )
     with TemporaryDirectory(prefix="testnuc-demo-") as folder:
-        demo = _Demo(labels, gold, Path(folder))
-        results, review = run_to_end(demo.label())
+        place = Path(folder)
+        client = partial(
+            TestNUC, labels, "local/zero-shot", embedder=WHEEL_MODEL, store=place / "answers.db"
+        )
+        results, review = run_to_end(_label(client, gold))
         _report(console, results, gold)
         if sys.stdin.isatty() and sys.stdout.isatty():
-            _judge(console, review, demo.folder / "review.json")
+            _judge(console, review, place / "review.json")
         by_hand = len(review.judged)
-        learned, after = run_to_end(demo.learn(review))
+        learned, after = run_to_end(_learn(client, gold, review))
         _report_learned(console, learned, results, after, gold, by_hand)
 
 
-class _Demo:
-    """The client of the demo, opened once to label and once to learn."""
+async def _label(client: Callable[[], TestNUC], gold: Mapping[str, str]) -> tuple[Results, Review]:
+    async with client() as nuc:
+        results = await nuc.classify_many(gold, progress=True)
+        return results, await nuc.review(_JUDGED)
 
-    def __init__(self, labels: dict[str, str], gold: Mapping[str, str], folder: Path) -> None:
-        self._labels = labels
-        self._gold = gold
-        self.folder = folder
 
-    def _client(self) -> TestNUC:
-        store = self.folder / "answers.db"
-        return TestNUC(self._labels, "local/zero-shot", embedder=WHEEL_MODEL, store=store)
-
-    async def label(self) -> tuple[Results, Review]:
-        async with self._client() as nuc:
-            results = await nuc.classify_many(self._gold, progress=True)
-            return results, await nuc.review(_JUDGED)
-
-    async def learn(self, review: Review) -> tuple[Learned | MultilabelLearned, Results]:
-        """Learn from a review, and from further texts that the correct labels judge."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SmallPoolWarning)
-            async with self._client() as nuc:
-                if review.judged:
-                    await nuc.learn(review)
-                more = await nuc.review(_ENOUGH - len(review.judged))
-                for item in more:
-                    more.answer(item.index, self._gold[item.text])
-                learned = await nuc.learn(more)
-                return learned, await nuc.classify_many(self._gold)
+async def _learn(
+    client: Callable[[], TestNUC], gold: Mapping[str, str], review: Review
+) -> tuple[Learned | MultilabelLearned, Results]:
+    """Learn from a review, and from further texts that the correct labels judge."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SmallPoolWarning)
+        async with client() as nuc:
+            if review.judged:
+                await nuc.learn(review)
+            more = await nuc.review(_ENOUGH - len(review.judged))
+            for item in more:
+                more.answer(item.index, gold[item.text])
+            learned = await nuc.learn(more)
+            return learned, await nuc.classify_many(gold)
 
 
 def _report(console: Console, results: Results, gold: Mapping[str, str]) -> None:

@@ -17,7 +17,6 @@ from testnuc.cli.options_of_run import (
     EMBEDDER,
     with_embedder,
     with_options_of_file,
-    with_options_of_run,
 )
 from testnuc.cli.reading import holds_rows, read_table, to_stderr, usable
 from testnuc.errors import InvalidInputError, SmallPoolWarning
@@ -53,12 +52,12 @@ def run(source: str, *, text_column: str, plot: str | None, client: dict[str, An
                 f"note: {source} does not say what embedded its texts; without --store or "
                 f"--embedder that is {EMBEDDER}"
             )
-        client = with_embedder(client, store)
+        client = run_to_end(with_embedder(client, store))
         found = run_to_end(_of_file(source, text_column, client))
     else:
         if "://" not in source and not Path(source).is_file():
             raise InvalidInputError(f"there is no file or store {source}; check the path")
-        found = run_to_end(_of_store(source, with_options_of_run(client, source)))
+        found = run_to_end(_of_store(source, client))
     then = command("review", source, asked, "-n", "50", text_column=text_column)
     print(found.describe(then))  # noqa: T201 - the command's output
     if plot is not None:

@@ -15,6 +15,7 @@ from testnuc._base.jsonl import write_whole
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.answered_texts import with_empty_set
 from testnuc.cli.classify import end, label_all, notes, show_estimate
+from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_folder, require_new
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.options_of_run import with_embedder
@@ -93,7 +94,7 @@ def run(
         _, valid = usable(table, file)
         where = [at for at in valid if at in gold]
         _take_labels(client, gold, label_column, file)
-        client = with_embedder(client, client["store"])
+        client = run_to_end(with_embedder(client, client["store"]))
         texts, kept = [table.texts[at] for at in where], AnswerStore.of(client, None)
         if dry_run:
             show_estimate(texts, client, kept)

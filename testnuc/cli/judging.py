@@ -16,7 +16,6 @@ from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import free_name, require_folder, require_new, write_results
 from testnuc.cli.judging_page import judge_on_page, write_page
 from testnuc.cli.next_steps import command
-from testnuc.cli.options_of_run import with_options_of_run
 from testnuc.cli.reading import Table, existing, holds_rows, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.report.marks import read_marks
@@ -74,7 +73,6 @@ def review(
     output = _new_review(output)
     # without what the source itself knows
     run = shlex.split(command("learn", source, client, text_column=text_column))[2:]
-    client = with_options_of_run(client, source)
 
     async def draw() -> tuple[Review, Table | None]:
         async with opened(source, client, text_column) as (nuc, table):
@@ -144,7 +142,6 @@ def learn(
     """Learn from reviews, or from marks of the page, and print what was learned."""
     if output is not None:
         require_new(output, overwrite=overwrite)
-    asked, client = client, with_options_of_run(client, source)
     take = _lesson(judged, at_random=at_random)
 
     async def run() -> tuple[Learned | MultilabelLearned, LabeledTable | None]:
@@ -162,7 +159,7 @@ def learn(
             "nothing; draw some with `testnuc review`, or give --at-random if they were drawn"
         )
     certificate = learned.certify()
-    then = _after(learned, certificate, source, asked, text_column)
+    then = _after(learned, certificate, source, client, text_column)
     if found is None or output is None:
         to_stderr(
             "to apply it, run `testnuc classify` again: stored answers are not requested again"
@@ -267,7 +264,6 @@ def certify(
     """Print the certificate; write the texts that it covers."""
     if output is not None:
         require_new(output, overwrite=overwrite)
-    asked, client = client, with_options_of_run(client, source)
 
     async def find() -> tuple[Any, Any, LabeledTable]:
         async with opened(source, client, text_column) as (nuc, given):
@@ -288,7 +284,7 @@ def certify(
     if label is None and results and isinstance(results[0], MultilabelClassification):
         to_stderr("right: the text has exactly its labels, none is missing and none is wrong")
     if output is None or not covered:
-        to_stderr(_after(learned, certificate, source, asked, text_column))
+        to_stderr(_after(learned, certificate, source, client, text_column))
     if output is None:
         return
     if not covered:
@@ -303,7 +299,7 @@ def certify(
         f"{len(covered):,} of {len(results):,} texts, those certified and the {people:,} that a "
         f"person judged, written to {output}"
     )
-    more = command("review", source, asked, "--goal", "correct", text_column=text_column)
+    more = command("review", source, client, "--goal", "correct", text_column=text_column)
     to_stderr(f"to correct the least trusted labels: {more}")
 
 
@@ -334,7 +330,6 @@ def distill(source: str, *, output: str, text_column: str, client: dict[str, Any
         # it is replaced without --overwrite, so it must not be a file of texts
         raise InvalidInputError(f"the output is {output!r}; name a .head file")
     require_folder(output)
-    client = with_options_of_run(client, source)
 
     async def make() -> Head:
         async with opened(source, client, text_column) as (nuc, _):
@@ -346,7 +341,6 @@ def distill(source: str, *, output: str, text_column: str, client: dict[str, Any
 
 def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:
     """Drop what was learned; answers and judged files stay."""
-    client = with_options_of_run(client, source)
 
     async def drop() -> bool:
         async with opened(source, client, text_column) as (nuc, _):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any, get_args, get_type_hints
 
@@ -33,7 +34,11 @@ __all__ = [
     "runs",
 ]
 
-_VOTE, _LIMITS, _FILES, _FEWER = "Vote", "Limits", "Files", "Fewer calls"
+# options in the panels of the help
+_vote = partial(typer.Option, rich_help_panel="Vote")
+_limits = partial(typer.Option, rich_help_panel="Limits")
+_files = partial(typer.Option, rich_help_panel="Files")
+_fewer = partial(typer.Option, rich_help_panel="Fewer calls")
 
 #: Given for one run only, never in the settings.
 _OF_ONE_RUN = frozenset(
@@ -87,22 +92,12 @@ LABELS_OF_FILE = _labels("the labels in FILE")
 LABELS_OF_HEAD = _labels("the labels of --head")
 LABELS_OF_RUN = _labels("the labels in the store or the file, if it holds them")
 TEXT_COLUMN = typer.Option("text", help="Column or field with the text.")
-ENCODING = typer.Option(
-    None,
-    help="Encoding of FILE, such as cp1252.",
-    show_default="recognized",
-    rich_help_panel=_FILES,
+ENCODING = _files(None, help="Encoding of FILE, such as cp1252.", show_default="recognized")
+DELIMITER = _files(
+    None, help="Column delimiter of FILE: a character, or tab.", show_default="recognized"
 )
-DELIMITER = typer.Option(
-    None,
-    help="Column delimiter of FILE: a character, or tab.",
-    show_default="recognized",
-    rich_help_panel=_FILES,
-)
-LIMIT = typer.Option(None, help="Read only the first texts, for a trial.", rich_help_panel=_FILES)
-OVERWRITE = typer.Option(
-    default=False, help="Replace an output that exists.", rich_help_panel=_FILES
-)
+LIMIT = _files(None, help="Read only the first texts, for a trial.")
+OVERWRITE = _files(default=False, help="Replace an output that exists.")
 MODEL = typer.Option("openai/gpt-4o-mini", help="A model, such as openai/.. or local/zero-shot.")
 BASE_URL = typer.Option(None, help="An OpenAI-compatible server.")
 EMBEDDER = typer.Option(
@@ -145,68 +140,37 @@ def _client(
         "--score-labels",
         help="Choose labels by token log-probabilities; for small models.",
     ),
-    k: int | None = typer.Option(
+    k: int | None = _vote(
         None,
         help="Number of neighbors that vote; 0: no vote.",
         show_default="10, or chosen by auto",
-        rich_help_panel=_VOTE,
     ),
-    policy: str = typer.Option(
-        "auto",
-        help="auto, weighted, confidence_weighted, filtered or majority.",
-        rich_help_panel=_VOTE,
-    ),
-    neighbors: str = typer.Option(
+    policy: str = _vote("auto", help="auto, weighted, confidence_weighted, filtered or majority."),
+    neighbors: str = _vote(
         "predict",
         help="predict: ask about neighbors; stored: only those with a stored answer vote.",
-        rich_help_panel=_VOTE,
     ),
-    min_trust: float | None = typer.Option(
-        None, help="Withhold labels with lower trust.", rich_help_panel=_VOTE
+    min_trust: float | None = _vote(None, help="Withhold labels with lower trust."),
+    threshold: float | None = _vote(
+        None, help="With --multilabel: minimum share of the vote for a label.", show_default="0.5"
     ),
-    threshold: float | None = typer.Option(
-        None,
-        help="With --multilabel: minimum share of the vote for a label.",
-        show_default="0.5",
-        rich_help_panel=_VOTE,
-    ),
-    budget_usd: float | None = typer.Option(
-        None, help="Maximum cost in US dollars.", rich_help_panel=_LIMITS
-    ),
-    max_concurrency: int = typer.Option(
-        64, help="Maximum number of concurrent calls.", rich_help_panel=_LIMITS
-    ),
-    requests_per_minute: int | None = typer.Option(
-        None, help="The provider's limit.", rich_help_panel=_LIMITS
-    ),
-    tokens_per_minute: int | None = typer.Option(
-        None, help="The provider's limit.", rich_help_panel=_LIMITS
-    ),
-    ask: str = typer.Option(
+    budget_usd: float | None = _limits(None, help="Maximum cost in US dollars."),
+    max_concurrency: int = _limits(64, help="Maximum number of concurrent calls."),
+    requests_per_minute: int | None = _limits(None, help="The provider's limit."),
+    tokens_per_minute: int | None = _limits(None, help="The provider's limit."),
+    ask: str = _fewer(
         "all",
         help="all, or unsure: ask about part of the texts; a model of the answers labels the rest.",
-        rich_help_panel=_FEWER,
     ),
-    stop: float = typer.Option(
-        0.99,
-        help="With unsure: share of all labels proved to equal those of --ask all.",
-        rich_help_panel=_FEWER,
+    stop: float = _fewer(
+        0.99, help="With unsure: share of all labels proved to equal those of --ask all."
     ),
-    most: float = typer.Option(
-        1.0,
-        help="With unsure: maximum share of the texts to ask about, 0 to 1.",
-        rich_help_panel=_FEWER,
+    most: float = _fewer(1.0, help="With unsure: maximum share of the texts to ask about, 0 to 1."),
+    head: str | None = _fewer(
+        None, help="A file from `testnuc distill`, which labels without an LLM."
     ),
-    head: str | None = typer.Option(
-        None,
-        help="A file from `testnuc distill`, which labels without an LLM.",
-        rich_help_panel=_FEWER,
-    ),
-    head_trust: float | None = typer.Option(
-        None,
-        help="Trust below which the LLM labels a text instead.",
-        show_default="none do",
-        rich_help_panel=_FEWER,
+    head_trust: float | None = _fewer(
+        None, help="Trust below which the LLM labels a text instead.", show_default="none do"
     ),
 ) -> None:
     """Only its signature is used."""
@@ -282,42 +246,25 @@ def _kind(annotation: Any) -> type:
     return kind
 
 
-def _whole(value: Any) -> int:
-    try:
-        if isinstance(value, bool | float):
-            raise TypeError  # noqa: TRY301
-        return int(value)
-    except (TypeError, ValueError):
-        raise ValueError("give an integer") from None
+def _reader(kind: Callable[[Any], Any], wanted: str, *refused: type) -> Callable[[Any], Any]:
+    """Return a parser that raises `ValueError` with what is wanted."""
+
+    def read(value: Any) -> Any:
+        try:
+            if not isinstance(value, refused):
+                return kind(value)
+        except (LookupError, TypeError, ValueError):
+            pass
+        raise ValueError(f"give {wanted}")
+
+    return read
 
 
-def _number(value: Any) -> float:
-    try:
-        if isinstance(value, bool):
-            raise TypeError  # noqa: TRY301
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError("give a number") from None
-
-
-def _flag(value: Any) -> bool:
-    said = str(value).lower()
-    if said in {"true", "1", "yes", "on"}:
-        return True
-    if said in {"false", "0", "no", "off"}:
-        return False
-    raise ValueError("give true or false")
-
-
-def _string(value: Any) -> str:
-    if isinstance(value, bool):
-        raise ValueError("give a string")  # noqa: TRY004 - as of the others
-    return str(value)
-
-
-_READERS: dict[type, Callable[[Any], Any]] = {
-    str: _string,
-    int: _whole,
-    float: _number,
-    bool: _flag,
+_FLAGS = {"true": True, "1": True, "yes": True, "on": True}
+_FLAGS |= {"false": False, "0": False, "no": False, "off": False}
+_READERS = {
+    str: _reader(str, "a string", bool),
+    int: _reader(int, "an integer", bool, float),
+    float: _reader(float, "a number", bool),
+    bool: _reader(lambda value: _FLAGS[str(value).lower()], "true or false"),
 }

@@ -10,7 +10,6 @@ from testnuc import stores
 from testnuc._base.jsonl import table as records_of
 from testnuc._engine.shortlist import ALL, AUTOMATIC_ABOVE
 from testnuc.cli.answer_store import AnswerStore, noted_run
-from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_store
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.options import client_options
@@ -71,7 +70,7 @@ def run_of(client: Mapping[str, Any], results: Results) -> dict[str, Any]:
     return {**remembered(client), "model": client["model"], "labels": list(results.choices)}
 
 
-def with_options_of_run(client: dict[str, Any], source: str) -> dict[str, Any]:
+async def with_options_of_run(client: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the options, with those of the run behind a file of results or a store.
 
     What the command line gave wins. Only a file that `classify --full` wrote records its run.
@@ -84,13 +83,13 @@ def with_options_of_run(client: dict[str, Any], source: str) -> dict[str, Any]:
     else:
         require_store(source)
     if _is_there(store):
-        client = run_to_end(_with_scope(client, store))
+        client = await _with_scope(client, store)
     if client["labels"] is None:
         raise InvalidInputError(
             f"{source} does not hold the label set; name it with --labels, or if `learn` wrote the "
             "file, name the results that it read"
         )
-    return with_embedder(client, store)
+    return await with_embedder(client, store)
 
 
 def with_options_of_file(client: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -108,11 +107,11 @@ def with_options_of_file(client: Mapping[str, Any], source: str) -> dict[str, An
     return _merged(client, facts)
 
 
-def with_embedder(client: dict[str, Any], place: str | None) -> dict[str, Any]:
+async def with_embedder(client: dict[str, Any], place: str | None) -> dict[str, Any]:
     """Return the options with an embedder: as given, else that of the store, else the default."""
     if client["embedder"] is not None:
         return client
-    found = [] if place is None or not _is_there(place) else run_to_end(embedders_in(place))
+    found = [] if place is None or not _is_there(place) else await embedders_in(place)
     return {**client, "embedder": found[0] if len(found) == 1 else EMBEDDER}
 
 

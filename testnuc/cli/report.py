@@ -12,7 +12,6 @@ from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_folder
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.next_steps import command
-from testnuc.cli.options_of_run import with_options_of_run
 from testnuc.cli.reading import (
     KINDS,
     column_of_results,
@@ -50,7 +49,7 @@ def run(
     if not holds_rows(file) and (kind not in KINDS or "://" in file):
         if "://" not in file:
             existing(file)
-        results = run_to_end(stored_results(file, with_options_of_run(client, file)))
+        results = run_to_end(stored_results(file, client))
     elif kind == ".jsonl":
         # streamed, and with the record of the run, which `read_table` drops
         first = next(table(existing(file)), {})

@@ -6,19 +6,16 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from testnuc import embedders
 from testnuc._base.checks import valid_text
-from testnuc.cli.client_factory import client_of, embedder_of
+from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.options_of_run import with_embedder
 from testnuc.cli.reading import read_table, to_stderr
+from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.server import ServerSettings, Service, page_of, serve
-
-if TYPE_CHECKING:
-    from testnuc.protocols import Embedder
 
 __all__ = ["run"]
 
@@ -39,18 +36,17 @@ def run(
     limits = ServerSettings(token=_token(token_file), cors_origins=origins, **settings)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     texts = [] if pool is None else _texts(pool, text_column)
-    client = with_embedder(client, client["store"])
+    client = run_to_end(with_embedder(client, client["store"]))
     logging.captureWarnings(capture=True)
-    name = embedder_of(client)
-    embedder = embedders.resolve(name)
-    nuc = client_of(client, embedder=embedder)
+    nuc = client_of(client)
     service = Service(nuc, limits, page=page_of(nuc))
 
     def tell(url: str) -> None:
         to_stderr(f"testnuc: serving on {url}; open it in a browser, or see {url}/docs")
 
     async def prepare() -> None:
-        if not name.startswith("openai/"):
+        embedder = nuc.engine.parts.embedder
+        if not isinstance(embedder, OpenAIEmbedder):
             # otherwise the first request would wait for the model to load
             await embedder.embed(["ready"])
         if texts:
@@ -58,11 +54,8 @@ def run(
             _log.info("pool of %d texts", len(nuc))
 
     async def run_service() -> bool:
-        try:
-            async with nuc:
-                return await serve(service, prepare=prepare, listening=tell)
-        finally:
-            await _close(embedder)
+        async with nuc:
+            return await serve(service, prepare=prepare, listening=tell)
 
     if not run_to_end(run_service()):
         sys.exit(1)
@@ -86,9 +79,3 @@ def _texts(pool: str, text_column: str) -> list[str]:
     if len(texts) < len(given):
         _log.warning("%s: %d rows have no usable text", pool, len(given) - len(texts))
     return texts
-
-
-async def _close(embedder: Embedder) -> None:
-    close = getattr(embedder, "close", None)
-    if close is not None:
-        await close()

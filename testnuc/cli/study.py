@@ -45,7 +45,7 @@ def run(
         raise InvalidInputError(f"there is no study {study!r}; choose from {', '.join(STUDIES)}")
     if output is not None and Path(output).suffix not in {".csv", ".png"}:
         raise InvalidInputError(f"the output is {output!r}; name a .csv or a .png file")
-    client = with_embedder(client, client["store"])
+    client = run_to_end(with_embedder(client, client["store"]))
     table: pd.DataFrame = run_to_end(_table(study, data, data_dir, limit, client, yes=yes))
     print(table.to_string(index=False))  # noqa: T201 - the command's output
     if output is None:

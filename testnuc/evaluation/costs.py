@@ -41,6 +41,7 @@ METHODS: Mapping[str, Method] = {
 }
 
 _Way = Literal["alone", "neighbors asked", "neighbors stored", "batch"]
+_WITH_VOTE: tuple[_Way, ...] = ("neighbors asked", "neighbors stored", "batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +98,10 @@ async def measure_costs(
         raise InvalidInputError("a text is also in the pool; remove it from one of them")
     rows: list[Cost] = []
     for name, method in methods.items():
-        rows.append(await _one_by_one(client, texts, pool, name, method, 0, "alone"))
+        rows.append(await _measured(client, texts, pool, name, method, 0, "alone"))
         for k in ks:
             rows += [
-                await _one_by_one(client, texts, pool, name, method, k, "neighbors asked"),
-                await _one_by_one(client, texts, pool, name, method, k, "neighbors stored"),
-                await _as_batch(client, texts, name, method, k),
+                await _measured(client, texts, pool, name, method, k, way) for way in _WITH_VOTE
             ]
     if price is not None:
         rows = [_with_price(row, price) for row in rows]
@@ -117,7 +116,7 @@ def _with_price(row: Cost, price: Price) -> Cost:
     return replace(row, usd=price.usd(usage) / 1e6)
 
 
-async def _one_by_one(
+async def _measured(
     client: Callable[..., TestNUC],
     texts: Sequence[str],
     pool: Sequence[str],
@@ -126,35 +125,23 @@ async def _one_by_one(
     k: int,
     way: _Way,
 ) -> Cost:
-    """Classify one text at a time; texts do not join the pool."""
-    stored = way == "neighbors stored"
+    """Classify one text at a time, which does not join the pool; or all of them as a batch."""
+    stored, batch = way == "neighbors stored", way == "batch"
+    neighbors = "stored" if stored else "predict"
     total = _Total()
     # without stored neighbors each text needs a new client and store, so that predictions of
     # neighbors are not shared between texts
-    for group in (texts,) if stored else [(text,) for text in texts]:
-        async with client(
-            method=method, k=k, neighbors="stored" if stored else "predict", join_pool=False
-        ) as nuc:
-            if k or method.context:
+    for group in (texts,) if stored or batch else [(text,) for text in texts]:
+        async with client(method=method, k=k, neighbors=neighbors, join_pool=batch) as nuc:
+            if not batch and (k or method.context):
                 await nuc.add(pool)
             if stored:
                 await nuc.predict_pool()
-            for text in group:
+            for part in (group,) if batch else [(text,) for text in group]:
                 before, started = nuc.usage, time.perf_counter()
-                await nuc.classify(text)
+                await (nuc.classify_many(part) if batch else nuc.classify(*part))
                 total.add(before, nuc.usage, time.perf_counter() - started)
     return total.cost(name, way, k, len(texts))
-
-
-async def _as_batch(
-    client: Callable[..., TestNUC], texts: Sequence[str], name: str, method: Method, k: int
-) -> Cost:
-    total = _Total()
-    async with client(method=method, k=k, neighbors="predict", join_pool=True) as nuc:
-        before, started = nuc.usage, time.perf_counter()
-        await nuc.classify_many(texts)
-        total.add(before, nuc.usage, time.perf_counter() - started)
-    return total.cost(name, "batch", k, len(texts))
 
 
 class _Total:

@@ -68,9 +68,9 @@ class Metrics:
             outcome = "unlabeled" if result.error is None else "failed"
         self._texts.labels(outcome).inc()
 
-    def text_failed(self) -> None:
-        """Count a text whose whole request failed."""
-        self._texts.labels("failed").inc()
+    def texts_failed(self, texts: int) -> None:
+        """Count texts whose whole request failed."""
+        self._texts.labels("failed").inc(texts)
 
     def page(self) -> bytes:
         """Return all metrics in the Prometheus text format."""

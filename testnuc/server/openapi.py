@@ -158,21 +158,20 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
     several: dict[str, Any] = {}
     if labels.multilabel:
         label = {"type": ["string", "null"], "description": "All labels, joined by '; '."}
-        list_of = {"type": "array", "items": {"enum": list(labels.names)}}
         several = {
-            "labels": {**list_of, "description": "The labels, largest share first."},
+            "labels": _list(
+                {"enum": list(labels.names)}, description="The labels, largest share first."
+            ),
             "shares": {"type": "object", "additionalProperties": _SHARE},
             "trusts": {"type": "object", "additionalProperties": _MAYBE_SHARE},
         }
     if labels.tree is not None:
         several = {
-            "path": {
-                "type": "array",
-                "items": _STRING,
-                "description": "The names on the way to the label, from the top level on.",
-            },
-            "path_shares": {"type": "array", "items": _SHARE},
-            "path_trusts": {"type": "array", "items": _MAYBE_SHARE},
+            "path": _list(
+                _STRING, description="The names on the way to the label, from the top level on."
+            ),
+            "path_shares": _list(_SHARE),
+            "path_trusts": _list(_MAYBE_SHARE),
         }
     text = {"type": "string", "minLength": 1, "maxLength": settings.max_text_chars}
     id_ = {"type": ["string", "integer"]}
@@ -185,16 +184,12 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
     own = _object(
         label=label,
         confidence=_MAYBE_SHARE,
-        said={
-            **_MAYBE_STRING,
-            "description": "The answer verbatim, if it differs from `label`.",
-        },
+        said={**_MAYBE_STRING, "description": "The answer verbatim, if it differs from `label`."},
     )
     reason = _object(code={"enum": _CODES}, message=_STRING)
     neighbor = _object(
-        text=_STRING, similarity={"type": "number"}, label=label,
-        confidence=_MAYBE_SHARE,
-    )  # fmt: skip
+        text=_STRING, similarity={"type": "number"}, label=label, confidence=_MAYBE_SHARE
+    )
     result = _object(
         label={**label, "description": "null: no label, or withheld."},
         trust={
@@ -223,15 +218,10 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
         "id": {**id_, "description": "The id given with the text."},
         "text": {"type": ["string", "null"], "description": "The text, as given."},
         "votes": {"type": "object", "additionalProperties": {"type": "number"}},
-        "neighbors": {"type": "array", "items": neighbor},
+        "neighbors": _list(neighbor),
     }
     # an invalid text fails alone
-    many = {
-        "type": "array",
-        "items": _STRING,
-        "minItems": 1,
-        "maxItems": settings.max_texts,
-    }
+    many = _list(_STRING, minItems=1, maxItems=settings.max_texts)
     return {
         "OneText": {
             **_object(text=text),
@@ -246,21 +236,15 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
             **_object(texts=many),
             "properties": {
                 "texts": many,
-                "ids": {
-                    "type": "array",
-                    "items": id_,
-                    "description": "Of each text; returned with the results.",
-                },
+                "ids": _list(id_, description="Of each text; returned with the results."),
                 "explain": explain,
                 "stream": {"type": "boolean", "default": False},
             },
         },
         "Result": result,
-        "Results": _object(results={"type": "array", "items": _ref("Result")}),
+        "Results": _object(results=_list(_ref("Result"))),
         "Error": _object(error=_object(status={"type": "integer"}, type=_STRING, message=_STRING)),
-        "Labels": _object(
-            labels={"type": "array", "items": _object(label=_STRING, description=_MAYBE_STRING)}
-        ),
+        "Labels": _object(labels=_list(_object(label=_STRING, description=_MAYBE_STRING))),
         "Info": _object(
             version=_STRING,
             status={"enum": ["starting", "ready", "draining"]},
@@ -275,6 +259,10 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
         ),
         "Status": _object(status={"enum": ["alive", "starting", "ready", "draining"]}),
     }
+
+
+def _list(items: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, **more}
 
 
 def _maybe(description: str, schema: dict[str, Any]) -> dict[str, Any]:

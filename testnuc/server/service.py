@@ -155,8 +155,7 @@ class Service:
                 async with asyncio.timeout(self.settings.request_timeout):
                     return await self._whole(asked)
             except (TimeoutError, TestNUCError) as exc:
-                for _ in asked.texts:
-                    self._metrics.text_failed()
+                self._metrics.texts_failed(len(asked.texts))
                 if isinstance(exc, TimeoutError):
                     raise self._late() from exc
                 raise
@@ -229,8 +228,7 @@ class Service:
             for line in held:
                 yield line
         except Exception as exc:
-            for _ in range(place.texts):
-                self._metrics.text_failed()
+            self._metrics.texts_failed(place.texts)
             if first:
                 raise
             # the headers are sent already

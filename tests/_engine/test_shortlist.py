@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -290,7 +291,7 @@ def test_the_command_line_has_it_and_later_commands_know_it(tmp_path: Path) -> N
         code, _, err = run_here("classify", source, *asked, "--shortlist", "3")
         assert code == 0, err
         assert {len(shown(body)) for body in llm.bodies} == {3}
-    facts = with_options_of_run({**client_options(), "labels": None}, str(store))
+    facts = asyncio.run(with_options_of_run({**client_options(), "labels": None}, str(store)))
     assert facts["shortlist"] == 3
 
 

@@ -134,7 +134,9 @@ async def test_the_embedder_is_that_of_the_store(tmp_path, monkeypatch):
         ([], None, options_of_run.EMBEDDER),
     ],
 )
-def test_an_option_wins_over_the_embedder_of_the_store(tmp_path, monkeypatch, held, given, taken):
+async def test_an_option_wins_over_the_embedder_of_the_store(
+    tmp_path, monkeypatch, held, given, taken
+):
     place = tmp_path / "answers.db"
     place.write_bytes(b"")
 
@@ -143,10 +145,9 @@ def test_an_option_wins_over_the_embedder_of_the_store(tmp_path, monkeypatch, he
 
     monkeypatch.setattr(options_of_run, "embedders_in", embedders_of)
     client = {"embedder": given, "store": None}
-    assert options_of_run.with_embedder(client, str(place))["embedder"] == taken
-    assert (
-        options_of_run.with_embedder(client, None)["embedder"] == given or options_of_run.EMBEDDER
-    )
+    assert (await options_of_run.with_embedder(client, str(place)))["embedder"] == taken
+    without = (await options_of_run.with_embedder(client, None))["embedder"]
+    assert without == (given or options_of_run.EMBEDDER)
 
 
 class Named(HashEmbedder):
@@ -163,11 +164,11 @@ def test_a_text_that_is_not_a_string_is_described_in_words(tmp_path):
     assert "row 1 is a number, not a text; put it in quotes or leave it out" in err
 
 
-def test_a_head_brings_its_embedder_where_none_was_named(monkeypatch):
+async def test_a_head_brings_its_embedder_where_none_was_named(monkeypatch):
     name = "sentence-transformers/another-model"
     head = SimpleNamespace(embedder=name, loadable=True)
     monkeypatch.setattr(client_factory.Head, "load", lambda _: head)
     client = {"embedder": None, "head": "file.head"}
-    options = options_of_run.with_embedder(client, None)
+    options = await options_of_run.with_embedder(client, None)
     assert client_factory.embedder_of(options) == name
     assert client_factory.embedder_of({**options, "embedder": "my/own"}) == "my/own"
