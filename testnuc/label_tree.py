@@ -132,13 +132,7 @@ def is_nested(labels: object) -> bool:
 
 
 def flattened(labels: Mapping[str, Any] | Sequence[Any]) -> dict[str, str]:
-    """Return labels as path -> description; "" without one.
-
-    Parameters
-    ----------
-    labels : mapping or sequence
-        As for `LabelTree`.
-    """
+    """Return labels, as `LabelTree` takes them, as path -> description; "" without one."""
     found: dict[str, str] = {}
     for path, description in _walk(labels, ()):
         name = LEVELS.join(path)

@@ -18,7 +18,7 @@ from testnuc.types import SEPARATOR, MultilabelPrediction, Prediction, split_lab
 if TYPE_CHECKING:
     from testnuc.protocols import Answer
 
-__all__ = ["LabelSet", "split_labels"]
+__all__ = ["LabelSet"]
 
 #: Least similarity (0..1) of a fuzzy match, which must also be the unique best one.
 MIN_RATIO = 0.9

@@ -68,14 +68,7 @@ def read_results(
 ) -> Results:
     """Return the results in the records of a file that was written with `file_row`.
 
-    Parameters
-    ----------
-    records : iterable of mapping
-        One for each text; numbers may be strings, as in a CSV file.
-    source : str
-        The file, for messages.
-    text_column : str
-        The field that holds the text.
+    Numbers may be strings, as in a CSV file. `source` is the file, for messages.
 
     Raises
     ------

@@ -228,9 +228,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             parts = result.shares if isinstance(result, MultilabelClassification) else result.votes
             for label, weight in parts.items():
                 shares[at, places[label]] = weight
-            if self.multilabel:
-                continue
-            if not shares[at].any():
+            if not self.multilabel and not shares[at].any():
                 # without any vote, the label is the text's own
                 shares[at, self._place(result)] = 1.0
         if not self.multilabel:

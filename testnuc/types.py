@@ -503,11 +503,7 @@ def is_outside(prediction: Prediction) -> bool:
 def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
     """Return the fields of a result by name; all outputs (files, frames, HTTP, Ray) use them.
 
-    Parameters
-    ----------
-    result : Classification
-    full : bool
-        Whether to include votes and neighbors.
+    `full`: with votes and neighbors.
     """
     own = result.prediction
     fields: dict[str, Any] = {name: getattr(result, name, None) for name in CELLS}

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from testnuc._engine.components import Components
     from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc.errors import SmallPoolWarning
     from testnuc.head import Head
     from testnuc.limits import Mark
     from testnuc.progress import Observer
@@ -61,7 +62,7 @@ _log = logging.getLogger("testnuc.client")
 #: Texts embedded between two turns of the event loop.
 _TURN = 1_024
 #: `stacklevel` of warnings: the code that called the client.
-_CALLER = 4
+_CALLER = 5
 
 
 class Engine:
@@ -298,6 +299,7 @@ class Engine:
                 rows = await asyncio.to_thread(rows_of, neighborhoods, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started
             span.set(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
+        taught = neighborhoods.settings.taught
         results = Results(
             rows,
             usage,
@@ -308,7 +310,8 @@ class Engine:
             instructions=parts.instructions,
             stopped=stopped,
             diagnosis=neighborhoods.diagnosis,
-            learned=await _summary_of(neighborhoods.settings.taught),
+            # what it proves takes time to compute
+            learned=None if taught is None else await asyncio.to_thread(str, taught),
             escalated=escalated,
             notes=list(filter(None, neighborhoods.notes)),
             coverage=self._coverage(neighborhoods),
@@ -431,29 +434,18 @@ class Engine:
 
     def _warn_of_few_neighbors(self, neighborhoods: Neighborhoods) -> None:
         settings = neighborhoods.settings
-        if (
-            settings.policy is None
-            or settings.needs_no_neighbors
-            or self._warned
-            or neighborhoods.failure
-        ):
+        if settings.policy is None or settings.needs_no_neighbors or neighborhoods.failure:
             return
         found = int((neighborhoods.neighbors >= 0).sum(axis=1).max(initial=0))
         stored = self.parts.pipeline.neighbors == "stored"
-        warning = few_neighbors(neighborhoods.settings.k, len(self), found, stored=stored)
-        if warning is not None:
-            self._warned = True
-            warnings.warn(warning, stacklevel=_CALLER)
+        self._warn(few_neighbors(settings.k, len(self), found, stored=stored))
 
     def _warn_of_few_predictions(self, neighborhoods: Neighborhoods) -> None:
-        if neighborhoods.diagnosis is None or self._warned:
-            return
-        warning = few_predictions(neighborhoods.diagnosis.predictions)
-        if warning is not None:
+        if neighborhoods.diagnosis is not None:
+            self._warn(few_predictions(neighborhoods.diagnosis.predictions))
+
+    def _warn(self, warning: SmallPoolWarning | None) -> None:
+        """Warn once."""
+        if warning is not None and not self._warned:
             self._warned = True
             warnings.warn(warning, stacklevel=_CALLER)
-
-
-async def _summary_of(learned: object | None) -> str | None:
-    # what it proves takes time to compute
-    return None if learned is None else await asyncio.to_thread(str, learned)

@@ -149,7 +149,7 @@ class LearnedSets:
         """
         if only is None:
             only = np.ones(len(rows), dtype=np.bool_)
-        at, _ = self.pairs(rows[only])
+        at, _ = places_of(self.starts, rows[only])
         row = voted.rows
         old = ~only[row]
         mine = np.repeat(np.flatnonzero(only), np.diff(self.starts)[rows[only]])
@@ -163,10 +163,6 @@ class LearnedSets:
             shares=np.concatenate([voted.shares[old], self.shares[at]])[order],
             given=np.concatenate([voted.given[old], self.given[at]])[order],
         )
-
-    def pairs(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the labels of some texts are, and the starts of each text among them."""
-        return places_of(self.starts, rows)
 
 
 class MultilabelNeighborhoods(Neighborhoods):

@@ -20,10 +20,11 @@ from testnuc._engine.first_calls import STOPS, FirstCalls
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.neighborhoods import Snapshot
 from testnuc._engine.pool_predictions import PoolPredictions
-from testnuc._engine.retrieval import SEARCH, Retriever, in_thread_if_large, no_matches, spread
+from testnuc._engine.retrieval import SEARCH, Retriever, in_thread_if_large, spread
 from testnuc._engine.sampling import Sampler
 from testnuc._engine.sparing import ask_unsure, asked_first
 from testnuc.errors import EmbeddingError, with_count
+from testnuc.index import empty_matches
 from testnuc.trust import MIN_PREDICTIONS
 
 if TYPE_CHECKING:
@@ -85,11 +86,7 @@ class Pipeline:
             self.examples = ExampleFinder(method, predictor, self.embedding, pool, store)
         self.retriever = Retriever(method, self.neighbors, predictor, pool, store, self.examples)
         self.pool_predictions = PoolPredictions(
-            self.retriever,
-            self.embedding,
-            store,
-            predictor.scope,
-            closed=lambda: scheduler.closed,
+            self.retriever, self.embedding, closed=lambda: scheduler.closed
         )
 
     async def prepare(
@@ -410,7 +407,7 @@ class Pipeline:
                 more, start = await self.pool.scan(start, SEARCH)
                 texts += more
             neighborhoods = await self.retriever.build(
-                texts, no_matches(len(texts)), self.settings, snapshot
+                texts, empty_matches(len(texts), 0), self.settings, snapshot
             )
             places = range(len(texts))
             if snapshot is not None and self.neighbors == "stored":

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc._engine.retrieval import Retriever
     from testnuc.embedders.cache import EmbeddingCache
-    from testnuc.protocols import Index, PoolText, Store
+    from testnuc.protocols import PoolText
     from testnuc.trust import Diagnosis, VoteSettings
 
 __all__ = ["PoolPredictions"]
@@ -58,8 +58,6 @@ class PoolPredictions:
 
     retriever: Retriever
     embedding: EmbeddingCache
-    store: Store
-    scope: bytes
     #: Whether the client was closed.
     closed: Callable[[], bool]
     #: Texts with an outcome so far: an upper bound on new predictions.
@@ -70,14 +68,10 @@ class PoolPredictions:
     #: Increased by `forget_diagnosis`.
     _resets: int = 0
 
-    @property
-    def _pool(self) -> Index:
-        return self.retriever.pool
-
     async def recent_diagnosis(self, settings: VoteSettings) -> Diagnosis:
         """Return a recent diagnosis of the pool; concurrent callers share one computation."""
         last = self.last
-        if last is not None and last.is_current(len(self._pool), self.outcomes):
+        if last is not None and last.is_current(len(self.retriever.pool), self.outcomes):
             return last.diagnosis
         if self._diagnosing is None:
             self._diagnosing = asyncio.create_task(self._refresh(settings), name="testnuc-diagnose")
@@ -89,10 +83,10 @@ class PoolPredictions:
         """Diagnose the pool, unless the outcomes since the last time were no new predictions."""
         last, outcomes = self.last, self.outcomes
         if last is not None:
-            predicted = await self.store.count(self.scope)
+            predicted = await self.retriever.store.count(self.retriever.predictor.scope)
             # as if only new predictions had been counted so far
             counted = replace(last, outcomes=outcomes - max(predicted - last.predicted, 0))
-            if counted.is_current(len(self._pool), outcomes):
+            if counted.is_current(len(self.retriever.pool), outcomes):
                 if self.last is last:
                     self.last = counted
                 return last.diagnosis
@@ -112,15 +106,15 @@ class PoolPredictions:
 
     async def diagnose(self, settings: VoteSettings) -> Diagnosis:
         """Diagnose the predictions of the pool."""
-        size, outcomes, resets = len(self._pool), self.outcomes, self._resets
-        predicted = await self.store.count(self.scope)
+        size, outcomes, resets = len(self.retriever.pool), self.outcomes, self._resets
+        predicted = await self.retriever.store.count(self.retriever.predictor.scope)
         chunks = range(0, size, SEARCH)
         if len(chunks) > _CHUNKS:
             # spread over the pool, so that old and new texts are sampled
             chunks = range(0, size, size // _CHUNKS)
         texts: list[PoolText] = []
         for start in chunks:
-            found, _ = await self._pool.scan(start, SEARCH)
+            found, _ = await self.retriever.pool.scan(start, SEARCH)
             part = without_foreign_labels(found, self.retriever.predictor.labels)
             stored = await self.retriever.stored(part)
             texts += [
@@ -145,9 +139,9 @@ class PoolPredictions:
 
         Of a pool with more than `most` texts, they are spread over it evenly.
         """
-        every = max(1, -(-len(self._pool) // most))
+        every = max(1, -(-len(self.retriever.pool) // most))
         texts: list[PoolText] = []
-        async for found in scanned(self._pool, SEARCH):
+        async for found in scanned(self.retriever.pool, SEARCH):
             part = without_foreign_labels(found, self.retriever.predictor.labels)
             part = [e for e in part if e.label is None]
             part = [e for e in part if int.from_bytes(e.hash[1:5]) % every == 0]

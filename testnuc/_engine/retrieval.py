@@ -13,10 +13,11 @@ import numpy as np
 
 from testnuc._engine.inputs import scanned, without_foreign_labels
 from testnuc._engine.multilabel import neighborhoods_class
+from testnuc.index import empty_matches
 from testnuc.protocols import Index, Matches
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
@@ -37,7 +38,6 @@ __all__ = [
     "distinct_ids",
     "in_thread_if_large",
     "known_labels",
-    "no_matches",
     "spread",
 ]
 
@@ -82,14 +82,8 @@ class Retriever:
         `upto` is the snapshot of the pool, the current one by default; `together`: the texts of
         this batch, which will get predictions, can be neighbors.
         """
-        voters = StoredVoters(
-            self.pool,
-            self.store,
-            self.predictor.scope,
-            self.predictor.labels,
-            self.stored,
-            {entry.hash for entry in texts} if together else set(),
-        )
+        batch = {entry.hash for entry in texts} if together else set[bytes]()
+        voters = StoredVoters(self, batch)
         matches: Matches | None = None
         for start in range(0, len(texts), SEARCH):
             part = slice(start, start + SEARCH)
@@ -106,7 +100,7 @@ class Retriever:
                 matches = Matches(np.empty(shape, np.int64), np.empty(shape, np.float32))
             matches.ids[part] = found.ids
             matches.similarities[part] = found.similarities
-        return no_matches(0) if matches is None else matches
+        return empty_matches(0, 0) if matches is None else matches
 
     async def _search_stored(
         self,
@@ -117,8 +111,8 @@ class Retriever:
         voters: StoredVoters,
     ) -> Matches:
         """Find the k nearest texts that have a prediction or get one in this batch."""
-        ids = np.full((len(vectors), k), -1, dtype=np.int64)
-        similarities = np.zeros((len(vectors), k), dtype=np.float32)
+        kept = empty_matches(len(vectors), k)
+        ids, similarities = kept.ids, kept.similarities
 
         async def keep(
             rows: NDArray[np.int64], found: Matches
@@ -151,7 +145,7 @@ class Retriever:
             rows = rows[~exact]
             if len(rows):
                 await voters.verify()
-        return Matches(ids, similarities)
+        return kept
 
     async def stored(self, entries: Sequence[PoolText]) -> list[Prediction | None]:
         """Return the prediction of each text if all of its samples are stored."""
@@ -202,7 +196,7 @@ class Retriever:
         """Return neighborhoods without neighbors."""
         texts, matches = (
             without_foreign_labels(texts, self.predictor.labels),
-            no_matches(len(texts)),
+            empty_matches(len(texts), 0),
         )
         ids = distinct_ids(matches)
         return build_neighborhoods(self.predictor.labels, settings, texts, ids, [], matches)
@@ -279,15 +273,9 @@ async def in_thread_if_large(size: int, function: Callable[..., Any], *arguments
     return await asyncio.to_thread(function, *arguments)
 
 
-def no_matches(n: int) -> Matches:
-    """Return the matches of n texts without neighbors."""
-    return Matches(np.empty((n, 0), dtype=np.int64), np.empty((n, 0), dtype=np.float32))
-
-
 def spread(matches: Matches, rows: Sequence[int], n: int) -> Matches:
     """Return the matches of n texts, of which only those at some rows were searched for."""
-    shape = (n, matches.ids.shape[1])
-    found = Matches(np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.float32))
+    found = empty_matches(n, matches.ids.shape[1])
     found.ids[rows], found.similarities[rows] = matches.ids, matches.similarities
     return found
 
@@ -329,15 +317,7 @@ class StoredVoters:
     A text votes if it has a known label or a stored prediction, or if it gets one in this run.
     """
 
-    pool: Index
-    #: Read once for the texts of the scope, if it has a method `predicted`; else all texts of the
-    #: pool are checked, once.
-    store: Store
-    scope: bytes
-    #: Other known labels do not count.
-    labels: LabelSet
-    #: Returns the stored prediction of each text.
-    stored: Callable[[Sequence[PoolText]], Awaitable[list[Prediction | None]]]
+    retriever: Retriever
     #: Hashes of the texts that get a prediction in this run.
     batch: AbstractSet[bytes]
     #: What is known of each row.
@@ -360,26 +340,28 @@ class StoredVoters:
         return voting
 
     async def _check(self, rows: NDArray[np.int64]) -> None:
-        entries = without_foreign_labels(await self.pool.fetch(rows), self.labels)
+        found = await self.retriever.pool.fetch(rows)
+        entries = without_foreign_labels(found, self.retriever.predictor.labels)
         asked = [i for i, e in enumerate(entries) if e.label is None and e.hash not in self.batch]
-        found = await self.stored([entries[i] for i in asked])
+        stored = await self.retriever.stored([entries[i] for i in asked])
         state = np.full(len(rows), _VOTES, dtype=np.int8)
-        state[[i for i, p in zip(asked, found, strict=True) if p is None]] = _SILENT
+        state[[i for i, p in zip(asked, stored, strict=True) if p is None]] = _SILENT
         self._state[rows] = state
 
     async def rows(self) -> NDArray[np.int64]:
         """Return all rows that can vote, ascending; some of them may turn out not to."""
         if self._rows is None:
-            assert isinstance(self.pool, FilteredIndex)
-            labels = await self.pool.labeled()
-            hashes = {h for h, label in labels.items() if self.labels.knows(label)}
-            predicted = getattr(self.store, "predicted", None)
+            pool, predictor = self.retriever.pool, self.retriever.predictor
+            assert isinstance(pool, FilteredIndex)
+            known = await pool.labeled()
+            hashes = {h for h, label in known.items() if predictor.labels.knows(label)} | self.batch
+            predicted = getattr(self.retriever.store, "predicted", None)
             if predicted is None:
-                hashes.update([e.hash async for part in scanned(self.pool, SEARCH) for e in part])
+                # all texts of the pool are checked, once
+                hashes.update([e.hash async for part in scanned(pool, SEARCH) for e in part])
             else:
-                hashes.update(await predicted(self.scope))
-            hashes |= self.batch
-            self._rows = await self.pool.rows(list(hashes))
+                hashes.update(await predicted(predictor.scope))
+            self._rows = await pool.rows(list(hashes))
         return self._rows
 
     async def verify(self) -> None:

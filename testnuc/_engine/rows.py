@@ -18,6 +18,7 @@ from testnuc.types import (
     is_outside,
     own_labels,
 )
+from testnuc.voting import places_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -213,7 +214,7 @@ def _multilabel_classification(
     trusts = {name: shares[name] if voters >= LEAST_VOTERS else None for name in given}
     sets = neighborhoods.sets_of(place)
     if sets is not None:
-        at, _ = sets.pairs(row)
+        at, _ = places_of(sets.starts, row)
         chances = dict(zip(shares, sets.chances[at].tolist(), strict=True))
         # a referee's labels have none
         trusts = {name: None if np.isnan(chances[name]) else chances[name] for name in given}
