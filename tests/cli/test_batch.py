@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from importlib import import_module
 
 import pytest
 
@@ -179,7 +180,7 @@ def test_ctrl_c_prints_how_to_resume(tmp_path, monkeypatch):
         main.close()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("testnuc.cli.classify.run_to_end", interrupted)
+    monkeypatch.setattr(import_module("testnuc.cli.classify"), "run_to_end", interrupted)
     flags = ["--labels", "a,b", "--lane", "batch", "--store", tmp_path / "s.db"]
     code, _, err = run_here("classify", source, *flags)
     assert code == 130
