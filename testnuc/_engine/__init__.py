@@ -7,7 +7,7 @@
     inputs            input texts and labels, checked and deduplicated
     pipeline          one run: `prepare`, then `predict`
     first_calls       calls for own labels, before and while texts are embedded
-    retrieval         neighborhoods: neighbors from the pool, predictions from the store; `assembly`
+    retrieval         neighborhoods: neighbors from the pool, predictions from the store
     neighborhoods     texts, neighbors, predictions and votes of a run; `multilabel`
     sampling          the samples that a method asks for; `examples` for few-shot prompts
     shortlist         the labels that a prompt shows; `whole_list` compares with all labels

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from testnuc._dispatch.scheduler import Ask
     from testnuc._engine.components import Components
-    from testnuc._engine.learning import Learning
-    from testnuc._engine.multilabel_learning import MultilabelLearning
+    from testnuc._engine.learning_base import LearningBase
     from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc.protocols import Provider, WireProvider
     from testnuc.trust import Review
@@ -157,7 +156,7 @@ class Referee:
 class Escalation:
     """The referees of a client."""
 
-    def __init__(self, parts: Components, learning: Learning | MultilabelLearning) -> None:
+    def __init__(self, parts: Components, learning: LearningBase[Any, Any]) -> None:
         self._parts = parts
         self._learning = learning
         #: By name, or by id.
@@ -185,12 +184,12 @@ class Escalation:
         return Meter.sum([referee.meter.mark() for referee in self._referees.values()])
 
     async def ask(
-        self, review: Review, model: str | Provider | WireProvider | Referee, shown: str = "all"
+        self, review: Review, model: str | Provider | WireProvider, shown: str = "all"
     ) -> None:
         """Let a referee answer the open items of a review."""
         checked_choice("shown", shown, ("all", "candidates"))
         await self._parts.ready()
-        referee = model if isinstance(model, Referee) else self._referee_of(model)
+        referee = self._referee_of(model)
         items = [item for item in review if item.source is None]
         given = [[label for label, _ in item.candidates if label is not None] for item in items]
         answers = await referee.ask(
@@ -281,7 +280,7 @@ class Escalation:
         known = self._learning.learned
         if known is None or not any(j.source == "referee" for j in known.judged):
             return True
-        return size >= _GROWTH * known.texts
+        return bool(size >= _GROWTH * known.texts)
 
     async def _learn_once(self) -> None:
         """Learn from a hundred disagreements that the client's referee judges.
@@ -289,7 +288,8 @@ class Escalation:
         They are judged again when the pool has grown by half. Where a text can have several labels,
         these are texts drawn at random.
         """
-        assert self.referee is not None
+        model = self._parts.referee
+        assert model is not None
         async with self._lock:
             if not self._is_due(len(self._parts.pool)):
                 return
@@ -299,7 +299,7 @@ class Escalation:
             except InvalidInputError:
                 # too few texts have a prediction
                 return
-            await self.ask(review, self.referee)
+            await self.ask(review, model)
             if review.judged:
                 await self._learning.learn_from(review)
 

@@ -49,27 +49,27 @@ class Learning(LearningBase[Learned, _Candidates]):
 
     _kind, _goals = Learned, GOALS
 
-    def _goal(self, goal: str | None) -> str | None:
-        before = self.learned
+    def _goal(self, goal: str | None, before: Learned | None) -> str | None:
         if goal is None and before is not None and not wants_decisions(before, before.certify()):
             return "certify"
         return goal
 
     def _offer(
-        self, fitted: PoolFit[_Candidates], judged: Sequence[Judgment], open_: NDArray[np.bool_]
+        self, fitted: PoolFit[_Candidates], before: Learned | None, open_: NDArray[np.bool_]
     ) -> Offer:
         parts, candidates = self._parts, fitted.fit.candidates
         names = (*parts.labels.names, None)
-        kept, trust = self._kept(fitted)
+        kept, trust = self._kept(fitted, before)
 
         def shown(row: int) -> Iterable[tuple[str | None, Sequence[str]]]:
             given: dict[str | None, list[str]] = {}
             for candidate in candidates:
                 given.setdefault(names[int(candidate.labels[row])], []).append(candidate.name)
-            if self.learned is not None:
+            if before is not None:
                 given.setdefault(names[int(kept[row])], []).append("what was learned so far")
             return given.items()
 
+        judged = () if before is None else before.judged
         context = context_of(
             candidates, judged, fitted.rows, open_, parts.labels, parts.instructions
         )
@@ -133,9 +133,12 @@ class Learning(LearningBase[Learned, _Candidates]):
         levels = parts_by_level(found, label, learned.tree)
         return learned.with_levels(trust, levels, label[where], gold)
 
-    def _kept(self, fitted: PoolFit[_Candidates]) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    @staticmethod
+    def _kept(
+        fitted: PoolFit[_Candidates], learned: Learned | None
+    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """Return the labels that are kept now, as far as learned models give them, and trust."""
-        learned, texts = self.learned, fitted.fit.texts
+        texts = fitted.fit.texts
         own = texts.own
         if learned is not None:
             said = said_of(fitted.neighborhoods, range(len(texts)), learned)

@@ -101,13 +101,11 @@ class LearningBase(ABC, Generic[L, F]):
         """Return the most texts to fit on, and the neighbors of each."""
 
     @abstractmethod
-    def _goal(self, goal: str | None) -> str | None:
+    def _goal(self, goal: str | None, before: L | None) -> str | None:
         """Return the goal of a review, in place of None where there is a better one."""
 
     @abstractmethod
-    def _offer(
-        self, fitted: PoolFit[F], judged: Sequence[Judgment], open_: NDArray[np.bool_]
-    ) -> Offer:
+    def _offer(self, fitted: PoolFit[F], before: L | None, open_: NDArray[np.bool_]) -> Offer:
         """Return what a review draws from; `open_`: bool[n], texts that are not judged."""
 
     @abstractmethod
@@ -125,17 +123,19 @@ class LearningBase(ABC, Generic[L, F]):
         await self._parts.ready()
         await self.load()
         fitted = await self._fitted()
-        return await asyncio.to_thread(self._drawn, fitted, n, goal, seed)
+        # read once: it can be another later
+        return await asyncio.to_thread(self._drawn, fitted, n, goal, seed, self.learned)
 
-    def _drawn(self, fitted: PoolFit[F], n: int, goal: str | None, seed: int) -> Review:
-        before, parts, found = self.learned, self._parts, fitted.neighborhoods
-        judged = () if before is None else before.judged
-        seen = {j.hash for j in judged}
+    def _drawn(
+        self, fitted: PoolFit[F], n: int, goal: str | None, seed: int, before: L | None
+    ) -> Review:
+        parts, found = self._parts, fitted.neighborhoods
+        seen = set() if before is None else {j.hash for j in before.judged}
         open_ = np.array([key not in seen for key in fitted.rows], dtype=np.bool_)
-        offer = self._offer(fitted, judged, open_)
+        offer = self._offer(fitted, before, open_)
         rng = np.random.default_rng([seed, len(seen)])
         items: list[ReviewItem] = []
-        for drawn in draw(n, self._goal(goal), offer.support, open_, offer.trust, rng):
+        for drawn in draw(n, self._goal(goal, before), offer.support, open_, offer.trust, rng):
             row, trust = drawn.row, float(offer.trust[drawn.row])
             entry, own = found.entries[row], found.predictions[row]
             items.append(

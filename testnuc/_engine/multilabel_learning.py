@@ -52,16 +52,16 @@ class MultilabelLearning(LearningBase[MultilabelLearned, _Pairs]):
 
     _kind, _goals = MultilabelLearned, ("certify", "correct")
 
-    def _goal(self, goal: str | None) -> str:
+    def _goal(self, goal: str | None, before: MultilabelLearned | None) -> str:  # noqa: ARG002
         return goal or "certify"
 
     def _offer(
         self,
         fitted: PoolFit[_Pairs],
-        judged: Sequence[Judgment],  # noqa: ARG002 - for bounds, which several labels do not have
+        before: MultilabelLearned | None,
         open_: NDArray[np.bool_],
     ) -> Offer:
-        before, parts, pairs = self.learned, self._parts, fitted.fit.pairs
+        parts, pairs = self._parts, fitted.fit.pairs
         if before is None:
             # nothing is calibrated: the weight on the side of the closest decision
             scores, given = pairs.shares, pairs.given

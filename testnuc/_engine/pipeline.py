@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from testnuc._engine.applying import apply_taught
-from testnuc._engine.assembly import SEARCH, in_thread_if_large
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.first_calls import STOPS, FirstCalls
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.neighborhoods import Snapshot
 from testnuc._engine.pool_predictions import PoolPredictions
-from testnuc._engine.retrieval import Retriever, no_matches, spread
+from testnuc._engine.retrieval import SEARCH, Retriever, in_thread_if_large, no_matches, spread
 from testnuc._engine.sampling import Sampler
 from testnuc._engine.sparing import ask_unsure, asked_first
 from testnuc.errors import EmbeddingError, with_count

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from testnuc._engine.assembly import SEARCH
 from testnuc._engine.inputs import scanned, without_foreign_labels
+from testnuc._engine.retrieval import SEARCH
 from testnuc.errors import ProviderError
 from testnuc.trust import MIN_PREDICTIONS
 

@@ -1,4 +1,4 @@
-"""Retrieve the neighbors of texts from the pool, and stored predictions from the store.
+"""Build neighborhoods: neighbors of texts from the pool, stored predictions from the store.
 
 With `neighbors="stored"`, `StoredVoters` knows which texts vote without looking them up one by one.
 """
@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from testnuc._engine.assembly import (
-    SEARCH,
-    build_neighborhoods,
-    distinct_ids,
-    in_thread_if_large,
-)
 from testnuc._engine.inputs import scanned, without_foreign_labels
+from testnuc._engine.multilabel import neighborhoods_class
 from testnuc.protocols import Index, Matches
 
 if TYPE_CHECKING:
@@ -34,8 +29,22 @@ if TYPE_CHECKING:
     from testnuc.trust import VoteSettings
     from testnuc.types import Prediction
 
-__all__ = ["Retriever", "StoredVoters", "known_labels", "no_matches", "spread"]
+__all__ = [
+    "SEARCH",
+    "Retriever",
+    "StoredVoters",
+    "build_neighborhoods",
+    "distinct_ids",
+    "in_thread_if_large",
+    "known_labels",
+    "no_matches",
+    "spread",
+]
 
+#: Queries searched at a time, so that other searches wait milliseconds.
+SEARCH = 1_024
+#: Rows of neighbors whose places are looked up at a time.
+_ROWS = 4_096
 #: Texts looked up in the store before control returns to the event loop.
 _BLOCK = 256
 #: Factor by which the search widens if too few neighbors have a prediction.
@@ -205,6 +214,69 @@ class Retriever:
         for place, prediction in zip(unknown, stored, strict=True):
             if prediction is not None:
                 neighborhoods.put(place, prediction)
+
+
+def distinct_ids(matches: Matches) -> NDArray[np.int64]:
+    """Return the distinct pool ids of all neighbors, ascending."""
+    ids = matches.ids
+    highest = int(ids.max(initial=-1))
+    if highest >= 16 * ids.size:
+        found = np.unique(ids)
+        return found[found >= 0]
+    # a byte per id takes less memory than a sorted copy of all neighbors
+    seen = np.zeros(highest + 2, dtype=np.bool_)
+    seen[ids.reshape(-1)] = True
+    seen[-1] = False  # the -1 of the padding
+    return np.flatnonzero(seen)
+
+
+def build_neighborhoods(
+    labels: LabelSet,
+    settings: VoteSettings,
+    texts: Sequence[PoolText],
+    ids: NDArray[np.int64],
+    others: Sequence[PoolText],
+    matches: Matches,
+    snapshot: Snapshot | None = None,
+    rejected: Mapping[int, Exception] | None = None,
+) -> Neighborhoods:
+    """Return the neighborhoods of texts. Places: own texts first, then other neighbors.
+
+    `ids`: int64[n], the pool ids of all neighbors, ascending; `others`: the texts with these ids.
+    The ids in `matches` are overwritten with places.
+    """
+    entries = list(texts)
+    places = {entry.hash: place for place, entry in enumerate(entries)}
+    place_of = np.empty(len(ids), dtype=np.int64)
+    for at, entry in enumerate(others):
+        place = places.get(entry.hash)
+        if place is None:
+            place = len(entries)
+            entries.append(entry)
+        elif entry.label is not None:
+            entries[place] = entry
+        place_of[at] = place
+    for start in range(0, len(texts), _ROWS):
+        block = matches.ids[start : start + _ROWS]
+        filled = block >= 0
+        block[filled] = place_of[np.searchsorted(ids, block[filled])]
+    return neighborhoods_class(multilabel=labels.multilabel)(
+        labels,
+        settings,
+        entries,
+        len(texts),
+        matches.ids,
+        matches.similarities,
+        snapshot,
+        rejected or {},
+    )
+
+
+async def in_thread_if_large(size: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function; in a thread if `size` is large, so as not to block the event loop."""
+    if size < SEARCH:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
 
 
 def no_matches(n: int) -> Matches:

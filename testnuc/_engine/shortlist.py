@@ -70,7 +70,7 @@ def checked_shortlist(
     texts_per_call: int,
     predictor_of: Callable[[int | str], Predictor],
     *,
-    over_http: bool = True,
+    over_http: bool,
 ) -> tuple[int | Literal["levels"] | None, str]:
     """Return the length of shortlists, and a note; None: every prompt shows all labels.
 
@@ -98,12 +98,9 @@ def checked_shortlist(
         checked_whole("shortlist", size, least=2)
     if problem:
         raise InvalidInputError(problem)
-    if isinstance(size, int):
-        short = size < n
-        return (
-            (size, "") if short else (None, f"shortlist={size} is off: there are only {n} labels")
-        )
-    return "levels", ""
+    if not isinstance(size, int):
+        return "levels", ""
+    return (size, "") if size < n else (None, f"shortlist={size} is off: there are only {n} labels")
 
 
 def _automatic(

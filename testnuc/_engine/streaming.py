@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from testnuc._base.checks import valid_text
@@ -283,18 +284,17 @@ async def _batches(
     texts: Iterable[str] | AsyncIterable[str], size: int
 ) -> AsyncGenerator[tuple[int, list[str]], None]:
     start = 0
-    batch: list[str] = []
-    if isinstance(texts, AsyncIterable):
-        async for text in texts:
-            batch.append(text)
-            if len(batch) == size:
-                yield start, batch
-                start, batch = start + size, []
-    else:
-        for text in texts:
-            batch.append(text)
-            if len(batch) == size:
-                yield start, batch
-                start, batch = start + size, []
+    if not isinstance(texts, AsyncIterable):
+        given = iter(texts)
+        while batch := list(islice(given, size)):
+            yield start, batch
+            start += size
+        return
+    batch = []
+    async for text in texts:
+        batch.append(text)
+        if len(batch) == size:
+            yield start, batch
+            start, batch = start + size, []
     if batch:
         yield start, batch

@@ -139,7 +139,6 @@ class Admission:
         call, asked for by the server, raises `RateLimitedError`.
         """
         self._expected(input_tokens, max_output_tokens)
-        self._refuse_long_pause()
         future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
         waiter = Waiter(future, input_tokens, max_output_tokens)
         (self._again if again else self._queue).append(waiter)
@@ -292,24 +291,18 @@ class Admission:
         self._timer_at = _FOREVER
         self._drain()
 
-    def _refuse_long_pause(self) -> None:
-        left = self._concurrency.paused_until - self._clock()
-        if left > self._longest_pause:
-            raise _too_long(left, self._longest_pause)
-
     def _dismiss_all(self) -> None:
         """Fail all waiters: the server asked for a pause longer than a call may take."""
         left = self._concurrency.paused_until - self._clock()
         while (head := self._head()) is not None:
             queue, waiter = head
             queue.popleft()
-            waiter.future.set_exception(_too_long(left, self._longest_pause))
-
-
-def _too_long(left: float, deadline: float) -> RateLimitedError:
-    return RateLimitedError(
-        f"the provider asked to wait another {left:.0f} s, longer than the deadline of a call "
-        f"({deadline:.0f} s); try again later, or raise RetryPolicy(deadline=..)",
-        retry_after=left,
-        attempts=0,
-    )
+            waiter.future.set_exception(
+                RateLimitedError(
+                    f"the provider asked to wait another {left:.0f} s, longer than the deadline of "
+                    f"a call ({self._longest_pause:.0f} s); try again later, or raise "
+                    "RetryPolicy(deadline=..)",
+                    retry_after=left,
+                    attempts=0,
+                )
+            )

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testnuc._engine.assembly import build_neighborhoods, distinct_ids
 from testnuc._engine.neighborhoods import Neighborhoods, Snapshot
+from testnuc._engine.retrieval import build_neighborhoods, distinct_ids
 from testnuc._engine.rows import Rows, classification
 from testnuc.errors import ServerError
 from testnuc.labels import LabelSet
