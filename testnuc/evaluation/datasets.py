@@ -151,7 +151,11 @@ def read(path: Path, name: str, *, text: str | None = None, label: str | None = 
     """Read a .jsonl or .csv file with a text and a label column."""
     if not path.is_file():
         raise InvalidInputError(f"{path} does not exist; check the path")
-    rows = _csv(path) if path.suffix.lower() == ".csv" else _jsonl(path)
+    if path.suffix.lower() == ".csv":
+        rows = _csv(path)
+    else:
+        lines = enumerate(path.read_bytes().split(b"\n"), 1)
+        rows = [(number, json_object(line, path, number)) for number, line in lines if line.strip()]
     if not rows:
         raise InvalidInputError(f"{path} has no rows")
     first = rows[0][1]
@@ -185,11 +189,6 @@ def _local(folder: Path, name: str, split: str | None) -> Path:
         f"none of {', '.join(map(str, tried))} exists; check data_dir, or omit it to download the "
         "file"
     )
-
-
-def _jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    lines = enumerate(path.read_bytes().split(b"\n"), 1)
-    return [(number, json_object(line, path, number)) for number, line in lines if line.strip()]
 
 
 def _csv(path: Path) -> list[tuple[int, dict[str, Any]]]:
