@@ -9,6 +9,7 @@ import sys
 import threading
 import webbrowser
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,15 +128,12 @@ class _Page:
         if not shown:
             # the loop may be closed by now
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._give_up)
-
-    def _give_up(self) -> None:
-        if not self._seen:
-            self._end(shown=False)
+                loop.call_soon_threadsafe(partial(self._end, shown=False))
 
     def _end(self, *, shown: bool) -> None:
         assert self._ended is not None
-        if not self._ended.done():
+        # a page that was seen is open, whatever the browser's command returned
+        if not self._ended.done() and (shown or not self._seen):
             self._ended.set_result(shown)
 
     @web.middleware

@@ -233,17 +233,11 @@ def options_of(app: typer.Typer) -> dict[str, dict[str, Callable[[Any], Any]]]:
         assert command.callback is not None
         parameters = inspect.signature(command.callback, eval_str=True).parameters.values()
         found[command.name or command.callback.__name__] = {
-            p.name: _READERS[_kind(p.annotation)]
+            p.name: _READERS[(get_args(p.annotation) or (p.annotation,))[0]]
             for p in parameters
             if isinstance(p.default, OptionInfo) and p.name not in _OF_ONE_RUN
         }
     return found
-
-
-def _kind(annotation: Any) -> type:
-    kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
-    kind: type = kinds[0]
-    return kind
 
 
 def _reader(kind: Callable[[Any], Any], wanted: str, *refused: type) -> Callable[[Any], Any]:

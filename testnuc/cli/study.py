@@ -14,7 +14,6 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from testnuc.evaluation import Recording
     from testnuc.types import Usage
 
 __all__ = ["STUDIES", "run"]
@@ -70,7 +69,6 @@ async def _table(
     dataset = evaluation.load(data, data_dir).sample(limit)
     for difference in dataset.differences:
         print(f"{dataset.name}: {difference}", file=sys.stderr)  # noqa: T201
-    recording: Recording
     if study in {"purity", "gold-votes"}:
         vectors = await evaluation.embedded(dataset.distinct().texts, client["embedder"])
         recording = evaluation.Recording.of(dataset, {}, vectors)
@@ -78,9 +76,8 @@ async def _table(
         recording = await evaluation.record(
             dataset, agree=partial(_agreed, client["model"], yes), progress=True, **client
         )
-    make = getattr(evaluation, STUDIES[study])
-    made: pd.DataFrame = make(recording)
-    return made
+    table: pd.DataFrame = getattr(evaluation, STUDIES[study])(recording)
+    return table
 
 
 def _agreed(model: str, yes: bool, usage: Usage) -> bool:  # noqa: FBT001 - bound by its caller

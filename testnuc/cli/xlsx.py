@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from datetime import date, datetime, time
+from datetime import date, time
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.jsonl import write_whole
@@ -46,16 +46,13 @@ def read_rows(path: Path, text_column: str) -> tuple[list[str], list[dict[str, A
 def _rows_of(sheet: Any, text_column: str) -> tuple[list[str], list[dict[str, Any]]]:
     lines = (line for line in sheet.iter_rows(values_only=True) if any(v is not None for v in line))
     header = ["" if name is None else str(name) for name in next(lines, ())]
-    columns, rows = rows_by_name(header, (list(map(_value, line)) for line in lines))
+    plain = ([v.isoformat() if isinstance(v, date | time) else v for v in line] for line in lines)
+    columns, rows = rows_by_name(header, plain)
     for row in rows:
         text = row.get(text_column)
         if isinstance(text, int | float):
             row[text_column] = str(text)
     return columns, rows
-
-
-def _value(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, date | datetime | time) else value
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:

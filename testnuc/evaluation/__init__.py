@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from testnuc.evaluation.costs import Cost, measure_costs
-    from testnuc.evaluation.datasets import Dataset, load
+    from testnuc.evaluation.datasets import (
+        PAPER_DATASETS,
+        Dataset,
+        load,
+        paper_accuracy,
+        paper_tables,
+    )
     from testnuc.evaluation.neighborhoods import (
         Neighborhood,
         gold_votes,
@@ -30,7 +36,6 @@ if TYPE_CHECKING:
         purity_over_k,
         splits,
     )
-    from testnuc.evaluation.paper import PAPER_DATASETS, paper_accuracy, paper_tables
     from testnuc.evaluation.plots import plot
     from testnuc.evaluation.recording import Recording, embedded, record, record_runs
     from testnuc.evaluation.scores import MultilabelScores, score_multilabel
@@ -47,7 +52,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "costs": ("Cost", "measure_costs"),
-    "datasets": ("Dataset", "load"),
+    "datasets": ("PAPER_DATASETS", "Dataset", "load", "paper_accuracy", "paper_tables"),
     "neighborhoods": (
         "Neighborhood",
         "gold_votes",
@@ -59,7 +64,6 @@ _HOMES = {
         "splits",
     ),
     "scores": ("MultilabelScores", "score_multilabel"),
-    "paper": ("PAPER_DATASETS", "paper_accuracy", "paper_tables"),
     "plots": ("plot",),
     "recording": ("Recording", "embedded", "record", "record_runs"),
     "studies": (

@@ -1,4 +1,7 @@
-"""Datasets with gold labels: the eight of the paper by name, or any .jsonl or .csv file."""
+"""Datasets with gold labels: the eight of the paper by name, or any .jsonl or .csv file.
+
+Also the results published in the paper (Zou et al., ACL 2025, arXiv 2502.19163).
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,36 @@ import csv
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import orjson
 
 from testnuc._base.checks import valid_text
 from testnuc._base.jsonl import json_object, long_fields
 from testnuc.errors import InvalidInputError
-from testnuc.evaluation.paper import PAPER_DATASETS, paper_tables
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Dataset", "load"]
+__all__ = ["COLUMNS", "PAPER_DATASETS", "Dataset", "load", "paper_accuracy", "paper_tables"]
+
+#: Dataset name in the reference repository -> row in the paper's table of datasets.
+PAPER_DATASETS = {
+    "banking77": "BANKING",
+    "clinc": "CLINC",
+    "reddit": "Reddit",
+    "stackexchange": "StackExchange",
+    "mtop_domain": "MTOP",
+    "clinc_domain": "CLINC(D)",
+    "few_event": "FewEvent",
+    "go_emotion": "GoEmotion",
+}
+#: Dataset name -> column in the paper's accuracy tables.
+COLUMNS = {**PAPER_DATASETS, "stackexchange": "StackEx"}
 
 _TEXT_COLUMNS = ("text", "input", "sentence", "utterance", "message", "query")
 _LABEL_COLUMNS = ("label", "gold", "intent", "category", "class", "target")
@@ -132,7 +151,11 @@ def read(path: Path, name: str, *, text: str | None = None, label: str | None = 
     """Read a .jsonl or .csv file with a text and a label column."""
     if not path.is_file():
         raise InvalidInputError(f"{path} does not exist; check the path")
-    rows = _csv(path) if path.suffix.lower() == ".csv" else _jsonl(path)
+    if path.suffix.lower() == ".csv":
+        rows = _csv(path)
+    else:
+        lines = enumerate(path.read_bytes().split(b"\n"), 1)
+        rows = [(number, json_object(line, path, number)) for number, line in lines if line.strip()]
     if not rows:
         raise InvalidInputError(f"{path} has no rows")
     first = rows[0][1]
@@ -166,11 +189,6 @@ def _local(folder: Path, name: str, split: str | None) -> Path:
         f"none of {', '.join(map(str, tried))} exists; check data_dir, or omit it to download the "
         "file"
     )
-
-
-def _jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    lines = enumerate(path.read_bytes().split(b"\n"), 1)
-    return [(number, json_object(line, path, number)) for number, line in lines if line.strip()]
 
 
 def _csv(path: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -216,3 +234,42 @@ def _words(name: str) -> str:
     for end in (".txt", ".stackexchange.com"):
         name = name.removesuffix(end)
     return " ".join(name.replace("_", " ").split())
+
+
+@cache
+def paper_tables() -> dict[str, Any]:
+    """Return the tables of the paper and the citation."""
+    content = files("testnuc.evaluation").joinpath("paper_tables.json").read_bytes()
+    tables: dict[str, Any] = orjson.loads(content)
+    return tables
+
+
+def paper_accuracy(dataset: str, row: str, table: str = "GPT-4o-mini") -> float | None:
+    """Return a published accuracy, or None if the paper does not report it.
+
+    Parameters
+    ----------
+    dataset : str
+        One of `PAPER_DATASETS`.
+    row : str
+        Name of the row in the paper, such as ``"TestNUC (K=10)"``.
+    table : str
+        A model of the main table, ``"aggregation_gpt4o_mini_K50"``, ``"embedders_gpt4o_mini"``, or
+        a method of ``"enhanced_methods_gpt4o_mini"``.
+    """
+    tables = paper_tables()
+    column = COLUMNS.get(dataset)
+    if column is None:
+        return None
+    order: list[str] = tables["datasets_order"]
+    if table in tables["accuracy_by_model"]:
+        rows = tables["accuracy_by_model"][table]
+    elif table in tables["enhanced_methods_gpt4o_mini"]:
+        rows = tables["enhanced_methods_gpt4o_mini"][table]
+    else:
+        found = tables.get(table, {})
+        rows, order = found.get("rows", {}), found.get("order", order)
+    if row not in rows or column not in order:
+        return None
+    accuracy: float = rows[row][order.index(column)]
+    return accuracy

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from testnuc.trust.review import Review
     from testnuc.types import Usage
 
-__all__ = ["MOST_LISTED", "render", "write"]
+__all__ = ["render", "write"]
 
-#: Default for the most results that a page lists.
-MOST_LISTED = 20_000
 #: Characters that could end the script element of the data or a line of JavaScript, or that
 #: UTF-8 cannot encode.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
@@ -78,7 +76,7 @@ def render(
     then: str | None = None,
     file: str | None = None,
     title: str | None = None,
-    most: int = MOST_LISTED,
+    most: int = 20_000,
     several: bool | None = None,
     live: bool = False,
 ) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 from testnuc._base.checks import checked_positive, checked_whole
@@ -121,7 +121,7 @@ class ServerSettings:
 
     def limits(self) -> dict[str, int]:
         """Return the limits of requests, by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in _COUNTS}
+        return {name: getattr(self, name) for name in _COUNTS}
 
 
 def is_loopback(host: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from importlib import import_module
 
 import pytest
 
@@ -174,10 +175,12 @@ def test_ctrl_c_prints_how_to_resume(tmp_path, monkeypatch):
     source.write_text("\n".join(TEXTS) + "\n")
 
     def interrupted(main):
+        if main.__name__ != "label":
+            return asyncio.run(main)
         main.close()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("testnuc.cli.classify.run_to_end", interrupted)
+    monkeypatch.setattr(import_module("testnuc.cli.classify"), "run_to_end", interrupted)
     flags = ["--labels", "a,b", "--lane", "batch", "--store", tmp_path / "s.db"]
     code, _, err = run_here("classify", source, *flags)
     assert code == 130
