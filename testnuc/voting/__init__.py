@@ -28,7 +28,7 @@ confidences are float32, and thresholds are compared as float32.
 from __future__ import annotations
 
 from testnuc.voting.curves import vote_curve, vote_curves, vote_curves_pool
-from testnuc.voting.early import decided
+from testnuc.voting.early import decided, deciding_prefix
 from testnuc.voting.multilabel import (
     THRESHOLD,
     PoolLabels,
@@ -47,6 +47,7 @@ __all__ = [
     "VoteResult",
     "VotedLabels",
     "decided",
+    "deciding_prefix",
     "keep_own",
     "places_of",
     "vote",

@@ -13,7 +13,7 @@ from testnuc.voting.policy import VotePolicy
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["decided"]
+__all__ = ["decided", "deciding_prefix"]
 
 
 def decided(
@@ -49,12 +49,44 @@ def decided(
     -------
     bool[B]
     """
+    prefix, last = _prefix(labels, similarities, confidences, known, n_classes, policy, columns)
+    return prefix <= last
+
+
+def deciding_prefix(
+    labels: ArrayLike,
+    similarities: ArrayLike,
+    confidences: ArrayLike | None,
+    known: ArrayLike | None = None,
+    *,
+    n_classes: int,
+    policy: str | VotePolicy = "weighted",
+    columns: ArrayLike | None = None,
+) -> NDArray[np.int64]:
+    """Return the fewest leading columns that decide each row, int64[B]; -1 if undecided.
+
+    These columns alone determine the row's winner, for any values in the others. Parameters as for
+    `decided`; by default all columns are known, and then every row is decided.
+    """
+    prefix, last = _prefix(labels, similarities, confidences, known, n_classes, policy, columns)
+    return np.where(prefix <= last, prefix, np.int64(-1))
+
+
+def _prefix(
+    labels: ArrayLike,
+    similarities: ArrayLike,
+    confidences: ArrayLike | None,
+    known: ArrayLike | None,
+    n_classes: int,
+    policy: str | VotePolicy,
+    columns: ArrayLike | None,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     from testnuc._kernels.early import decide
 
     ballots = Ballots.of_rows(labels, similarities, confidences, n_classes)
     width = ballots.layout[0]
     exist = _counts(width if columns is None else columns, "columns", ballots.rows, width)
-    last = _counts(known, "known", ballots.rows, width)
+    last = exist if known is None else _counts(known, "known", ballots.rows, width)
     beyond = np.flatnonzero(last > exist)
     if beyond.size > 0:
         row = beyond[0]
@@ -65,7 +97,7 @@ def decided(
     bad = decide()(sim, lab, conf, fields, ballots.n_classes, width, last, exist, out)
     if bad >= 0:
         raise ballots.refuse(bad)
-    return out <= last
+    return out, last
 
 
 def _counts(value: ArrayLike, name: str, n_rows: int, width: int) -> NDArray[np.int64]:

@@ -15,6 +15,7 @@ from testnuc._kernels import fast
 from testnuc.voting import (
     VotePolicy,
     decided,
+    deciding_prefix,
     vote,
     vote_curve,
     vote_curves,
@@ -283,6 +284,13 @@ def test_decided_exactly_when_no_completion_changes_the_winner(case, policy):
             policy=VotePolicy(*policy),
         )
         assert got.tolist() == [naive.decided(row, known, few, policy) for row in voters]
+    prefix = deciding_prefix(
+        labels, similarities, confidences, n_classes=few, policy=VotePolicy(*policy)
+    )
+    first = [
+        next(n for n in range(1, width + 1) if naive.decided(row, n, few, policy)) for row in voters
+    ]
+    assert prefix.tolist() == first
 
 
 @given(rows(max_rows=4, max_k=12), POLICIES, st.integers(0, 2**32 - 1))
