@@ -374,9 +374,11 @@ async def test_answers_are_compared_with_those_of_the_whole_list(tmp_path: Path)
 
 
 async def test_labels_that_no_list_holds_are_in_the_notes() -> None:
-    with LoopbackLLM(follows) as llm:
-        async with client(llm, labels=MANY[:40], shortlist=5) as nuc:
-            results = await nuc.classify_many([f"zebra{i} number" for i in range(80)])
+    async with (
+        LoopbackLLM(lambda _: (MANY[0], 0.5)) as llm,
+        client(llm, labels=MANY[:40], shortlist=5) as nuc,
+    ):
+        results = await nuc.classify_many([f"{WORDS[0]} 0 number {i}" for i in range(80)])
     never = [label for label, held in results.coverage.items() if not held]
     assert never
     expected = f"no shortlist of 80 texts holds {len(never)} of the 40 labels"
