@@ -44,7 +44,7 @@ _CHUNK = 256
 #: Outcomes yielded before control returns to the event loop.
 _TURN = 1_024
 _CLOSED = "the client was closed"
-#: Before any answer, so many rejected requests (400) suffice to call the request malformed.
+#: This many HTTP 400 responses before any answer mean that the request itself is malformed.
 _SUSPECTS = 4
 
 
@@ -72,7 +72,7 @@ class Scheduler:
     mixed : bool
         Whether one call of `answer` may hold several asks about one text, and some with examples.
     joins : Scheduler, optional
-        A faster lane, whose requests are joined; it never waits for those of this lane.
+        A faster lane. A key in flight there is not sent here; it never waits for this lane.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Scheduler:
             joins.slower = self
         self._workers = WorkerPool(workers, per_call, self._queue, self._serve)
         self._closed = False
-        #: Whether no call is in progress any more, after `close`.
+        #: Whether `close` has finished.
         self._ended = False
         #: In the order of their start.
         self._runs: dict[ScheduledRun, None] = {}
@@ -291,7 +291,7 @@ class Scheduler:
             self._enqueue([request for request in new if request.ask.key in leased])
             new = [request for request in new if request.ask.key not in leased]
         await self._admit(new)
-        self._judge()
+        self._settle_suspects()
 
     async def _stored(self, keys: list[bytes]) -> list[Prediction | None]:
         """Return the stored prediction of each key, also those stored meanwhile."""
@@ -406,7 +406,7 @@ class Scheduler:
             self._queue.paused = len(self._suspects) >= _SUSPECTS
         else:
             self._settle(bundle, outcomes, failure)
-        self._judge()
+        self._settle_suspects()
 
     async def _answered(
         self, bundle: list[InFlightRequest]
@@ -450,7 +450,7 @@ class Scheduler:
         except Exception:  # noqa: BLE001 - the run meets the store's error elsewhere
             return False
 
-    def _judge(self) -> None:
+    def _settle_suspects(self) -> None:
         """Settle the suspects once it is known whether the request or a text is at fault.
 
         After any answer, it is the text. Without one it is the request, once no call is in flight
@@ -558,7 +558,7 @@ class Scheduler:
         self._enqueue(r for r in queued if any(waiter.lane is self for waiter, _ in r.waiters))
         for request in moved:
             request.waiters[0][0].lane.adopt(request.ask, request.waiters)
-        self._judge()
+        self._settle_suspects()
 
     def adopt(self, ask: Ask, waiters: list[tuple[ScheduledRun, Ask]]) -> None:
         """Take over a request that a faster lane will not send."""

@@ -70,7 +70,7 @@ def _apply(
     neighborhoods: Neighborhoods, learned: Learned, vectors: NDArray[np.float16] | None
 ) -> None:
     n_own = neighborhoods.n_own
-    kept = neighborhoods.plain_vote(slice(0, n_own)).label.copy()
+    kept = neighborhoods.vote_with_head(slice(0, n_own)).label.copy()
     if vectors is None:
         neighborhoods.applied = Applied(kept, np.full(n_own, np.nan))
         judge(neighborhoods, said_of(neighborhoods, range(n_own), learned))

@@ -263,13 +263,13 @@ class Engine:
                             ask_first=lane == "live",
                             partial=True,
                             # optional, so that observers written for 0.1.0 still count texts once
-                            embedded=getattr(bar, "embedded", int),
-                            answered=counter.add,
+                            on_embedded=getattr(bar, "embedded", int),
+                            on_answered=counter.add,
                         )
                     bar.stage("asking" if lane == "live" else "waiting for batches")
                     self._warn_of_few_neighbors(neighborhoods)
                     n_own = neighborhoods.n_own
-                    known = sum(map(neighborhoods.answered, range(n_own)))
+                    known = sum(map(neighborhoods.has_outcome, range(n_own)))
                     if known > counter.done:
                         bar.advance(known - counter.done)
                     predict = pipeline.predict(

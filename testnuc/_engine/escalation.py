@@ -268,7 +268,7 @@ class Escalation:
         new.notes[:] = old.notes
         for place in range(n_own):
             outcome = old.predictions[place] or old.errors.get(place)
-            if outcome is not None and not new.answered(place):
+            if outcome is not None and not new.has_outcome(place):
                 new.put(place, outcome)
         async with aclosing(pipeline.predict(new, waves=False)) as answered:
             async for _ in answered:

@@ -79,7 +79,7 @@ class FirstCalls:
         texts: Sequence[PoolText],
         places: Sequence[int],
         outcomes: list[tuple[Ask, Prediction | Exception]],
-        answered: Callable[[], object],
+        on_answered: Callable[[], object],
     ) -> Exception | None:
         """Append the outcomes of the calls for texts at some places.
 
@@ -100,7 +100,7 @@ class FirstCalls:
                 async for ask, outcome in found:
                     outcomes.append((ask, outcome))
                     if ask.sample == 0:
-                        answered()
+                        on_answered()
         except STOPS as error:
             return error
         return None

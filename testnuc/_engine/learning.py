@@ -159,7 +159,7 @@ class Learning(LearningBase[Learned, _Candidates]):
         found.settings = self._parts.settings
         await asyncio.to_thread(found.decide_by_settings)
         await asyncio.to_thread(found.balance)
-        return (await asyncio.to_thread(found.counted_vote, slice(0, found.n_own))).label
+        return (await asyncio.to_thread(found.corrected_vote, slice(0, found.n_own))).label
 
     def _wanted(self) -> tuple[int, int]:
         return most_texts(len(self._parts.labels.names), MOST_TEXTS), NEIGHBORS

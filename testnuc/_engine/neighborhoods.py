@@ -126,7 +126,7 @@ class Neighborhoods:
         """Return label and confidence at each place; -1 and NaN if missing."""
         return self._winners, self._confidences
 
-    def answered(self, place: int) -> bool:
+    def has_outcome(self, place: int) -> bool:
         """Whether the text at a place has an outcome."""
         return self.predictions[place] is not None or place in self.errors
 
@@ -222,9 +222,9 @@ class Neighborhoods:
         """Number of own texts that a head labels."""
         return 0 if self.spared is None else int((self.spared >= 0).sum())
 
-    def plain_vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
+    def vote_with_head(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
         """Vote on some of the own texts; a head wins where the LLM was not asked."""
-        result = self.counted_vote(rows, votes=votes)
+        result = self.corrected_vote(rows, votes=votes)
         if self.spared is None:
             return result
         by_head = self.spared[rows] >= 0
@@ -237,7 +237,7 @@ class Neighborhoods:
 
     def vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
         """Vote on some of the own texts; what was learned wins."""
-        result = self.plain_vote(rows, votes=votes)
+        result = self.vote_with_head(rows, votes=votes)
         applied = self.applied
         if applied is None:
             return result
@@ -266,7 +266,7 @@ class Neighborhoods:
             votes=weights if votes else None,
         )
 
-    def counted_vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
+    def corrected_vote(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
         """Vote on some of the own texts, without regard to judgments and learned models."""
         if self._scale is None:
             return self._vote(rows, votes=votes)

@@ -53,7 +53,8 @@ class Pipeline:
     """Embeds, retrieves and predicts for one client."""
 
     labels: LabelSet
-    #: Replaced as a whole; each run reads it once. ``settings.k`` neighbors are retrieved.
+    #: Replaced as a whole; each run reads it once. ``settings.retrieved`` neighbors are retrieved,
+    #: of which ``settings.k`` vote.
     settings: VoteSettings
     method: Method
     #: Whether neighbors without a prediction are predicted, or skipped.
@@ -96,8 +97,8 @@ class Pipeline:
         together: bool,
         ask_first: bool = True,
         partial: bool = False,
-        embedded: Callable[[int], object] = int,
-        answered: Callable[[], object] | None = None,
+        on_embedded: Callable[[int], object] = int,
+        on_answered: Callable[[], object] | None = None,
     ) -> Neighborhoods:
         """Embed distinct texts and retrieve their neighbors.
 
@@ -116,9 +117,9 @@ class Pipeline:
         partial : bool
             Whether an error after the first call gives neighborhoods without neighbors, with the
             error as `failure`, so that answers can be handed over; `predict` then raises it.
-        embedded : callable
+        on_embedded : callable
             Called with the number of texts after each batch of the embedder.
-        answered : callable, optional
+        on_answered : callable, optional
             If given, the calls for own labels, which need no embeddings, are made while texts are
             embedded, and this is called once for each text. With `ask`, these are the calls for the
             random part.
@@ -130,15 +131,15 @@ class Pipeline:
         places = await self._asked_first(texts, settings) if ask_first else ()
         outcomes = await self._first.ask(texts, places) if ask_first else []
         asking = None
-        if ask_first and answered is not None:
+        if ask_first and on_answered is not None:
             for _ in outcomes:
-                answered()
+                on_answered()
             asking = asyncio.create_task(
-                self._first.ask_meanwhile(texts, places, outcomes, answered),
+                self._first.ask_meanwhile(texts, places, outcomes, on_answered),
                 name="testnuc-first-calls",
             )
         try:
-            neighborhoods = await self._prepared(texts, settings, embedded, together=together)
+            neighborhoods = await self._prepared(texts, settings, on_embedded, together=together)
             if asking is not None:
                 neighborhoods.failure = await asking
         except STOPS as error:
@@ -153,14 +154,14 @@ class Pipeline:
         neighborhoods.notes.append(self.note)
         sampler = Sampler(self.method, self.predictor, neighborhoods)
         for ask, outcome in outcomes:
-            if not neighborhoods.answered(ask.place):
+            if not neighborhoods.has_outcome(ask.place):
                 sampler.settle(ask, outcome)
         return neighborhoods
 
     async def _asked_first(
         self, texts: Sequence[PoolText], settings: VoteSettings
     ) -> Sequence[int]:
-        """Return the places of the texts that are asked about whatever their embeddings are."""
+        """Return the places of the texts that are asked about regardless of their embeddings."""
         if self.ask is None:
             return range(len(texts))
         known = without_foreign_labels(await self._with_known_labels(texts), self.labels)
@@ -174,16 +175,16 @@ class Pipeline:
         self,
         texts: Sequence[PoolText],
         settings: VoteSettings,
-        embedded: Callable[[int], object],
+        on_embedded: Callable[[int], object],
         *,
         together: bool,
     ) -> Neighborhoods:
         hashes, started = [entry.hash for entry in texts], time.perf_counter()
-        vectors, rejected = await self.embedding.each([e.text for e in texts], hashes, embedded)
+        vectors, rejected = await self.embedding.each([e.text for e in texts], hashes, on_embedded)
         advice = self.embedding.advice(time.perf_counter() - started)
         broken = [error for error in rejected.values() if isinstance(error, EmbeddingError)]
         if broken and len(broken) == len(texts):
-            # not one text is at fault, but the embedder
+            # every text failed, so the embedder is at fault
             raise broken[0]
         texts = await self._with_known_labels(texts)
         await asyncio.sleep(0)
@@ -249,7 +250,7 @@ class Pipeline:
                 await self.retriever.fill(neighborhoods, range(len(neighborhoods.entries)))
         answered = neighborhoods.any_answered
         for place in range(n_own):
-            if not neighborhoods.answered(place) and not neighborhoods.is_spared(place):
+            if not neighborhoods.has_outcome(place) and not neighborhoods.is_spared(place):
                 neighborhoods.put(place, error)
         if answered:
             await asyncio.to_thread(neighborhoods.decide_by_settings)
@@ -372,7 +373,7 @@ class Pipeline:
 
     def _open(self, neighborhoods: Neighborhoods, places: Iterable[int]) -> Iterator[int]:
         for place in places:
-            if neighborhoods.answered(place):
+            if neighborhoods.has_outcome(place):
                 self.pool_predictions.outcomes += 1
             else:
                 yield place
@@ -412,7 +413,7 @@ class Pipeline:
             places = range(len(texts))
             if snapshot is not None and self.neighbors == "stored":
                 await self.retriever.fill(neighborhoods, places)
-            yield sum(map(neighborhoods.answered, places))
+            yield sum(map(neighborhoods.has_outcome, places))
             try:
                 async with aclosing(self._predict(neighborhoods, places, lane)) as finished:
                     async for place in finished:

@@ -65,7 +65,7 @@ class Retriever:
     predictor: Predictor
     pool: Index
     store: Store
-    #: Of a method with few-shot examples.
+    #: Set if the method uses few-shot examples.
     examples: ExampleFinder | None
 
     async def search(
@@ -203,7 +203,7 @@ class Retriever:
 
     async def fill(self, neighborhoods: Neighborhoods, places: Iterable[int]) -> None:
         """Set the stored predictions at the given places."""
-        unknown = [place for place in places if not neighborhoods.answered(place)]
+        unknown = [place for place in places if not neighborhoods.has_outcome(place)]
         stored = await self.stored([neighborhoods.entries[i] for i in unknown])
         for place, prediction in zip(unknown, stored, strict=True):
             if prediction is not None:

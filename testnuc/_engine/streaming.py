@@ -274,7 +274,7 @@ def _waiting(neighborhoods: Neighborhoods, end: int) -> tuple[list[int], list[li
     waits_for: list[list[int]] = [[] for _ in neighborhoods.entries]
     for place in range(neighborhoods.n_own):
         for other in (place, *neighborhoods.neighbors[place].tolist()):
-            if 0 <= other < end and not neighborhoods.answered(other):
+            if 0 <= other < end and not neighborhoods.has_outcome(other):
                 waits[place] += 1
                 waits_for[other].append(place)
     return waits, waits_for

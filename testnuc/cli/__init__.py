@@ -1,4 +1,25 @@
-"""The command line. Each command imports its module when it runs, so that --help is fast."""
+"""The command line. Each command imports its module when it runs, so that --help is fast.
+
+options           shared options, and `runs`, which connects a declaration to its function
+judging_commands  declarations of review, learn, certify, distill, unlearn and compare
+
+batch, classify, compare, demo, diagnose, evaluate, judging, report, serve, store, study
+what each command does
+answering         judging in the terminal; `judging_page` on a page
+
+reading           texts from files; `decoding` recognizes encoding, delimiter and columns
+label_files       labels from files; `parquet` and `xlsx` for both
+files             outputs
+answer_store      the store of a run; `answered_texts` opens it without calls
+options_of_run    options that later commands need not repeat
+settings          testnuc.toml and environment variables
+client_factory    a client from options
+
+event_loop        runs a coroutine, with Ctrl-C
+progress          the progress of a run; `long_texts` notes texts that will be cut
+next_steps        the command that comes next
+wording           errors in the terms of the shell
+"""
 
 from __future__ import annotations
 
@@ -14,6 +35,7 @@ from testnuc._version import __version__
 from testnuc.cli.judging_commands import add_judging
 from testnuc.cli.options import (
     BASE_URL,
+    CALL_OPTIONS,
     DELIMITER,
     DRY_RUN,
     EMBEDDER,
@@ -23,8 +45,7 @@ from testnuc.cli.options import (
     LABELS_OF_RUN,
     LIMIT,
     MODEL,
-    OF_ASKING,
-    OF_SEVERAL,
+    MULTILABEL_OPTIONS,
     OVERWRITE,
     RESULTS_OR_STORE,
     TEXT_COLUMN,
@@ -161,7 +182,9 @@ def evaluate(
 
 
 @app.command()
-@runs("diagnose:run", *OF_ASKING, *OF_SEVERAL, "policy", "min_trust", labels=LABELS_OF_FILE)
+@runs(
+    "diagnose:run", *CALL_OPTIONS, *MULTILABEL_OPTIONS, "policy", "min_trust", labels=LABELS_OF_FILE
+)
 def diagnose(
     client: dict[str, Any],
     source: str = RESULTS_OR_STORE,
@@ -234,7 +257,7 @@ def study(
 
 
 @app.command()
-@runs("report:run", *OF_ASKING, "store", labels=LABELS_OF_RUN)
+@runs("report:run", *CALL_OPTIONS, "store", labels=LABELS_OF_RUN)
 def report(
     client: dict[str, Any],
     file: str = argument(
@@ -296,7 +319,10 @@ def cancel(
 
 
 def main() -> None:
-    """Run the command line; a user error prints one line and exits with code 2."""
+    """Run the command line; errors print one line.
+
+    Exit codes: 2 after an error of input, configuration or store, 1 after any other.
+    """
     # show the progress bar of the texts alone, not those of model downloads
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -7,8 +7,8 @@ from typing import Any
 import typer
 
 from testnuc.cli.options import (
+    CALL_OPTIONS,
     LABELS_OF_RUN,
-    OF_ASKING,
     OVERWRITE,
     RESULTS_OR_STORE,
     TEXT_COLUMN,
@@ -25,7 +25,7 @@ _SOURCES = argument(
 _JUDGED = argument("REVIEW|MARKS..", "What the page saved; several people's files are joined.")
 
 
-@runs("judging:review", *OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+@runs("judging:review", *CALL_OPTIONS, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
 def review(
     client: dict[str, Any],
     sources: list[str] = _SOURCES,
@@ -54,7 +54,7 @@ def review(
     """Draw texts, let a person judge them on a page, and learn from that; makes no call."""
 
 
-@runs("judging:learn", *OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+@runs("judging:learn", *CALL_OPTIONS, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
 def learn(
     client: dict[str, Any],
     source: str = RESULTS_OR_STORE,
@@ -73,7 +73,7 @@ def learn(
     """Learn from judged texts how to label, and what trust means; later runs use it."""
 
 
-@runs("judging:certify", *OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+@runs("judging:certify", *CALL_OPTIONS, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
 def certify(
     client: dict[str, Any],
     source: str = RESULTS_OR_STORE,
@@ -94,7 +94,7 @@ def certify(
     """Find the trust above which labels are right, as proved by the judged texts."""
 
 
-@runs("judging:distill", *OF_ASKING, "min_trust", labels=LABELS_OF_RUN)
+@runs("judging:distill", *CALL_OPTIONS, "min_trust", labels=LABELS_OF_RUN)
 def distill(
     client: dict[str, Any],
     source: str = RESULTS_OR_STORE,
@@ -104,7 +104,7 @@ def distill(
     """Train a classifier of embeddings on the labels: a file that needs no LLM; makes no call."""
 
 
-@runs("judging:unlearn", *OF_ASKING, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+@runs("judging:unlearn", *CALL_OPTIONS, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
 def unlearn(
     client: dict[str, Any], source: str = RESULTS_OR_STORE, text_column: str = TEXT_COLUMN
 ) -> None:

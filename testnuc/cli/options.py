@@ -14,6 +14,7 @@ from typer.models import OptionInfo
 
 __all__ = [
     "BASE_URL",
+    "CALL_OPTIONS",
     "DELIMITER",
     "DRY_RUN",
     "EMBEDDER",
@@ -23,8 +24,7 @@ __all__ = [
     "LABELS_OF_RUN",
     "LIMIT",
     "MODEL",
-    "OF_ASKING",
-    "OF_SEVERAL",
+    "MULTILABEL_OPTIONS",
     "OVERWRITE",
     "RESULTS_OR_STORE",
     "TEXT_COLUMN",
@@ -58,7 +58,7 @@ _OF_ONE_RUN = frozenset(
 )
 
 #: Options that a command without calls does not take.
-OF_ASKING = (
+CALL_OPTIONS = (
     "neighbors",
     "budget_usd",
     "max_concurrency",
@@ -72,7 +72,7 @@ OF_ASKING = (
 )
 
 #: Options of texts with several labels.
-OF_SEVERAL = ("multilabel", "threshold")
+MULTILABEL_OPTIONS = ("multilabel", "threshold")
 
 
 def argument(metavar: str, meaning: str) -> Any:
@@ -173,7 +173,7 @@ def _client(
         None, help="Trust below which the LLM labels a text instead.", show_default="none do"
     ),
 ) -> None:
-    """Only its signature is used."""
+    """Never called: `runs` reads its signature."""
 
 
 def client_options() -> dict[str, Any]:

@@ -112,14 +112,14 @@ class EmbeddingCache:
         self,
         texts: Sequence[str],
         hashes: Sequence[bytes],
-        embedded: Callable[[int], object] = int,
+        on_embedded: Callable[[int], object] = int,
     ) -> NDArray[np.float16]:
         """Return the vector of each text, float16[len(texts), dim].
 
-        `embedded` is called with the number of texts after each batch. `EmbeddingError`: the
+        `on_embedded` is called with the number of texts after each batch. `EmbeddingError`: the
         embedder failed or returned unusable vectors.
         """
-        vectors, errors = await self.each(texts, hashes, embedded)
+        vectors, errors = await self.each(texts, hashes, on_embedded)
         for error in errors.values():
             raise error
         return vectors
@@ -128,7 +128,7 @@ class EmbeddingCache:
         self,
         texts: Sequence[str],
         hashes: Sequence[bytes],
-        embedded: Callable[[int], object] = int,
+        on_embedded: Callable[[int], object] = int,
     ) -> tuple[NDArray[np.float16], dict[int, Exception]]:
         """Return the vector of each text, as `vectors`, and the errors of single texts.
 
@@ -139,7 +139,9 @@ class EmbeddingCache:
         for start in range(0, len(texts), _CHUNK):
             part = slice(start, start + _CHUNK)
             good: list[Vector] = []
-            for at, row in enumerate(await self._chunk(texts[part], hashes[part], embedded), start):
+            for at, row in enumerate(
+                await self._chunk(texts[part], hashes[part], on_embedded), start
+            ):
                 if isinstance(row, Exception):
                     errors[at] = row
                 else:
@@ -171,7 +173,7 @@ class EmbeddingCache:
         self,
         texts: Sequence[str],
         hashes: Sequence[bytes],
-        embedded: Callable[[int], object],
+        on_embedded: Callable[[int], object],
     ) -> list[Vector | Exception]:
         found: list[Vector | Exception | None] = [*await self._pool.stored_vectors(hashes)]
         missing = [i for i, vector in enumerate(found) if vector is None]
@@ -180,10 +182,10 @@ class EmbeddingCache:
             for i, vector in zip(missing, stored, strict=True):
                 found[i] = vector
             missing = [i for i in missing if found[i] is None]
-        embedded(len(texts) - len(missing))
+        on_embedded(len(texts) - len(missing))
         if missing:
             new = await self._new(
-                [texts[i] for i in missing], [hashes[i] for i in missing], embedded
+                [texts[i] for i in missing], [hashes[i] for i in missing], on_embedded
             )
             for i, row in zip(missing, new, strict=True):
                 found[i] = row
@@ -193,7 +195,7 @@ class EmbeddingCache:
         self,
         texts: Sequence[str],
         hashes: Sequence[bytes],
-        embedded: Callable[[int], object],
+        on_embedded: Callable[[int], object],
     ) -> list[Vector | Exception]:
         """Embed texts and store their vectors; an error does not lose those of other texts."""
         # texts of similar length in a batch need little padding
@@ -207,7 +209,7 @@ class EmbeddingCache:
                 await self._keep([hashes[i] for i in order[start : start + _BATCH]], batch)
                 if any(map(_is_lost, batch)):
                     break
-                embedded(len(batch))
+                on_embedded(len(batch))
         finally:
             for future in futures:
                 # retrieved here, in case no other caller waits for it

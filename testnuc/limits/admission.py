@@ -300,8 +300,8 @@ class Admission:
             waiter.future.set_exception(
                 RateLimitedError(
                     f"the provider asked to wait another {left:.0f} s, longer than the deadline of "
-                    f"a call ({self._longest_pause:.0f} s); try again later, or raise "
-                    "RetryPolicy(deadline=..)",
+                    f"a call ({self._longest_pause:.0f} s); try again later, or use a "
+                    "larger RetryPolicy(deadline=..)",
                     retry_after=left,
                     attempts=0,
                 )

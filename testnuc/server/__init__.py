@@ -3,6 +3,11 @@
 `Service` handles requests, `page_of` renders the page at ``/``, `serve` runs the service until a
 signal, `ServerSettings` has address and limits. ``testnuc serve`` combines them. See
 docs/service.md.
+
+    service    routes; `access` for tokens and origins, `errors` for responses other than 200
+    queue      pending texts; `schemas` reads request bodies
+    lifecycle  from start to SIGTERM; `settings`
+    metrics    Prometheus metrics; `openapi`, the description of the API; `page`, the page at ``/``
 """
 
 from __future__ import annotations

@@ -36,13 +36,13 @@ def check_vectors(embedder: str, dim: int, vectors: NDArray[np.float16]) -> None
 
 
 class SqlStore:
-    """A store in a database, but for predictions by key, vectors and pools.
+    """Everything that a database store does, except predictions by key, vectors and pools.
 
     Statements are idempotent, and have parameters ``$1``, ``$2``, ..
     """
 
     durable = True
-    #: In SQL: the time now, and what seconds are multiplied by.
+    #: SQL for the current time, and for one second of it.
     _now = ""
     _second = ""
 

@@ -1,6 +1,13 @@
 """Public test doubles: a local HTTP server that acts as an LLM provider, and a hashing embedder.
 
 Production code does not need this package. See docs/testing.md.
+
+    loopback         LoopbackLLM, the server; `subprocess_server` runs it in a process
+    listener         its socket; `http_connection` reads requests and injects faults
+    formats          the wire formats; `request_checks` validates requests
+    answers          canned answers and latencies; `content` renders them; `faults`; `rate_limit`
+    batch_api        the batch APIs; `batch_formats`, `batch_options`
+    embedder         HashEmbedder
 """
 
 from __future__ import annotations

@@ -178,8 +178,8 @@ async def _within(seconds: float, provider: WireProvider) -> AsyncIterator[async
             yield timer
     except TimeoutError:
         raise CallTimeoutError(
-            f"no complete response from {host(provider)} within {seconds:g} s; raise "
-            "RetryPolicy(timeout=..) if the connection is slow"
+            f"no complete response from {host(provider)} within {seconds:g} s; if the "
+            "connection is slow, use a larger RetryPolicy(timeout=..)"
         ) from None
     except ProviderError:
         raise

@@ -204,7 +204,7 @@ class Transport:
             )
             raise
         finally:
-            # Still reserved only if every request was unsent or certainly not billed.
+            # a reservation is left only if no attempt can have been billed
             self._accounting.release(call)
 
     def _retrying(self, call: Call) -> AsyncRetrying:
@@ -327,8 +327,8 @@ class Transport:
         where = host(call.wire) if call.wire is not None else call.other.name if call.other else ""
         return CallTimeoutError(
             f"no complete response from {where} within {self._retry.timeout:g} s for this attempt "
-            f"({self._retry.deadline:g} s in total); raise RetryPolicy(timeout=.., deadline=..) if "
-            f"the model is slow"
+            f"({self._retry.deadline:g} s in total); if the model is slow, use a larger "
+            "RetryPolicy(timeout=.., deadline=..)"
         )
 
 

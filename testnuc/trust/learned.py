@@ -55,12 +55,12 @@ class Learned(FromJudgments):
     #: Gives the labels, if `decides` is "head", and the probabilities behind trust in any case.
     model: HeadModel
     vote: VoteModel
-    #: Where all of these keep the LLM's label the model does, too; empty: no such condition.
+    #: If the vote and all these models return the LLM's label, so does `model`; empty: no check.
     bases: tuple[HeadModel, ...]
-    #: float64[FOLDS, 3]: what trust is made of.
+    #: float64[FOLDS, 3]: coefficients of the trust calibration.
     coefficients: NDArray[np.float64]
-    #: Where a referee contradicted the LLM: how often another candidate agreed with it, and how
-    #: often none did.
+    #: Counts of texts on which a referee contradicted the LLM: another candidate agreed with the
+    #: referee; none did.
     dissent: tuple[int, int] = (0, 0)
     #: Of labels in a tree: trust of all texts at each level above the label, float32[depth - 1,
     #: texts], and whether the level was right for those in `rows`; None: they are not.
@@ -74,7 +74,7 @@ class Learned(FromJudgments):
 
     @property
     def referee_better(self) -> bool:
-        """Whether a referee is taken to be better than the LLM.
+        """Whether `dissent` suggests that the referee is more accurate than the LLM.
 
         Its answers that contradict the LLM are then more often than not those of another candidate:
         neighbors and model do not know them, so mistakes rarely agree.

@@ -40,7 +40,7 @@ class VoteSettings:
 
     #: None: decided from the predictions, or by `decision`.
     policy: VotePolicy | None
-    #: Neighbors to retrieve; all of them vote, unless `decision` uses fewer.
+    #: Neighbors that vote, unless `decision` uses fewer.
     k: int
     #: Whether policy and k are decided from the predictions.
     auto: bool = False

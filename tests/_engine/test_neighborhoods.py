@@ -87,7 +87,7 @@ def test_a_label_that_the_pool_knows_is_the_prediction():
     matches = Matches(np.array([[7], [4]]), np.ones((2, 1), np.float32))
     others = [text_of(0, "b"), text_of(9, "c")]
     made = build_neighborhoods(LABELS, fixed(1), [text_of(0), text_of(1)], numbers, others, matches)
-    assert [made.answered(i) for i in range(3)] == [True, False, True]
+    assert [made.has_outcome(i) for i in range(3)] == [True, False, True]
     assert made.predictions == [Prediction("b", 1.0), None, Prediction("c", 1.0)]
 
 
@@ -110,7 +110,7 @@ def test_an_outcome_is_a_prediction_or_an_error():
     made.put(0, error)
     made.put(1, Prediction("b", 0.5))
     made.put(2, Prediction(None))
-    assert [made.answered(i) for i in range(3)] == [True, True, True]
+    assert [made.has_outcome(i) for i in range(3)] == [True, True, True]
     winners, confidences = made.answers()
     assert winners.tolist() == [-1, 1, -1]
     assert confidences[1] == 0.5

@@ -169,7 +169,7 @@ async def test_a_method_that_raises_ends_its_own_run_alone(parts):
     failed, places = await asyncio.gather(*map(one.predict, both), return_exceptions=True)
     assert isinstance(failed, ZeroDivisionError)
     assert sorted(places) == list(range(len(fine)))
-    assert all(both[1].answered(place) for place in places)
+    assert all(both[1].has_outcome(place) for place in places)
     # shared asks were made once
     keys = [ask.key for ask in one.asked]
     assert len(keys) == len(set(keys))
