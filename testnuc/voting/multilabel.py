@@ -153,7 +153,7 @@ def vote_multilabel(
     --------
     >>> pool = PoolLabels.of([[(0, 0.9)], [(0, 0.8), (2, 0.7)], [(2, 0.6)]])
     >>> vote = vote_multilabel([[1, 2]], [[0.9, 0.8]], [0], pool, n_classes=3)
-    >>> vote.labels.tolist(), vote.shares.round(2).tolist(), vote.given.tolist()
+    >>> vote.labels.tolist(), vote.shares.astype(float).round(2).tolist(), vote.given.tolist()
     ([0, 2], [0.7, 0.63], [True, True])
     """
     n_classes = checked_whole("n_classes", n_classes, least=1, most=2**31 - 1)
