@@ -187,7 +187,7 @@ async def _classify(
     steps.watch(parts.pool, "search", "search")
     steps.watch(pipeline.retriever, "build", "texts")
     steps.watch_results(pipeline, "predict", "ask")
-    steps.watch(parts.embedding, "vectors", "vectors")
+    steps.watch(parts.embedding, "each", "vectors")
     steps.watch(parts.pool, "labels", "labels")
     steps.watch(parts.pool, "add", "add")
     embedder.cpu = 0.0

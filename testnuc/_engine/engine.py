@@ -299,7 +299,7 @@ class Engine:
                 rows = await asyncio.to_thread(rows_of, neighborhoods, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started
             span.set(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
-        taught = neighborhoods.settings.taught
+        taught, coverage = neighborhoods.settings.taught, self._coverage(neighborhoods)
         results = Results(
             rows,
             usage,
@@ -314,7 +314,7 @@ class Engine:
             learned=None if taught is None else await asyncio.to_thread(str, taught),
             escalated=escalated,
             notes=list(filter(None, neighborhoods.notes)),
-            coverage=self._coverage(neighborhoods),
+            coverage=coverage,
             referee_usage=None if referee is None else referee.meter.since(refereed),
         )
         self._report(results, len(entries))

@@ -221,6 +221,7 @@ class MultilabelNeighborhoods(Neighborhoods):
             pool,
             n_classes=len(self.labels.names),
             policy=self.policy,
+            checked=True,
         )
         return keep_own(voted, own, pool) if self.settings.careful else voted
 

@@ -253,17 +253,32 @@ async def record_runs(
     *,
     model: Any = "openai/gpt-4o-mini",
     embedder: str | Embedder = "sentence-transformers/all-MiniLM-L6-v2",
-    **options: Any,
+    vectors: NDArray[Any] | None = None,
+    rows: Sequence[int] | None = None,
+    agree: Callable[[Usage], bool] | None = None,
+    progress: bool = False,
+    **client: Any,
 ) -> list[Recording]:
     """Predict each text `runs` times; returns one recording per run.
 
     The runs are the samples of `SelfConsistency`, which shares their stored predictions. Parameters
-    are those of `record`, without `method` and `labels_of`.
+    are those of `record`.
     """
     distinct = dataset.distinct()
-    predictions, vectors = await _predict(
-        distinct, distinct, model, embedder, method=_EachSample(runs), **options
+    predictions, found = await _predict(
+        distinct,
+        distinct,
+        model,
+        embedder,
+        vectors=vectors,
+        method=_EachSample(runs),
+        rows=rows,
+        agree=agree,
+        progress=progress,
+        **client,
     )
+    # converted once: all recordings share them
+    kept = np.asarray(found, dtype=np.float16)
     samples_of = {text: orjson.loads(p.said or "[]") for text, p in predictions.items()}
     recordings = []
     for run in range(runs):
@@ -272,7 +287,7 @@ async def record_runs(
             for text, samples in samples_of.items()
             if run < len(samples)
         }
-        recordings.append(Recording.of(distinct, of_run, vectors))
+        recordings.append(Recording.of(distinct, of_run, kept))
     return recordings
 
 

@@ -74,11 +74,20 @@ class SqlStore:
 
     async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
         """Delete the predictions of a model, or of a scope; returns their number."""
-        count = 0
-        for known, facts in await self.scopes():
-            if known == scope or (model is not None and facts.get("model") == model):
-                count += await self._change(f"DELETE {_OF_SCOPE}", known)
-        return count
+        found = [
+            known
+            for known, facts in await self.scopes()
+            if known == scope or (model is not None and facts.get("model") == model)
+        ]
+        if not found:
+            return 0
+        # one statement: all or nothing, and one pass over the predictions
+        marks = ", ".join(f"${i}" for i in range(1, len(found) + 1))
+        return await self._change(
+            "DELETE FROM predictions "
+            f"WHERE scope IN (SELECT id FROM scopes WHERE scope IN ({marks}))",
+            *found,
+        )
 
     async def put_learned(self, scope: bytes, data: bytes) -> None:
         """Store what was learned, in place of what was there."""

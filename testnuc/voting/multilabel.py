@@ -32,7 +32,7 @@ _NO = (np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.uint8))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolLabels:
-    """The labels of N texts, which may have none, one or several; they are not checked."""
+    """The labels of N texts, which may have none, one or several."""
 
     #: int64[N + 1]: the labels of text i are at ``offsets[i]:offsets[i + 1]``.
     offsets: NDArray[np.int64]
@@ -54,6 +54,45 @@ class PoolLabels:
             np.array([np.nan if c is None else c for _, c in pairs], dtype=np.float32),
             np.array([one is not None for one in given], dtype=np.uint8),
         )
+
+    def check(self, n_classes: int) -> None:
+        """Raise an `InvalidInputError` if an array is invalid: the kernel would write outside."""
+        n, m = self.voted.size, self.labels.size
+        dtypes = (np.int64, np.int32, np.float32, np.uint8)
+        for name, dtype in zip(self.__slots__, dtypes, strict=True):
+            array = getattr(self, name)
+            if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
+                raise InvalidInputError(
+                    f"{name} has the dtype {array.dtype} and the shape {array.shape}; give a "
+                    f"contiguous {np.dtype(dtype)} array of one dimension"
+                )
+        offsets, sure = self.offsets, self.confidences
+        if (
+            offsets.size != n + 1
+            or sure.size not in {0, m}
+            or offsets[0] != 0
+            or offsets[-1] != m
+            or (np.diff(offsets) < 0).any()
+        ):
+            raise InvalidInputError(
+                f"offsets has {offsets.size} values, labels {m}, confidences {sure.size} and voted "
+                f"{n}; give N + 1 ascending offsets from 0 to M"
+            )
+        text = np.repeat(np.arange(n), np.diff(offsets))
+        wrong = np.ones(m, dtype=np.bool_)
+        # the first of each label of a text is right
+        wrong[np.unique(text * 2**32 + self.labels, return_index=True)[1]] = False
+        wrong |= (self.labels < 0) | (self.labels >= n_classes)
+        if sure.size:
+            wrong |= (sure < 0) | (sure > 1)
+        if wrong.any():
+            bad = text[wrong.argmax()]
+            part = slice(int(offsets[bad]), int(offsets[bad + 1]))
+            raise InvalidInputError(
+                f"text {bad} has the labels {self.labels[part].tolist()} with the confidences "
+                f"{sure[part].tolist()}; give distinct labels from 0 to {n_classes - 1}, and "
+                "confidences from 0 to 1 or NaN"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +128,7 @@ def vote_multilabel(
     policy: str | VotePolicy = "weighted",
     threshold: float | None = None,
     threads: int | None = None,
+    checked: bool = False,
 ) -> VotedLabels:
     """Vote for each label in rows that point to their neighbors in a pool of predictions.
 
@@ -106,12 +146,14 @@ def vote_multilabel(
     threshold : float, optional
         A label is given if its share is larger; or equal, and the text itself gave it. Default:
         that of the policy, else 0.5.
+    checked : bool
+        Whether the pool was validated before.
 
     Examples
     --------
     >>> pool = PoolLabels.of([[(0, 0.9)], [(0, 0.8), (2, 0.7)], [(2, 0.6)]])
     >>> vote = vote_multilabel([[1, 2]], [[0.9, 0.8]], [0], pool, n_classes=3)
-    >>> vote.labels.tolist(), vote.shares.round(2).tolist(), vote.given.tolist()
+    >>> vote.labels.tolist(), vote.shares.astype(float).round(2).tolist(), vote.given.tolist()
     ([0, 2], [0.7, 0.63], [True, True])
     """
     n_classes = checked_whole("n_classes", n_classes, least=1, most=2**31 - 1)
@@ -128,6 +170,8 @@ def vote_multilabel(
             f"neighbor_ids has the shape {ids.shape}, similarities {cosines.shape} and own_ids "
             f"{own.shape}; give [B, K], [B, K] and [B]"
         )
+    if not checked:
+        pool.check(n_classes)
     outside = own[(own < 0) | (own >= pool.voted.size)]
     if outside.size > 0:
         raise InvalidInputError(f"own_ids has {outside[0]}; the pool has {pool.voted.size} texts")

@@ -373,6 +373,18 @@ async def test_answers_are_compared_with_those_of_the_whole_list(tmp_path: Path)
         assert f"{len(never)} labels of 240 are in the shortlist of no text" in results.summary()
 
 
+async def test_labels_that_no_list_holds_are_in_the_notes() -> None:
+    async with (
+        LoopbackLLM(lambda _: (MANY[0], 0.5)) as llm,
+        client(llm, labels=MANY[:40], shortlist=5) as nuc,
+    ):
+        results = await nuc.classify_many([f"{WORDS[0]} 0 number {i}" for i in range(80)])
+    never = [label for label, held in results.coverage.items() if not held]
+    assert never
+    expected = f"no shortlist of 80 texts holds {len(never)} of the 40 labels"
+    assert any(note.startswith(expected) for note in results.notes)
+
+
 def test_what_is_compared_depends_on_the_texts_alone() -> None:
     entries = [PoolText(str(i), hash_text(str(i))) for i in range(3_000)]
     chosen = {entries[at].text for at in compared_part(entries)}

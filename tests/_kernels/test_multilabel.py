@@ -140,6 +140,19 @@ def test_own_labels_are_kept_with_the_shares_of_the_vote(case):
         assert said is None or {label for label, _, passed in after if passed} == said
 
 
+@pytest.mark.parametrize(
+    ("pool", "match"),
+    [
+        ([[(0, 0.5), (0, 0.5)]], r"text 0 has the labels \[0, 0\]"),
+        ([[], [(2, None)]], r"text 1 has the labels \[2\]"),
+        ([[(1, 1.5)]], r"confidences \[1.5\]"),
+    ],
+)
+def test_invalid_labels_are_named(pool, match):
+    with pytest.raises(InvalidInputError, match=match):
+        vote_multilabel([[0]], [[1]], [0], PoolLabels.of(pool), n_classes=2)
+
+
 def test_invalid_arguments_are_named():
     pool = PoolLabels.of([[(0, 0.5)]])
     with pytest.raises(InvalidInputError, match="row 0 has the similarities"):
@@ -150,3 +163,6 @@ def test_invalid_arguments_are_named():
         vote_multilabel([[0]], [[1]], [5], pool, n_classes=2)
     with pytest.raises(InvalidInputError, match="neighbor_ids has the shape"):
         vote_multilabel([[0, 0]], [[1]], [0], pool, n_classes=2)
+    short = PoolLabels(pool.offsets[:1], pool.labels, pool.confidences, pool.voted)
+    with pytest.raises(InvalidInputError, match="offsets has 1 values"):
+        vote_multilabel([[0]], [[1]], [0], short, n_classes=2)

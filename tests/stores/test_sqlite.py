@@ -342,3 +342,28 @@ async def test_threads_end_with_the_store(tmp_path):
     await store.close()
     left = {t for t in set(threading.enumerate()) - before if t.name.startswith("testnuc")}
     assert not left
+
+
+async def test_a_model_is_forgotten_in_all_its_scopes_or_in_none(tmp_path):
+    path = tmp_path / "s.db"
+    scopes = [bytes([i]) * 16 for i in range(2)]
+    store = SqliteStore(path)
+    for i, scope in enumerate(scopes):
+        await store.describe(scope, {"model": "m"})
+        await store.put_predictions(
+            [StoredPrediction(bytes([i]) * 16, scope, b"t" * 16, 0, Prediction("a", 0.5))]
+        )
+    with sqlite3.connect(path) as file:
+        file.execute(
+            "CREATE TRIGGER last BEFORE DELETE ON predictions WHEN old.scope = 2 "
+            "BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+        )
+    file.close()
+    with pytest.raises(StoreError):
+        await store.forget(model="m")
+    assert [await store.count(scope) for scope in scopes] == [1, 1]
+    with sqlite3.connect(path) as file:
+        file.execute("DROP TRIGGER last")
+    file.close()
+    assert await store.forget(model="m") == 2
+    await store.close()

@@ -240,6 +240,14 @@ async def test_what_is_stored_outlives_the_store(durable):
         assert await store.forget(model="m") == 1
 
 
+async def test_an_embedder_may_have_any_name(durable):
+    name = "our\0own\x1a1"
+    async with opened(durable) as store:
+        await store.put_vectors(name, [b"h" * 16], unit(1))
+        assert await store.embedders() == [(name, unit(1).shape[1])]
+        assert (await store.get_vectors(name, [b"h" * 16]))[0] is not None
+
+
 async def test_two_stores_on_the_same_content(durable):
     async with opened(durable) as one, opened(durable) as two:
         await one.put_predictions([stored(0, "one")])

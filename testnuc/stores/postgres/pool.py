@@ -17,7 +17,7 @@ from testnuc.stores.postgres.schema import index_texts
 from testnuc.stores.postgres.values import from_vectors, to_vectors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Sequence
     from typing import Any
 
     from numpy.typing import NDArray
@@ -129,14 +129,14 @@ class PostgresPool:
             columns = "SELECT hash, number, vector FROM {texts} WHERE number "
             if among is None:
                 ends = [*range(0, limit, _FETCH_CHUNK), limit]
-                rows = await self.read(
+                found = self._vectors(
                     columns + ">= $1 AND number < $2 ORDER BY number", pairwise(ends)
                 )
             else:
-                rows = await self.read(
+                found = self._vectors(
                     columns + "= ANY($1) ORDER BY number", _parts(among[among < limit].tolist())
                 )
-            await self._search_in_process(matches, now, vectors, own, rows)
+            await self._search_in_process(matches, now, vectors, own, found)
             return matches
         graph = limit >= self._exact_below and await self._graph(now, wait=not few)
         step = _QUERY_CHUNK if graph else 1
@@ -207,9 +207,9 @@ class PostgresPool:
         """
         query = "SELECT hash, vector FROM {texts} WHERE hash = ANY($1)"
         query += " AND number IS NOT NULL" if pooled else ""
-        rows = await self.read(query, _parts(hashes))
-        vectors = from_vectors([vector for _, vector in rows])
-        found = {h: vector for (h, _), vector in zip(rows, vectors, strict=True)}
+        found: dict[bytes, NDArray[np.float16]] = {}
+        async for rows, vectors in self._vectors(query, _parts(hashes)):
+            found.update((h, vector) for (h,), vector in zip(rows, vectors, strict=True))
         return [found.get(h) for h in hashes]
 
     async def read(self, query: str, parts: Iterable[tuple[Any, ...]]) -> list[Any]:
@@ -222,6 +222,17 @@ class PostgresPool:
                     query.format(texts=known.texts, removed=known.removed), *values
                 )
         return rows
+
+    async def _vectors(
+        self, query: str, parts: Iterable[tuple[Any, ...]]
+    ) -> AsyncGenerator[tuple[list[Any], NDArray[np.float16]], None]:
+        """Read rows that end with a vector, part by part: what is before it, and the vectors.
+
+        The server's form of all of them would need as much memory again.
+        """
+        for values in parts:
+            rows = await self.read(query, [values])
+            yield [row[:-1] for row in rows], from_vectors([row[-1] for row in rows])
 
     async def _now(self) -> EmbedderRow | None:
         """Return the current row of the embedder, or None."""
@@ -269,14 +280,16 @@ class PostgresPool:
         now: EmbedderRow,
         vectors: NDArray[np.float16],
         own: Sequence[bytes],
-        rows: Sequence[tuple[bytes, int, bytes]],
+        found: AsyncGenerator[tuple[list[Any], NDArray[np.float16]], None],
     ) -> None:
         """Search all rows exactly."""
-        if not rows:
+        parts = [part async for part in found if part[0]]
+        if not parts:
             return
-        hashes = [h for h, _, _ in rows]
-        numbers = np.array([number for _, number, _ in rows], dtype=np.int64)
-        pool = from_vectors([vector for _, _, vector in rows])
+        hashes = [h for rows, _ in parts for h, _ in rows]
+        numbers = np.array([number for rows, _ in parts for _, number in rows], dtype=np.int64)
+        pool = np.concatenate([part for _, part in parts])
+        del parts
         places = {h: place for place, h in enumerate(hashes)}
         exclude = np.array([places.get(h, -1) for h in own], dtype=np.int64)
 

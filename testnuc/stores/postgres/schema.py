@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import StoreError
 from testnuc.stores.postgres.errors import driver
+from testnuc.stores.postgres.values import to_text
 
 if TYPE_CHECKING:
     from testnuc.stores.postgres.address import Address
@@ -184,7 +185,7 @@ async def create_texts(connection: Any, name: str, dim: int) -> None:
         await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
         number = await connection.fetchval(
             "INSERT INTO embedders (name, dim) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING id",
-            name,
+            to_text(name),
             dim,
         )
         if number is None:

@@ -169,11 +169,16 @@ class SqlitePool:
 
     async def rows(self, hashes: Sequence[bytes]) -> NDArray[np.int64]:
         """Return the row numbers of those texts that are in the pool, ascending."""
-        return np.unique(
-            await self._database.read(
-                partial(sql.numbers_of, embedder=self._embedder, hashes=hashes)
+        found = [np.empty(0, dtype=np.int64)]
+        # in parts: other reads, cancellation and `close` do not wait for a million of them
+        for start in range(0, len(hashes), _CHUNK):
+            part = hashes[start : start + _CHUNK]
+            found.append(
+                await self._database.read(
+                    partial(sql.numbers_of, embedder=self._embedder, hashes=part)
+                )
             )
-        )
+        return np.unique(np.concatenate(found))
 
     async def labeled(self) -> dict[bytes, str]:
         """Return the known label of each text that has one, by hash."""

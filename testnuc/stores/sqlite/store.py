@@ -100,13 +100,12 @@ class SqliteStore(SqlStore):
         return SqlitePool(self.database, embedder, Path(f"{self.path}.index") / digest)
 
     async def _rows(self, statement: str, *values: Any) -> list[Any]:
-        # SQLite numbers its parameters ?1, ?2, ..
-        numbered = statement.replace("$", "?")
-        return await self.database.read(lambda c: c.execute(numbered, values).fetchall())
+        given = _by_name(values)
+        return await self.database.read(lambda c: c.execute(statement, given).fetchall())
 
     async def _change(self, statement: str, *values: Any) -> int:
-        numbered = statement.replace("$", "?")
-        return await self.database.write(lambda c: c.execute(numbered, values).rowcount)
+        given = _by_name(values)
+        return await self.database.write(lambda c: c.execute(statement, given).rowcount)
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
         """Return the stored prediction for each key; None if missing."""
@@ -142,3 +141,11 @@ class SqliteStore(SqlStore):
     ) -> list[tuple[bytes, NDArray[np.float16]]]:
         """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
         return await self.database.read(lambda c: sql.page_of_vectors(c, embedder, after, count))
+
+
+def _by_name(values: Sequence[Any]) -> dict[str, Any]:
+    """Return the values of the parameters ``$1``, ``$2``, .., which are names for SQLite.
+
+    Python 3.12.0 to 3.12.3 warn of ``?1`` with a sequence.
+    """
+    return {str(number): value for number, value in enumerate(values, 1)}
