@@ -265,7 +265,11 @@ class Review(Sequence[ReviewItem]):
             raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
         try:
             record = orjson.loads(data)
-            if record["format"] != _FORMAT or record["version"] != _VERSION:
+            if not isinstance(record, dict) or record.get("format") != _FORMAT:
+                raise InvalidInputError(
+                    f"{path} is not a review; name a file that `review` wrote, or its page saved"
+                )
+            if record["version"] != _VERSION:
                 raise InvalidInputError(
                     f"{path} is not a review of this version of testnuc; save it again"
                 )

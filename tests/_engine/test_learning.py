@@ -184,6 +184,13 @@ async def test_a_review_is_saved_and_loaded_whole(tmp_path):
         Review.load(tmp_path / "missing.json")
 
 
+@pytest.mark.parametrize("held", ['{"refund": "wants money back"}', '["refund"]'])
+def test_another_json_file_is_no_review(tmp_path, held):
+    (tmp_path / "labels.json").write_text(held)
+    with pytest.raises(InvalidInputError, match="is not a review; name a file that"):
+        Review.load(tmp_path / "labels.json")
+
+
 @pytest.mark.slow
 async def test_reviews_are_deterministic_and_never_draw_a_text_twice():
     async with client(Says()) as nuc:
