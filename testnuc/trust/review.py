@@ -265,14 +265,18 @@ class Review(Sequence[ReviewItem]):
             raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
         try:
             record = orjson.loads(data)
-            if not isinstance(record, dict) or record.get("format") != _FORMAT:
-                raise InvalidInputError(
-                    f"{path} is not a review; name a file that `review` wrote, or its page saved"
-                )
-            if record["version"] != _VERSION:
-                raise InvalidInputError(
-                    f"{path} is not a review of this version of testnuc; save it again"
-                )
+        except orjson.JSONDecodeError as exc:
+            # a person may have written answers into it
+            raise InvalidInputError(f"{path} is not a review: {exc}") from exc
+        if not isinstance(record, dict) or record.get("format") != _FORMAT:
+            raise InvalidInputError(
+                f"{path} is not a review; name a file that `review` wrote, or its page saved"
+            )
+        if record.get("version") != _VERSION:
+            raise InvalidInputError(
+                f"{path} is not a review of this version of testnuc; save it again"
+            )
+        try:
             several = bool(record.get("multilabel", False))
             items = [_item(index, given) for index, given in enumerate(record["items"])]
             context = record.get("context")
@@ -284,7 +288,7 @@ class Review(Sequence[ReviewItem]):
                 None if context is None else ReviewContext.of(context),
                 multilabel=several,
             )
-        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as exc:
+        except (AttributeError, KeyError, TypeError, ValueError) as exc:
             raise InvalidInputError(f"{path} is not a review: {exc!r}") from exc
         for item in items:
             if item.source is not None:

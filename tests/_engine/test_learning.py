@@ -184,11 +184,21 @@ async def test_a_review_is_saved_and_loaded_whole(tmp_path):
         Review.load(tmp_path / "missing.json")
 
 
-@pytest.mark.parametrize("held", ['{"refund": "wants money back"}', '["refund"]'])
-def test_another_json_file_is_no_review(tmp_path, held):
-    (tmp_path / "labels.json").write_text(held)
-    with pytest.raises(InvalidInputError, match="is not a review; name a file that"):
-        Review.load(tmp_path / "labels.json")
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        ('{"refund": "wants money back"}', "; name a file that"),
+        ('["refund"]', "; name a file that"),
+        ('{"format": "testnuc.review", "version": 99}', " of this version of testnuc; save it"),
+        ('{"answer": refund}', r": .*line 1 column 12"),
+    ],
+)
+def test_another_file_is_no_review(tmp_path, held, says):
+    (tmp_path / "a.json").write_text(held)
+    with pytest.raises(InvalidInputError, match=f"a.json is not a review{says}") as raised:
+        Review.load(tmp_path / "a.json")
+    # the message is for a person
+    assert "Error(" not in str(raised.value)
 
 
 @pytest.mark.slow
