@@ -271,9 +271,8 @@ class Head:
         except InvalidInputError:
             raise
         except _DAMAGED as exc:
-            raise InvalidInputError(
-                f"{path} is damaged, or is not a head from `distill`: {exc}"
-            ) from exc
+            # what numpy advises about the file helps no one
+            raise InvalidInputError(f"{path} is damaged, or is not a head from `distill`") from exc
         made.loadable = bool(header["loadable"])
         if least_trust is not None:
             made.least_trust = least_trust

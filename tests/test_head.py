@@ -14,8 +14,9 @@ import orjson
 import pytest
 
 from testnuc import Head, InvalidInputError, TestNUC, embedders
+from testnuc.cli.answer_store import noted_run
 from testnuc.head import TrainedOn, TrustDrift, unit
-from testnuc.testing import LoopbackLLM
+from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.trust.set_rule import SetRule
 from tests import naive
 from tests._engine.test_learning import (
@@ -157,8 +158,11 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     with pytest.raises(InvalidInputError, match="damaged, or is not a head"):
         Head.load(path.with_suffix(".npz"))
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError, match=r"not a head from `distill`$"):
         Head.load(tmp_path / "objects.npy")
+    (tmp_path / "labels.json").write_text('["refund"]')
+    with pytest.raises(InvalidInputError, match=r"not a head from `distill`$"):
+        Head.load(tmp_path / "labels.json")
 
 
 def test_another_embedder_or_label_set_is_refused(tmp_path):
@@ -346,6 +350,10 @@ def test_a_file_is_used_from_the_shell(tmp_path, monkeypatch):
         code, _, err = run_here("classify", "in.txt", "--head", "x.head", "-o", "b.csv", key=None)
         assert code == 0, err
         assert "the head labeled 120 of 120 texts" in err
+        # no answer of an LLM is there to be judged
+        assert err.splitlines()[-1] == "next, look at the labels: testnuc report b.csv"
+        assert "LLM's own labels" not in err
+        assert run_here("report", "b.csv")[0] == 0
         with Path("b.csv").open() as file:
             rows = list(csv.DictReader(file))
         assert [row["nuc_label"] for row in rows] == ["refund", "delivery"] * 60
@@ -356,6 +364,15 @@ def test_a_file_is_used_from_the_shell(tmp_path, monkeypatch):
         assert code == 0
         assert "0 to 120" in out
         assert llm.calls == calls
+        # the embedder of the head is found by its name, also by later commands
+        with np.load("x.head") as file:
+            named = orjson.dumps(orjson.loads(file["header"].tobytes()) | {"loadable": True})
+            np.savez("y.npz", weights=file["weights"], header=np.frombuffer(named, "u1"))
+        code, _, err = run_here(
+            "classify", "in.txt", "--head", "y.npz", "--head-trust", "1", *given, "-o", "c.csv"
+        )
+        assert code == 0, err
+        assert noted_run("c.csv")["embedder"] == HashEmbedder().name
         several = [*given, "--multilabel", "--store", "m.db"]
         code, _, err = run_here("classify", "in.txt", *several, "-o", "m.csv")
         assert code == 0, err

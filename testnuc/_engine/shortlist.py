@@ -93,7 +93,9 @@ def checked_shortlist(
     if size == "levels":
         problem = problem or _NO_TREE * (labels.tree is None) or _PACKED * (texts_per_call > 1)
     elif isinstance(size, str):
-        problem = f"shortlist is {size!r}; give a number of labels, 'auto', 'levels' or None"
+        problem = (
+            f"shortlist is {size!r}; give a number of labels, 'auto', 'levels', 'all', or None"
+        )
     else:
         checked_whole("shortlist", size, least=2)
     if problem:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from testnuc._base.checks import checked_choice
 from testnuc.cli.answer_store import AnswerStore, is_as_written
-from testnuc.cli.client_factory import client_of
+from testnuc.cli.client_factory import client_of, embedder_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import check_output, held_by, write_results
 from testnuc.cli.long_texts import about_embedder, about_model
-from testnuc.cli.next_steps import next_step
+from testnuc.cli.next_steps import can_be_judged, next_step
 from testnuc.cli.options_of_run import remembered, run_of, with_embedder
 from testnuc.cli.progress import RunProgress
 from testnuc.cli.reading import STANDARD, read_table, to_stderr, usable
@@ -64,6 +64,8 @@ def run(
     table = read_table(file, text_column, guess=False, **reading)
     store = AnswerStore.of(client, output)
     asked, client = client, run_to_end(with_embedder(client, store.where))
+    # later commands find the embedder of a head, too
+    client = {**client, "embedder": embedder_of(client)}
     others = again = False
     if output is not None and Path(output).is_file():
         same, others, added = held_by(output, table)
@@ -227,7 +229,7 @@ def _advice(results: Results, judging: str) -> str | None:
     """Return what was decided without evidence, and what judgments would bring."""
     if results.learned is not None:
         return str(results.learned)
-    if results.diagnosis is None or results.stopped is not None:
+    if results.diagnosis is None or results.stopped is not None or not can_be_judged(results):
         return None
     return results.diagnosis.sentence(judging)
 

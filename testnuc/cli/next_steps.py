@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from testnuc.results import Results
 
-__all__ = ["command", "next_step"]
+__all__ = ["can_be_judged", "command", "next_step"]
 
 #: Options by which stored answers are found.
 _NAMED = ("labels", "store", "model", *OF_ANSWERS)
@@ -44,6 +44,12 @@ def command(
     return shlex.join("STORE" if has_password(word) else word for word in words)
 
 
+def can_be_judged(results: Results) -> bool:
+    """Whether the LLM answered enough texts for a review; a head may have labeled the others."""
+    answered = sum(result.prediction is not None for result in results)
+    return answered >= min(LEAST_TEXTS, len(results))
+
+
 def next_step(
     results: Results, source: str | None, client: Mapping[str, Any], text_column: str = "text"
 ) -> str | None:
@@ -53,6 +59,8 @@ def next_step(
     """
     if results.errors or not any(label is not None for label in results.labels):
         return None
+    if not can_be_judged(results):
+        return _looking(source, text_column)
     if source is None:
         return "next: name an output with -o (.csv, .xlsx, .jsonl) to judge some texts and learn"
     # the embedder of a store is found there again
@@ -67,7 +75,13 @@ def next_step(
         return (
             f"next, label more texts: at least {LEAST_TEXTS} are needed to judge them and to learn"
         )
-    if len(results) < FIRST_REVIEW:
-        return "next, judge them: " + command("review", source, client, text_column=text_column)
-    judging = command("review", source, client, "-n", str(FIRST_REVIEW), text_column=text_column)
-    return f"next, judge fifty texts (about three minutes): {judging}"
+    few = len(results) < FIRST_REVIEW
+    more = () if few else ("-n", str(FIRST_REVIEW))
+    judging = command("review", source, client, *more, text_column=text_column)
+    return f"next, judge {'them' if few else 'fifty texts (about three minutes)'}: {judging}"
+
+
+def _looking(source: str | None, text_column: str) -> str | None:
+    if source is None or not holds_rows(source):
+        return None
+    return "next, look at the labels: " + command("report", source, {}, text_column=text_column)

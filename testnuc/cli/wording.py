@@ -11,13 +11,14 @@ if TYPE_CHECKING:
 __all__ = ["in_shell_words"]
 
 #: Parameters whose option has another name.
-_RENAMED = {"usd": "budget_usd"}
+_RENAMED = {"usd": "budget_usd", "least_trust": "head_trust"}
 #: What only Python can be given.
 _PYTHON_ALONE = (
     r", or give a VotePolicy",
     r", or a provider object",
     r", or an object with .*",
     r", or pass your own embedder",
+    r", or testnuc\.Unsure\(.*\)",
     r", or None\b",
 )
 

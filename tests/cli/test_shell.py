@@ -46,6 +46,8 @@ def test_version_and_short_help():
         (["--model", "gpt-4o"], "--model 'gpt-4o' has no known provider"),
         (["--base-url", "foo"], "--base-url must be a URL"),
         (["--lane", "fast"], "--lane is 'fast'"),
+        (["--ask", "some"], "--ask is 'some'; choose 'all', 'unsure'\n"),
+        (["--shortlist", "x"], "give a number of labels, 'auto', 'levels', 'all'\n"),
         (["--rest", "never"], "--rest is 'never'"),
         (["--labels", "a,"], 'add --none-label "other"'),
         (["--text-column", "x"], "did you mean --text-column 'text'?"),
@@ -70,6 +72,7 @@ def test_words_that_are_options_stay_words_within_a_sentence():
         "the store 'a' holds labels of 'none_label'; --max-concurrency is low"
     )
     assert in_shell_words("embedder is 3, or an object with dim", known) == "--embedder is 3"
+    assert in_shell_words("least_trust is 2.0; give", known) == "--head-trust is 2.0; give"
     assert in_shell_words("store my_labels.db is locked", known) == "store my_labels.db is locked"
 
 
