@@ -16,6 +16,7 @@ from testnuc.batch.manifest import facts_of, pack, require_batches, unpack
 from testnuc.batch.packing import BatchPacker, packs
 from testnuc.batch.registry import batch_api
 from testnuc.batch.retry_rounds import RetryRounds
+from testnuc.batch.token_queue import TokenQueue
 from testnuc.errors import BudgetExceededError, ProviderError, StoreError
 from testnuc.protocols import StoredBatch, WireProvider
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from testnuc.protocols import Store, TokenUsage
     from testnuc.transport import Transport
 
-__all__ = ["BatchLane", "TokenQueue"]
+__all__ = ["BatchLane"]
 
 _log = logging.getLogger("testnuc.batch")
 
@@ -39,36 +40,6 @@ _GROWTH = 1.5
 _LEASE_FACTOR = 10.0
 #: Most asks collected for a batch: in-flight asks are held in memory.
 _MOST_ASKS = 100_000
-
-
-class TokenQueue:
-    """Admits batches while their tokens stay within a limit, if it is known; always admits one."""
-
-    def __init__(self, limit: int | None = None) -> None:
-        self.limit = limit
-        self.used = 0
-        self._released = asyncio.Event()
-
-    async def acquire(self, tokens: int) -> None:
-        """Wait until there is room."""
-        while self.used and self.limit is not None and self.used + tokens > self.limit:
-            self._released.clear()
-            await self._released.wait()
-        self.used += tokens
-
-    def release(self, tokens: int) -> None:
-        """Release tokens."""
-        self.used -= tokens
-        self._released.set()
-
-    def refused(self, limit: int | None) -> None:
-        """Lower the limit after a refusal, to the provider's limit if it is stated.
-
-        Fewer tokens than that were refused if other programs use the queue, too.
-        """
-        if limit is None or self.used <= limit:
-            limit = max(1, self.used // 2)
-        self.limit = limit if self.limit is None else min(self.limit, limit)
 
 
 class BatchLane:

@@ -66,14 +66,32 @@ def system_prompt(
     labels: LabelOptions,
     *,
     instructions: str | None = None,
+    none_label: str | None = None,
     confidence: Literal["verbalized", "logprobs"] = "verbalized",
     texts_per_call: int = 1,
     multilabel: bool = False,
 ) -> str:
     """Render the system prompt, which is the same for every text.
 
-    If any label has a description, they are listed one per line. With "verbalized" the LLM states
-    its confidence. With several texts in a call, the prompt also describes their format.
+    Parameters
+    ----------
+    labels : LabelSet
+        The label options; if any has a description, they are listed one per line.
+    instructions : str, optional
+        The user's own guidelines.
+    none_label : str, optional
+        The label for texts that no other label fits. Default: that of `labels`.
+    confidence : {"verbalized", "logprobs"}
+        "verbalized" instructs the LLM to state its confidence.
+    texts_per_call : int
+        Above 1, the prompt also describes the format for several texts.
+    multilabel : bool
+        Whether a text can have several labels, or none.
+
+    Returns
+    -------
+    str
+        The system message.
     """
     verbalized = confidence == "verbalized"
     parts = [
@@ -86,8 +104,9 @@ def system_prompt(
     ]
     if instructions and instructions.strip():
         parts.append(f"Guidelines:\n{instructions.strip()}")
-    if labels.none_label is not None:
-        parts.append(f"If no other label fits a sample, its label is {_quoted(labels.none_label)}.")
+    none_label = labels.none_label if none_label is None else none_label
+    if none_label is not None:
+        parts.append(f"If no other label fits a sample, its label is {_quoted(none_label)}.")
     if labels.descriptions:
         lines = []
         for name in labels.names:
@@ -122,7 +141,20 @@ def _task(*, verbalized: bool) -> str:
 
 
 def user_prompt(texts: Sequence[str], demonstrations: Sequence[Demonstration] = ()) -> str:
-    """Render the user prompt: few-shot examples and texts; text ``i`` gets the id ``i + 1``."""
+    """Render the user prompt, which contains the texts.
+
+    Parameters
+    ----------
+    texts : Sequence[str]
+        The texts to label; text ``i`` gets the id ``i + 1``.
+    demonstrations : Sequence[Demonstration]
+        Few-shot examples, most similar first.
+
+    Returns
+    -------
+    str
+        The user message; `samples_in` returns its texts.
+    """
     lines = [f"\nText {i}: {_quoted(text)}" for i, text in enumerate(texts, 1)]
     return _heading(demonstrations) + "".join(lines)
 
@@ -169,7 +201,18 @@ def _heading(demonstrations: Sequence[Demonstration]) -> str:
 
 
 def samples_in(user: str) -> list[str]:
-    """Return the texts to label in a user message: the inverse of `user_prompt`."""
+    """Return the texts to label in a user message: the inverse of `user_prompt`.
+
+    Parameters
+    ----------
+    user : str
+        A message rendered by `user_prompt`.
+
+    Returns
+    -------
+    list[str]
+        Its texts, in order, without the few-shot examples.
+    """
     lines = iter(user.split("\n"))
     for line in lines:
         if line == _SAMPLES:

@@ -6,6 +6,6 @@
 from __future__ import annotations
 
 from testnuc.report.marks import read_marks
-from testnuc.report.page import render, write
+from testnuc.report.page import MOST_LISTED, render, write
 
-__all__ = ["read_marks", "render", "write"]
+__all__ = ["MOST_LISTED", "read_marks", "render", "write"]

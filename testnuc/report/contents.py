@@ -52,18 +52,24 @@ def contents(
     *,
     usage: Usage | None,
     seconds: float | None,
+    model: str | None,
     choices: Sequence[str],
     descriptions: Mapping[str, str],
+    instructions: str | None,
+    calibrated: bool,
     review: Review | None,
+    only: bool,
+    then: str | None,
+    file: str | None,
     most: int,
-    several: bool,
-    **facts: Any,
+    several: bool = False,
+    live: bool = False,
 ) -> dict[str, Any]:
-    """Return the data that the page's script reads; it has `facts` as they are.
+    """Return the data that the page's script reads.
 
     Of more than `most` results, those to review first are listed; counts are over all results.
-    Where a text can have `several` labels, all of them are one string, in the order of the label
-    set.
+    With `only` the results are the texts of the review. Where a text can have `several` labels, all
+    of them are one string, in the order of the label set.
     """
     rows = list(results)
     if several:
@@ -136,13 +142,19 @@ def contents(
         )
     summary = _summary(rows, labels, several=several)
     return {
-        **facts,
+        "model": model,
         "seconds": _number(seconds),
         "usage": None if usage is None else asdict(usage),
         "choices": len(choices),
         "descriptions": [descriptions.get(label) for label in choices],
+        "instructions": instructions,
+        "calibrated": calibrated,
         "review": None if review is None else review.record(),
         "several": several,
+        "only": only,
+        "live": live,
+        "then": then,
+        "file": file,
         "total": len(rows),
         "summary": {**summary, "review": len(queue)},
         "labels": list(labels.known),

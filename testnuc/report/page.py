@@ -9,7 +9,7 @@ from functools import cache
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from testnuc._base.checks import checked_whole
 from testnuc._base.jsonl import write_whole
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from testnuc.trust.review import Review
     from testnuc.types import Usage
 
-__all__ = ["render", "write"]
+__all__ = ["MOST_LISTED", "render", "write"]
 
+#: Default for the most results that a page lists.
+MOST_LISTED = 20_000
 #: Characters that could end the script element of the data or a line of JavaScript, or that
 #: UTF-8 cannot encode.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
@@ -42,8 +44,17 @@ _SCRIPTS = (
 )
 
 
-#: Attributes of `Results` about their run.
-_OF_RUN = ("usage", "seconds", "model", "choices", "descriptions", "instructions", "learned")
+@runtime_checkable
+class _Run(Protocol):
+    """The attributes of `Results` about their run."""
+
+    usage: Usage
+    seconds: float
+    model: str | None
+    choices: tuple[str, ...]
+    descriptions: Mapping[str, str]
+    instructions: str | None
+    learned: str | None
 
 
 def _results_of(review: Review) -> list[Classification]:
@@ -69,28 +80,55 @@ def render(
     results: Sequence[Classification] | None,
     *,
     usage: Usage | None = None,
+    seconds: float | None = None,
     model: str | None = None,
     choices: Sequence[str] = (),
     descriptions: Mapping[str, str] | None = None,
+    instructions: str | None = None,
     review: Review | None = None,
     then: str | None = None,
     file: str | None = None,
     title: str | None = None,
-    most: int = 20_000,
+    most: int = MOST_LISTED,
     several: bool | None = None,
     live: bool = False,
 ) -> str:
     """Return an HTML page for judging and browsing results.
 
     The page is self-contained, and its content security policy allows no network request, but to
-    the server of a `live` page, which gets each judgment. Texts and labels may be hostile: they are
-    always rendered as text.
+    the server of a `live` page. Texts and labels may be hostile: they are always rendered as text.
 
-    `Results` provide what is not given of usage, model, choices and descriptions; None is the texts
-    of the review. Without a label set, `choices` are the labels that occur. `then` is the command
-    that learns from the judgments, `file` the name of the file that they are saved in. Of more than
-    `most` results, those to review first are listed; counts are over all. By default the review or
-    the results say whether a text can have `several` labels.
+    Parameters
+    ----------
+    results : sequence of Classification, or None
+        `Results` provide the following six. None: the texts of the review.
+    usage, seconds : Usage, float, optional
+        Usage and duration; not shown if unknown.
+    model : str, optional
+    choices : sequence of str, optional
+        The label set; default: the labels that occur.
+    descriptions : mapping of str to str, optional
+        Label -> description.
+    instructions : str, optional
+        For those who judge.
+    review : Review, optional
+        The texts to be judged; default: those that look wrong.
+    then : str, optional
+        The command that learns from the judgments.
+    file : str, optional
+        Name of the file that the judgments are saved in; default: review.json or marks.json.
+    title : str, optional
+    most : int
+        Most results to list; of more, those to review first. Counts are over all results.
+    several : bool, optional
+        Whether a text can have several labels; default: as the review or the results say.
+    live : bool
+        Whether each judgment of the review is sent to the server of the page.
+
+    Raises
+    ------
+    InvalidInputError
+        `most` is not an integer of at least 1.
     """
     checked_whole("most", most, least=1)
     listed: Sequence[Classification] = ()
@@ -98,29 +136,28 @@ def render(
         listed = results
     elif review is not None:
         listed = _results_of(review)
-    # `Results` say more about their run than a list of them
-    run = {name: getattr(listed, name, None) for name in _OF_RUN}
-    if usage is None and run["usage"] != UNKNOWN:
-        usage = run["usage"]
-    model = run["model"] if model is None else model
-    choices = choices or run["choices"] or ()
-    descriptions = descriptions or run["descriptions"] or {}
-    instructions = run["instructions"]
+    if isinstance(listed, _Run):
+        usage = (None if listed.usage == UNKNOWN else listed.usage) if usage is None else usage
+        seconds = listed.seconds if seconds is None else seconds
+        model = listed.model if model is None else model
+        choices = choices or listed.choices
+        descriptions = descriptions or listed.descriptions
+        instructions = instructions or listed.instructions
     if review is not None:
         choices, model = review.labels, model or review.model
-        descriptions = descriptions or review.context.descriptions or {}
+        descriptions = descriptions or review.context.descriptions
         instructions = instructions or review.context.instructions
     if several is None:
         several = bool(listed) and isinstance(listed[0], MultilabelClassification)
     shown = contents(
         listed,
         usage=usage,
-        seconds=run["seconds"],
+        seconds=seconds,
         model=model,
         choices=choices,
-        descriptions=descriptions,
+        descriptions=descriptions or {},
         instructions=instructions,
-        calibrated=run["learned"] is not None,
+        calibrated=isinstance(listed, _Run) and listed.learned is not None,
         review=review,
         only=results is None,
         then=then,
@@ -149,10 +186,27 @@ def render(
 
 
 def write(
-    results: Sequence[Classification] | None, path: str | os.PathLike[str], **options: Any
+    results: Sequence[Classification] | None,
+    path: str | os.PathLike[str],
+    *,
+    review: Review | None = None,
+    then: str | None = None,
+    file: str | None = None,
+    title: str | None = None,
+    most: int = MOST_LISTED,
+    several: bool | None = None,
 ) -> None:
-    """Write the page to a file atomically; `options` are those of `render`."""
-    write_whole(path, [render(results, **options).encode("utf-8", "replace")])
+    """Write the page to a file atomically.
+
+    Raises
+    ------
+    InvalidInputError
+        It cannot be written.
+    """
+    page = render(
+        results, review=review, then=then, file=file, title=title, most=most, several=several
+    )
+    write_whole(path, [page.encode("utf-8", "replace")])
 
 
 def _json(value: Any) -> str:

@@ -9,9 +9,9 @@ import pytest
 
 from testnuc.batch.base import BatchResultLine, QueueFullError, RemoteBatch
 from testnuc.batch.decoding import ResponseReader, custom_id
-from testnuc.batch.lane import TokenQueue
 from testnuc.batch.lifecycle import BatchLifecycle, UnknownOutcomeError
 from testnuc.batch.manifest import RequestedPrediction, pack
+from testnuc.batch.token_queue import TokenQueue
 from testnuc.errors import (
     AuthenticationError,
     BadRequestError,

@@ -26,8 +26,7 @@ def test_version_is_stated():
 
 
 def test_system_prompt_holds_all_that_is_the_same():
-    labels = LabelSet(LABELS.names, none_label="refund")
-    system = system_prompt(labels, instructions="  Be strict.\n")
+    system = system_prompt(LABELS, instructions="  Be strict.\n", none_label="refund")
     assert "probability between 0 and 1" in system
     assert 'Label Options: ["refund", "say \\"no\\"", "\u00fcber"]' in system
     assert "Guidelines:\nBe strict." in system
@@ -35,7 +34,7 @@ def test_system_prompt_holds_all_that_is_the_same():
     assert "never instructions" in system
     assert '{"label": "<label>", "confidence": <number>}' in system
     assert "answers" not in system
-    assert system == system_prompt(labels, instructions="Be strict.")
+    assert system == system_prompt(LABELS, instructions="Be strict.", none_label="refund")
 
 
 def test_the_none_label_is_that_of_the_set():

@@ -321,7 +321,10 @@ class PostgresPool:
             hashes = sorted({h for row in candidates for h, _, _ in row})
             if not hashes:
                 return
-            half = await self.stored_vectors(hashes, pooled=False)
+            stored = await self.stored_vectors(hashes, pooled=False)
+        half = [vector for vector in stored if vector is not None]
+        if len(half) < len(hashes):
+            raise StoreError("vectors disappeared; is another process deleting them?")
         place = {h: i for i, h in enumerate(hashes)}
         numbers = np.zeros(len(hashes), dtype=np.int64)
         found = np.full((len(queries), max(map(len, candidates))), -1, dtype=np.int64)
@@ -333,7 +336,7 @@ class PostgresPool:
         def rank() -> None:
             from testnuc._kernels.rescore import rank_rows, rescore
 
-            bits = np.stack([row for row in half if row is not None]).view(np.uint16)
+            bits = np.stack(half).view(np.uint16)
             scores = rescore(vectors[part].astype(np.float32), bits, found)
             best, values = rank_rows(found, np.minimum(scores, np.float32(1)), ranks_of(hashes), k)
             matches.ids[part] = np.where(best >= 0, numbers[best], -1)
