@@ -202,7 +202,7 @@ class Escalation:
                 several = self._parts.labels.several(answer).labels if review.multilabel else said
                 review.answer(item.index, several, "referee")
             elif isinstance(answer, Exception):
-                _log.warning("the referee did not answer %r: %s", item.text[:60], answer)
+                _log.warning("the referee did not answer item %d: %s", item.index, answer)
 
     async def cost(self, entries: Sequence[PoolText]) -> tuple[int, float | None]:
         """Return the most calls that the referee needs for a run, and US dollars."""
